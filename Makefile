@@ -1,0 +1,41 @@
+# make demo    train a date normaliser on built-in data and look at what it attends to
+# make test    every test
+# make check   formatting, lint, strict types
+
+PYTHON ?= python3
+BIN    := .venv/bin
+RUN    ?= runs/demo
+
+.PHONY: demo test check format clean
+
+demo: .venv/ready
+	@$(BIN)/regard train dates --out $(RUN)
+	@$(BIN)/regard evaluate $(RUN)
+	@$(BIN)/regard look $(RUN) "Sunday, May 3, 2009"
+	@$(BIN)/regard look $(RUN) "3 de mayo de 2009"
+	@$(BIN)/regard look $(RUN) "2009年5月3日日曜日"
+	@sh examples/next_steps.sh $(RUN)
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+check: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# torch first and from the tested set: a looser range may take a build of several gigabytes.
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "regard needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist

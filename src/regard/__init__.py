@@ -1,0 +1,83 @@
+"""regard: sequence-to-sequence learning with attention. Train it, run it fast, and see what it looks at."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.api import Model, Run, load, train
+    from regard.attention.attention import Attention
+    from regard.attention.equation import attend
+    from regard.attention.mechanisms import mechanisms
+    from regard.attention.record import record
+    from regard.errors import (
+        ConfigError,
+        DataError,
+        DivergedError,
+        Interrupted,
+        ModelError,
+        RegardError,
+        ResourceError,
+        RunInUseError,
+    )
+    from regard.inspection.prediction import Prediction
+    from regard.inspection.trace import Trace
+    from regard.recurrent.layers import GRU
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Attention": "regard.attention.attention",
+    "ConfigError": "regard.errors",
+    "DataError": "regard.errors",
+    "DivergedError": "regard.errors",
+    "GRU": "regard.recurrent.layers",
+    "Interrupted": "regard.errors",
+    "Model": "regard.api",
+    "ModelError": "regard.errors",
+    "Prediction": "regard.inspection.prediction",
+    "RegardError": "regard.errors",
+    "ResourceError": "regard.errors",
+    "Run": "regard.api",
+    "RunInUseError": "regard.errors",
+    "Trace": "regard.inspection.trace",
+    "attend": "regard.attention.equation",
+    "load": "regard.api",
+    "mechanisms": "regard.attention.mechanisms",
+    "record": "regard.attention.record",
+    "train": "regard.api",
+}
+"""Where each public name lives; it is imported when first used, so that `import regard` needs no torch."""
+
+__all__ = [
+    "GRU",
+    "Attention",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "Interrupted",
+    "Model",
+    "ModelError",
+    "Prediction",
+    "RegardError",
+    "ResourceError",
+    "Run",
+    "RunInUseError",
+    "Trace",
+    "attend",
+    "load",
+    "mechanisms",
+    "record",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regard' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

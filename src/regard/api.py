@@ -1,0 +1,113 @@
+"""Train, load, predict: what most users need, in a few names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+
+from regard.config import resolve
+from regard.data.corpora import Pairs
+from regard.data.tokenizers import TokenizerPair
+from regard.decoding.translator import Translator
+from regard.inspection.prediction import Prediction
+from regard.inspection.trace import Trace
+from regard.models.seq2seq import Seq2Seq, build_model
+from regard.training import checkpoint, loop
+from regard.training.events import read_events
+from regard.training.folder import Checkpoint, RunFolder, locate, open_model
+from regard.training.metrics import Scores, evaluate
+from regard.training.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training: where it lies, and what its best model reached on the dev set."""
+
+    path: Path
+    best: Scores | None
+    steps: int
+
+    def load(self) -> "Model":
+        return load(self.path)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened, in order: losses, validations."""
+        return read_events(RunFolder(self.path).events)
+
+
+def train(
+    config: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+) -> Run:
+    """Train a preset, a file or a mapping of settings, or go on with a run that was stopped.
+
+    >>> run = regard.train("dates", {"training.steps": 500}, out="runs/dates")
+    """
+    source, folder = locate(config, out)
+    settings = resolve(RunSettings, source, overrides or {})
+    progress = loop.train(settings, folder)
+    return Run(folder.path, progress.best, progress.step)
+
+
+def load(path: str | Path) -> "Model":
+    """The model in a run's folder: the checkpoint that validation chose."""
+    return Model.open(*open_model(path))
+
+
+class Model:
+    """A trained model, ready to be used."""
+
+    def __init__(self, translator: Translator, settings: RunSettings, step: int) -> None:
+        self.translator = translator
+        self.settings = settings
+        self.step = step
+
+    @classmethod
+    def open(cls, folder: RunFolder, chosen: Checkpoint) -> "Model":
+        settings = folder.settings()
+        tokenizers = TokenizerPair.load(folder.path, settings.tokenizer)
+        model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
+        checkpoint.load_weights(model, chosen)
+        model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        translator = Translator(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
+        return cls(translator, settings, chosen.step)
+
+    @property
+    def network(self) -> Seq2Seq:
+        """The torch module."""
+        return self.translator.model
+
+    @overload
+    def predict(self, source: str, *, batch_size: int = 64, attention: bool = True) -> Prediction: ...  # type: ignore[overload-overlap] # a str is a sequence of str, and comes first
+
+    @overload
+    def predict(self, source: Sequence[str], *, batch_size: int = 64, attention: bool = True) -> list[Prediction]: ...
+
+    def predict(
+        self, source: str | Sequence[str], *, batch_size: int = 64, attention: bool = True
+    ) -> Prediction | list[Prediction]:
+        """The answer to a text, or to each of a list, in order; without `attention` it is quicker."""
+        if isinstance(source, str):
+            return self.predict([source], attention=attention)[0]
+        texts = list(source)
+        found = self.translator.translate(texts, batch_size=batch_size, attention=attention)
+        tokenizer = self.translator.tokenizers.target
+        return [Prediction.of(text, answer, tokenizer) for text, answer in zip(texts, found, strict=True)]
+
+    def score(self, source: str, target: str) -> float:
+        """Log p(target | source)."""
+        return self.translator.score([source], [target])[0]
+
+    def trace(self, source: str) -> Trace:
+        """Everything that a picture of the prediction needs."""
+        settings = self.settings.model.model_dump(mode="json")
+        return Trace.of(self.predict(source), {"step": self.step, **settings})
+
+    def evaluate(self, sources: Sequence[str], targets: Sequence[str], *, batch_size: int = 256) -> Scores:
+        """How many answers are exactly right, and the loss of the right ones."""
+        return evaluate(self.translator, Pairs(list(sources), list(targets)), batch_size)

@@ -1,0 +1,1 @@
+"""Attention as one equation: a score, a scope, a selection, and any number of heads."""

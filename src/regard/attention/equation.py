@@ -1,0 +1,84 @@
+"""The one equation, in plain tensor code; this file defines the truth that every fast path is held to.
+
+    e_j = score(q, k_j)        what matches
+    a   = select(e | scope)    who is seen, and how much
+    c   = Σ_j a_j v_j          what is read
+
+B rows, T queries, S memory slots, D width. Masks are True where a slot may be seen, and called `allowed`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def dot(query_BTD: Tensor, keys_BSD: Tensor) -> Tensor:
+    """E = qᵀ k (Luong et al. 2015)."""
+    return query_BTD @ keys_BSD.transpose(-1, -2)
+
+
+def scaled_dot(query_BTD: Tensor, keys_BSD: Tensor) -> Tensor:
+    """E = qᵀ k / √d (Vaswani et al. 2017)."""
+    return dot(query_BTD, keys_BSD) / math.sqrt(query_BTD.shape[-1])
+
+
+def softmax(scores_BTS: Tensor, allowed_BTS: Tensor) -> Tensor:
+    """The weights of the visible slots; a query that may see nothing gets zeros, never NaN."""
+    lowest = torch.finfo(scores_BTS.dtype).min
+    return scores_BTS.masked_fill(~allowed_BTS, lowest).softmax(-1).masked_fill(~allowed_BTS, 0.0)
+
+
+def pool(weights_BTS: Tensor, values_BSD: Tensor) -> Tensor:
+    """C = Σ_j a_j v_j."""
+    return weights_BTS @ values_BSD
+
+
+def blank_unseen(slots_BSD: Tensor, allowed_BTS: Tensor) -> Tensor:
+    """The slots with those that no query may see set to zero: what lies there (even NaN) cannot matter."""
+    return slots_BSD.masked_fill(~allowed_BTS.any(-2).unsqueeze(-1), 0.0)
+
+
+def per_query(allowed: Tensor | None, keys_BSD: Tensor) -> Tensor:
+    """A mask for slots (B, S), for queries and slots (B, T, S), or none at all, as (B, T or 1, S)."""
+    if allowed is None:
+        return torch.ones(keys_BSD.shape[0], 1, keys_BSD.shape[1], dtype=torch.bool, device=keys_BSD.device)
+    if allowed.dtype != torch.bool:
+        raise ConfigError(f"A mask must be boolean, True = may be seen; this one is {allowed.dtype}.")
+    return allowed.unsqueeze(1) if allowed.dim() == 2 else allowed
+
+
+SCORES: Final[dict[str, ScoreFunction]] = {"dot": dot, "scaled_dot": scaled_dot}
+
+
+def attend(
+    query_BTD: Tensor,
+    keys_BSD: Tensor,
+    values_BSD: Tensor | None = None,
+    *,
+    score: str | ScoreFunction = "scaled_dot",
+    allowed: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Soft attention with a score that has no parameters → (context_BTD, weights_BTS).
+
+    `values` default to the keys; `allowed` is (B, S) or (B, T, S), True where a slot may be seen; `score`
+    is a name in `SCORES` or any function of (query_BTD, keys_BSD) → scores_BTS.
+    """
+    if isinstance(score, str) and score not in SCORES:
+        raise ConfigError(
+            f"'{score}' is no score without parameters; those are {', '.join(SCORES)}. "
+            "For the others build a regard.Attention."
+        )
+    function = SCORES[score] if isinstance(score, str) else score
+    visible = per_query(allowed, keys_BSD)
+    keys = blank_unseen(keys_BSD, visible)
+    values = keys if values_BSD is None else blank_unseen(values_BSD, visible)
+    scores_BTS = function(query_BTD, keys)
+    weights_BTS = softmax(scores_BTS, visible.expand_as(scores_BTS))
+    return pool(weights_BTS, values), weights_BTS

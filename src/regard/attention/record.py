@@ -1,0 +1,45 @@
+"""Recording: taps that hand out weights where they are asked for, and cost nothing where they are not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+_taps: ContextVar[dict[nn.Module, list[Tensor]] | None] = ContextVar("taps", default=None)
+
+
+class Recordable(nn.Module):
+    """A module whose weights can be tapped."""
+
+    def keep(self, weights: Tensor) -> None:
+        """Hand the weights to whoever records this module now, if anybody does."""
+        taps = _taps.get()
+        if taps is not None and self in taps:
+            taps[self].append(weights.detach())
+
+
+@dataclass
+class Recording:
+    """The weights of each attention of a model, under the attention's name in the model."""
+
+    calls: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """One tensor (B, T, S) for each name: the calls made while recording, joined along the queries."""
+        return {name: torch.cat(parts, dim=-2) for name, parts in self.calls.items() if parts}
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[Recording]:
+    """Keep the weights of every attention in `model` while the block runs, in this thread alone."""
+    taps: dict[nn.Module, list[Tensor]] = {module: [] for module in model.modules() if isinstance(module, Recordable)}
+    names = {name: module for name, module in model.named_modules() if module in taps}
+    token = _taps.set({**(_taps.get() or {}), **taps})
+    try:
+        yield Recording({name: taps[module] for name, module in names.items()})
+    finally:
+        _taps.reset(token)

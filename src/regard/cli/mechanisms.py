@@ -1,0 +1,25 @@
+"""regard mechanisms"""
+
+import json
+from dataclasses import asdict
+
+import click
+
+from regard.attention.mechanisms import mechanisms
+from regard.cli.tables import table
+
+EXAMPLES = """\b
+Examples:
+  regard mechanisms
+  regard train dates model.attention=luong-general --out runs/luong"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--json", "as_json", is_flag=True)
+def command(as_json: bool) -> None:
+    """List the mechanisms of attention: each is one choice of score, scope and selection."""
+    if as_json:
+        click.echo(json.dumps([asdict(entry) for entry in mechanisms()], ensure_ascii=False))
+        return
+    rows = [[m.name, m.score, m.scope, m.select, m.equation, m.citation] for m in mechanisms()]
+    click.echo(table(["name", "score", "scope", "selection", "equation", "from"], rows))

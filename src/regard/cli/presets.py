@@ -1,0 +1,26 @@
+"""regard presets"""
+
+import json
+
+import click
+
+from regard.cli.tables import table
+from regard.config import find, presets
+
+EXAMPLES = """\b
+Examples:
+  regard presets
+  regard presets dates > my-settings.yaml"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True)
+def command(name: str | None, as_json: bool) -> None:
+    """List the presets, or print one as YAML, to be changed and trained."""
+    if name:
+        click.echo(find(name).read_text("utf-8"), nl=False)
+    elif as_json:
+        click.echo(json.dumps(presets(), ensure_ascii=False))
+    else:
+        click.echo(table(["preset", "what it trains"], list(presets().items())))

@@ -1,0 +1,267 @@
+"""Settings: read from presets, files and overrides, validated, with messages that name the key and the fix.
+
+Every room of the house describes what may be set in it as `Settings` classes in its `settings.py`;
+none of those files imports torch, so a typo is answered before any data is read or device touched.
+A choice between several things is a union discriminated by `kind`, and a bare name is shorthand:
+`score: additive` means `score: {kind: additive}`.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic.config import JsonDict
+from pydantic_core import ErrorDetails
+
+from regard.errors import ConfigError
+
+Tree = dict[str, Any]
+Path_ = tuple[str | int, ...]
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseModel):
+    """The base of every group of settings: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _spell_out(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+BY_NAME = BeforeValidator(_spell_out)
+"""Put on a choice, lets users write its bare name."""
+
+HARMLESS: JsonDict = {"harmless": True}
+"""`json_schema_extra` of a field that may change when a run is resumed."""
+
+
+def resolve(schema: type[S], source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> S:
+    """The settings in a preset, a file or a mapping, with dotted-key overrides on top.
+
+    The source is validated first and by itself, so that an error in a file is told with its line and an
+    error in an override with the override.
+    """
+    lines: dict[Path_, int] = {}
+    if isinstance(source, Mapping):
+        tree, name = dict(source), "the given settings"
+    else:
+        tree, lines = read_yaml(find(source))
+        name = str(source)
+    base = _validate(schema, tree, lambda key: _place(name, lines, key))
+    if not overrides:
+        return base
+    tree = base.model_dump(mode="json")
+    for key, value in overrides.items():
+        _assign(tree, key, value)
+    return _validate(schema, tree, lambda key: _blame(overrides, key))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`training.steps=500` → ("training.steps", 500); the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"'{text}' is no setting: write key=value, for example training.steps=500.")
+    try:
+        return key.strip(), yaml.safe_load(value) if value else ""
+    except yaml.YAMLError:
+        return key.strip(), value
+
+
+def presets() -> dict[str, str]:
+    """The name of every preset, with the line that it says of itself."""
+    found = {}
+    for entry in sorted((resources.files("regard") / "presets").iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".yaml"):
+            found[entry.name.removesuffix(".yaml")] = str(yaml.safe_load(entry.read_text("utf-8"))["about"])
+    return found
+
+
+def find(source: str | Path) -> Path:
+    """The file behind a preset's name or a path."""
+    path = Path(source)
+    if path.suffix in {".yaml", ".yml"} or path.exists():
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder without a config.yaml: it holds no run.")
+        if not path.exists():
+            raise ConfigError(f"There is no file {path}. Presets are listed by `regard presets`.")
+        return path
+    preset = Path(str(resources.files("regard") / "presets" / f"{source}.yaml"))
+    if not preset.exists():
+        raise ConfigError(
+            f"'{source}' is neither a preset nor a file.{_nearest(str(source), presets())} "
+            f"Presets: {', '.join(presets())}."
+        )
+    return preset
+
+
+def read_yaml(path: Path) -> tuple[Tree, dict[Path_, int]]:
+    """A YAML mapping, and the line on which each of its keys stands."""
+    try:
+        text = path.read_text("utf-8")
+        node = yaml.compose(text)
+        tree = yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{where} is not valid YAML: {getattr(error, 'problem', error)}.") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold settings as `key: value` lines, and holds {_describe(tree)}.")
+    return tree, dict(_lines(node, ()))
+
+
+def _lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*path, key.value), key.start_mark.line + 1
+            yield from _lines(value, (*path, key.value))
+
+
+def write_yaml(path: Path, settings: Settings) -> None:
+    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    path.write_text(text, "utf-8")
+
+
+def flatten(settings: Settings, prefix: str = "") -> dict[str, Any]:
+    """Every setting under its dotted key."""
+    flat: dict[str, Any] = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, Settings):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def differences(before: Settings, after: Settings) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys that differ in a way that matters, with both values."""
+    old, new = flatten(before), flatten(after)
+    harmless = set(_harmless(before)) | set(_harmless(after))
+    keys = [key for key in {**old, **new} if key not in harmless]
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def _harmless(settings: Settings, prefix: str = "") -> Iterator[str]:
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if isinstance(value, Settings):
+            yield from _harmless(value, f"{prefix}{name}.")
+        if field.json_schema_extra == HARMLESS:
+            yield f"{prefix}{name}"
+
+
+def _assign(tree: Tree, key: str, value: Any) -> None:
+    """Put a value under a dotted key; what is not yet a mapping on the way becomes one."""
+    *way, last = key.split(".")
+    node = tree
+    for name in way:
+        child = node.get(name)
+        if not isinstance(child, dict):
+            child = _spell_out(child) if isinstance(child, str) else {}
+            node[name] = child
+        node = child
+    node[last] = value
+
+
+def _validate(schema: type[S], tree: Tree, place: Any) -> S:
+    try:
+        return schema.model_validate(tree)
+    except ValidationError as error:
+        problems = [_explain(schema, detail, place) for detail in error.errors()]
+        rest = len(problems) - 3
+        more = [f"(and {rest} more)"] if rest > 0 else []
+        raise ConfigError("\n".join(problems[:3] + more)) from None
+
+
+def _explain(schema: type[Settings], detail: ErrorDetails, place: Any) -> str:
+    """One validation error as a sentence: the key, what is wrong, and the remedy."""
+    path, owner = _locate(schema, detail["loc"])
+    key = ".".join(map(str, path))
+    where = place(path)
+    match detail["type"]:
+        case "extra_forbidden":
+            near = _nearest(str(path[-1]), list(owner.model_fields))
+            return f"{where}: there is no setting '{key}'.{near} Known here: {', '.join(owner.model_fields)}."
+        case "missing":
+            return f"{where}: the setting '{key}' is needed. Give it, for example with {key}=VALUE."
+        case "union_tag_invalid":
+            names = [name.strip(" '") for name in detail["ctx"]["expected_tags"].split(",")]
+            wrong = detail["ctx"]["tag"]
+            return f"{where}: {key} cannot be '{wrong}'.{_nearest(wrong, names)} Known: {', '.join(names)}."
+        case "union_tag_not_found":
+            return f"{where}: {key} must say which `kind` it is."
+        case "literal_error":
+            names = [name.strip(" '") for name in detail["ctx"]["expected"].replace(" or ", ",").split(",")]
+            wrong, key = detail["input"], key.removesuffix(".kind")
+            near = _nearest(str(wrong), names)
+            return f"{where}: {key} cannot be {_describe(wrong)}.{near} Known: {', '.join(names)}."
+        case "value_error":
+            return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']}"
+        case _:
+            return f"{where}: {key} = {_describe(detail['input'])}: {detail['msg'].lower()}."
+
+
+def _locate(schema: type[Settings], loc: Path_) -> tuple[Path_, type[Settings]]:
+    """The user's path to an error, without the union tags, and the class that owns its last key."""
+    path: list[str | int] = []
+    owner: type[Settings] = schema
+    here: Any = schema
+    for part in loc:
+        alternatives = dict(_alternatives(here))
+        if part in alternatives:
+            here = alternatives[part]
+            continue
+        if None in alternatives:
+            here = alternatives[None]
+        if isinstance(here, type) and issubclass(here, Settings):
+            owner = here
+            field = here.model_fields.get(str(part))
+            here = field.annotation if field else None
+        path.append(part)
+    return tuple(path), owner
+
+
+def _alternatives(annotation: Any) -> Iterator[tuple[str | None, type[Settings]]]:
+    """The settings classes in an annotation, each under its `kind` (None where it has none)."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        kind = annotation.model_fields.get("kind")
+        tag = get_args(kind.annotation)[0] if kind and get_origin(kind.annotation) is Literal else None
+        yield tag, annotation
+        yield None, annotation
+    for part in get_args(annotation):
+        yield from _alternatives(part)
+
+
+def _place(name: str, lines: dict[Path_, int], path: Path_) -> str:
+    for end in range(len(path), 0, -1):
+        if path[:end] in lines:
+            return f"{name}:{lines[path[:end]]}"
+    return name
+
+
+def _blame(overrides: Mapping[str, Any], path: Path_) -> str:
+    """The override that an error is owed to, or the settings as a whole."""
+    key = ".".join(map(str, path))
+    for name, value in overrides.items():
+        if name == key or name.startswith(f"{key}.") or key.startswith(f"{name}."):
+            return f"{name}={value}"
+    return "The settings do not fit together"
+
+
+def _nearest(word: str, names: Any) -> str:
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def _describe(value: Any) -> str:
+    return "nothing" if value is None else repr(value)

@@ -1,0 +1,1 @@
+"""From files to batches: corpora, tokenisers, and an order of batches that is arithmetic."""

@@ -1,0 +1,219 @@
+"""Corpora: pairs of sequences from TSV, CSV, JSONL and parallel files, and from what is built in."""
+
+import csv
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from regard.data import dates
+from regard.data.lines import read_lines
+from regard.data.settings import Data, DatesData, Files, FilesData
+from regard.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Columns = tuple[str | int, str | int]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sources with their targets, in order."""
+
+    sources: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The pairs to learn from, to choose by, and (where there are any) to be judged on."""
+
+    train: Pairs
+    dev: Pairs
+    test: Pairs | None = None
+
+    def fingerprint(self) -> str:
+        """A hash of what is learned from and chosen by: a resumed run must see the same."""
+        digest = hashlib.sha256()
+        for pairs in (self.train, self.dev):
+            for text in (*pairs.sources, *pairs.targets):
+                digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
+            digest.update(b"\0")
+        return digest.hexdigest()
+
+
+class Row(NamedTuple):
+    """A place in a file, and the pair that stands there or what is wrong with it."""
+
+    place: str
+    source: str
+    target: str
+    problem: str | None = None
+
+
+def load_corpus(settings: Data) -> Corpus:
+    return _LOADERS[type(settings)](settings)
+
+
+def _load_dates(settings: DatesData) -> Corpus:
+    sizes = {"train": settings.train, "dev": settings.dev, "test": settings.test}
+    drawn = {name: zip(*dates.sample(name, size, settings.seed), strict=True) for name, size in sizes.items()}
+    return Corpus(**{name: Pairs(*map(list, columns)) for name, columns in drawn.items()})
+
+
+def _load_files(settings: FilesData) -> Corpus:
+    keep_going = settings.bad_lines == "skip"
+    train = read_pairs(settings.train, skip_bad_lines=keep_going, drop_empty=True)
+    test = read_pairs(settings.test, skip_bad_lines=keep_going) if settings.test else None
+    if settings.dev:
+        dev = read_pairs(settings.dev, skip_bad_lines=keep_going, drop_empty=True)
+    else:
+        train, dev = _hold_back(train, str(settings.train))
+    return Corpus(train, dev, test)
+
+
+_LOADERS: dict[type, Callable[[Any], Corpus]] = {DatesData: _load_dates, FilesData: _load_files}
+
+
+def read_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False) -> Pairs:
+    """The pairs in one file or two. A line that is no pair is an error, or skipped and counted."""
+    pairs = Pairs()
+    bad: list[Row] = []
+    empty: list[Row] = []
+    for row in _rows(files):
+        if row.problem:
+            if not skip_bad_lines:
+                raise DataError(
+                    f"{row.place}: {row.problem}. Mend the line, or leave such lines out with bad_lines: skip."
+                )
+            bad.append(row)
+        elif drop_empty and not (row.source.strip() and row.target.strip()):
+            empty.append(row)
+        else:
+            pairs.sources.append(row.source)
+            pairs.targets.append(row.target)
+    for rows, what in ((bad, "that are no pairs"), (empty, "with an empty side")):
+        if rows:
+            log.warning("%s: %d lines %s left out, the first at %s.", files, len(rows), what, rows[0].place)
+    if not pairs:
+        raise DataError(f"{files}: no pair is left to use. Check the files and their columns.")
+    return pairs
+
+
+def _rows(files: Files) -> Iterator[Row]:
+    if files.path is None:
+        return _parallel(str(files.source), str(files.target))
+    name = files.path.removesuffix(".gz")
+    endings = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+    told = next((form for ending, form in endings.items() if name.endswith(ending)), "tsv")
+    form = told if files.format == "auto" else files.format
+    return {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl}[form](files.path, files.columns)
+
+
+def _parallel(source: str, target: str) -> Iterator[Row]:
+    ours, theirs = read_lines(source), read_lines(target)
+    for count, (left, right) in enumerate(zip_longest(ours, theirs)):
+        if left is None or right is None:
+            lines = count + 1 + sum(1 for _ in (theirs if left is None else ours))
+            counts = (count, lines) if left is None else (lines, count)
+            raise DataError(
+                f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}. Line n of one must belong to "
+                "line n of the other: find where they part, or make them again."
+            )
+        at_fault = target if right.problem and not left.problem else source
+        yield Row(f"{at_fault}:{left.number}", left.text, right.text, left.problem or right.problem)
+
+
+def _tsv(path: str, columns: Columns | None) -> Iterator[Row]:
+    for line in read_lines(path):
+        yield _pick(f"{path}:{line.number}", line.text.split("\t"), _numbers(columns), line.problem, "tab")
+
+
+def _csv(path: str, columns: Columns | None) -> Iterator[Row]:
+    problems: dict[int, str] = {}
+
+    def text() -> Iterator[str]:
+        for line in read_lines(path):
+            if line.problem:
+                problems[line.number] = line.problem
+            yield line.text + "\n"
+
+    reader = csv.reader(text(), strict=True)
+    places: tuple[int, int] | None = None
+    names = columns if columns and isinstance(columns[0], str) else ("source", "target")
+    try:
+        for cells in reader:
+            if places is None:
+                if set(names) <= set(cells):
+                    places = (cells.index(str(names[0])), cells.index(str(names[1])))
+                    continue
+                if columns == names:
+                    raise DataError(f"{path}:1: there is no column {names}. The header has: {', '.join(cells)}.")
+                places = _numbers(columns)
+            joined = [cell.replace("\n", " ") for cell in cells]
+            yield _pick(f"{path}:{reader.line_num}", joined, places, problems.get(reader.line_num), "comma")
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not valid CSV: {error}. Check the quotes.") from None
+
+
+def _jsonl(path: str, columns: Columns | None) -> Iterator[Row]:
+    left, right = columns or ("source", "target")
+    for line in read_lines(path):
+        place = f"{path}:{line.number}"
+        try:
+            record = json.loads(line.text) if not line.problem else {}
+        except json.JSONDecodeError as error:
+            yield Row(place, "", "", f"not valid JSON: {error.msg} at character {error.pos}")
+            continue
+        if line.problem:
+            yield Row(place, "", "", line.problem)
+        elif not isinstance(record, dict):
+            yield Row(place, "", "", f"not an object with the keys '{left}' and '{right}'")
+        elif not (isinstance(record.get(left), str) and isinstance(record.get(right), str)):
+            yield Row(place, "", "", f"no text under '{left}' and '{right}'; its keys are {', '.join(record)}")
+        else:
+            yield Row(place, record[left].replace("\n", " "), record[right].replace("\n", " "))
+
+
+def _numbers(columns: Columns | None) -> tuple[int, int]:
+    if columns is None:
+        return 0, 1
+    left, right = columns
+    if isinstance(left, str) or isinstance(right, str):
+        raise DataError(f"A TSV file has no header: give its columns {left} and {right} as numbers from 1.")
+    return left - 1, right - 1
+
+
+def _pick(place: str, cells: list[str], columns: tuple[int, int], problem: str | None, sign: str) -> Row:
+    if problem:
+        return Row(place, "", "", problem)
+    needed = max(columns) + 1
+    if len(cells) < needed:
+        found = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
+        return Row(place, "", "", f"{found} where {needed} are needed, with a {sign} between")
+    return Row(place, cells[columns[0]], cells[columns[1]])
+
+
+def _hold_back(pairs: Pairs, name: str) -> tuple[Pairs, Pairs]:
+    """Split by a hash of the source, so that no source stands on both sides and no order matters."""
+    train, dev = Pairs(), Pairs()
+    for source, target in zip(pairs.sources, pairs.targets, strict=True):
+        side = dev if share(source) < 0.05 else train
+        side.sources.append(source)
+        side.targets.append(target)
+    if not train or not dev:
+        raise DataError(f"{name}: {len(pairs)} pairs are too few to hold some back for validation. Give dev files.")
+    log.warning("No dev files: %d of %d pairs of %s are held back for validation.", len(dev), len(pairs), name)
+    return train, dev
+
+
+def share(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

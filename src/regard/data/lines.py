@@ -1,0 +1,88 @@
+r"""Lines of text, plain or gzipped, with every way in which a file can disappoint named.
+
+A line ends at \n and nowhere else: U+2028, U+0085, \x0b, \x0c and \x1c are characters like any other.
+"""
+
+import gzip
+import logging
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+from regard.errors import DataError
+
+log = logging.getLogger(__name__)
+
+LONGEST = 1 << 19
+"""Bytes in a line beyond which it is no sentence but another kind of file."""
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+class Line(NamedTuple):
+    """A line with its number (from 1): its text, or what is wrong with it."""
+
+    number: int
+    text: str
+    problem: str | None = None
+
+
+def read_lines(path: str | Path) -> Iterator[Line]:
+    """The lines of a file; a gzip file is known by its first bytes."""
+    with _open(Path(path)) as handle:
+        try:
+            yield from parse_lines(handle, str(path))
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(
+                f"{path} is a damaged gzip file ({error}). It was probably cut short: copy or download it again."
+            ) from None
+
+
+def parse_lines(handle: IO[bytes], name: str) -> Iterator[Line]:
+    """The lines of a binary stream; BOM and CRLF are stripped, with a notice."""
+    number = carriages = 0
+    while raw := handle.readline(LONGEST + 1):
+        number += 1
+        if len(raw) > LONGEST:
+            while raw and not raw.endswith(b"\n"):
+                raw = handle.readline(LONGEST + 1)
+            yield Line(number, "", f"the line is longer than {LONGEST:,} bytes: is this a text file?")
+            continue
+        raw = raw.removesuffix(b"\n")
+        if raw.endswith(b"\r"):
+            carriages += 1
+            raw = raw.removesuffix(b"\r")
+        line = _decode(number, raw)
+        if number == 1 and line.text.startswith(BYTE_ORDER_MARK):
+            log.warning("%s starts with a byte order mark; it is left out.", name)
+            line = line._replace(text=line.text.removeprefix(BYTE_ORDER_MARK))
+        yield line
+    if carriages:
+        log.warning("%s has Windows line ends (CRLF) on %d lines; they are left out.", name, carriages)
+
+
+def _decode(number: int, raw: bytes) -> Line:
+    if b"\0" in raw:
+        return Line(number, "", f"a NUL byte at byte {raw.index(0)}: is this a text file?")
+    try:
+        return Line(number, raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        replaced = raw.decode("utf-8", errors="replace")
+        return Line(number, replaced, f"byte {error.start} is not UTF-8 (0x{raw[error.start]:02x})")
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        handle = path.open("rb")
+        start = handle.read(2)
+        handle.seek(0)
+    except FileNotFoundError:
+        raise DataError(f"There is no file {path}. Check the path.") from None
+    except IsADirectoryError:
+        raise DataError(f"{path} is a folder, and a file is needed.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    if not start:
+        raise DataError(f"{path} is empty. Check that it was written.")
+    return cast(IO[bytes], gzip.open(handle)) if start == b"\x1f\x8b" else handle

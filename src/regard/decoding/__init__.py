@@ -1,0 +1,1 @@
+"""Search over any decoder, and text in, text out."""

@@ -1,0 +1,55 @@
+"""Search: from a memory to the tokens of an answer, through the contract of `Decoder` alone.
+
+B rows, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.models.contracts import Decoder, Memory
+
+
+class Symbols(NamedTuple):
+    """The tokens that search must know of: with which to begin and to end, and which never to say."""
+
+    start: int
+    end: int
+    never: tuple[int, ...] = ()
+
+
+class Hypothesis(NamedTuple):
+    """An answer: its tokens without the end, the log-probability of all it says, whether it had to be cut."""
+
+    tokens: list[int]
+    score: float
+    truncated: bool
+
+
+def greedy(decoder: Decoder, memory: Memory, symbols: Symbols, limits_B: Tensor) -> list[Hypothesis]:
+    """The likeliest token at each step; a row ends at END, or after `limits_B` tokens, truncated."""
+    keys, state = decoder.begin(memory)
+    rows = limits_B.shape[0]
+    token_B = torch.full((rows,), symbols.start, device=limits_B.device)
+    running_B = limits_B > 0
+    score_B = torch.zeros(rows, dtype=torch.float64, device=limits_B.device)
+    said: list[Tensor] = []
+    while bool(running_B.any()):
+        logits_BV, state = decoder.step(token_B, state, keys)
+        logits_BV[:, symbols.never] = -torch.inf
+        likeliest = logits_BV.float().log_softmax(-1).max(-1)
+        token_B = torch.where(running_B, likeliest.indices, symbols.end)
+        score_B += torch.where(running_B, likeliest.values, 0.0)
+        said.append(token_B)
+        running_B = running_B & (token_B != symbols.end) & (len(said) < limits_B)
+    if not said:
+        return [Hypothesis([], 0.0, True) for _ in range(rows)]
+    answers = torch.stack(said, 1).tolist()
+    return [_finish(answer, score, symbols.end) for answer, score in zip(answers, score_B.tolist(), strict=True)]
+
+
+def _finish(answer: list[int], score: float, end: int) -> Hypothesis:
+    if end in answer:
+        return Hypothesis(answer[: answer.index(end)], score, truncated=False)
+    return Hypothesis(answer, score, truncated=True)

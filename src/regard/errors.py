@@ -1,0 +1,50 @@
+"""Everything that regard raises on purpose, and the exit code of each at the command line.
+
+    RegardError
+    ├── ConfigError      2   a setting is unknown, of the wrong type, or out of range
+    ├── DataError        3   a corpus or an input cannot be used as it is
+    ├── ModelError       4   a model folder is damaged, incomplete or from elsewhere
+    ├── DivergedError    5   the loss or a gradient is no longer a number
+    ├── RunInUseError    6   another process trains in the same folder
+    ├── ResourceError    7   the disk or the memory gave out
+    └── Interrupted     75   stopped by a signal, state saved
+
+Exit code 0 is success, 1 an answer that is "no" (a threshold missed), 2 also a usage error, 70 a bug.
+A message is one paragraph: what happened, where (file, line, key), and how to mend it.
+"""
+
+from typing import ClassVar
+
+
+class RegardError(Exception):
+    """The root: `except regard.RegardError` catches all that regard raises on purpose."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class ConfigError(RegardError):
+    exit_code = 2
+
+
+class DataError(RegardError):
+    exit_code = 3
+
+
+class ModelError(RegardError):
+    exit_code = 4
+
+
+class DivergedError(RegardError):
+    exit_code = 5
+
+
+class RunInUseError(RegardError):
+    exit_code = 6
+
+
+class ResourceError(RegardError):
+    exit_code = 7
+
+
+class Interrupted(RegardError):  # noqa: N818 - not an error: the state is saved
+    exit_code = 75

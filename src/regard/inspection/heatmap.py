@@ -1,0 +1,95 @@
+"""Heat maps of weights (T target tokens × S source tokens) as text, in colour, and as HTML."""
+
+import html as markup
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len
+from rich.color import Color
+from rich.style import Style
+from rich.text import Text
+
+Weights = NDArray[np.float32]
+
+_SHADES = " ░▒▓█"
+_DARK, _BRIGHT = np.array([24, 24, 60]), np.array([255, 214, 64])
+
+
+def label(token: str) -> str:
+    """How a token is shown: blanks get a sign, and a mark that joins another letter gets a place to stand."""
+    if token.isspace():
+        return "␣"
+    if token and unicodedata.category(token[0]) in {"Mn", "Me", "Mc"}:
+        return "◌" + token
+    if token and unicodedata.category(token[0]) in {"Cf", "Cc"}:
+        return f"U+{ord(token[0]):04X}"
+    return token
+
+
+def plain(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> str:
+    """The map in block characters, for files and pipes."""
+    return "\n".join(line.plain.rstrip() for line in _lines(weights_TS, source, target, width, colour=False))
+
+
+def coloured(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> Text:
+    """The map in colours, for terminals that have them."""
+    return Text("\n").join(_lines(weights_TS, source, target, width, colour=True))
+
+
+def _lines(
+    weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int, *, colour: bool
+) -> Iterator[Text]:
+    """One row for each target token under the source's; a source too wide is shown in parts."""
+    columns, rows = [label(token) for token in source], [label(token) for token in target]
+    margin = max([2, *map(cell_len, rows)])
+    cell = max([2, *(cell_len(column) + 1 for column in columns)])
+    per_part = max(1, (width - margin - 2) // cell)
+    for start in range(0, max(1, len(columns)), per_part):
+        if start:
+            yield Text()
+        part = slice(start, start + per_part)
+        header = "".join(_fit(column, cell) for column in columns[part])
+        yield Text(" " * (margin + 2) + header)
+        for row, weights_S in zip(rows, weights_TS, strict=True):
+            line = Text(" " * (margin - cell_len(row)) + row + "  ")
+            for weight in weights_S[part]:
+                line.append_text(_cell(float(weight), cell, colour=colour))
+            yield line
+
+
+def _fit(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))
+
+
+def _cell(weight: float, width: int, *, colour: bool) -> Text:
+    if colour:
+        return Text(" " * width, Style(bgcolor=Color.from_rgb(*_mix(weight))))
+    return Text(_SHADES[round(max(0.0, min(1.0, weight)) * (len(_SHADES) - 1))] * width)
+
+
+def _mix(weight: float) -> list[int]:
+    share = max(0.0, min(1.0, weight)) ** 0.7
+    return [round(value) for value in _DARK + (_BRIGHT - _DARK) * share]
+
+
+def html(weights_TS: Weights, source: Sequence[str], target: Sequence[str]) -> str:
+    """The map as an HTML table with nothing from elsewhere; tokens are text, never markup."""
+
+    def show(token: str) -> str:
+        return f'<th style="padding:2px 5px;font-weight:normal"><bdi>{markup.escape(label(token))}</bdi></th>'
+
+    header = "".join(map(show, source))
+    body = []
+    for token, weights_S in zip(target, weights_TS, strict=True):
+        cells = "".join(
+            f'<td title="{markup.escape(label(token))} ← {markup.escape(label(other))}: {weight:.3f}" '
+            f'style="background:rgb{tuple(_mix(float(weight)))};min-width:1.2em"></td>'
+            for other, weight in zip(source, weights_S, strict=True)
+        )
+        body.append(f"<tr>{show(token)}{cells}</tr>")
+    return (
+        '<table style="border-collapse:collapse;font-family:sans-serif">'
+        f"<tr><th></th>{header}</tr>{''.join(body)}</table>"
+    )

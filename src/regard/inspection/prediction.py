@@ -1,0 +1,60 @@
+"""Prediction: an answer that can be looked at."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.tokenizers import Tokenizer
+from regard.decoding.translator import Translation
+from regard.inspection import heatmap
+
+Weights = NDArray[np.float32]
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """An answer, its log-probability, and what the model looked at while it wrote each token.
+
+    `attention` is T × S: a row for each token of the answer, a column for each token of the source.
+    `attentions` holds those of every attention in the model, by its name.
+    """
+
+    source: str
+    text: str
+    score: float
+    tokens: list[str]
+    source_tokens: list[str]
+    offsets: list[tuple[int, int]]
+    truncated: bool = False
+    attentions: dict[str, Weights] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: str, found: Translation, tokenizer: Tokenizer) -> "Prediction":
+        return cls(
+            source=source,
+            text=found.text,
+            score=found.score,
+            tokens=tokenizer.tokens(found.target),
+            # As the user wrote it, also where the vocabulary does not know it.
+            source_tokens=[source[start:end] for start, end in found.source.offsets],
+            offsets=found.source.offsets,
+            truncated=found.truncated,
+            attentions={name: weights.numpy() for name, weights in found.attentions.items()},
+        )
+
+    @property
+    def attention(self) -> Weights:
+        """The weights of the last attention that reads the source."""
+        if not self.attentions:
+            return np.zeros((len(self.tokens), len(self.source_tokens)), dtype=np.float32)
+        return list(self.attentions.values())[-1]
+
+    def __repr__(self) -> str:
+        return f"Prediction({self.text!r}, score={self.score:.4f})"
+
+    def __str__(self) -> str:
+        return heatmap.plain(self.attention, self.source_tokens, self.tokens)
+
+    def _repr_html_(self) -> str:
+        return heatmap.html(self.attention, self.source_tokens, self.tokens)

@@ -1,0 +1,76 @@
+"""The contracts that encoders and decoders keep, so that search and training never ask which model they serve.
+
+B rows, T target steps, S memory slots, D width, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+State = Any
+"""Any nesting of tuples, lists and dicts of tensors with rows on axis 0."""
+
+Keys = Any
+"""What a decoder works out once per source; shared by the hypotheses of a sentence, never reordered."""
+
+
+class Padded(NamedTuple):
+    """Rows of token ids, filled up to the longest with padding; the width is at least 1."""
+
+    tokens_BT: Tensor
+    lengths_B: Tensor
+
+    @property
+    def valid_BT(self) -> Tensor:
+        """True where a token stands, False where padding does."""
+        steps_T = torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device)
+        return steps_T < self.lengths_B.unsqueeze(1)
+
+    def to(self, device: torch.device) -> "Padded":
+        return Padded(self.tokens_BT.to(device), self.lengths_B.to(device))
+
+
+class Memory(NamedTuple):
+    """What an encoder made of a source."""
+
+    slots_BSD: Tensor
+    allowed_BS: Tensor
+    summary_BD: Tensor
+
+
+class Encoder(nn.Module, ABC):
+    """Source → memory."""
+
+    @abstractmethod
+    def forward(self, source: Padded) -> Memory: ...
+
+
+class Decoder(nn.Module, ABC):
+    """Memory and the tokens so far → the next token. `forward` equals chained `step`s."""
+
+    @abstractmethod
+    def begin(self, memory: Memory) -> tuple[Keys, State]:
+        """What is fixed for a source, and the state before the first step."""
+
+    @abstractmethod
+    def step(self, token_B: Tensor, state: State, keys: Keys) -> tuple[Tensor, State]:
+        """One step from the token before → (logits_BV, state)."""
+
+    @abstractmethod
+    def forward(self, tokens_BT: Tensor, memory: Memory) -> Tensor:
+        """The logits (B, T, V) of the token that follows each of the given ones."""
+
+
+def reorder(state: State, rows: Tensor) -> State:
+    """The state with its rows picked and ordered by index; the model behind it is not asked."""
+    if isinstance(state, Tensor):
+        return state.index_select(0, rows)
+    if isinstance(state, dict):
+        return {name: reorder(part, rows) for name, part in state.items()}
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        return type(state)(*(reorder(part, rows) for part in state))
+    if isinstance(state, (tuple, list)):
+        return type(state)(reorder(part, rows) for part in state)
+    return state

@@ -1,0 +1,32 @@
+"""What may be set in a model."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from regard.attention.settings import AttentionChoice, AttentionSettings
+from regard.config import Settings
+from regard.recurrent.settings import RecurrentSettings
+
+
+class EncoderSettings(RecurrentSettings):
+    """A recurrent encoder."""
+
+    bidirectional: bool = True
+
+
+class DecoderSettings(RecurrentSettings):
+    """A recurrent decoder."""
+
+    order: Literal["bahdanau"] = Field("bahdanau", description="attend from the state before the step")
+
+
+class RecurrentModel(Settings):
+    """A recurrent encoder and a recurrent decoder with attention between them."""
+
+    kind: Literal["recurrent"] = "recurrent"
+    embedding: PositiveInt = Field(64, description="width of a token's vector")
+    encoder: EncoderSettings = EncoderSettings()
+    decoder: DecoderSettings = DecoderSettings()
+    attention: AttentionChoice = AttentionSettings()
+    dropout: float = Field(0.1, ge=0, lt=1, description="on embeddings and before the output layer")

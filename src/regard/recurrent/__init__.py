@@ -1,0 +1,1 @@
+"""Recurrent cells behind one contract, and the scan that runs them."""

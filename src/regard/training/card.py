@@ -1,0 +1,37 @@
+"""The card: what a model is, for people."""
+
+import yaml
+from torch import nn
+
+from regard.training.checkpoint import Progress
+from regard.training.folder import RunFolder
+from regard.training.settings import RunSettings
+
+
+def write(folder: RunFolder, settings: RunSettings, progress: Progress, model: nn.Module) -> None:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    best = progress.best
+    reached = f"{best.accuracy:.2%} exactly right, loss {best.loss:.4f}, on {best.pairs:,} dev pairs" if best else "–"
+    chosen = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    folder.card.write_text(
+        f"""# {folder.path.name}
+
+{settings.about or "A model trained with regard."}
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| steps | {progress.step:,} |
+| best checkpoint | step {progress.best_step} |
+| validation | {reached} |
+| data | SHA-256 {progress.data} |
+
+Use it: `regard predict {folder.path} "…"`; look inside: `regard look {folder.path} "…"`.
+
+## Settings
+
+```yaml
+{chosen}```
+""",
+        "utf-8",
+    )

@@ -1,0 +1,137 @@
+"""Checkpoints: everything a run needs to go on to the bit, written so that a crash at any moment loses at
+most the checkpoint being written.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
+from torch import Tensor, nn
+
+from regard.errors import ModelError
+from regard.training.folder import FORMAT, Checkpoint, RunFolder, sha256
+from regard.training.metrics import Scores
+
+
+@dataclass
+class Progress:
+    """How far a run has come; with the tensors of a checkpoint, all that it needs to go on."""
+
+    data: str
+    step: int = 0
+    best_step: int | None = None
+    best: Scores | None = None
+    stale: int = 0
+    """Validations since the best one."""
+
+    def to_json(self) -> dict[str, Any]:
+        best = {"step": self.best_step, **self.best._asdict()} if self.best else {}
+        return {**asdict(self), "best": best}
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> "Progress":
+        best = {name: state["best"][name] for name in Scores._fields} if state["best"] else None
+        return cls(**{**state, "best": Scores(**best) if best else None})
+
+
+def save(folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> Checkpoint:
+    """Write beside, sync, rename, sync: the checkpoint is there whole or not at all."""
+    folder.checkpoints.mkdir(exist_ok=True)
+    final = folder.checkpoints / f"step-{progress.step}"
+    draft = folder.checkpoints / f".step-{progress.step}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    # Serialised here and written by Python, a full disk raises OSError like everywhere else.
+    (draft / "model.safetensors").write_bytes(serialize(model.state_dict()))
+    (draft / "optimizer.safetensors").write_bytes(serialize(_optimizer_tensors(model, optimizer)))
+    (draft / "state.json").write_text(json.dumps(progress.to_json(), indent=1), "utf-8")
+    files = {entry.name: sha256(entry) for entry in sorted(draft.iterdir())}
+    (draft / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1), "utf-8")
+    for entry in draft.iterdir():
+        _sync(entry)
+    _sync(draft)
+    shutil.rmtree(final, ignore_errors=True)
+    draft.rename(final)
+    _sync(folder.checkpoints)
+    return Checkpoint(final)
+
+
+def prune(folder: RunFolder, keep: int, best_step: int | None) -> None:
+    """Remove old checkpoints. Only whole ones count towards those to keep, and the best always stays."""
+    whole = 0
+    for checkpoint in folder.all_checkpoints():
+        if whole < keep:
+            whole += checkpoint.problem() is None
+        elif checkpoint.step != best_step:
+            shutil.rmtree(checkpoint.path)
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint's weights into a model; a tensor that does not fit is named."""
+    path = checkpoint.path / "model.safetensors"
+    found = _read(path)
+    for name, parameter in model.state_dict().items():
+        if name not in found:
+            raise ModelError(f"{path} has no tensor {name}, which its config.yaml asks for.")
+        if found[name].shape != parameter.shape:
+            raise ModelError(
+                f"{path}: the tensor {name} has the shape {tuple(found[name].shape)}, and the config.yaml beside "
+                f"it makes it {tuple(parameter.shape)}. Were the files of two runs mixed?"
+            )
+    extra = set(found) - set(model.state_dict())
+    if extra:
+        raise ModelError(f"{path} has a tensor that its config.yaml does not know: {min(extra)}.")
+    model.load_state_dict(found)
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> Progress:
+    """Set a model, its optimiser and the random generators to where a checkpoint left them."""
+    path = checkpoint.path / "optimizer.safetensors"
+    if not path.exists():
+        raise ModelError(f"{path} is missing: this is a model without its optimiser, and cannot be trained on.")
+    load_weights(model, checkpoint)
+    tensors = _read(path)
+    for name, parameter in model.named_parameters():
+        prefix = f"{name}/"
+        state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        optimizer.state[parameter] = {
+            key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
+        }
+    torch.set_rng_state(tensors["random/cpu"])
+    if "random/cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random/cuda"])
+    return Progress.from_json(checkpoint.state)
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors = {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
+    tensors["random/cpu"] = torch.get_rng_state()
+    if next(model.parameters()).is_cuda:
+        tensors["random/cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,94 @@
+"""Events: what happens in a run, a JSON line each in `events.jsonl`, and for people on the terminal."""
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class EventLog:
+    """Appends events to a file. What a killed run wrote after its last checkpoint is cut off first, so that
+    the file tells one story.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        kept = [line for line in _lines(path) if _step(line) <= step]
+        draft = path.with_suffix(".draft")
+        draft.write_text("".join(kept), "utf-8")
+        draft.replace(path)
+        self._handle = path.open("a", encoding="utf-8")
+
+    def write(self, event: str, **values: Any) -> None:
+        line = {"event": event, **values, "time": round(time.time(), 3)}
+        self._handle.write(json.dumps(line) + "\n")
+        self._handle.flush()
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _lines(path)]
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n") and _step(line) >= 0]
+
+
+def _step(line: str) -> int:
+    try:
+        return int(json.loads(line).get("step", 0))
+    except (ValueError, AttributeError):
+        return -1
+
+
+class Narrator:
+    """Tells people on stderr how training goes: a bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, steps: int, done: int) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self._bar: Progress | None = None
+        self._steps = steps
+        self._started = (time.monotonic(), done)
+        if self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
+                BarColumn(),
+                TextColumn("{task.fields[news]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task: TaskID = self._bar.add_task("training", total=steps, completed=done, news="")
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def step(self, step: int, loss: float, tokens_per_second: float) -> None:
+        news = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        if self._bar:
+            self._bar.update(self._task, completed=step, news=news)
+        else:
+            self.say(f"step {step:,}/{self._steps:,}  {news}  {self._time_left(step)}")
+
+    def _time_left(self, step: int) -> str:
+        began, done = self._started
+        seconds = (time.monotonic() - began) / max(1, step - done) * (self._steps - step)
+        return f"{int(seconds // 60)}:{int(seconds % 60):02d} left"

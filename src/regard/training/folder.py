@@ -1,0 +1,222 @@
+"""A run is a folder; this is its layout, what proves a checkpoint whole, and the lock. No torch here: a
+damaged model is told before anything heavy is loaded.
+
+    config.yaml            the settings, resolved
+    tokenizer.json         (and tokenizer.target.json where the vocabularies differ)
+    checkpoints/step-N/    model.safetensors, optimizer.safetensors, state.json, manifest.json (SHA-256)
+    events.jsonl           what happened, a line each
+    card.md                what this model is, for people
+
+A model to hand on is the same folder without the optimiser.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.config import resolve
+from regard.errors import ConfigError, ModelError, RunInUseError
+from regard.training.settings import RunSettings
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""The version of the layout; a higher one was written by a newer regard."""
+
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder `step-N`, whole or not: `problem` tells."""
+
+    path: Path
+
+    @property
+    def step(self) -> int:
+        return int(self.path.name.removeprefix("step-"))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.path / "state.json").read_text("utf-8"))
+        return state
+
+    def problem(self) -> str | None:
+        """What is wrong with it, naming the file; None if every file is what the manifest says."""
+        manifest = self.path / "manifest.json"
+        try:
+            listed = json.loads(manifest.read_text("utf-8"))
+            version, files = int(listed["format"]), dict(listed["files"])
+        except FileNotFoundError:
+            return f"{manifest} is missing"
+        except (ValueError, KeyError, TypeError):
+            return f"{manifest} is damaged"
+        if version > FORMAT:
+            raise ModelError(
+                f"{manifest} is of format {version}, and this regard reads up to {FORMAT}: it was written by a "
+                "newer version. Upgrade regard to use it."
+            )
+        if not {"model.safetensors", "state.json"} <= set(files):
+            return f"{manifest} lists no model"
+        for name, expected in files.items():
+            file = self.path / name
+            if not file.is_file():
+                return f"{file} is missing"
+            if sha256(file) != expected:
+                return f"{file} is damaged: its SHA-256 is not the one in the manifest"
+        return None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run, and what can be known of it without loading it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def card(self) -> Path:
+        return self.path / "card.md"
+
+    def exists(self) -> bool:
+        return self.config.exists()
+
+    def settings(self) -> RunSettings:
+        return resolve(RunSettings, self.config, {})
+
+    def all_checkpoints(self) -> list[Checkpoint]:
+        """Every checkpoint there is, whole or not, newest (by step) first."""
+        if not self.checkpoints.is_dir():
+            return []
+        found = [entry for entry in self.checkpoints.iterdir() if re.fullmatch(r"step-\d+", entry.name)]
+        return sorted((Checkpoint(entry) for entry in found), key=lambda entry: -entry.step)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; a damaged one is reported and passed over."""
+        for checkpoint in self.all_checkpoints():
+            problem = checkpoint.problem()
+            if problem is None:
+                return checkpoint
+            log.warning("%s; the checkpoint before it is used.", problem)
+        return None
+
+    def best(self) -> Checkpoint:
+        """The checkpoint that validation chose, or the newest whole one if that is damaged."""
+        newest = self.newest()
+        if newest is None:
+            damaged = [problem for entry in self.all_checkpoints() if (problem := entry.problem())]
+            why = f"{damaged[0]}, and no checkpoint before it is whole" if damaged else "it has no checkpoint yet"
+            raise ModelError(f"{self.path} cannot be used: {why}. Train it (again), or copy it anew.")
+        chosen = newest.state.get("best", {}).get("step")
+        if chosen is None or chosen == newest.step:
+            return newest
+        best = Checkpoint(self.checkpoints / f"step-{chosen}")
+        problem = best.problem()
+        if problem is None:
+            return best
+        log.warning("%s; the newest checkpoint, step %d, is used in place of the best.", problem, newest.step)
+        return newest
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep every other process from training here; the lock goes with the process, however it ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("a+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                handle.seek(0)
+                holder = handle.read().strip() or "unknown"
+                raise RunInUseError(
+                    f"{self.path} is in use: process {holder} trains there. Wait for it, stop it with "
+                    f"`kill {holder}` (it saves its state), or choose another folder with --out."
+                ) from None
+            handle.truncate(0)
+            handle.write(str(os.getpid()))
+            handle.flush()
+            yield
+
+    def clear_remains(self) -> None:
+        """Remove what a killed process was in the middle of writing, and set damaged checkpoints aside."""
+        if not self.checkpoints.is_dir():
+            return
+        for entry in self.checkpoints.glob(".step-*"):
+            shutil.rmtree(entry)
+        for checkpoint in self.all_checkpoints():
+            problem = checkpoint.problem()
+            if problem is not None:
+                log.warning("%s; it is set aside, and the checkpoint before it is used.", problem)
+                aside = checkpoint.path.with_name(f"damaged-{checkpoint.path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                checkpoint.path.rename(aside)
+
+
+def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
+    """A folder that holds a model, and the checkpoint to use; whatever is unusable is told by name."""
+    path = Path(path)
+    if path.is_file():
+        _refuse_pickle(path)
+        raise ModelError(f"{path} is a file. A model is a folder, the one that `regard train` wrote.")
+    if not path.is_dir():
+        raise ModelError(f"There is no model at {path}. `regard train PRESET --out {path}` would train one.")
+    folder = RunFolder(path)
+    if not folder.exists():
+        raise ModelError(f"{path} holds no model: there is no config.yaml in it.")
+    try:
+        settings = folder.settings()
+    except ConfigError as error:
+        raise ModelError(f"{path} cannot be used with this version of regard. {error}") from None
+    names = ["tokenizer.json"] if settings.tokenizer.shared else ["tokenizer.json", "tokenizer.target.json"]
+    for name in names:
+        if not (path / name).is_file():
+            raise ModelError(f"{path / name} is missing, and the model cannot read text without it. Copy it there.")
+    return folder, folder.best()
+
+
+def locate(
+    config: str | Path | Mapping[str, Any], out: str | Path | None
+) -> tuple[str | Path | Mapping[str, Any], RunFolder]:
+    """Where the settings stand and in which folder to train: a run trains on in its own."""
+    if isinstance(config, Mapping):
+        if out is None:
+            raise ConfigError("Settings given as a mapping need a folder to train in: out='runs/…'.")
+        return config, RunFolder(Path(out))
+    path = Path(config)
+    if RunFolder(path).exists():
+        return RunFolder(path).config, RunFolder(Path(out) if out else path)
+    return config, RunFolder(Path(out) if out else Path("runs") / path.stem)
+
+
+def _refuse_pickle(path: Path) -> None:
+    with path.open("rb") as handle:
+        start = handle.read(4)
+    if path.suffix in PICKLES or start.startswith((b"\x80", b"PK\x03\x04")):
+        raise ModelError(
+            f"{path} looks like a pickle, which can run any code when it is loaded, and is refused. "
+            "Models are folders with safetensors files."
+        )
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,48 @@
+"""The loss: −log p(y | x), summed over the tokens of a batch.
+
+B rows, T target steps, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from regard.data.batching import Batch
+from regard.models.seq2seq import Seq2Seq
+
+
+def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """−Σ log p(y_t | y_<t, x) over the batch's tokens, and how many there are; padding counts for nothing."""
+    logits_BTV = model(batch.source, batch.given)
+    valid_BT = batch.target.valid_BT
+    total = nn.functional.cross_entropy(
+        logits_BTV[valid_BT].float(),
+        batch.target.tokens_BT[valid_BT],
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+    return total, valid_BT.sum()
+
+
+def backward(model: Seq2Seq, batch: Batch, label_smoothing: float, pieces: int = 1) -> tuple[float, int]:
+    """Leave the gradient of the mean loss on the model, worked out in so many pieces → (loss, tokens)."""
+    model.zero_grad(set_to_none=True)
+    tokens = int(batch.target.lengths_B.sum())
+    loss = 0.0
+    for piece in _cut(batch, pieces):
+        total, _ = token_loss(model, piece, label_smoothing)
+        mean = total / tokens
+        mean.backward()  # type: ignore[no-untyped-call]
+        loss += float(mean.detach())
+    return loss, tokens
+
+
+def _cut(batch: Batch, pieces: int) -> list[Batch]:
+    parts = [batch]
+    while len(parts) < pieces:
+        parts = [half for part in parts for half in (part.split() if len(part.ids) > 1 else (part,))]
+    return parts
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch could not allocate: CUDA has a class for it, the CPU only words."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

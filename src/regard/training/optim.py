@@ -1,0 +1,44 @@
+"""The optimiser: AdamW, a learning rate that is a pure function of the step, clipping that refuses NaN."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from regard.training.settings import TrainingSettings
+
+
+def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
+    """AdamW; matrices decay, vectors (biases, gains) do not."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, foreach=True)
+
+
+_DECAYS: dict[str, Callable[[float], float]] = {
+    "none": lambda _: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+}
+
+
+def learning_rate(step: int, settings: TrainingSettings) -> float:
+    """The learning rate of a step, counted from 1: a linear rise to the peak, then the decay."""
+    if step <= settings.warmup:
+        return settings.learning_rate * step / settings.warmup
+    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    return settings.learning_rate * _DECAYS[settings.decay](min(1.0, done))
+
+
+def clip_gradients(model: nn.Module, largest: float) -> float | None:
+    """Scale the gradient to a norm of at most `largest`; its norm before, or None if that is no number."""
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    if not torch.isfinite(norm):
+        return None
+    nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
+    return float(norm)

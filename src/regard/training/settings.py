@@ -1,0 +1,43 @@
+"""What may be set in training, and the settings of a whole run."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from regard.config import HARMLESS, Settings
+from regard.data.settings import CharTokenizer, Data, TokenizerChoice
+from regard.decoding.settings import DecodingSettings
+from regard.models.settings import RecurrentModel
+
+
+class TrainingSettings(Settings):
+    """The loop: how long, how fast, how often to look."""
+
+    steps: PositiveInt = 1_000
+    batch_size: PositiveInt = Field(64, description="pairs in a batch")
+    learning_rate: PositiveFloat = Field(1e-3, description="at its peak")
+    warmup: NonNegativeInt = Field(100, description="steps in which the learning rate rises to its peak")
+    decay: Literal["cosine", "linear", "none"] = Field("cosine", description="from the peak to zero at the last step")
+    weight_decay: NonNegativeFloat = 0.01
+    clip: PositiveFloat = Field(1.0, description="the largest norm of the gradient")
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    validate_every: PositiveInt = 100
+    metric: Literal["accuracy", "loss"] = Field("accuracy", description="by which the best checkpoint is chosen")
+    patience: PositiveInt = Field(10, description="validations without a better one before training stops")
+    save_every: PositiveInt = Field(100, json_schema_extra=HARMLESS)
+    keep: PositiveInt = Field(2, json_schema_extra=HARMLESS, description="checkpoints kept beside the best")
+    log_every: PositiveInt = Field(20, json_schema_extra=HARMLESS)
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", json_schema_extra=HARMLESS)
+    threads: PositiveInt = Field(1, description="CPU threads; more than one pays for large models alone")
+
+
+class RunSettings(Settings):
+    """Everything that makes a run what it is."""
+
+    about: str = Field("", json_schema_extra=HARMLESS, description="one line for people")
+    seed: NonNegativeInt = 0
+    data: Data
+    tokenizer: TokenizerChoice = CharTokenizer()
+    model: RecurrentModel = RecurrentModel()
+    training: TrainingSettings = TrainingSettings()
+    decoding: DecodingSettings = DecodingSettings()
