@@ -54,8 +54,8 @@ class Encoded:
 
     @classmethod
     def of(cls, pairs: Pairs, tokenizers: TokenizerPair, max_length: int) -> "Encoded":
-        sources = [tokens.ids[:max_length] for tokens in tokenizers.source.encode(pairs.sources)]
-        targets = [[*tokens.ids[:max_length], END] for tokens in tokenizers.target.encode(pairs.targets)]
+        sources = [ids[:max_length] for ids in tokenizers.source.ids(pairs.sources)]
+        targets = [[*ids[:max_length], END] for ids in tokenizers.target.ids(pairs.targets)]
         return cls(sources, targets)
 
     def __len__(self) -> int:

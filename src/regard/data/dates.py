@@ -31,7 +31,7 @@ _ZEROS = {"ar": "٠", "fa": "۰", "ur": "۰", "bn": "০", "hi": "०", "mr": "�
 
 _NATIVE = {locale: {ord("0") + digit: chr(ord(zero) + digit) for digit in range(10)} for locale, zero in _ZEROS.items()}
 
-_SPLITS = {"test": range(5), "dev": range(5, 10), "train": range(10, 100)}
+_SPLITS = {"test": range(15), "dev": range(15, 25), "train": range(25, 100)}
 """Of a hundred classes of source strings, those that belong to each split."""
 
 

@@ -7,8 +7,9 @@ import gzip
 import logging
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple
 
 from regard.errors import DataError
 
@@ -72,17 +73,23 @@ def _decode(number: int, raw: bytes) -> Line:
         return Line(number, replaced, f"byte {error.start} is not UTF-8 (0x{raw[error.start]:02x})")
 
 
-def _open(path: Path) -> IO[bytes]:
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
     try:
         handle = path.open("rb")
-        start = handle.read(2)
-        handle.seek(0)
     except FileNotFoundError:
         raise DataError(f"There is no file {path}. Check the path.") from None
     except IsADirectoryError:
         raise DataError(f"{path} is a folder, and a file is needed.") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    if not start:
-        raise DataError(f"{path} is empty. Check that it was written.")
-    return cast(IO[bytes], gzip.open(handle)) if start == b"\x1f\x8b" else handle
+    with handle:
+        # Peeking rather than reading and going back, pipes can be read too.
+        start = handle.peek(2)[:2]
+        if not start:
+            raise DataError(f"{path} is empty. Check that it was written.")
+        if start == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=handle) as unzipped:
+                yield unzipped
+        else:
+            yield handle

@@ -57,6 +57,10 @@ class Tokenizer:
         size: int = self._inner.get_vocab_size()
         return size
 
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids alone, which is quicker for a whole corpus."""
+        return [found.ids for found in self._inner.encode_batch_fast(list(texts))]
+
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         return [Tokens(found.ids, found.tokens, found.offsets) for found in self._inner.encode_batch(list(texts))]
 

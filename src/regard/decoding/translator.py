@@ -58,7 +58,7 @@ class Translator:
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """Log p(target | source) of each pair."""
         source = pad([self._clip(tokens).ids for tokens in self.tokenizers.source.encode(sources)]).to(self.device)
-        target = pad([[*tokens.ids, END] for tokens in self.tokenizers.target.encode(targets)]).to(self.device)
+        target = pad([[*ids, END] for ids in self.tokenizers.target.ids(targets)]).to(self.device)
         start = torch.full_like(target.tokens_BT[:, :1], START)
         self.model.eval()
         with torch.inference_mode():

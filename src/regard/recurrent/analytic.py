@@ -87,6 +87,6 @@ def gru_scan(a_TNBG: Tensor, h_NBH: Tensor, R_NGH: Tensor, b_NG: Tensor) -> Tens
 
 
 def gru_step(a_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
-    """h' from the input's gates, the state's gates, and the state."""
+    """The next state, from the input's gates, the state's gates, and the state."""
     after: Tensor = _Step.apply(a_BG, u_BG, h_BH)  # type: ignore[no-untyped-call]
     return after

@@ -1,0 +1,117 @@
+"""Readers: every format, plain and gzipped, and every way in which a file can disappoint."""
+
+import gzip
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from regard.data.corpora import Pairs, load_corpus, read_pairs
+from regard.data.lines import LONGEST, read_lines
+from regard.data.settings import Files, FilesData
+from regard.errors import DataError
+
+EXPECTED = Pairs(["Guten Tag", "ja, bitte", "ä\u2028ö"], ["good day", "yes, please", "a\x0bo"])
+ROWS = list(zip(EXPECTED.sources, EXPECTED.targets, strict=True))
+
+FORMS = {
+    "data.tsv": "".join(f"{source}\t{target}\n" for source, target in ROWS),
+    "data.csv": "source,target\n" + "".join(f'"{source}","{target}"\n' for source, target in ROWS),
+    "data.jsonl": "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in ROWS),
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("name", list(FORMS))
+def test_reads_each_format(tmp_path: Path, name: str, zipped: bool) -> None:
+    data = FORMS[name].encode()
+    path = tmp_path / (name + ".gz" if zipped else name)
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    assert read_pairs(Files(path=str(path))) == EXPECTED
+
+
+def test_reads_parallel_files_and_a_last_line_without_an_end(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("\n".join(EXPECTED.sources), "utf-8")
+    (tmp_path / "b").write_bytes(gzip.compress("\n".join(EXPECTED.targets).encode()))
+    assert read_pairs(Files(source=str(tmp_path / "a"), target=str(tmp_path / "b"))) == EXPECTED
+
+
+def test_columns_by_number_and_by_name(tmp_path: Path) -> None:
+    (tmp_path / "three.tsv").write_text("lemma\tV;PST\tform\n")
+    assert read_pairs(Files(path=str(tmp_path / "three.tsv"), columns=(1, 3))) == Pairs(["lemma"], ["form"])
+    (tmp_path / "named.csv").write_text("id,de,en\n1,ja,yes\n")
+    assert read_pairs(Files(path=str(tmp_path / "named.csv"), columns=("de", "en"))) == Pairs(["ja"], ["yes"])
+    (tmp_path / "bare.csv").write_text("ja,yes\nnein,no\n")
+    assert len(read_pairs(Files(path=str(tmp_path / "bare.csv")))) == 2
+
+
+def test_byte_order_mark_and_windows_line_ends_are_left_out_with_a_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "w.tsv").write_bytes(b"\xef\xbb\xbfja\tyes\r\nnein\tno\r\n")
+    with caplog.at_level(logging.WARNING):
+        assert read_pairs(Files(path=str(tmp_path / "w.tsv"))) == Pairs(["ja", "nein"], ["yes", "no"])
+    assert "byte order mark" in caplog.text
+    assert "2 lines" in caplog.text
+
+
+def test_lines_end_at_newline_and_nowhere_else(tmp_path: Path) -> None:
+    text = "a\u2028b\u0085c\x0bd\x0ce\x1cf\n\nlast"
+    (tmp_path / "odd").write_text(text, "utf-8")
+    assert [line.text for line in read_lines(tmp_path / "odd")] == text.split("\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.tsv", b"", "is empty"),
+        ("x.tsv", b"a\tb\nc d\n", r"x.tsv:2: 1 column where 2 are needed, with a tab between"),
+        ("x.tsv", b"a\tb\nc\t\xff\n", r"x.tsv:2: byte 2 is not UTF-8 \(0xff\)"),
+        ("x.tsv", b"a\tb\nc\0\td\n", r"x.tsv:2: a NUL byte at byte 1"),
+        ("x.tsv", b"a" * (LONGEST + 1) + b"\tb\n", r"x.tsv:1: the line is longer than"),
+        ("x.tsv.gz", gzip.compress(b"a\tb\n" * 999)[:-20], "damaged gzip"),
+        ("x.tsv", b"\t\n", "no pair is left"),
+        ("x.jsonl", b'{"source": "a", "target": "b"}\n{"source": 1}\n', r"x.jsonl:2: no text under"),
+        ("x.jsonl", b"{broken\n", r"x.jsonl:1: not valid JSON"),
+        ("x.jsonl", b"[1, 2]\n", r"x.jsonl:1: not an object"),
+        ("x.csv", b'source,target\n"a,b\n', "not valid CSV"),
+    ],
+)
+def test_a_bad_file_is_named_with_line_and_remedy(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_pairs(Files(path=str(tmp_path / name)), drop_empty=True)
+
+
+def test_missing_files_and_folders_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file"):
+        read_pairs(Files(path=str(tmp_path / "none.tsv")))
+    with pytest.raises(DataError, match="is a folder"):
+        read_pairs(Files(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("counts", [(3, 5), (5, 3)])
+def test_unequal_line_counts_are_given(tmp_path: Path, counts: tuple[int, int]) -> None:
+    for name, count in zip("ab", counts, strict=True):
+        (tmp_path / name).write_text("x\n" * count)
+    with pytest.raises(DataError, match=rf"has {counts[0]} lines and .* has {counts[1]}\."):
+        read_pairs(Files(source=str(tmp_path / "a"), target=str(tmp_path / "b")))
+
+
+def test_bad_lines_can_be_skipped_and_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "x.tsv").write_bytes(b"a\tb\nbroken\nc\t\xff\nd\te\n\tempty\n")
+    with caplog.at_level(logging.WARNING):
+        pairs = read_pairs(Files(path=str(tmp_path / "x.tsv")), skip_bad_lines=True, drop_empty=True)
+    assert pairs == Pairs(["a", "d"], ["b", "e"])
+    assert "2 lines that are no pairs left out, the first at" in caplog.text
+    assert "1 lines with an empty side left out" in caplog.text
+
+
+def test_without_dev_files_some_sources_are_held_back(tmp_path: Path) -> None:
+    path = tmp_path / "x.tsv"
+    path.write_text("".join(f"s{n % 500}\tt{n}\n" for n in range(1000)))
+    corpus = load_corpus(FilesData(train=Files(path=str(path))))
+    assert len(corpus.train) + len(corpus.dev) == 1000
+    assert 10 < len(corpus.dev) < 120
+    assert not set(corpus.train.sources) & set(corpus.dev.sources)

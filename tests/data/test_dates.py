@@ -1,0 +1,67 @@
+"""The built-in corpus: many languages, no ambiguity, no leak, the same for the same seed."""
+
+import datetime
+import re
+
+import pytest
+
+from regard.data import dates
+
+
+def test_a_date_as_people_write_it() -> None:
+    date = datetime.date(2009, 5, 3)
+    assert dates.write(date, "fr", "long") == "3 mai 2009"
+    assert dates.write(date, "en", "full") == "Sunday, May 3, 2009"
+    assert dates.write(date, "ja", "long") == "2009年5月3日"
+    assert dates.write(date, "fa", "medium", native=True) == "۳ مه ۲۰۰۹"
+    assert dates.write(date, "hi", "long", native=True) == "३ मई २००९"
+
+
+def test_covers_many_languages_and_forms() -> None:
+    assert len(set(dates.LOCALES)) >= 40
+    for locale in dates.LOCALES:
+        assert {"long", "full"} & set(dates.unambiguous_forms(locale)), locale
+
+
+def test_forms_that_give_the_month_as_a_number_are_left_out_unless_the_year_comes_first() -> None:
+    assert "medium" not in dates.unambiguous_forms("de")  # 03.05.2009
+    assert "medium" not in dates.unambiguous_forms("cs")  # 3. 5. 2009
+    assert "medium" in dates.unambiguous_forms("ja")  # 2009/05/03
+
+
+def test_no_string_means_two_dates() -> None:
+    meanings: dict[str, datetime.date] = {}
+    day = datetime.date(2012, 1, 1)
+    while day.year == 2012:
+        for locale in dates.LOCALES:
+            for form in dates.unambiguous_forms(locale):
+                assert meanings.setdefault(dates.write(day, locale, form), day) == day
+        day += datetime.timedelta(1)
+    assert len(meanings) > 30_000
+
+
+def test_samples_are_a_pure_function_of_the_seed() -> None:
+    assert dates.sample("train", 200, seed=3) == dates.sample("train", 200, seed=3)
+    assert dates.sample("train", 200, seed=3) != dates.sample("train", 200, seed=4)
+    assert dates.sample("train", 200, seed=3)[:100] == dates.sample("train", 100, seed=3)
+
+
+def test_samples_are_pairs_in_range() -> None:
+    pairs = dates.sample("dev", 500, seed=0)
+    assert len({source for source, _ in pairs}) == 500
+    for _, target in pairs:
+        assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", target)
+        assert dates.FIRST <= datetime.date.fromisoformat(target) <= dates.LAST
+    scripts = "".join(source for source, _ in pairs)
+    assert re.search("[٠-٩۰-۹০-৯०-९၀-၉๐-๙]", scripts)
+
+
+@pytest.mark.parametrize("seeds", [(0, 0, 0), (0, 1, 2)])
+def test_splits_share_no_source(seeds: tuple[int, int, int]) -> None:
+    train, dev, test = (
+        {source for source, _ in dates.sample(split, size, seed)}
+        for split, size, seed in zip(("train", "dev", "test"), (5000, 1000, 1000), seeds, strict=True)
+    )
+    assert not train & dev
+    assert not train & test
+    assert not dev & test

@@ -1,0 +1,101 @@
+"""What every model obeys with every mechanism.
+
+B rows, T target steps, S source positions, V vocabulary.
+"""
+
+import pytest
+import torch
+
+import regard
+from regard.config import resolve
+from regard.data.batching import pad
+from regard.models.contracts import Padded, reorder
+from regard.models.seq2seq import Seq2Seq, build_model
+from regard.models.settings import RecurrentModel
+
+V = 11
+SMALL = {"embedding": 6, "dropout": 0.3}
+# A dot product needs a query as wide as the memory: 2 × 5 and 10.
+SIZES = {"encoder.hidden": 5, "decoder.hidden": 10}
+
+
+@pytest.fixture(params=[mechanism.name for mechanism in regard.mechanisms()])
+def mechanism(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[1, 2])
+def model(request: pytest.FixtureRequest, mechanism: str) -> Seq2Seq:
+    torch.manual_seed(0)
+    layers = {"encoder.layers": request.param, "decoder.layers": request.param}
+    settings = resolve(RecurrentModel, SMALL, {**SIZES, **layers, "attention": mechanism})
+    return build_model(settings, V, V).double().eval()
+
+
+SOURCE = pad([[4, 5, 6, 7, 8], [9, 10], [], [4, 4, 6]])
+TOKENS = torch.tensor([[2, 5, 6, 7], [2, 8, 0, 0], [2, 4, 9, 0], [2, 10, 10, 4]])
+
+
+def test_forward_equals_chained_steps(model: Seq2Seq) -> None:
+    memory = model.encoder(SOURCE)
+    whole = model.decoder(TOKENS, memory)
+    keys, state = model.decoder.begin(memory)
+    for step in range(TOKENS.shape[1]):
+        logits, state = model.decoder.step(TOKENS[:, step], state, keys)
+        torch.testing.assert_close(logits, whole[:, step])
+
+
+def test_padding_and_batch_mates_change_nothing(model: Seq2Seq) -> None:
+    together = model(SOURCE, TOKENS)
+    assert torch.isfinite(together).all()
+    for row, length in enumerate(SOURCE.lengths_B.tolist()):
+        alone = Padded(SOURCE.tokens_BT[row : row + 1, : max(1, length)], SOURCE.lengths_B[row : row + 1])
+        torch.testing.assert_close(model(alone, TOKENS[row : row + 1]), together[row : row + 1])
+
+
+def test_what_stands_in_the_padding_cannot_matter(model: Seq2Seq) -> None:
+    scribbled = torch.where(SOURCE.valid_BT, SOURCE.tokens_BT, V - 1)
+    assert torch.equal(model(SOURCE, TOKENS), model(Padded(scribbled, SOURCE.lengths_B), TOKENS))
+
+
+def test_masked_positions_have_weight_zero(model: Seq2Seq) -> None:
+    with regard.record(model) as trace:
+        model(SOURCE, TOKENS)
+    assert list(trace.weights) == ["decoder.attention"]
+    weights_BTS = trace.weights["decoder.attention"]
+    assert weights_BTS.shape == (4, 4, 5)
+    assert (weights_BTS.transpose(1, 2)[~SOURCE.valid_BT] == 0).all()
+
+
+def test_reordering_then_stepping_equals_stepping_then_reordering(model: Seq2Seq) -> None:
+    rows = torch.tensor([3, 0, 0, 1])
+    memory = model.encoder(SOURCE)
+    keys, state = model.decoder.begin(memory)
+    _, state = model.decoder.step(TOKENS[:, 0], state, keys)
+    logits, after = model.decoder.step(TOKENS[:, 1], state, keys)
+    moved = type(memory)(*(part[rows] for part in memory))
+    moved_keys, _ = model.decoder.begin(moved)
+    again, moved_after = model.decoder.step(TOKENS[rows, 1], reorder(state, rows), moved_keys)
+    torch.testing.assert_close(again, logits[rows])
+    torch.testing.assert_close(moved_after.layers, reorder(after.layers, rows))
+
+
+def test_the_future_cannot_matter(model: Seq2Seq) -> None:
+    changed = TOKENS.clone()
+    changed[:, 2:] = 3
+    before, after = model(SOURCE, TOKENS), model(SOURCE, changed)
+    assert torch.equal(before[:, :2], after[:, :2])
+    assert not torch.equal(before[:, 2:], after[:, 2:])
+
+
+def test_gradients_reach_every_parameter(model: Seq2Seq) -> None:
+    logits = model(SOURCE, TOKENS)
+    logits.square().sum().backward()
+    untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert untouched == []
+
+
+def test_dropout_is_off_in_evaluation_and_on_in_training(model: Seq2Seq) -> None:
+    assert torch.equal(model(SOURCE, TOKENS), model(SOURCE, TOKENS))
+    model.train()
+    assert not torch.equal(model(SOURCE, TOKENS), model(SOURCE, TOKENS))

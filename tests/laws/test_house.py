@@ -1,0 +1,96 @@
+"""The rules of the house, read from its source."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+
+SOURCE = Path(regard.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+FLOORS = [
+    {"errors"},
+    {"config"},
+    {"attention", "recurrent"},
+    {"models"},
+    {"data"},
+    {"decoding"},
+    {"training"},
+    {"inspection"},
+    {"api"},
+    {"explorer", "serving"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+"""A room may import from floors below its own, and from itself."""
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def floor(name: str) -> int:
+    return next(index for index, rooms in enumerate(FLOORS) if name in rooms)
+
+
+def imported_rooms(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "regard":
+            names = [f"regard.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names = [node.module or ""]
+        found |= {name.split(".")[1] for name in names if name.startswith("regard.")}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    own = room(path)
+    for other in imported_rooms(path) - {own}:
+        assert floor(other) < floor(own), f"{path} is in '{own}' and imports from '{other}'"
+
+
+def test_the_import_test_sees_an_import_the_wrong_way(tmp_path: Path) -> None:
+    path = tmp_path / "scores.py"
+    path.write_text("from regard.training import loop\nfrom regard import cli\nimport regard.data.lines\n")
+    assert imported_rooms(path) == {"training", "cli", "data"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_file_is_too_long_or_vague(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 400
+    assert path.stem not in {"utils", "util", "helpers", "helper", "common", "misc", "base", "core"}
+
+
+def test_public_names_are_sorted_and_all_there() -> None:
+    def order(name: str) -> tuple[int, str]:
+        return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+    assert regard.__all__ == sorted(regard.__all__, key=order)
+    assert set(regard.__all__) == set(regard._HOMES)
+    for name in regard.__all__:
+        assert getattr(regard, name) is not None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import regard",
+        "import regard.cli.train, regard.cli.predict, regard.cli.evaluate, regard.cli.look",
+        "import regard.cli.presets, regard.cli.mechanisms",
+        "from regard.training.settings import RunSettings",
+        "import regard; regard.mechanisms()",
+    ],
+)
+def test_settings_and_help_need_no_torch(statement: str) -> None:
+    code = f"{statement}\nimport sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,142 @@
+"""What every mechanism of attention obeys, whatever its parts.
+
+B rows, T queries, S memory slots, D width.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+
+NAMES = [mechanism.name for mechanism in regard.mechanisms()]
+POSITIONAL = {mechanism.name for mechanism in regard.mechanisms() if mechanism.scope != "global"}
+B, T, S, D = 3, 4, 7, 5
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def attention(name: str) -> regard.Attention:
+    torch.manual_seed(0)
+    return regard.Attention.named(name, query_size=D, key_size=D).double()
+
+
+def tensors(seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((B, T, D), (B, S, D), (B, S, D))
+    query, keys, values = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return query, keys, values
+
+
+def lengths_mask(*lengths: int) -> Tensor:
+    return torch.arange(S) < torch.tensor(lengths).unsqueeze(1)
+
+
+def test_weights_sum_to_one_over_what_may_be_seen(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    allowed = lengths_mask(7, 4, 5)
+    context, weights = attention(query, keys, values, allowed=allowed)
+    assert context.shape == (B, T, D)
+    assert weights.shape == (B, T, S)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(B, T, dtype=torch.float64))
+    assert (weights >= 0).all()
+    assert (weights[~allowed.unsqueeze(1).expand_as(weights)] == 0).all()
+
+
+def test_what_lies_in_a_masked_slot_cannot_matter(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    allowed = lengths_mask(7, 4, 5)
+    clean = attention(query, keys, values, allowed=allowed)
+    poison = ~allowed.unsqueeze(-1)
+    poisoned = attention(
+        query, keys.masked_fill(poison, torch.nan), values.masked_fill(poison, torch.nan), allowed=allowed
+    )
+    assert torch.equal(clean[0], poisoned[0])
+    assert torch.equal(clean[1], poisoned[1])
+
+
+def test_no_gradient_flows_to_or_from_a_masked_slot(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    allowed = lengths_mask(7, 4, 0)
+    poison = ~allowed.unsqueeze(-1)
+    keys = keys.masked_fill(poison, torch.nan).requires_grad_()
+    values = values.masked_fill(poison, torch.nan).requires_grad_()
+    query.requires_grad_()
+    attention(query, keys, values, allowed=allowed)[0].sum().backward()
+    for tensor in (query, keys, values, *attention.parameters()):
+        assert tensor.grad is None or torch.isfinite(tensor.grad).all()
+    assert keys.grad is not None
+    assert values.grad is not None
+    assert (values.grad[~allowed] == 0).all()
+
+
+def test_one_visible_slot_returns_its_value(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    context, _ = attention(query, keys, values, allowed=lengths_mask(1, 1, 1))
+    torch.testing.assert_close(context, values[:, :1].expand(B, T, D))
+
+
+def test_nothing_visible_returns_zero(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    context, weights = attention(query, keys, values, allowed=lengths_mask(0, 7, 0))
+    assert (context[[0, 2]] == 0).all()
+    assert (weights[[0, 2]] == 0).all()
+    assert (context[1] != 0).any()
+
+
+def test_more_padding_changes_nothing(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    allowed = lengths_mask(7, 4, 5)
+    context, weights = attention(query, keys, values, allowed=allowed)
+
+    def longer(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, torch.full_like(tensor[:, :3], 9.0)], dim=1)
+
+    wide = torch.cat([allowed, torch.zeros(B, 3, dtype=torch.bool)], dim=1)
+    again, wider = attention(query, longer(keys), longer(values), allowed=wide)
+    torch.testing.assert_close(context, again)
+    torch.testing.assert_close(weights, wider[..., :S])
+    assert (wider[..., S:] == 0).all()
+
+
+def test_batch_mates_change_nothing(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    allowed = lengths_mask(7, 4, 5)
+    together, _ = attention(query, keys, values, allowed=allowed)
+    for row in range(B):
+        one = slice(row, row + 1)
+        alone, _ = attention(query[one], keys[one], values[one], allowed=allowed[one])
+        torch.testing.assert_close(together[one], alone)
+
+
+def test_permuting_slots_permutes_weights(attention: regard.Attention, name: str) -> None:
+    query, keys, values = tensors()
+    order = torch.randperm(S, generator=torch.Generator().manual_seed(3))
+    context, weights = attention(query, keys, values)
+    again, permuted = attention(query, keys[:, order], values[:, order])
+    holds = torch.allclose(weights[..., order], permuted) and torch.allclose(context, again)
+    assert holds == (name not in POSITIONAL)
+
+
+def test_reading_step_by_step_equals_reading_at_once(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    prepared = attention.prepare(keys, values, lengths_mask(7, 4, 5))
+    at_once = attention.read(query, prepared, attention.begin(prepared))
+    past = attention.begin(prepared)
+    for step in range(T):
+        one = attention.read(query[:, step : step + 1], prepared, past)
+        past = one.past
+        torch.testing.assert_close(one.context_BTD, at_once.context_BTD[:, step : step + 1])
+
+
+def test_recording_hands_out_the_weights_and_nothing_is_kept_without_it(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    with regard.record(attention) as trace:
+        _, weights = attention(query, keys, values)
+    assert torch.equal(trace.weights[""], weights)
+    attention(query, keys, values)
+    assert len(trace.calls[""]) == 1

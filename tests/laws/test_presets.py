@@ -1,0 +1,17 @@
+"""Every preset is valid, builds, and says what it is for."""
+
+import pytest
+
+from regard.config import flatten, presets, resolve
+from regard.models.seq2seq import build_model
+from regard.training.settings import RunSettings
+
+
+@pytest.mark.parametrize("name", list(presets()))
+def test_preset_validates_builds_and_survives_a_round_trip(name: str) -> None:
+    settings = resolve(RunSettings, name, {})
+    assert settings.about
+    assert resolve(RunSettings, settings.model_dump(mode="json"), {}) == settings
+    model = build_model(settings.model, 50, 50)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+    assert "training.steps" in flatten(settings)
