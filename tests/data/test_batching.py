@@ -44,7 +44,7 @@ def test_the_decoder_is_given_the_target_one_step_late() -> None:
     batch = encoded.batch([1, 0], torch.device("cpu"))
     assert batch.given.tolist() == [[START, 9, END], [START, 7, 8]]
     assert batch.target.tokens_BT.tolist() == [[9, END, PAD], [7, 8, END]]
-    halves = batch.split()
+    halves = batch.cut(2)
     assert [half.ids for half in halves] == [[1], [0]]
     assert halves[1].source.tokens_BT.tolist() == [[4, PAD]]
 

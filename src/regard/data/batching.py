@@ -35,10 +35,10 @@ class Batch(NamedTuple):
         start = torch.full_like(self.target.tokens_BT[:, :1], START)
         return torch.cat([start, self.target.tokens_BT[:, :-1]], dim=1)
 
-    def split(self) -> tuple["Batch", "Batch"]:
-        """The batch in two halves."""
-        half = len(self.ids) // 2
-        return self._rows(slice(None, half)), self._rows(slice(half, None))
+    def cut(self, pieces: int) -> list["Batch"]:
+        """The batch in so many pieces, or in single pairs where it has no more."""
+        size = -(-len(self.ids) // pieces)
+        return [self._rows(slice(start, start + size)) for start in range(0, len(self.ids), size)]
 
     def _rows(self, rows: slice) -> "Batch":
         source, target = (Padded(part.tokens_BT[rows], part.lengths_B[rows]) for part in self[:2])

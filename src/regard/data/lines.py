@@ -21,6 +21,9 @@ LONGEST = 1 << 19
 BYTE_ORDER_MARK = "\ufeff"
 
 
+Readable = IO[bytes] | gzip.GzipFile
+
+
 class Line(NamedTuple):
     """A line with its number (from 1): its text, or what is wrong with it."""
 
@@ -40,7 +43,7 @@ def read_lines(path: str | Path) -> Iterator[Line]:
             ) from None
 
 
-def parse_lines(handle: IO[bytes], name: str) -> Iterator[Line]:
+def parse_lines(handle: Readable, name: str) -> Iterator[Line]:
     """The lines of a binary stream; BOM and CRLF are stripped, with a notice."""
     number = carriages = 0
     while raw := handle.readline(LONGEST + 1):
@@ -74,7 +77,7 @@ def _decode(number: int, raw: bytes) -> Line:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[IO[bytes]]:
+def _open(path: Path) -> Iterator[Readable]:
     try:
         handle = path.open("rb")
     except FileNotFoundError:

@@ -33,6 +33,7 @@ def greedy(decoder: Decoder, memory: Memory, symbols: Symbols, limits_B: Tensor)
     rows = limits_B.shape[0]
     token_B = torch.full((rows,), symbols.start, device=limits_B.device)
     running_B = limits_B > 0
+    ended_B = torch.zeros_like(running_B)
     score_B = torch.zeros(rows, dtype=torch.float64, device=limits_B.device)
     said: list[Tensor] = []
     while bool(running_B.any()):
@@ -42,14 +43,10 @@ def greedy(decoder: Decoder, memory: Memory, symbols: Symbols, limits_B: Tensor)
         token_B = torch.where(running_B, likeliest.indices, symbols.end)
         score_B += torch.where(running_B, likeliest.values, 0.0)
         said.append(token_B)
-        running_B = running_B & (token_B != symbols.end) & (len(said) < limits_B)
-    if not said:
-        return [Hypothesis([], 0.0, True) for _ in range(rows)]
-    answers = torch.stack(said, 1).tolist()
-    return [_finish(answer, score, symbols.end) for answer, score in zip(answers, score_B.tolist(), strict=True)]
-
-
-def _finish(answer: list[int], score: float, end: int) -> Hypothesis:
-    if end in answer:
-        return Hypothesis(answer[: answer.index(end)], score, truncated=False)
-    return Hypothesis(answer, score, truncated=True)
+        ended_B = ended_B | (running_B & (token_B == symbols.end))
+        running_B = running_B & ~ended_B & (len(said) < limits_B)
+    answers = torch.stack(said, 1).tolist() if said else [[] for _ in range(rows)]
+    return [
+        Hypothesis(answer[: answer.index(symbols.end)] if symbols.end in answer else answer, score, not ended)
+        for answer, score, ended in zip(answers, score_B.tolist(), ended_B.tolist(), strict=True)
+    ]

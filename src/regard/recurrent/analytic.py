@@ -16,7 +16,7 @@ from torch import Tensor
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, start: Tensor, R: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, a: Tensor, start: Tensor, R: Tensor, b: Tensor) -> Tensor:
         steps, cells, rows, width = a.shape
         size = width // 3
         h, u = a.new_empty(steps + 1, cells, rows, size), torch.empty_like(a)
@@ -35,7 +35,7 @@ class _Scan(torch.autograd.Function):
         return h[1:]
 
     @staticmethod
-    def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         R, h, u, rz, n = ctx.saved_tensors
         size = n.shape[-1]
         r, z, u_n = rz[..., :size], rz[..., size:], u[..., 2 * size :]
@@ -62,7 +62,7 @@ class _Scan(torch.autograd.Function):
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, a_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
         size = h_BH.shape[-1]
         rz = (a_BG[:, : 2 * size] + u_BG[:, : 2 * size]).sigmoid_()
         n = torch.addcmul(a_BG[:, 2 * size :], rz[:, :size], u_BG[:, 2 * size :]).tanh_()
@@ -70,7 +70,7 @@ class _Step(torch.autograd.Function):
         return torch.lerp(n, h_BH, rz[:, size:])
 
     @staticmethod
-    def backward(ctx: Any, d_after: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, d_after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rz, n, u_BG, h_BH = ctx.saved_tensors
         size = h_BH.shape[-1]
         r, z = rz[:, :size], rz[:, size:]

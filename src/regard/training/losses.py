@@ -28,19 +28,12 @@ def backward(model: Seq2Seq, batch: Batch, label_smoothing: float, pieces: int =
     model.zero_grad(set_to_none=True)
     tokens = int(batch.target.lengths_B.sum())
     loss = 0.0
-    for piece in _cut(batch, pieces):
+    for piece in batch.cut(pieces):
         total, _ = token_loss(model, piece, label_smoothing)
         mean = total / tokens
         mean.backward()  # type: ignore[no-untyped-call]
         loss += float(mean.detach())
     return loss, tokens
-
-
-def _cut(batch: Batch, pieces: int) -> list[Batch]:
-    parts = [batch]
-    while len(parts) < pieces:
-        parts = [half for part in parts for half in (part.split() if len(part.ids) > 1 else (part,))]
-    return parts
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

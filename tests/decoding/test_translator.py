@@ -1,0 +1,84 @@
+"""Text in, text out, through a trained model."""
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.data.batching import pad
+from regard.data.tokenizers import END, PAD, START, UNKNOWN
+from regard.training.folder import RunFolder
+
+TEXTS = ["3 mai 2009", "", "Sunday, May 3, 2009", "2009年5月3日", "\ufffd ☃", "x"]
+
+
+@pytest.fixture(scope="module")
+def model(small_run: RunFolder) -> regard.Model:
+    return regard.load(small_run.path)
+
+
+def test_a_list_gives_a_list_in_order(model: regard.Model) -> None:
+    together = model.predict(TEXTS)
+    assert [prediction.source for prediction in together] == TEXTS
+    for text, prediction in zip(TEXTS, together, strict=True):
+        alone = model.predict(text)
+        assert alone.text == prediction.text
+        assert alone.score == pytest.approx(prediction.score, abs=1e-5)
+
+
+def test_an_empty_text_has_an_empty_answer(model: regard.Model) -> None:
+    empty = model.predict("")
+    assert (empty.text, empty.tokens, empty.truncated) == ("", [], False)
+    assert empty.attention.shape == (0, 0)
+
+
+def test_attention_has_a_row_for_each_token_and_a_column_for_each_source_token(model: regard.Model) -> None:
+    for prediction in model.predict(TEXTS[2:]):
+        assert prediction.attention.shape == (len(prediction.tokens), len(prediction.source_tokens))
+        np.testing.assert_allclose(prediction.attention.sum(-1), 1.0, rtol=1e-5)
+        assert "".join(prediction.tokens) == prediction.text
+        assert "".join(prediction.source_tokens) == prediction.source
+
+
+def test_the_attention_shown_is_the_one_used(model: regard.Model) -> None:
+    """Recorded while searching, step by step, it is that of the second pass."""
+    text = "3 mai 2009"
+    shown = model.predict(text).attention
+    with regard.record(model.network) as trace:
+        model.translator.translate([text])
+    np.testing.assert_allclose(trace.weights["decoder.attention"][0, : len(shown)].numpy(), shown, atol=1e-6)
+
+
+def test_the_score_is_the_log_probability_of_the_answer(model: regard.Model) -> None:
+    """Among what may be said at all: never padding, unknown or the start."""
+    for prediction in model.predict(TEXTS[2:]):
+        tokenizers = model.translator.tokenizers
+        [source], [target] = tokenizers.source.ids([prediction.source]), tokenizers.target.ids([prediction.text])
+        with torch.no_grad():
+            logits = model.network(pad([source]), torch.tensor([[START, *target]]))[0]
+        logits[:, [PAD, UNKNOWN, START]] = -torch.inf
+        said = target if prediction.truncated else [*target, END]
+        expected = sum(float(logits[step].log_softmax(-1)[token]) for step, token in enumerate(said))
+        assert prediction.score == pytest.approx(expected, abs=1e-4)
+
+
+def test_scoring_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
+    tokenizers = model.translator.tokenizers
+    [source], [target] = tokenizers.source.ids(["3 mai 2009"]), tokenizers.target.ids(["2009-05-03"])
+    with torch.no_grad():
+        log_p = model.network(pad([source]), torch.tensor([[START, *target]]))[0].log_softmax(-1)
+    expected = sum(float(log_p[step, token]) for step, token in enumerate([*target, END]))
+    assert model.score("3 mai 2009", "2009-05-03") == pytest.approx(expected, abs=1e-4)
+
+
+def test_predicting_leaves_a_model_in_training_as_it_was(model: regard.Model) -> None:
+    model.network.train()
+    model.predict("3 mai 2009")
+    assert model.network.training
+    model.network.eval()
+
+
+def test_no_gradient_is_kept(model: regard.Model) -> None:
+    model.predict("3 mai 2009")
+    assert all(parameter.grad is None for parameter in model.network.parameters())
+    assert torch.is_grad_enabled()

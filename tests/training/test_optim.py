@@ -1,0 +1,41 @@
+"""The learning rate as a pure function of the step, and clipping that refuses what is no number."""
+
+import pytest
+import torch
+from torch import nn
+
+from regard.training.optim import build_optimizer, clip_gradients, learning_rate
+from regard.training.settings import TrainingSettings
+
+
+@pytest.mark.parametrize(
+    ("decay", "middle"), [("none", 1.0), ("linear", 0.5), ("cosine", 0.5)], ids=["none", "linear", "cosine"]
+)
+def test_rises_to_its_peak_and_decays(decay: str, middle: float) -> None:
+    settings = TrainingSettings.model_validate({"steps": 110, "warmup": 10, "learning_rate": 2.0, "decay": decay})
+    assert learning_rate(1, settings) == pytest.approx(0.2)
+    assert learning_rate(10, settings) == pytest.approx(2.0)
+    assert learning_rate(60, settings) == pytest.approx(2.0 * middle)
+    assert learning_rate(110, settings) == pytest.approx(2.0 if decay == "none" else 0.0)
+
+
+def test_clipping_scales_to_the_norm_and_tells_the_old_one() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.grad = torch.tensor([[3.0, 4.0]])
+    assert clip_gradients(model, 1.0) == pytest.approx(5.0)
+    assert model.weight.grad.flatten().tolist() == pytest.approx([0.6, 0.8], abs=1e-5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_clipping_refuses_what_is_no_number_and_touches_nothing(bad: float) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.grad = torch.tensor([[3.0, bad]])
+    assert clip_gradients(model, 1.0) is None
+    assert model.weight.grad[0, 0] == 3.0
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    model = nn.Linear(2, 3)
+    groups = build_optimizer(model, TrainingSettings(weight_decay=0.5)).param_groups
+    decays = {parameter.dim(): group["weight_decay"] for group in groups for parameter in group["params"]}
+    assert decays == {2: 0.5, 1: 0.0}
