@@ -6,7 +6,6 @@ A choice between several things is a union discriminated by `kind`, and a bare n
 `score: additive` means `score: {kind: additive}`.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, did_you_mean
 
 Tree = dict[str, Any]
 Path_ = tuple[str | int, ...]
@@ -94,7 +93,7 @@ def find(source: str | Path) -> Path:
     preset = Path(str(resources.files("regard") / "presets" / f"{source}.yaml"))
     if not preset.exists():
         raise ConfigError(
-            f"'{source}' is neither a preset nor a file.{_nearest(str(source), presets())} "
+            f"'{source}' is neither a preset nor a file.{did_you_mean(str(source), presets())} "
             f"Presets: {', '.join(presets())}."
         )
     return preset
@@ -190,20 +189,20 @@ def _explain(schema: type[Settings], detail: ErrorDetails, place: Any) -> str:
     where = place(path)
     match detail["type"]:
         case "extra_forbidden":
-            near = _nearest(str(path[-1]), list(owner.model_fields))
+            near = did_you_mean(str(path[-1]), list(owner.model_fields))
             return f"{where}: there is no setting '{key}'.{near} Known here: {', '.join(owner.model_fields)}."
         case "missing":
             return f"{where}: the setting '{key}' is needed. Give it, for example with {key}=VALUE."
         case "union_tag_invalid":
             names = [name.strip(" '") for name in detail["ctx"]["expected_tags"].split(",")]
             wrong = detail["ctx"]["tag"]
-            return f"{where}: {key} cannot be '{wrong}'.{_nearest(wrong, names)} Known: {', '.join(names)}."
+            return f"{where}: {key} cannot be '{wrong}'.{did_you_mean(wrong, names)} Known: {', '.join(names)}."
         case "union_tag_not_found":
             return f"{where}: {key} must say which `kind` it is."
         case "literal_error":
             names = [name.strip(" '") for name in detail["ctx"]["expected"].replace(" or ", ",").split(",")]
             wrong, key = detail["input"], key.removesuffix(".kind")
-            near = _nearest(str(wrong), names)
+            near = did_you_mean(str(wrong), names)
             return f"{where}: {key} cannot be {_describe(wrong)}.{near} Known: {', '.join(names)}."
         case "value_error":
             return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']}"
@@ -256,11 +255,6 @@ def _blame(overrides: Mapping[str, Any], path: Path_) -> str:
         if name == key or name.startswith(f"{key}.") or key.startswith(f"{name}."):
             return f"{name}={value}"
     return "The settings do not fit together"
-
-
-def _nearest(word: str, names: Any) -> str:
-    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def _describe(value: Any) -> str:

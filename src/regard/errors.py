@@ -13,6 +13,8 @@ Exit code 0 is success, 1 an answer that is "no" (a threshold missed), 2 also a 
 A message is one paragraph: what happened, where (file, line, key), and how to mend it.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import ClassVar
 
 
@@ -48,3 +50,9 @@ class ResourceError(RegardError):
 
 class Interrupted(RegardError):  # noqa: N818 - not an error: the state is saved
     exit_code = 75
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """` Did you mean 'additive'?`, or nothing where no name is near."""
+    close = get_close_matches(word, list(names), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -17,7 +17,7 @@ from regard.attention.scores import build_score
 from regard.attention.selections import build_selection
 from regard.attention.settings import AttentionSettings
 from regard.config import resolve
-from regard.errors import ConfigError
+from regard.errors import ConfigError, did_you_mean
 
 Part = str | Mapping[str, Any]
 
@@ -71,8 +71,9 @@ class Attention(Recordable):
     def named(cls, name: str, query_size: int, key_size: int) -> "Attention":
         """A mechanism by its name in the literature; `regard.mechanisms()` lists them."""
         if name not in MECHANISMS:
-            raise ConfigError(f"'{name}' is no mechanism. Known: {', '.join(MECHANISMS)}.")
-        return cls(query_size, key_size, **MECHANISMS[name].parts)  # type: ignore[arg-type]
+            near = did_you_mean(name, MECHANISMS)
+            raise ConfigError(f"'{name}' is no mechanism.{near} Known: {', '.join(MECHANISMS)}.")
+        return cls(query_size, key_size, **MECHANISMS[name].parts)
 
     @classmethod
     def from_settings(cls, settings: AttentionSettings, query_size: int, key_size: int) -> "Attention":

@@ -16,7 +16,7 @@ class Mechanism:
     options: dict[str, dict[str, object]] = field(default_factory=dict)
 
     @property
-    def parts(self) -> dict[str, object]:
+    def parts(self) -> dict[str, dict[str, object]]:
         """The settings of an attention that is this mechanism."""
         kinds = {"score": self.score, "scope": self.scope, "select": self.select}
         return {part: {"kind": kind, **self.options.get(part, {})} for part, kind in kinds.items()}

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, PositiveInt
 
 from regard.attention.mechanisms import MECHANISMS
 from regard.config import BY_NAME, Settings
+from regard.errors import did_you_mean
 
 
 class Additive(Settings):
@@ -53,9 +54,17 @@ def _mechanism(value: Any) -> Any:
         value = {"kind": value}
     if not isinstance(value, dict) or "kind" not in value:
         return value
-    rest = {key: part for key, part in value.items() if key != "kind"}
-    found = MECHANISMS.get(value["kind"])
-    return {**found.parts, **rest} if found else value
+    name = str(value["kind"])
+    if name not in MECHANISMS:
+        raise ValueError(
+            f"there is no mechanism '{name}'.{did_you_mean(name, MECHANISMS)} `regard mechanisms` lists them."
+        )
+    parts = MECHANISMS[name].parts
+    for key, part in value.items():
+        if key != "kind":
+            changes_options = isinstance(part, dict) and "kind" not in part and key in parts
+            parts[key] = {**parts[key], **part} if changes_options else part
+    return parts
 
 
 class AttentionSettings(Settings):

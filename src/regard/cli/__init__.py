@@ -2,6 +2,8 @@
 
 import sys
 
+import click
+
 from regard.cli.failures import reported
 from regard.cli.verbs import regard
 
@@ -12,4 +14,7 @@ def main() -> None:
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in ours
     with reported(debug=debug):
-        regard.main([word for word in arguments if word != "--debug"], standalone_mode=False, prog_name="regard")
+        words = [word for word in arguments if word != "--debug"]
+        code = regard.main(words, standalone_mode=False, prog_name="regard")
+        if code:
+            raise click.exceptions.Exit(code)

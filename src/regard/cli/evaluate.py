@@ -1,13 +1,12 @@
 """regard evaluate"""
 
 import json
-from difflib import get_close_matches
 
 import click
 
 from regard.cli.tables import table
 from regard.data.settings import Files
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, did_you_mean
 from regard.training.folder import open_model
 
 METRICS = ("accuracy", "loss")
@@ -74,9 +73,8 @@ def command(
 
 def _known(metric: str) -> str:
     if metric not in METRICS:
-        near = get_close_matches(metric, METRICS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ConfigError(f"There is no metric '{metric}'.{hint} Metrics: {', '.join(METRICS)}.")
+        near = did_you_mean(metric, METRICS)
+        raise ConfigError(f"There is no metric '{metric}'.{near} Metrics: {', '.join(METRICS)}.")
     return metric
 
 

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from regard.errors import did_you_mean
+
 VERBS = {
     "train": "train a model, or go on with one that was stopped",
     "predict": "answer text: from the arguments, or a line at a time from stdin",
@@ -44,13 +46,10 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from difflib import get_close_matches
-
         known = [*VERBS, *ALIASES]
         if args and not args[0].startswith("-") and args[0] not in known:
-            near = get_close_matches(args[0], known, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise click.UsageError(f"There is no verb '{args[0]}'.{hint} Verbs: {', '.join(VERBS)}.", ctx)
+            near = did_you_mean(args[0], known)
+            raise click.UsageError(f"There is no verb '{args[0]}'.{near} Verbs: {', '.join(VERBS)}.", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -30,24 +30,23 @@ from regard.training.signals import stop_on_signals
 def train(settings: RunSettings, folder: RunFolder) -> Progress:
     """Train in a folder, or go on where it stopped; the same command always ends with the same weights."""
     with _told_when_disk_fails(folder), folder.lock():
-        _open(folder, settings)
+        if folder.all_checkpoints():
+            _see_that_it_is_the_same(folder, settings)
         corpus = load_corpus(settings.data)
+        folder.clear_remains()
+        write_yaml(folder.config, settings)
         with _threads(settings.training.threads):
             return _Run.begin(settings, folder, corpus).finish()
 
 
-def _open(folder: RunFolder, settings: RunSettings) -> None:
-    """Make the folder a run with these settings, or see that it is one."""
-    if folder.exists():
-        changed = differences(folder.settings(), settings)
-        if changed:
-            listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items())
-            raise ConfigError(
-                f"{folder.path} was begun with other settings: {listed}. Give the same settings to go on, "
-                f"choose another folder with --out, or remove {folder.path} to begin anew."
-            )
-        folder.clear_remains()
-    write_yaml(folder.config, settings)
+def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
+    changed = differences(folder.settings(), settings)
+    if changed:
+        listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items())
+        raise ConfigError(
+            f"{folder.path} was begun with other settings: {listed}. Give the same settings to go on, "
+            f"choose another folder with --out, or remove {folder.path} to begin anew."
+        )
 
 
 @dataclass
@@ -109,8 +108,11 @@ class _Run:
     def finish(self) -> Progress:
         """Take steps until all are taken, no better model is in sight, or somebody asks to stop."""
         training, progress = self.settings.training, self.progress
-        events = EventLog(self.folder.events, progress.step)
-        with Narrator(training.steps, progress.step) as narrator, stop_on_signals() as stop:
+        with (
+            EventLog(self.folder.events, progress.step) as events,
+            Narrator(training.steps, progress.step) as narrator,
+            stop_on_signals() as stop,
+        ):
             narrator.say(self._opening())
             since, tokens = time.monotonic(), 0
             while not self.done:
@@ -134,7 +136,6 @@ class _Run:
                         "Give the same command to go on."
                     )
             narrator.say(self._closing())
-        events.close()
         card.write(self.folder, self.settings, progress, self.model)
         return progress
 

@@ -15,7 +15,7 @@ class TrainingSettings(Settings):
 
     steps: PositiveInt = 1_000
     batch_size: PositiveInt = Field(64, description="pairs in a batch")
-    learning_rate: PositiveFloat = Field(1e-3, description="at its peak")
+    learning_rate: float = Field(1e-3, gt=0, le=1e30, description="at its peak")
     warmup: NonNegativeInt = Field(100, description="steps in which the learning rate rises to its peak")
     decay: Literal["cosine", "linear", "none"] = Field("cosine", description="from the peak to zero at the last step")
     weight_decay: NonNegativeFloat = 0.01

@@ -1,0 +1,62 @@
+"""Help is instant, complete, and needs no torch."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from regard.cli.verbs import ALIASES, VERBS
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+REGARD = Path(sys.executable).parent / "regard"
+
+
+def quickest(*arguments: str) -> float:
+    """The least of five tries: a busy machine can only make them slower."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([REGARD, *arguments], capture_output=True, check=False)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_help_answers_at_once() -> None:
+    assert quickest("--help") < 0.3
+
+
+def test_a_typo_is_answered_in_under_a_second(cli: Run) -> None:
+    done = cli("train", "dates", "model.attention.score=aditive")
+    assert done.returncode == 2
+    assert "model.attention.score cannot be 'aditive'. Did you mean 'additive'?" in done.stderr
+    assert quickest("train", "dates", "model.attention.score=aditive") < 1.0
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *ALIASES])
+def test_every_verb_has_help_that_ends_in_examples(cli: Run, verb: str) -> None:
+    done = cli(verb, "-h")
+    assert done.returncode == 0
+    assert f"regard {ALIASES.get(verb, verb)}" in done.stdout.partition("Examples:")[2]
+
+
+def test_all_verbs_are_listed(cli: Run) -> None:
+    done = cli("--help")
+    assert all(verb in done.stdout for verb in VERBS)
+    assert cli("--version").stdout.startswith("regard 0.")
+
+
+def test_a_wrong_verb_is_answered_with_the_nearest(cli: Run) -> None:
+    done = cli("trian")
+    assert done.returncode == 2
+    assert "There is no verb 'trian'. Did you mean 'train'?" in done.stderr
+
+
+def test_presets_and_mechanisms_are_listed(cli: Run) -> None:
+    assert cli("presets").stdout.splitlines()[1].startswith("dates")
+    assert "data:" in cli("presets", "dates").stdout
+    table = cli("mechanisms").stdout
+    assert "bahdanau" in table
+    assert "arXiv:1409.0473" in table

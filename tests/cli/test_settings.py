@@ -1,0 +1,83 @@
+"""Wrong settings: exit code 2 before data is read, with the key, the nearest name, the file and line."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainin.steps=5", "there is no setting 'trainin'. Did you mean 'training'?"),
+        ("training.step=5", "there is no setting 'training.step'. Did you mean 'steps'?"),
+        ("training.steps=many", "training.steps = 'many': input should be a valid integer"),
+        ("training.steps=0", "training.steps = 0: input should be greater than 0"),
+        ("model.dropout=1.5", "model.dropout = 1.5: input should be less than 1"),
+        ("model.attention=bahdanu", "model.attention"),
+        ("model.attention.scope=locl_m", "Did you mean 'local_m'?"),
+        ("model.encoder.cell=gruu", "Did you mean 'gru'?"),
+        ("data.kind=dats", "Did you mean 'dates'?"),
+        ("training.device=gpu", "training.device = 'gpu'"),
+        ("training.steps", "write key=value"),
+    ],
+)
+def test_a_wrong_override_is_named(cli: Run, tmp_path: Path, override: str, message: str) -> None:
+    done = cli("train", "dates", override)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_wrong_mechanism_is_answered_with_the_nearest(cli: Run) -> None:
+    assert "Did you mean 'bahdanau'?" in cli("train", "dates", "model.attention=bahdanu").stderr
+
+
+def test_a_mistake_in_a_file_is_told_with_its_line(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("data: dates\nmodel:\n  embeding: 32\ntraining: {steps: 5}\n")
+    done = cli("train", "mine.yaml")
+    assert done.returncode == 2
+    assert "mine.yaml:3: there is no setting 'model.embeding'. Did you mean 'embedding'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("data: [", "mine.yaml:1 is not valid YAML"),
+        ("- 1\n", "must hold settings"),
+        ("seed: 1\n", "the setting 'data' is needed"),
+        ("data: {kind: files, train: {source: a}}\n", "give either one file of pairs"),
+    ],
+)
+def test_a_broken_file_is_told(cli: Run, tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "mine.yaml").write_text(content)
+    done = cli("train", "mine.yaml")
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_what_is_neither_preset_nor_file_is_told(cli: Run) -> None:
+    done = cli("train", "dats")
+    assert done.returncode == 2
+    assert "Did you mean 'dates'?" in done.stderr
+    assert cli("train", "none.yaml").returncode == 2
+
+
+def test_debug_shows_the_traceback(cli: Run) -> None:
+    assert "Traceback" in cli("train", "dats", "--debug").stderr
+
+
+def test_a_mechanism_can_be_changed_in_one_part(tmp_path: Path) -> None:
+    from regard.config import flatten, resolve
+    from regard.training.settings import RunSettings
+
+    changed = {"model.attention": "luong-local-m", "model.attention.scope.window": 3}
+    flat = flatten(resolve(RunSettings, "dates", changed))
+    assert flat["model.attention.score.kind"] == "general"
+    assert flat["model.attention.scope.window"] == 3
+    flat = flatten(resolve(RunSettings, "dates", {"model.attention.score.hidden": 7}))
+    assert flat["model.attention.score.hidden"] == 7

@@ -1,0 +1,182 @@
+"""Training at the command line: data, signals, lock, disk, divergence."""
+
+import gzip
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from regard.training.folder import RunFolder
+from tests_shared import SMALL, words
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+DATES = ["train", "dates", *words(SMALL), "--out", "run"]
+PAIRS = [word for word in words(SMALL) if not word.startswith("data.")]
+
+
+def start(cwd: Path, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "regard", *arguments]
+    return subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def wait_for(process: "subprocess.Popen[str]", word: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if word in line:
+            return
+    raise AssertionError(f"never said {word!r}")
+
+
+LONG = ["train", "dates", *words({**SMALL, "training.steps": 100_000}), "--out", "run"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_step_and_saves(cli: Run, tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, *LONG)
+    wait_for(process, "step 15/")
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert f"Stopped by {number.name} after step" in told
+    newest = RunFolder(tmp_path / "run").newest()
+    assert newest is not None
+    assert newest.step >= 15
+    assert f"after step {newest.step}" in told
+    assert cli("predict", "run", "3 mai 2009").returncode == 0
+
+
+def test_a_second_process_is_told_who_trains_and_the_lock_goes_with_kill_9(cli: Run, tmp_path: Path) -> None:
+    process = start(tmp_path, *LONG)
+    wait_for(process, "step 5/")
+    second = cli(*LONG)
+    assert second.returncode == 6
+    assert f"process {process.pid} trains there" in second.stderr
+    process.kill()
+    process.communicate()
+    changed = cli(*LONG, "seed=3")
+    assert changed.returncode == 2
+    assert "seed was 0 and is now 3" in changed.stderr
+
+
+def test_settings_that_matter_cannot_change_on_the_way_and_harmless_ones_can(
+    cli: Run, small_run: RunFolder, tmp_path: Path
+) -> None:
+    shutil.copytree(small_run.path, tmp_path / "run")
+    changed = cli(*DATES, "model.embedding=17", "training.learning_rate=0.5")
+    assert changed.returncode == 2
+    assert "model.embedding was 16 and is now 17" in changed.stderr
+    assert "training.learning_rate was 0.012 and is now 0.5" in changed.stderr
+    assert "--out" in changed.stderr
+    harmless = cli(*DATES, "training.log_every=7", "training.keep=5")
+    assert harmless.returncode == 0
+    assert "already been trained" in harmless.stderr
+
+
+def test_a_run_is_named_to_go_on(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(small_run.path, tmp_path / "run")
+    done = cli("train", "run")
+    assert done.returncode == 0
+    assert done.stdout == "run\n"
+
+
+def test_users_train_on_their_own_files(cli: Run, tmp_path: Path) -> None:
+    rows = [f"{n}\t{n + 1}\n" for n in range(300)]
+    (tmp_path / "train.tsv.gz").write_bytes(gzip.compress("".join(rows[:250]).encode()))
+    (tmp_path / "dev.tsv").write_text("".join(rows[250:]))
+    command = ["train", "pairs", "data.train=train.tsv.gz", "data.dev=dev.tsv", *PAIRS, "--out", "run"]
+    done = cli(*command)
+    assert done.returncode == 0, done.stderr
+    assert "validation at step 10" in done.stderr
+    assert "tokens/s" in done.stderr
+    assert len((tmp_path / "run" / "card.md").read_text()) > 100
+    evaluated = cli("evaluate", "run")
+    assert evaluated.returncode == 3
+    assert "without a test set" in evaluated.stderr
+    (tmp_path / "dev.tsv").write_text("".join(rows[251:]))
+    changed = cli(*command)
+    assert changed.returncode == 3
+    assert "has changed since it was begun (now 250 training and 49 dev pairs" in changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train.tsv", None, "There is no file train.tsv"),
+        ("train.tsv", b"", "train.tsv is empty"),
+        ("train.tsv", b"one column\n", "train.tsv:1: 1 column where 2 are needed"),
+        ("train.tsv", b"a\tb\n\xe9\tc\n", "train.tsv:2: byte 0 is not UTF-8 (0xe9)"),
+        ("train.tsv", b"a\tb\n\0\tc\n", "train.tsv:2: a NUL byte"),
+        ("train.tsv", b"a\t" + b"b" * 1_000_000 + b"\n", "train.tsv:1: the line is longer than"),
+        ("train.tsv.gz", gzip.compress(b"a\tb\n" * 500)[:-9], "train.tsv.gz is a damaged gzip file"),
+    ],
+)
+def test_data_that_cannot_be_used_is_told(
+    cli: Run, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = cli("train", "pairs", f"data.train={name}", "--out", "run")
+    assert done.returncode == 3
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unequal_line_counts_and_folders_are_told(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x\n" * 3)
+    (tmp_path / "b").write_text("x\n" * 4)
+    done = cli("train", "pairs", "data.train={source: a, target: b}", "--out", "run")
+    assert done.returncode == 3
+    assert "a has 3 lines and b has 4." in done.stderr
+    (tmp_path / "folder").mkdir()
+    done = cli("train", "pairs", "data.train=folder", "--out", "run")
+    assert done.returncode == 3
+    assert "folder is a folder" in done.stderr
+
+
+def test_divergence_is_told(cli: Run, tmp_path: Path) -> None:
+    done = cli(*DATES, "training.learning_rate=1e30", "training.warmup=0")
+    assert done.returncode == 5
+    assert re.search(r"Training diverged at step \d: the loss is (nan|inf)", done.stderr)
+    assert "The batch holds the training pairs" in done.stderr
+    assert "learning_rate" in done.stderr
+
+
+def test_a_full_disk_is_told_and_the_checkpoint_before_loads(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk: the same call fails in the same place."""
+    (tmp_path / "run").mkdir()
+    largest = max(path.stat().st_size for path in small_run.checkpoints.rglob("*"))
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, largest - 1))
+
+    command = [sys.executable, "-m", "regard", *DATES]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit, check=False)
+    assert done.returncode == 7
+    assert "run could not be written: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    again = cli(*DATES)
+    assert again.returncode == 0
+    assert not list((tmp_path / "run" / "checkpoints").glob(".step-*"))
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects the error, and is not installed")
+def test_an_error_of_fsync_is_told_and_the_checkpoint_before_loads(cli: Run, tmp_path: Path) -> None:
+    first = cli("train", "dates", *words({**SMALL, "training.steps": 10}), "--out", "run")
+    assert first.returncode == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    inject = ["strace", "-f", "-o", "/dev/null", "-e", "trace=fsync", "-e", "inject=fsync:error=EIO:when=8"]
+    command = [*inject, sys.executable, "-m", "regard", *DATES]
+    (tmp_path / "run" / "config.yaml").unlink()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    assert "Input/output error" in done.stderr
+    newest = RunFolder(tmp_path / "run").newest()
+    assert newest is not None
+    assert newest.step == 10
+    assert cli(*DATES).returncode == 0

@@ -1,0 +1,246 @@
+"""Predicting, evaluating, looking: N lines in, N lines out, and models that cannot be used."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from regard.training.folder import RunFolder, sha256
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+BIAS = "decoder.bridge.bias"
+
+
+def test_lines_come_out_as_they_went_in(cli: Run, small_run: RunFolder) -> None:
+    lines = ["3 mai 2009", "", "a\u2028b\u0085c\x0bd", "Sunday, May 3, 2009", "", "2009年5月3日"]
+    done = cli("predict", small_run.path, stdin="\n".join(lines) + "\n")
+    answers = done.stdout.removesuffix("\n").split("\n")
+    assert done.returncode == 0
+    assert len(answers) == len(lines)
+    assert [answer == "" for answer in answers] == [line == "" for line in lines]
+    for line, answer in zip(lines, answers, strict=True):
+        if line:
+            assert cli("predict", small_run.path, line).stdout == answer + "\n"
+            break
+
+
+def test_many_lines_keep_their_order_whatever_the_batch(cli: Run, small_run: RunFolder) -> None:
+    text = "".join(f"{'x' * (n % 17)}{n}\n" for n in range(300))
+    one = cli("predict", small_run.path, "--batch-size", "7", stdin=text)
+    other = cli("predict", small_run.path, "-", "--batch-size", "64", stdin=text)
+    assert one.stdout == other.stdout
+    assert one.stdout.count("\n") == 300
+
+
+def test_json_holds_text_score_and_tokens(cli: Run, small_run: RunFolder) -> None:
+    done = cli("translate", small_run.path, "--json", "--attention", "3 mai 2009")
+    record = json.loads(done.stdout)
+    assert record["source_tokens"] == list("3 mai 2009")
+    assert len(record["attention"]) == len(record["tokens"])
+    assert record["score"] < 0
+
+
+def test_endless_answers_are_cut_and_said(cli: Run, small_run: RunFolder) -> None:
+    record = json.loads(cli("predict", small_run.path, "--json", "3 mai 2009").stdout)
+    assert len(record["tokens"]) <= 2 * len("3 mai 2009") + 20
+    assert isinstance(record["truncated"], bool)
+
+
+def test_bytes_that_are_not_utf8_are_placed_or_replaced(cli: Run, small_run: RunFolder) -> None:
+    bad = b"3 mai 2009\nab\xffcd\n"
+    done = cli("predict", small_run.path, stdin=bad)
+    assert done.returncode == 3
+    assert "stdin, line 2: byte 2 is not UTF-8 (0xff)" in done.stderr
+    done = cli("predict", small_run.path, "--replace-invalid", stdin=bad)
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == 2
+    assert "1 lines had bytes that are not UTF-8" in done.stderr
+    assert cli("predict", small_run.path, stdin=b"a\0b\n").returncode == 3
+
+
+def test_windows_line_ends_are_left_out_with_a_notice(cli: Run, small_run: RunFolder) -> None:
+    done = cli("predict", small_run.path, stdin=b"\xef\xbb\xbf3 mai 2009\r\n")
+    assert done.stdout == cli("predict", small_run.path, "3 mai 2009").stdout
+    assert "byte order mark" in done.stderr
+    assert "CRLF" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-", "| true"])
+def test_an_output_that_is_full_or_closed_is_no_traceback(small_run: RunFolder, where: str) -> None:
+    command = (
+        f"set -o pipefail; yes '3 mai 2009' | head -3000 | {sys.executable} -m regard predict {small_run.path} {where}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+def test_evaluation_scores_and_holds_to_a_minimum(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+    done = cli("evaluate", small_run.path, "--json")
+    scores = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert scores["pairs"] == 40
+    assert 0 <= scores["accuracy"] <= 1
+    answers = cli("predict", small_run.path, "3 mai 2009", "x").stdout.split("\n")
+    (tmp_path / "right.tsv").write_text(f"3 mai 2009\t{answers[0]}\nx\tnever this\n")
+    half = ["evaluate", small_run.path, "--pairs", "right.tsv"]
+    assert "50.00%" in cli(*half).stdout
+    assert cli(*half, "--min", "accuracy=0.5").returncode == 0
+    missed = cli(*half, "--min", "accuracy=0.6")
+    assert missed.returncode == 1
+    assert "accuracy is 0.5000, below 0.6" in missed.stderr
+    wrong = cli(*half, "--min", "acuracy=0.6")
+    assert wrong.returncode == 2
+    assert "Did you mean 'accuracy'?" in wrong.stderr
+    assert cli("evaluate", small_run.path, "--source", "a").returncode == 2
+
+
+@pytest.fixture
+def broken(small_run: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy of a run with its one newest checkpoint, to be spoilt."""
+    shutil.copytree(small_run.path, tmp_path / "model")
+    folder = RunFolder(tmp_path / "model")
+    for checkpoint in folder.all_checkpoints()[1:]:
+        shutil.rmtree(checkpoint.path)
+    return folder
+
+
+def truncate(folder: RunFolder) -> str:
+    path = folder.all_checkpoints()[0].path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    return "model.safetensors is damaged"
+
+
+def lose_tokenizer(folder: RunFolder) -> str:
+    (folder.path / "tokenizer.json").unlink()
+    return "tokenizer.json is missing"
+
+
+def lose_model(folder: RunFolder) -> str:
+    (folder.all_checkpoints()[0].path / "model.safetensors").unlink()
+    return "model.safetensors is missing"
+
+
+def lose_checkpoints(folder: RunFolder) -> str:
+    shutil.rmtree(folder.checkpoints)
+    return "it has no checkpoint yet"
+
+
+def come_from_the_future(folder: RunFolder) -> str:
+    path = folder.all_checkpoints()[0].path / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    return "written by a newer version"
+
+
+def lose_config(folder: RunFolder) -> str:
+    folder.config.unlink()
+    return "there is no config.yaml in it"
+
+
+def spoil_manifest(folder: RunFolder) -> str:
+    (folder.all_checkpoints()[0].path / "manifest.json").write_text("{")
+    return "manifest.json is damaged"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [truncate, lose_tokenizer, lose_model, lose_checkpoints, come_from_the_future, lose_config, spoil_manifest],
+)
+def test_a_model_that_cannot_be_used_is_told_in_under_a_second(
+    cli: Run, broken: RunFolder, spoil: Callable[[RunFolder], str]
+) -> None:
+    message = spoil(broken)
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        done = cli("predict", broken.path, "3 mai 2009")
+        times.append(time.perf_counter() - begun)
+    assert done.returncode == 4
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert min(times) < 1.0
+
+
+def rewrite(folder: RunFolder, change: Callable[[dict[str, object]], None]) -> None:
+    """Change the weights and make the manifest agree, as a careless tool might."""
+    path = folder.all_checkpoints()[0].path
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["model.safetensors"] = sha256(path / "model.safetensors")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.update({BIAS: t[BIAS][:-1].clone()}), f"the tensor {BIAS} has the shape"),
+        (lambda t: t.pop(BIAS), f"has no tensor {BIAS}"),
+        (lambda t: t.update({"more": t[BIAS].clone()}), "a tensor that its config.yaml does not know: more"),
+    ],
+    ids=["shape", "missing", "extra"],
+)
+def test_a_tensor_that_does_not_fit_is_named(
+    cli: Run, broken: RunFolder, change: Callable[[dict[str, object]], None], message: str
+) -> None:
+    rewrite(broken, change)
+    done = cli("predict", broken.path, "3 mai 2009")
+    assert done.returncode == 4
+    assert message in done.stderr
+
+
+def test_tensors_that_overlap_are_refused(cli: Run, broken: RunFolder) -> None:
+    def overlap(path: Path) -> None:
+        content = path.read_bytes()
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])
+        names = [name for name in header if name != "__metadata__"]
+        header[names[1]]["data_offsets"] = header[names[0]]["data_offsets"]
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+
+    path = broken.all_checkpoints()[0].path
+    overlap(path / "model.safetensors")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["model.safetensors"] = sha256(path / "model.safetensors")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    done = cli("predict", broken.path, "3 mai 2009")
+    assert done.returncode == 4
+    assert "model.safetensors is damaged" in done.stderr
+
+
+def test_a_pickle_is_refused(cli: Run, tmp_path: Path) -> None:
+    import pickle
+
+    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04")
+    (tmp_path / "disguised.safetensors").write_bytes(pickle.dumps({"weights": 1}))
+    for name in ("model.pt", "disguised.safetensors"):
+        done = cli("predict", name, "x")
+        assert done.returncode == 4
+        assert "looks like a pickle" in done.stderr
+    assert cli("predict", "nowhere", "x").returncode == 4
+
+
+def test_look_draws_in_the_terminal_and_as_figures(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+    done = cli("look", small_run.path, "3 mai 2009")
+    assert done.returncode == 0
+    assert done.stdout.startswith("3 mai 2009 → ")
+    assert "3 ␣ m a i ␣ 2 0 0 9" in done.stdout
+    outputs = ["a.svg", "a.png", "a.pdf", "a.html", "a.json"]
+    done = cli("look", small_run.path, "3 mai 2009", *(word for name in outputs for word in ("-o", name)))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+    assert json.loads((tmp_path / "a.json").read_text())["source"]["text"] == "3 mai 2009"
+    wrong = cli("look", small_run.path, "3 mai 2009", "-o", "a.gif")
+    assert wrong.returncode == 2
+    assert ".svg, .png, .pdf, .html, .json" in wrong.stderr

@@ -1,0 +1,184 @@
+"""A run goes on to the bit, whatever stopped it; with negative controls that show the test can fail."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import regard
+from regard.training import checkpoint, loop
+from regard.training.folder import RunFolder
+from tests_shared import SMALL
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {**SMALL, "model.dropout": 0.3, "training.steps": 20, "training.save_every": 5, "training.keep": 9}
+
+
+@contextmanager
+def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process dies, as it were, right before it would take the step after this one."""
+    take = loop._Run._step
+
+    def die(run: loop._Run) -> tuple[float, int]:
+        if run.progress.step == step:
+            raise KeyboardInterrupt
+        return take(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Run, "_step", die)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def final_weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path / "checkpoints" / "step-20" / "model.safetensors")
+
+
+def same(one: Path, other: Path) -> bool:
+    ours, theirs = final_weights(one), final_weights(other)
+    return all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("undisturbed") / "run"
+    regard.train("dates", SETTINGS, out=path)
+    return path
+
+
+@pytest.mark.parametrize("step", [3, 7, 13])
+def test_stopped_anywhere_it_ends_with_the_same_bits(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    with stopped_at(step, monkeypatch):
+        regard.train("dates", SETTINGS, out=tmp_path / "run")
+    run = regard.train("dates", SETTINGS, out=tmp_path / "run")
+    assert run.steps == 20
+    assert same(undisturbed, run.path)
+    clockless = [{k: v for k, v in event.items() if k not in {"time", "tokens_per_second"}} for event in run.events]
+    assert [event["step"] for event in clockless] == [5, 10, 10, 15, 20, 20]
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        pytest.param((torch, "set_rng_state", lambda _: None), id="random state"),
+        pytest.param((checkpoint.Progress, "from_json", lambda state: checkpoint.Progress(state["data"])), id="step"),
+    ],
+)
+def test_without_what_the_checkpoint_keeps_the_bits_differ(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: tuple[object, str, Callable[..., object]]
+) -> None:
+    with stopped_at(12, monkeypatch):
+        regard.train("dates", SETTINGS, out=tmp_path / "run")
+    monkeypatch.setattr(*guard)
+    regard.train("dates", SETTINGS, out=tmp_path / "run")
+    assert not same(undisturbed, tmp_path / "run")
+
+
+def test_a_flipped_byte_is_noticed_and_the_checkpoint_before_is_used(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with stopped_at(12, monkeypatch):
+        regard.train("dates", SETTINGS, out=tmp_path / "run")
+    damaged = tmp_path / "run" / "checkpoints" / "step-10" / "model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-7] ^= 1
+    damaged.write_bytes(content)
+    assert regard.load(tmp_path / "run").step == 5
+    assert "step-10/model.safetensors is damaged" in caplog.text
+    regard.train("dates", SETTINGS, out=tmp_path / "run")
+    assert same(undisturbed, tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "damaged-step-10").exists()
+
+
+def test_only_whole_checkpoints_count_when_old_ones_are_removed(undisturbed: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(undisturbed, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10, 5]
+    for step in (20, 15):
+        (folder.checkpoints / f"step-{step}" / "state.json").write_text("{}")
+    checkpoint.prune(folder, keep=1, best_step=5)
+    assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10, 5]
+    checkpoint.prune(folder, keep=1, best_step=10)
+    assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10]
+
+
+def test_killed_for_real(tmp_path: Path) -> None:
+    """The script with its ten kills stands in benchmarks/; here a few."""
+    script = ROOT / "benchmarks" / "survival.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--kills", "3", "--seed", "7"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same to the bit" in done.stdout
+
+
+def test_a_finished_run_is_left_as_it_is(undisturbed: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (undisturbed / "checkpoints").rglob("*")}
+    assert regard.train("dates", SETTINGS, out=undisturbed).steps == 20
+    assert {path: path.stat().st_mtime_ns for path in (undisturbed / "checkpoints").rglob("*")} == before
+
+
+def test_training_stops_early_when_no_better_model_is_in_sight(tmp_path: Path) -> None:
+    never_better = {**SMALL, "training.learning_rate": 1e-9, "training.metric": "accuracy", "training.patience": 2}
+    run = regard.train("dates", {**never_better, "training.steps": 200, "training.validate_every": 5}, out=tmp_path)
+    assert run.steps < 200
+
+
+def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch raises when it cannot allocate, raised for every batch of more than eight pairs."""
+    from regard.training import losses
+
+    whole = losses.token_loss
+    sizes = []
+
+    def limited(model: object, batch: object, smoothing: float = 0.0) -> object:
+        sizes.append(len(batch.ids))  # type: ignore[attr-defined]
+        if sizes[-1] > 8:
+            torch.empty(2**60)
+        return whole(model, batch, smoothing)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(losses, "token_loss", limited)
+        regard.train("dates", SETTINGS | {"model.dropout": 0.0}, out=tmp_path / "little")
+    regard.train("dates", SETTINGS | {"model.dropout": 0.0}, out=tmp_path / "plenty")
+    assert sizes[:3] == [32, 16, 8]
+    ours, theirs = final_weights(tmp_path / "little"), final_weights(tmp_path / "plenty")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-2, atol=1e-3)
+
+
+def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.training import losses
+
+    monkeypatch.setattr(losses, "token_loss", lambda *_: torch.empty(2**60))
+    with pytest.raises(regard.ResourceError, match=r"one pair at a time.*tokenizer\.max_length"):
+        regard.train("dates", SETTINGS, out=tmp_path)
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_loss_that_is_no_number_leaves_the_weights_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poison: float
+) -> None:
+    from regard.training import losses
+
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def spoilt(model: torch.nn.Module, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(model.state_dict())
+        before.update({name: value.clone() for name, value in model.state_dict().items()})
+        return sum(p.sum() for p in model.parameters()) * poison, torch.tensor(1)  # type: ignore[return-value]
+
+    before: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr(losses, "token_loss", spoilt)
+    with pytest.raises(regard.DivergedError, match=r"at step 1: .* The batch holds the training pairs \d+"):
+        regard.train("dates", SETTINGS, out=tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in seen[0].items())
