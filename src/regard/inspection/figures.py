@@ -39,7 +39,7 @@ def draw(prediction: Prediction, path: Path) -> None:
     rows = [label(token) for token in prediction.tokens]
     fonts = _fonts("".join(columns + rows))
     with (
-        rc_context({"font.family": fonts, "svg.fonttype": "none", "pdf.fonttype": 42}),
+        rc_context({"font.family": fonts, "svg.fonttype": "none"}),
         warnings.catch_warnings(),
     ):
         # What no installed font has is shown as a box, and said once by `_fonts`.
