@@ -7,8 +7,11 @@ if TYPE_CHECKING:
     from regard.api import Model, Run, load, train
     from regard.attention.attention import Attention
     from regard.attention.equation import attend
+    from regard.attention.heads import MultiHeadAttention
     from regard.attention.mechanisms import mechanisms
+    from regard.attention.positions import sinusoidal_positions
     from regard.attention.record import record
+    from regard.attention.scores import InnerProduct, Score, register_score
     from regard.errors import (
         ConfigError,
         DataError,
@@ -31,19 +34,24 @@ _HOMES = {
     "DataError": "regard.errors",
     "DivergedError": "regard.errors",
     "GRU": "regard.recurrent.layers",
+    "InnerProduct": "regard.attention.scores",
     "Interrupted": "regard.errors",
     "Model": "regard.api",
     "ModelError": "regard.errors",
+    "MultiHeadAttention": "regard.attention.heads",
     "Prediction": "regard.inspection.prediction",
     "RegardError": "regard.errors",
     "ResourceError": "regard.errors",
     "Run": "regard.api",
     "RunInUseError": "regard.errors",
+    "Score": "regard.attention.scores",
     "Trace": "regard.inspection.trace",
     "attend": "regard.attention.equation",
     "load": "regard.api",
     "mechanisms": "regard.attention.mechanisms",
     "record": "regard.attention.record",
+    "register_score": "regard.attention.scores",
+    "sinusoidal_positions": "regard.attention.positions",
     "train": "regard.api",
 }
 """Where each public name lives; it is imported when first used, so that `import regard` needs no torch."""
@@ -54,19 +62,24 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergedError",
+    "InnerProduct",
     "Interrupted",
     "Model",
     "ModelError",
+    "MultiHeadAttention",
     "Prediction",
     "RegardError",
     "ResourceError",
     "Run",
     "RunInUseError",
+    "Score",
     "Trace",
     "attend",
     "load",
     "mechanisms",
     "record",
+    "register_score",
+    "sinusoidal_positions",
     "train",
 ]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.decoding.search import Symbols, greedy
-from regard.models.contracts import Decoder, Memory
+from regard.models.contracts import Decoded, Decoder, Memory
 
 START, END, A, B = 0, 1, 2, 3
 SYMBOLS = Symbols(START, END, never=(START,))
@@ -28,8 +28,8 @@ class Table(Decoder):
     def step(self, token_B: Tensor, state: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         return self.table[token_B] + keys, state + 1
 
-    def forward(self, tokens_BT: Tensor, memory: Memory) -> Tensor:
-        return self.table[tokens_BT] + memory.summary_BD.unsqueeze(1)
+    def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
+        return Decoded(self.table[tokens_BT] + memory.summary_BD.unsqueeze(1))
 
 
 def memory(*bonuses: list[float]) -> Memory:

@@ -55,7 +55,7 @@ def test_the_score_is_the_log_probability_of_the_answer(model: regard.Model) -> 
         tokenizers = model.translator.tokenizers
         [source], [target] = tokenizers.source.ids([prediction.source]), tokenizers.target.ids([prediction.text])
         with torch.no_grad():
-            logits = model.network(pad([source]), torch.tensor([[START, *target]]))[0]
+            logits = model.network(pad([source]), torch.tensor([[START, *target]])).logits_BTV[0]
         logits[:, [PAD, UNKNOWN, START]] = -torch.inf
         said = target if prediction.truncated else [*target, END]
         expected = sum(float(logits[step].log_softmax(-1)[token]) for step, token in enumerate(said))
@@ -66,7 +66,7 @@ def test_scoring_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
     tokenizers = model.translator.tokenizers
     [source], [target] = tokenizers.source.ids(["3 mai 2009"]), tokenizers.target.ids(["2009-05-03"])
     with torch.no_grad():
-        log_p = model.network(pad([source]), torch.tensor([[START, *target]]))[0].log_softmax(-1)
+        log_p = model.network(pad([source]), torch.tensor([[START, *target]])).logits_BTV[0].log_softmax(-1)
     expected = sum(float(log_p[step, token]) for step, token in enumerate([*target, END]))
     assert model.score("3 mai 2009", "2009-05-03") == pytest.approx(expected, abs=1e-4)
 

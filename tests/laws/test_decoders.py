@@ -5,6 +5,7 @@ B rows, T target steps, S source positions, V vocabulary.
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 from regard.config import resolve
@@ -15,8 +16,8 @@ from regard.models.settings import RecurrentModel
 
 V = 11
 SMALL = {"embedding": 6, "dropout": 0.3}
-# A dot product needs a query as wide as the memory: 2 × 5 and 10.
-SIZES = {"encoder.hidden": 5, "decoder.hidden": 10}
+# A dot product needs a query as wide as the memory: 2 × 8 and 16.
+SIZES = {"encoder.hidden": 8, "decoder.hidden": 16}
 
 
 @pytest.fixture(params=[mechanism.name for mechanism in regard.mechanisms()])
@@ -36,9 +37,14 @@ SOURCE = pad([[4, 5, 6, 7, 8], [9, 10], [], [4, 4, 6]])
 TOKENS = torch.tensor([[2, 5, 6, 7], [2, 8, 0, 0], [2, 4, 9, 0], [2, 10, 10, 4]])
 
 
+def logits(model: Seq2Seq) -> Tensor:
+    found: Tensor = model(SOURCE, TOKENS).logits_BTV
+    return found
+
+
 def test_forward_equals_chained_steps(model: Seq2Seq) -> None:
     memory = model.encoder(SOURCE)
-    whole = model.decoder(TOKENS, memory)
+    whole = model.decoder(TOKENS, memory).logits_BTV
     keys, state = model.decoder.begin(memory)
     for step in range(TOKENS.shape[1]):
         logits, state = model.decoder.step(TOKENS[:, step], state, keys)
@@ -46,24 +52,25 @@ def test_forward_equals_chained_steps(model: Seq2Seq) -> None:
 
 
 def test_padding_and_batch_mates_change_nothing(model: Seq2Seq) -> None:
-    together = model(SOURCE, TOKENS)
+    together = logits(model)
     assert torch.isfinite(together).all()
     for row, length in enumerate(SOURCE.lengths_B.tolist()):
         alone = Padded(SOURCE.tokens_BT[row : row + 1, : max(1, length)], SOURCE.lengths_B[row : row + 1])
-        torch.testing.assert_close(model(alone, TOKENS[row : row + 1]), together[row : row + 1])
+        torch.testing.assert_close(model(alone, TOKENS[row : row + 1]).logits_BTV, together[row : row + 1])
 
 
 def test_what_stands_in_the_padding_cannot_matter(model: Seq2Seq) -> None:
     scribbled = torch.where(SOURCE.valid_BT, SOURCE.tokens_BT, V - 1)
-    assert torch.equal(model(SOURCE, TOKENS), model(Padded(scribbled, SOURCE.lengths_B), TOKENS))
+    assert torch.equal(logits(model), model(Padded(scribbled, SOURCE.lengths_B), TOKENS).logits_BTV)
 
 
 def test_masked_positions_have_weight_zero(model: Seq2Seq) -> None:
     with regard.record(model) as trace:
-        model(SOURCE, TOKENS)
+        logits(model)
     assert list(trace.weights) == ["decoder.attention"]
     weights_BTS = trace.weights["decoder.attention"]
-    assert weights_BTS.shape == (4, 4, 5)
+    assert weights_BTS.shape[-2:] == (4, 5)
+    weights_BTS = weights_BTS.reshape(4, -1, 5)
     assert (weights_BTS.transpose(1, 2)[~SOURCE.valid_BT] == 0).all()
 
 
@@ -83,19 +90,22 @@ def test_reordering_then_stepping_equals_stepping_then_reordering(model: Seq2Seq
 def test_the_future_cannot_matter(model: Seq2Seq) -> None:
     changed = TOKENS.clone()
     changed[:, 2:] = 3
-    before, after = model(SOURCE, TOKENS), model(SOURCE, changed)
+    before, after = logits(model), model(SOURCE, changed).logits_BTV
     assert torch.equal(before[:, :2], after[:, :2])
     assert not torch.equal(before[:, 2:], after[:, 2:])
 
 
 def test_gradients_reach_every_parameter(model: Seq2Seq) -> None:
-    logits = model(SOURCE, TOKENS)
-    logits.square().sum().backward()
+    decoded = model.train()(SOURCE, TOKENS)
+    loss = decoded.logits_BTV.square().sum()
+    for term in decoded.terms:
+        loss = loss + term(decoded.logits_BTV[..., 0], torch.ones_like(TOKENS, dtype=torch.bool))
+    loss.backward()
     untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert untouched == []
 
 
 def test_dropout_is_off_in_evaluation_and_on_in_training(model: Seq2Seq) -> None:
-    assert torch.equal(model(SOURCE, TOKENS), model(SOURCE, TOKENS))
+    assert torch.equal(logits(model), logits(model))
     model.train()
-    assert not torch.equal(model(SOURCE, TOKENS), model(SOURCE, TOKENS))
+    assert not torch.equal(logits(model), logits(model))

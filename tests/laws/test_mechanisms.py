@@ -10,8 +10,15 @@ from torch import Tensor
 import regard
 
 NAMES = [mechanism.name for mechanism in regard.mechanisms()]
-POSITIONAL = {mechanism.name for mechanism in regard.mechanisms() if mechanism.scope != "global"}
-B, T, S, D = 3, 4, 7, 5
+POSITIONAL = {
+    mechanism.name
+    for mechanism in regard.mechanisms()
+    if mechanism.scope != "global"
+    or mechanism.score in {"location", "location_aware"}
+    or mechanism.select == "hard_monotonic"
+}
+"""Those in which it matters where a slot stands."""
+B, T, S, D = 3, 4, 7, 8
 
 
 @pytest.fixture(params=NAMES)
@@ -22,7 +29,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def attention(name: str) -> regard.Attention:
     torch.manual_seed(0)
-    return regard.Attention.named(name, query_size=D, key_size=D).double()
+    return regard.Attention.named(name, query_size=D, key_size=D).double().eval()
 
 
 def tensors(seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,12 +46,14 @@ def lengths_mask(*lengths: int) -> Tensor:
 def test_weights_sum_to_one_over_what_may_be_seen(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 5)
-    context, weights = attention(query, keys, values, allowed=allowed)
-    assert context.shape == (B, T, D)
-    assert weights.shape == (B, T, S)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(B, T, dtype=torch.float64))
-    assert (weights >= 0).all()
-    assert (weights[~allowed.unsqueeze(1).expand_as(weights)] == 0).all()
+    for mode in (attention.eval(), attention.train()):
+        context, weights = mode(query, keys, values, allowed=allowed)
+        assert context.shape == (B, T, D)
+        assert weights.shape == ((B, T, S) if attention.heads == 1 else (B, attention.heads, T, S))
+        weights = weights.view(B, -1, S)
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+        assert (weights >= 0).all()
+        assert (weights[~allowed.unsqueeze(1).expand_as(weights)] == 0).all()
 
 
 def test_what_lies_in_a_masked_slot_cannot_matter(attention: regard.Attention) -> None:
@@ -66,18 +75,19 @@ def test_no_gradient_flows_to_or_from_a_masked_slot(attention: regard.Attention)
     keys = keys.masked_fill(poison, torch.nan).requires_grad_()
     values = values.masked_fill(poison, torch.nan).requires_grad_()
     query.requires_grad_()
-    attention(query, keys, values, allowed=allowed)[0].sum().backward()
+    attention.train()(query, keys, values, allowed=allowed)[0].sum().backward()
     for tensor in (query, keys, values, *attention.parameters()):
         assert tensor.grad is None or torch.isfinite(tensor.grad).all()
-    assert keys.grad is not None
+    for grad in (keys.grad, values.grad):
+        assert grad is None or (grad[~allowed] == 0).all()
     assert values.grad is not None
-    assert (values.grad[~allowed] == 0).all()
 
 
 def test_one_visible_slot_returns_its_value(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     context, _ = attention(query, keys, values, allowed=lengths_mask(1, 1, 1))
-    torch.testing.assert_close(context, values[:, :1].expand(B, T, D))
+    read = attention.score.values(values).transpose(1, 2).flatten(-2)
+    torch.testing.assert_close(context, read[:, :1].expand(B, T, D))
 
 
 def test_nothing_visible_returns_zero(attention: regard.Attention) -> None:
@@ -85,6 +95,7 @@ def test_nothing_visible_returns_zero(attention: regard.Attention) -> None:
     context, weights = attention(query, keys, values, allowed=lengths_mask(0, 7, 0))
     assert (context[[0, 2]] == 0).all()
     assert (weights[[0, 2]] == 0).all()
+    assert torch.isfinite(attention.train()(query, keys, values, allowed=lengths_mask(0, 7, 0))[0]).all()
     assert (context[1] != 0).any()
 
 
@@ -136,7 +147,21 @@ def test_reading_step_by_step_equals_reading_at_once(attention: regard.Attention
 def test_recording_hands_out_the_weights_and_nothing_is_kept_without_it(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     with regard.record(attention) as trace:
-        _, weights = attention(query, keys, values)
+        attention(query, keys, values, weights=False)
+    _, weights = attention(query, keys, values)
     assert torch.equal(trace.weights[""], weights)
+    calls = len(trace.calls[""])
     attention(query, keys, values)
-    assert len(trace.calls[""]) == 1
+    assert len(trace.calls[""]) == calls
+    with regard.record(attention, chosen=lambda name: name == "another") as nothing:
+        attention(query, keys, values)
+    assert nothing.weights == {}
+
+
+def test_without_weights_the_context_is_the_same(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    allowed = lengths_mask(7, 4, 0)
+    with_weights, _ = attention(query, keys, values, allowed=allowed)
+    without, nothing = attention(query, keys, values, allowed=allowed, weights=False)
+    torch.testing.assert_close(with_weights, without)
+    assert nothing is None or attention.stepwise or attention.select.marginal

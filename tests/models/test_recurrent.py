@@ -37,10 +37,10 @@ def logits_of(weights: dict[str, Array], source: list[int], tokens: list[int], h
     found = []
     for token in tokens:
         scores = [
-            weights["decoder.attention.score.v"]
+            weights["decoder.attention.score.v"][0]
             @ np.tanh(
-                weights["decoder.attention.score.query.weight"] @ state
-                + weights["decoder.attention.score.key.weight"] @ annotation
+                weights["decoder.attention.score.query.weight"][0] @ state
+                + weights["decoder.attention.score.key.weight"][0] @ annotation
             )
             for annotation in annotations
         ]
@@ -65,6 +65,6 @@ def test_equals_plain_loops() -> None:
     model = build()
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     sources, tokens = [[4, 5, 6, 7], [8, 4]], [[2, 5, 6], [2, 7, 8]]
-    ours = model(pad(sources), torch.tensor(tokens)).detach().numpy()
+    ours = model(pad(sources), torch.tensor(tokens)).logits_BTV.detach().numpy()
     for row, (source, given) in enumerate(zip(sources, tokens, strict=True)):
         np.testing.assert_allclose(ours[row], logits_of(weights, source, given, hidden=4), rtol=1e-10)

@@ -29,7 +29,7 @@ def batch(*ids: int) -> Batch:
 def test_is_minus_log_p_of_the_targets() -> None:
     net = model()
     given = batch(0)
-    log_p = net(given.source, given.given).log_softmax(-1)[0]
+    log_p = net(given.source, given.given).logits_BTV.log_softmax(-1)[0]
     expected = -sum(log_p[step, token] for step, token in enumerate([5, 6, END]))
     total, count = token_loss(net, given)
     torch.testing.assert_close(total, expected.to(total.dtype), rtol=1e-5, atol=1e-6)

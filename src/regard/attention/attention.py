@@ -1,20 +1,20 @@
-"""Attention: one final class that holds a score, a scope and a selection.
+"""Attention: one final class that holds a score, a scope and a selection, in any number of heads.
 
-B rows, T queries, S memory slots, D width.
+B rows, T queries, S memory slots, D width, H heads.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.attention import equation
+from regard.attention import equation, kernels
 from regard.attention.mechanisms import MECHANISMS
 from regard.attention.record import Recordable
-from regard.attention.scopes import build_scope
-from regard.attention.scores import build_score
-from regard.attention.selections import build_selection
+from regard.attention.scopes import Scope, Situation, View, build_scope, refuse_unless_self
+from regard.attention.scores import Score, build_score
+from regard.attention.selections import Hard, HardMonotonic, Selected, build_selection
 from regard.attention.settings import AttentionSettings
 from regard.config import resolve
 from regard.errors import ConfigError, did_you_mean
@@ -26,30 +26,46 @@ class Keys(NamedTuple):
     """A memory made ready to be attended to: what depends on the source alone, worked out once."""
 
     prepared: Tensor
-    values_BSD: Tensor
+    values_BHSD: Tensor
     allowed_BTS: Tensor
+    lengths_B: Tensor
 
 
 class Past(NamedTuple):
-    """What a mechanism remembers of the steps before: for now, at which target position a row stands."""
+    """What an attention must know of the steps before: where the rows stand in the target; and, for mechanisms that
+    look at them, the weights of the last step (or the sum of all), and the belief about the last position.
+    """
 
     position_B: Tensor
+    weights_BHS: Tensor | None = None
+    belief_BHS: Tensor | None = None
+
+
+class Choice(NamedTuple):
+    """A position was sampled: with which log-probability, from how wide a choice, and who learns from it."""
+
+    selection: Hard
+    log_prob_BT: Tensor
+    entropy_BT: Tensor
 
 
 class Attended(NamedTuple):
-    """What a query read, with which weights, and what the next query needs to know of it."""
+    """What the queries read, and with which weights, where those were asked for."""
 
     context_BTD: Tensor
-    weights_BTS: Tensor
-    past: Past | None
+    weights: Tensor | None
+    """(B, T, S) of a single head, (B, H, T, S) of several."""
+    past: Past
+    choice: Choice | None = None
 
 
 @final
 class Attention(Recordable):
     """Σ_j a_j v_j with a = select(score(q, k) | scope).
 
-    Score, scope and selection are a name or a mapping {"kind": name, options}. `forward` does all at once;
-    a decoder calls `prepare` once per source and `read` once per step.
+    Score, scope and selection are a name or a mapping {"kind": name, options}; a score or scope may also be an object
+    of one's own. With several heads, queries, keys and values are cut into as many equal parts. `forward` does all
+    at once; a decoder calls `prepare` once per source and `read` once per step.
     """
 
     def __init__(
@@ -57,54 +73,84 @@ class Attention(Recordable):
         query_size: int,
         key_size: int,
         *,
-        score: Part = "additive",
-        scope: Part = "global",
+        score: Part | Score = "additive",
+        scope: Part | Scope = "global",
         select: Part = "softmax",
+        heads: int = 1,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        settings = resolve(AttentionSettings, {"score": score, "scope": scope, "select": select}, {})
-        self.score = build_score(settings.score, query_size, key_size)
-        self.scope = build_scope(settings.scope)
+        given = {"score": score, "scope": scope, "select": select, "heads": heads, "dropout": dropout}
+        named = {name: part for name, part in given.items() if not isinstance(part, nn.Module)}
+        settings = resolve(AttentionSettings, named, {})
+        self.score = score if isinstance(score, Score) else build_score(settings.score, query_size, key_size, heads)
+        self.scope = scope if isinstance(scope, Scope) else build_scope(settings.scope, query_size)
         self.select = build_selection(settings.select)
+        self.heads = heads
+        self.dropout = nn.Dropout(dropout)
 
     @classmethod
-    def named(cls, name: str, query_size: int, key_size: int) -> "Attention":
+    def named(cls, name: str, query_size: int, key_size: int, **changes: Any) -> "Attention":
         """A mechanism by its name in the literature; `regard.mechanisms()` lists them."""
         if name not in MECHANISMS:
             near = did_you_mean(name, MECHANISMS)
             raise ConfigError(f"'{name}' is no mechanism.{near} Known: {', '.join(MECHANISMS)}.")
-        return cls(query_size, key_size, **MECHANISMS[name].parts)
+        return cls(query_size, key_size, **{**MECHANISMS[name].parts, **changes})
 
     @classmethod
     def from_settings(cls, settings: AttentionSettings, query_size: int, key_size: int) -> "Attention":
         return cls(query_size, key_size, **settings.model_dump())
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether each step needs the one before, so that the steps cannot run at once."""
+        return self.score.uses_past or self.select.uses_past
 
     def prepare(self, keys_BSD: Tensor, values_BSD: Tensor | None = None, allowed: Tensor | None = None) -> Keys:
         """The memory's side of the equation; `values` default to the keys."""
         allowed_BTS = equation.per_query(allowed, keys_BSD)
         keys = equation.blank_unseen(keys_BSD, allowed_BTS)
         values = keys if values_BSD is None else equation.blank_unseen(values_BSD, allowed_BTS)
-        return Keys(self.score.prepare(keys), values, allowed_BTS)
+        numbers_S = torch.arange(1, keys_BSD.shape[1] + 1, device=keys_BSD.device)
+        lengths_B = (allowed_BTS.any(1) * numbers_S).amax(-1)
+        return Keys(self.score.prepare(keys), self.score.values(values), allowed_BTS, lengths_B)
 
-    def begin(self, keys: Keys) -> Past | None:
-        """The past of a decoder that has not yet taken a step; None where the mechanism needs none."""
-        if not self.scope.positional:
-            return None
-        rows = keys.values_BSD.shape[0]
-        return Past(torch.zeros(rows, dtype=torch.long, device=keys.values_BSD.device))
+    def begin(self, keys: Keys) -> Past:
+        """The past of a decoder that has not yet taken a step."""
+        rows, _, slots, _ = keys.values_BHSD.shape
+        start = torch.zeros(rows, dtype=torch.long, device=keys.values_BHSD.device)
+        weights = keys.values_BHSD.new_zeros(rows, self.heads, slots) if self.score.uses_past else None
+        return Past(start, weights)
 
-    def read(self, query_BTD: Tensor, keys: Keys, past: Past | None = None) -> Attended:
-        """What each query reads from a prepared memory."""
-        scores_BTS = self.score(query_BTD, keys.prepared)
-        positions_BT = None
-        if past is not None:
-            steps_T = torch.arange(query_BTD.shape[1], device=query_BTD.device)
-            positions_BT = past.position_B.unsqueeze(1) + steps_T
-            past = Past(past.position_B + query_BTD.shape[1])
-        allowed_BTS = self.scope(keys.allowed_BTS, positions_BT).expand_as(scores_BTS)
-        weights_BTS = self.select(scores_BTS, allowed_BTS)
-        self.keep(weights_BTS)
-        return Attended(equation.pool(weights_BTS, keys.values_BSD), weights_BTS, past)
+    def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, weights: bool = False) -> Attended:
+        """What each query reads from a prepared memory. Weights come only where asked for, or recorded."""
+        if self.stepwise and query_BTD.shape[1] > 1:
+            return self._read_in_steps(query_BTD, keys, past, weights=weights)
+        wanted = weights or self.recorded or self.stepwise or self.select.marginal
+        view = self._view(query_BTD, keys, past)
+        after = past._replace(position_B=past.position_B + query_BTD.shape[1])
+        if not wanted and kernels.fused_refusal(self.score, self.scope, self.select) is None:
+            dropout = self.dropout.p if self.training else 0.0
+            context_BHTD = kernels.fused(self.score, query_BTD, keys.prepared, keys.values_BHSD, view, dropout)
+            return Attended(self._join(context_BHTD), None, after)
+        scores_BHTS = self.score(query_BTD, keys.prepared, past.weights_BHS)
+        selected = self._select(scores_BHTS, view, past)
+        context_BHTD = equation.pool(self.dropout(selected.weights_BHTS), keys.values_BHSD)
+        shown = selected.weights_BHTS if self.heads > 1 else selected.weights_BHTS.squeeze(1)
+        self.keep(shown)
+        choice = None
+        if selected.log_prob_BT is not None and selected.entropy_BT is not None and isinstance(self.select, Hard):
+            choice = Choice(self.select, selected.log_prob_BT, selected.entropy_BT)
+        after = self._remember(after, selected.weights_BHTS)
+        return Attended(self._join(context_BHTD), shown if wanted else None, after, choice)
+
+    def observe(self, past: Past, likelihood_BS: Tensor) -> Past:
+        """What was said at the last step, as its likelihood under each slot, updates the belief about the position."""
+        if past.belief_BHS is None:
+            return past
+        belief = past.belief_BHS * likelihood_BS.unsqueeze(1)
+        total = belief.sum(-1, keepdim=True)
+        return past._replace(belief_BHS=belief / torch.where(total > 0, total, 1.0))
 
     def forward(
         self,
@@ -113,8 +159,58 @@ class Attention(Recordable):
         values_BSD: Tensor | None = None,
         *,
         allowed: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """→ (context_BTD, weights_BTS); the mask is (B, S) or (B, T, S), True = may be seen."""
+        weights: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
+        """→ (context_BTD, weights); the mask is (B, S) or (B, T, S), True = may be seen.
+
+        The weights are (B, T, S) of one head, (B, H, T, S) of several; with `weights=False` they are None, and the
+        fastest path that serves the mechanism is taken.
+        """
+        refuse_unless_self(self.scope, query_BTD.shape[1], keys_BSD.shape[1])
         keys = self.prepare(keys_BSD, values_BSD, allowed)
-        attended = self.read(query_BTD, keys, self.begin(keys))
-        return attended.context_BTD, attended.weights_BTS
+        attended = self.read(query_BTD, keys, self.begin(keys), weights=weights)
+        return attended.context_BTD, attended.weights
+
+    def _view(self, query_BTD: Tensor, keys: Keys, past: Past) -> View:
+        """What the memory and the scope together let through, with an axis for heads."""
+        steps_T = torch.arange(query_BTD.shape[1], device=query_BTD.device)
+        slots_S = torch.arange(keys.allowed_BTS.shape[-1], device=query_BTD.device)
+        situation = Situation(query_BTD, past.position_B.unsqueeze(1) + steps_T, keys.lengths_B, slots_S)
+        view: View = self.scope(situation)
+        allowed = keys.allowed_BTS if view.allowed_BTS is None else keys.allowed_BTS & view.allowed_BTS
+        bias = None if view.bias_BTS is None else view.bias_BTS.unsqueeze(1)
+        factor = None if view.factor_BTS is None else view.factor_BTS.unsqueeze(1)
+        return View(allowed.unsqueeze(1), bias, factor)
+
+    def _select(self, scores_BHTS: Tensor, view: View, past: Past) -> Selected:
+        assert view.allowed_BTS is not None
+        allowed_BHTS = view.allowed_BTS.expand_as(scores_BHTS)
+        scores_BHTS = scores_BHTS if view.bias_BTS is None else scores_BHTS + view.bias_BTS
+        if isinstance(self.select, HardMonotonic) and past.belief_BHS is not None:
+            selected = self.select.advance(scores_BHTS, allowed_BHTS, past.belief_BHS)
+        else:
+            selected = self.select(scores_BHTS, allowed_BHTS)
+        if view.factor_BTS is None:
+            return selected
+        return selected._replace(weights_BHTS=selected.weights_BHTS * view.factor_BTS)
+
+    def _remember(self, past: Past, weights_BHTS: Tensor) -> Past:
+        if past.weights_BHS is not None:
+            last = weights_BHTS[..., -1, :]
+            past = past._replace(weights_BHS=past.weights_BHS + last if self.score.sums_past else last)
+        if self.select.uses_past:
+            past = past._replace(belief_BHS=weights_BHTS[..., -1, :])
+        return past
+
+    def _read_in_steps(self, query_BTD: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
+        reads = []
+        for one_B1D in torch.split(query_BTD, 1, 1):
+            reads.append(self.read(one_B1D, keys, past, weights=weights))
+            past = reads[-1].past
+        shown = [read.weights for read in reads if read.weights is not None]
+        return Attended(
+            torch.cat([read.context_BTD for read in reads], dim=1), torch.cat(shown, dim=-2) if shown else None, past
+        )
+
+    def _join(self, context_BHTD: Tensor) -> Tensor:
+        return context_BHTD.transpose(1, 2).flatten(-2)

@@ -1,6 +1,12 @@
-"""The mechanisms of the literature by name: points in the space score × scope × selection."""
+"""The mechanisms of the literature by name: points in the space score × scope × selection × heads."""
 
 from dataclasses import dataclass, field
+from typing import Any
+
+BAHDANAU = "Bahdanau, Cho & Bengio 2015, arXiv:1409.0473"
+LUONG = "Luong, Pham & Manning 2015, arXiv:1508.04025"
+VASWANI = "Vaswani et al. 2017, arXiv:1706.03762"
+XU = "Xu et al. 2015, arXiv:1502.03044"
 
 
 @dataclass(frozen=True)
@@ -13,27 +19,83 @@ class Mechanism:
     score: str
     scope: str = "global"
     select: str = "softmax"
-    options: dict[str, dict[str, object]] = field(default_factory=dict)
+    heads: int = 1
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
-    def parts(self) -> dict[str, dict[str, object]]:
+    def parts(self) -> dict[str, Any]:
         """The settings of an attention that is this mechanism."""
         kinds = {"score": self.score, "scope": self.scope, "select": self.select}
-        return {part: {"kind": kind, **self.options.get(part, {})} for part, kind in kinds.items()}
+        return {
+            **{part: {"kind": kind, **self.options.get(part, {})} for part, kind in kinds.items()},
+            "heads": self.heads,
+        }
 
 
 _ALL = (
-    Mechanism("bahdanau", "vᵀ tanh(W q + U k)", "Bahdanau, Cho & Bengio 2015, arXiv:1409.0473", "additive"),
-    Mechanism("luong-dot", "qᵀ k", "Luong, Pham & Manning 2015, arXiv:1508.04025", "dot"),
-    Mechanism("luong-general", "qᵀ W k", "Luong, Pham & Manning 2015, arXiv:1508.04025", "general"),
+    Mechanism("bahdanau", "e = vᵀ tanh(W q + U k)", BAHDANAU, "additive"),
+    Mechanism("luong-dot", "e = qᵀ k", LUONG, "dot"),
+    Mechanism("luong-general", "e = qᵀ W k", LUONG, "general"),
+    Mechanism("luong-concat", "e = vᵀ tanh(W [k; q])", LUONG, "concat"),
+    Mechanism("luong-location", "e_j = (W q)_j", LUONG, "location"),
+    Mechanism("luong-local-m", "e = qᵀ W k, slots t − D … t + D", LUONG, "general", scope="local_m"),
     Mechanism(
-        "luong-local-m",
-        "qᵀ W k, slots t − D … t + D",
-        "Luong, Pham & Manning 2015, arXiv:1508.04025",
+        "luong-local-p",
+        "e = qᵀ W k, a ∝ exp(e − (j − p)² / 2σ²), p = S σ(vᵀ tanh(W q))",
+        LUONG,
         "general",
-        scope="local_m",
+        scope="local_p",
     ),
-    Mechanism("scaled-dot", "qᵀ k / √d", "Vaswani et al. 2017, arXiv:1706.03762", "scaled_dot"),
+    Mechanism("graves-content", "e = β cos(q, k)", "Graves, Wayne & Danihelka 2014, arXiv:1410.5401", "cosine"),
+    Mechanism(
+        "chorowski", "e = vᵀ tanh(W q + U k + V (F ∗ a₋))", "Chorowski et al. 2015, arXiv:1506.07503", "location_aware"
+    ),
+    Mechanism("show-attend-tell-soft", "e = vᵀ tanh(W q + U k)", XU, "additive"),
+    Mechanism("show-attend-tell-hard", "e = vᵀ tanh(W q + U k), j ~ softmax(e)", XU, "additive", select="hard"),
+    Mechanism("scaled-dot", "e = qᵀ k / √d", VASWANI, "scaled_dot"),
+    Mechanism("transformer", "e = (W_Q q)ᵀ (W_K k) / √d, values W_V v, 8 heads", VASWANI, "projected", heads=8),
+    Mechanism(
+        "simple-rnn-projected",
+        "e = (W_Q q)ᵀ (W_K k), values W_V v",
+        "after Vaswani et al. 2017, unscaled, one head",
+        "projected",
+        options={"score": {"scaled": False}},
+    ),
+    Mechanism(
+        "sparsemax",
+        "e = qᵀ W k, a = argmin ‖a − e‖² on the simplex",
+        "Martins & Astudillo 2016, arXiv:1602.02068",
+        "general",
+        select="sparsemax",
+    ),
+    Mechanism(
+        "entmax15",
+        "e = qᵀ W k, a = 1.5-entmax(e)",
+        "Peters, Niculae & Martins 2019, arXiv:1905.05702",
+        "general",
+        select="entmax15",
+    ),
+    Mechanism(
+        "straight-through",
+        "e = qᵀ W k, one-hot(argmax(e + Gumbel)), gradient of the soft sample",
+        "Jang, Gu & Poole 2017, arXiv:1611.01144",
+        "general",
+        select="straight_through",
+    ),
+    Mechanism(
+        "exact-hard",
+        "e = qᵀ W k, p(y) = Σ_j a_j p(y | v_j)",
+        "Wu, Shapiro & Cotterell 2018, arXiv:1808.10024",
+        "general",
+        select="hard_exact",
+    ),
+    Mechanism(
+        "hard-monotonic",
+        "e = qᵀ W k, p(y) = Σ over alignments that never go back",
+        "Wu & Cotterell 2019, arXiv:1905.06319",
+        "general",
+        select="hard_monotonic",
+    ),
 )
 
 MECHANISMS = {mechanism.name: mechanism for mechanism in _ALL}

@@ -1,6 +1,6 @@
 """Recording: taps that hand out weights where they are asked for, and cost nothing where they are not."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,6 +14,12 @@ _taps: ContextVar[dict[nn.Module, list[Tensor]] | None] = ContextVar("taps", def
 class Recordable(nn.Module):
     """A module whose weights can be tapped."""
 
+    @property
+    def recorded(self) -> bool:
+        """Whether somebody records this module now."""
+        taps = _taps.get()
+        return taps is not None and self in taps
+
     def keep(self, weights: Tensor) -> None:
         """Hand the weights to whoever records this module now, if anybody does."""
         taps = _taps.get()
@@ -23,21 +29,24 @@ class Recordable(nn.Module):
 
 @dataclass
 class Recording:
-    """The weights of each attention of a model, under the attention's name in the model."""
+    """The weights of each attention of a model, before dropout, under the attention's name in the model."""
 
     calls: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """One tensor (B, T, S) for each name: the calls made while recording, joined along the queries."""
+        """A tensor (B, T, S) or (B, H, T, S) for each name: the calls while recording, joined along the queries."""
         return {name: torch.cat(parts, dim=-2) for name, parts in self.calls.items() if parts}
 
 
 @contextmanager
-def record(model: nn.Module) -> Iterator[Recording]:
-    """Keep the weights of every attention in `model` while the block runs, in this thread alone."""
-    taps: dict[nn.Module, list[Tensor]] = {module: [] for module in model.modules() if isinstance(module, Recordable)}
-    names = {name: module for name, module in model.named_modules() if module in taps}
+def record(model: nn.Module, chosen: Callable[[str], bool] = lambda _: True) -> Iterator[Recording]:
+    """Keep the weights of the attentions in `model` while the block runs, in this thread alone.
+
+    `chosen` picks attentions by their names in the model; those not picked run at full speed.
+    """
+    names = {name: module for name, module in model.named_modules() if isinstance(module, Recordable) and chosen(name)}
+    taps: dict[nn.Module, list[Tensor]] = {module: [] for module in names.values()}
     token = _taps.set({**(_taps.get() or {}), **taps})
     try:
         yield Recording({name: taps[module] for name, module in names.items()})

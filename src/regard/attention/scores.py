@@ -1,93 +1,290 @@
-"""Scores: how well a query matches a key. A score is one small class: `prepare` does the key side's work,
-once per source; `forward` compares.
+"""Scores: how well a query matches a key. A score is one small class: `prepare` does the keys' share of the
+work, once per source; `forward` compares.
 
-B rows, T queries, S memory slots, D width, A hidden width of the score.
+B rows, T queries, S memory slots, D width, H heads, A hidden width of the score.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from regard.attention import equation, settings
-from regard.errors import ConfigError
+from regard.attention import settings
+from regard.attention.additive import additive_scores
+from regard.errors import ConfigError, DataError
+
+
+class HeadLinear(nn.Module):
+    """A matrix for each head: (…, H, N, D) → (…, H, N, A)."""
+
+    def __init__(self, heads: int, size: int, width: int) -> None:
+        super().__init__()
+        bound = size**-0.5
+        self.weight = nn.Parameter(torch.empty(heads, width, size).uniform_(-bound, bound))
+
+    def forward(self, x_BHND: Tensor) -> Tensor:
+        if self.weight.shape[0] == 1:  # one large product rather than many small ones
+            return nn.functional.linear(x_BHND, self.weight[0])
+        return x_BHND @ self.weight.transpose(-1, -2)
 
 
 class Score(nn.Module, ABC):
-    """e(q, k) for every query and slot."""
+    """e(q, k) for every query and slot, in each of `heads` equal parts of query and key."""
+
+    uses_past: bool = False
+    """Whether it looks at the weights of the steps before, and so must go step by step."""
+    sums_past: bool = False
+    """Whether it looks at the sum of all weights so far rather than at the last ones."""
+
+    def __init__(self, query_size: int, key_size: int, heads: int) -> None:
+        super().__init__()
+        for what, size in (("query", query_size), ("key", key_size)):
+            if size % heads:
+                raise ConfigError(f"{heads} heads do not divide a {what} of size {size}: choose sizes that they do.")
+        self.heads = heads
+
+    def split(self, x_BND: Tensor) -> Tensor:
+        """(B, N, D) → (B, H, N, D / H)."""
+        rows, steps, width = x_BND.shape
+        return x_BND.view(rows, steps, self.heads, width // self.heads).transpose(1, 2)
+
+    def values(self, values_BSD: Tensor) -> Tensor:
+        """What is read, in heads; a score that projects values too says so here."""
+        return self.split(values_BSD)
 
     @abstractmethod
     def prepare(self, keys_BSD: Tensor) -> Tensor:
         """The part of the score that depends on the keys alone."""
 
     @abstractmethod
-    def forward(self, query_BTD: Tensor, prepared: Tensor) -> Tensor:
-        """The scores (B, T, S) against prepared keys."""
+    def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
+        """The scores (B, H, T, S) against prepared keys; `past` are weights of the steps before."""
 
 
-class Additive(Score):
-    """e = vᵀ tanh(W q + U k) (Bahdanau et al. 2015; their W_a, U_a, v_a)."""
+class InnerProduct(Score, ABC):
+    """A score that is a dot product in disguise: e = query(q) · prepare(k). Kernels for dot products serve it."""
 
-    def __init__(self, query_size: int, key_size: int, hidden: int | None = None) -> None:
-        super().__init__()
-        width = hidden or query_size
-        self.query = nn.Linear(query_size, width, bias=False)
-        self.key = nn.Linear(key_size, width, bias=False)
-        self.v = nn.Parameter(torch.empty(width))
-        nn.init.uniform_(self.v, -(width**-0.5), width**-0.5)
+    @abstractmethod
+    def query(self, query_BTD: Tensor) -> Tensor:
+        """The query's side (B, H, T, D)."""
 
-    def prepare(self, keys_BSD: Tensor) -> Tensor:
-        prepared: Tensor = self.key(keys_BSD)
-        return prepared
-
-    def forward(self, query_BTD: Tensor, prepared: Tensor) -> Tensor:
-        hidden_BTSA = torch.tanh(self.query(query_BTD).unsqueeze(2) + prepared.unsqueeze(1))
-        return hidden_BTSA @ self.v
+    def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
+        del past_BHS
+        return self.query(query_BTD) @ prepared.transpose(-1, -2)
 
 
-class Dot(Score):
+def _same_size(what: str, query_size: int, key_size: int) -> None:
+    if query_size != key_size:
+        raise ConfigError(
+            f"{what} needs queries and keys of one size, and they have {query_size} and {key_size}. Make the sizes "
+            "equal, or take the score `general`."
+        )
+
+
+@final
+class Dot(InnerProduct):
     """e = qᵀ k, or qᵀ k / √d where `scaled` (Luong et al. 2015; Vaswani et al. 2017)."""
 
-    def __init__(self, query_size: int, key_size: int, *, scaled: bool = False) -> None:
-        super().__init__()
-        if query_size != key_size:
-            raise ConfigError(
-                f"A dot product needs queries and keys of one size, and they have {query_size} and {key_size}. "
-                "Make the sizes equal, or take the score `general`."
-            )
-        self.compare = equation.scaled_dot if scaled else equation.dot
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, scaled: bool = False) -> None:
+        super().__init__(query_size, key_size, heads)
+        _same_size("A dot product", query_size, key_size)
+        self.factor = (query_size // heads) ** -0.5 if scaled else 1.0
+
+    def query(self, query_BTD: Tensor) -> Tensor:
+        return self.split(query_BTD) * self.factor
 
     def prepare(self, keys_BSD: Tensor) -> Tensor:
-        return keys_BSD
-
-    def forward(self, query_BTD: Tensor, prepared: Tensor) -> Tensor:
-        return self.compare(query_BTD, prepared)
+        return self.split(keys_BSD)
 
 
-class General(Score):
+@final
+class General(InnerProduct):
     """e = qᵀ W k (Luong et al. 2015)."""
 
-    def __init__(self, query_size: int, key_size: int) -> None:
-        super().__init__()
-        self.key = nn.Linear(key_size, query_size, bias=False)
+    def __init__(self, query_size: int, key_size: int, heads: int = 1) -> None:
+        super().__init__(query_size, key_size, heads)
+        self.key = HeadLinear(heads, key_size // heads, query_size // heads)
+
+    def query(self, query_BTD: Tensor) -> Tensor:
+        return self.split(query_BTD)
 
     def prepare(self, keys_BSD: Tensor) -> Tensor:
-        prepared: Tensor = self.key(keys_BSD)
+        prepared: Tensor = self.key(self.split(keys_BSD))
         return prepared
 
-    def forward(self, query_BTD: Tensor, prepared: Tensor) -> Tensor:
-        return equation.dot(query_BTD, prepared)
+
+@final
+class Cosine(InnerProduct):
+    """e = β cos(q, k), β > 0 learned for each head (Graves et al. 2014, content-based addressing)."""
+
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, sharpening: float = 10.0) -> None:
+        super().__init__(query_size, key_size, heads)
+        _same_size("A cosine", query_size, key_size)
+        self.log_sharpening = nn.Parameter(torch.full((heads, 1, 1), sharpening).log())
+
+    def query(self, query_BTD: Tensor) -> Tensor:
+        return nn.functional.normalize(self.split(query_BTD), dim=-1) * self.log_sharpening.exp()
+
+    def prepare(self, keys_BSD: Tensor) -> Tensor:
+        return nn.functional.normalize(self.split(keys_BSD), dim=-1)
+
+
+@final
+class Projected(InnerProduct):
+    """e = (W_Q q)ᵀ (W_K k), divided by √d where `scaled`; values W_V v (the form the Transformer took)."""
+
+    def __init__(
+        self, query_size: int, key_size: int, heads: int = 1, *, scaled: bool = True, size: int | None = None
+    ) -> None:
+        width = size or query_size
+        super().__init__(width, key_size, heads)
+        self.factor = (width // heads) ** -0.5 if scaled else 1.0
+        self.to_query = nn.Linear(query_size, width, bias=False)
+        self.to_key = nn.Linear(key_size, width, bias=False)
+        self.to_value = nn.Linear(key_size, key_size, bias=False)
+
+    def query(self, query_BTD: Tensor) -> Tensor:
+        return self.split(self.to_query(query_BTD)) * self.factor
+
+    def prepare(self, keys_BSD: Tensor) -> Tensor:
+        return self.split(self.to_key(keys_BSD))
+
+    def values(self, values_BSD: Tensor) -> Tensor:
+        return self.split(self.to_value(values_BSD))
+
+
+@final
+class Additive(Score):
+    """e = vᵀ tanh(W q + U k) (Bahdanau et al. 2015; their W_a, U_a, v_a). Luong's `concat`, vᵀ tanh(W [k; q]), is
+    the same with W and U side by side in one matrix.
+    """
+
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, hidden: int | None = None) -> None:
+        super().__init__(query_size, key_size, heads)
+        width = hidden or query_size // heads
+        self.query = HeadLinear(heads, query_size // heads, width)
+        self.key = HeadLinear(heads, key_size // heads, width)
+        self.v = nn.Parameter(torch.empty(heads, width).uniform_(-(width**-0.5), width**-0.5))
+
+    def prepare(self, keys_BSD: Tensor) -> Tensor:
+        prepared: Tensor = self.key(self.split(keys_BSD))
+        return prepared
+
+    def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
+        del past_BHS
+        return additive_scores(self.query(self.split(query_BTD)), prepared, self.v)
+
+
+@final
+class Concat(Score):
+    """e = vᵀ tanh(W [k; q]) (Luong et al. 2015): of the additive family, with one matrix."""
+
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, hidden: int | None = None) -> None:
+        super().__init__(query_size, key_size, heads)
+        width = hidden or query_size // heads
+        self.key_size = key_size // heads
+        self.both = HeadLinear(heads, (key_size + query_size) // heads, width)
+        self.v = nn.Parameter(torch.empty(heads, width).uniform_(-(width**-0.5), width**-0.5))
+
+    def prepare(self, keys_BSD: Tensor) -> Tensor:
+        return self.split(keys_BSD) @ self.both.weight[..., : self.key_size].transpose(-1, -2)
+
+    def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
+        del past_BHS
+        query_BHTA = self.split(query_BTD) @ self.both.weight[..., self.key_size :].transpose(-1, -2)
+        return additive_scores(query_BHTA, prepared, self.v)
+
+
+@final
+class Location(Score):
+    """e_j = (W q)_j: depends on the query and the position alone (Luong et al. 2015)."""
+
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, slots: int = 256) -> None:
+        super().__init__(query_size, key_size, heads)
+        self.slots = slots
+        self.positions = HeadLinear(heads, query_size // heads, slots)
+
+    def prepare(self, keys_BSD: Tensor) -> Tensor:
+        if keys_BSD.shape[1] > self.slots:
+            raise DataError(
+                f"The score `location` addresses {self.slots} slots, and this memory has {keys_BSD.shape[1]}. Train "
+                f"with a larger `slots`, or cut the source (tokenizer.max_length)."
+            )
+        return keys_BSD
+
+    def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
+        del past_BHS
+        scores: Tensor = self.positions(self.split(query_BTD))[..., : prepared.shape[1]]
+        return scores
+
+
+@final
+class LocationAware(Score):
+    """e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋: a convolution over the weights of the step before (Chorowski et
+    al. 2015), or with `features="sum"` over all weights so far, which makes it a coverage.
+    """
+
+    uses_past = True
+
+    def __init__(
+        self,
+        query_size: int,
+        key_size: int,
+        heads: int = 1,
+        *,
+        hidden: int | None = None,
+        filters: int = 10,
+        reach: int = 3,
+        features: str = "last",
+    ) -> None:
+        super().__init__(query_size, key_size, heads)
+        width = hidden or query_size // heads
+        self.sums_past = features == "sum"
+        self.query = HeadLinear(heads, query_size // heads, width)
+        self.key = HeadLinear(heads, key_size // heads, width)
+        self.convolution = nn.Conv1d(1, filters, 2 * reach + 1, padding=reach, bias=False)
+        self.place = HeadLinear(heads, filters, width)
+        self.v = nn.Parameter(torch.empty(heads, width).uniform_(-(width**-0.5), width**-0.5))
+
+    def prepare(self, keys_BSD: Tensor) -> Tensor:
+        prepared: Tensor = self.key(self.split(keys_BSD))
+        return prepared
+
+    def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
+        assert past_BHS is not None
+        filtered = self.convolution(past_BHS.flatten(0, 1).unsqueeze(1)).unflatten(0, past_BHS.shape[:2])
+        placed_BHSA = self.place(filtered.transpose(-1, -2))
+        return additive_scores(self.query(self.split(query_BTD)), prepared + placed_BHSA, self.v)
 
 
 SCORES: dict[str, Callable[..., Score]] = {
-    "additive": Additive,
     "dot": Dot,
     "scaled_dot": partial(Dot, scaled=True),
     "general": General,
+    "additive": Additive,
+    "concat": Concat,
+    "cosine": Cosine,
+    "location": Location,
+    "projected": Projected,
+    "location_aware": LocationAware,
 }
 
 
-def build_score(choice: settings.Score, query_size: int, key_size: int) -> Score:
-    return SCORES[choice.kind](query_size, key_size, **choice.model_dump(exclude={"kind"}))
+def register_score(name: str, build: Callable[..., Score]) -> None:
+    """Make a score known by a name: `build(query_size, key_size, heads, **options)`, usually the class itself.
+
+    After it, `score=name` and `score={"kind": name, option: value}` work wherever the built-in names do.
+    """
+    if name in SCORES and name not in settings.REGISTERED:
+        raise ConfigError(f"'{name}' is a score of regard's own. Choose another name.")
+    settings.REGISTERED.add(name)
+    SCORES[name] = build
+
+
+def build_score(choice: settings.Score, query_size: int, key_size: int, heads: int) -> Score:
+    if isinstance(choice, settings.CustomScore):
+        return SCORES[choice.name](query_size, key_size, heads, **choice.options)
+    return SCORES[choice.kind](query_size, key_size, heads, **choice.model_dump(exclude={"kind"}))

@@ -14,6 +14,7 @@ VERBS = {
     "evaluate": "score a model on pairs",
     "look": "draw what a model looks at while it answers",
     "presets": "list the settings that come with regard",
+    "explain": "say what a config computes, which kernels it takes and why",
     "mechanisms": "list the mechanisms of attention by their names in the literature",
 }
 

@@ -62,7 +62,7 @@ class Translator:
         start = torch.full_like(target.tokens_BT[:, :1], START)
         self.model.eval()
         with torch.inference_mode():
-            logits_BTV = self.model(source, torch.cat([start, target.tokens_BT[:, :-1]], dim=1))
+            logits_BTV = self.model(source, torch.cat([start, target.tokens_BT[:, :-1]], dim=1)).logits_BTV
             log_p_BTV = logits_BTV.float().log_softmax(-1)
             log_p_BT = log_p_BTV.gather(-1, target.tokens_BT.unsqueeze(-1)).squeeze(-1)
             scores: list[float] = log_p_BT.masked_fill(~target.valid_BT, 0.0).double().sum(-1).tolist()

@@ -45,10 +45,11 @@ class Prediction:
 
     @property
     def attention(self) -> Weights:
-        """The weights of the last attention that reads the source."""
+        """The weights of the last attention that reads the source; of several heads, their mean."""
         if not self.attentions:
             return np.zeros((len(self.tokens), len(self.source_tokens)), dtype=np.float32)
-        return list(self.attentions.values())[-1]
+        last = list(self.attentions.values())[-1]
+        return last if last.ndim == 2 else last.mean(0)
 
     def __repr__(self) -> str:
         return f"Prediction({self.text!r}, score={self.score:.4f})"

@@ -2,13 +2,14 @@
 
 import html as markup
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regard.errors import ConfigError
 from regard.inspection import heatmap
-from regard.inspection.prediction import Prediction
+from regard.inspection.prediction import Prediction, Weights
 
 FORMAT = 1
 
@@ -49,8 +50,8 @@ class Trace:
         """One page that works offline, with a table for each attention."""
         found = self.prediction
         tables = "".join(
-            f"<h2>{markup.escape(name)}</h2>{heatmap.html(weights, found.source_tokens, found.tokens)}"
-            for name, weights in found.attentions.items()
+            f"<h2>{markup.escape(name)}</h2>{heatmap.html(weights_TS, found.source_tokens, found.tokens)}"
+            for name, weights_TS in _maps(found)
         )
         title = f"<bdi>{markup.escape(found.source)}</bdi> → <bdi>{markup.escape(found.text)}</bdi>"
         return (
@@ -66,3 +67,12 @@ class Trace:
             raise ConfigError(f"{path}: a trace is saved as .json or .html.")
         text = self.to_html() if path.suffix == ".html" else json.dumps(self.document, ensure_ascii=False)
         path.write_text(text, "utf-8")
+
+
+def _maps(found: Prediction) -> Iterator[tuple[str, Weights]]:
+    """Every map there is: one of each attention, or one of each of its heads."""
+    for name, weights in found.attentions.items():
+        if weights.ndim == 2:
+            yield name, weights
+        else:
+            yield from ((f"{name}, head {head + 1}", weights_TS) for head, weights_TS in enumerate(weights))

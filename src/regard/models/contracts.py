@@ -4,6 +4,7 @@ B rows, T target steps, S memory slots, D width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,17 @@ class Padded(NamedTuple):
 
     def to(self, device: torch.device) -> "Padded":
         return Padded(self.tokens_BT.to(device), self.lengths_B.to(device))
+
+
+LossTerm = Callable[[Tensor, Tensor], Tensor]
+"""What a mechanism adds to the loss: a function of the targets' log-probabilities (B, T) and of where they count."""
+
+
+class Decoded(NamedTuple):
+    """The logits of the token that follows each given one, and what the mechanisms behind them add to the loss."""
+
+    logits_BTV: Tensor
+    terms: tuple[LossTerm, ...] = ()
 
 
 class Memory(NamedTuple):
@@ -59,8 +71,8 @@ class Decoder(nn.Module, ABC):
         """One step from the token before → (logits_BV, state)."""
 
     @abstractmethod
-    def forward(self, tokens_BT: Tensor, memory: Memory) -> Tensor:
-        """The logits (B, T, V) of the token that follows each of the given ones."""
+    def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
+        """All steps at once, given the tokens."""
 
 
 def reorder(state: State, rows: Tensor) -> State:

@@ -3,13 +3,14 @@
 B rows, T target steps, S memory slots, D width, H width of a state, G width of a cell's gates, V vocabulary.
 """
 
+from functools import partial
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention import attention as attending
-from regard.models.contracts import Decoder, Encoder, Memory, Padded
+from regard.models.contracts import Decoded, Decoder, Encoder, LossTerm, Memory, Padded
 from regard.models.settings import EncoderSettings, RecurrentModel
 from regard.recurrent import layers
 
@@ -39,10 +40,25 @@ class RecurrentEncoder(Encoder):
 
 
 class AttentiveState(NamedTuple):
-    """The state of each layer, and what the attention remembers."""
+    """The state of each layer, what the attention remembers, and, where it must know what became of it, what each slot
+    would have said at the last step.
+    """
 
     layers: layers.State
-    past: attending.Past | None
+    past: attending.Past
+    log_p_BSV: Tensor | None = None
+
+
+class _Step(NamedTuple):
+    """What a step of recurrence leaves behind for the output layer."""
+
+    output_BH: Tensor
+    attended: attending.Attended
+    state: AttentiveState
+
+    @property
+    def context_BD(self) -> Tensor:
+        return self.attended.context_BTD.squeeze(1)
 
 
 @final
@@ -53,7 +69,8 @@ class BahdanauDecoder(Decoder):
         s_t = f(s_{t−1}, [y_{t−1}; c_t])
         p(y_t) = softmax(V tanh(U [s_t; y_{t−1}; c_t]))
 
-    Started at s_0 = tanh(W summary). The paper's output layer has maxout where this has tanh.
+    Started at s_0 = tanh(W summary). The paper's output layer has maxout where this has tanh. Under a selection that
+    reads one slot and sums over which, the state is fed the expected context, and the output is Σ_j a_j p(y_t | h_j).
     """
 
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory_size: int) -> None:
@@ -74,29 +91,68 @@ class BahdanauDecoder(Decoder):
 
     def step(self, token_B: Tensor, state: AttentiveState, keys: attending.Keys) -> tuple[Tensor, AttentiveState]:
         embedded_BD = self.dropout(self.embedding(token_B))
-        output_BH, context_BD, state = self._advance(self.layers.project(embedded_BD), state, keys)
-        return self._logits(output_BH, embedded_BD, context_BD), state
+        if self.attention.select.marginal:
+            return self._marginal_step(token_B, embedded_BD, state, keys)
+        taken = self._advance(self.layers.project(embedded_BD), state, keys)
+        return self._logits(taken.output_BH, embedded_BD, taken.context_BD), taken.state
 
-    def forward(self, tokens_BT: Tensor, memory: Memory) -> Tensor:
+    def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         keys, state = self.begin(memory)
+        if self.attention.select.marginal:
+            said = []
+            for token_B in tokens_BT.unbind(1):
+                logits_BV, state = self.step(token_B, state, keys)
+                said.append(logits_BV)
+            return Decoded(torch.stack(said, 1))
         embedded_BTD = self.dropout(self.embedding(tokens_BT))
-        outputs, contexts = [], []
+        steps = []
         for gates_BG in self.layers.project(embedded_BTD).unbind(1):
-            output_BH, context_BD, state = self._advance(gates_BG, state, keys)
-            outputs.append(output_BH)
-            contexts.append(context_BD)
-        return self._logits(torch.stack(outputs, 1), embedded_BTD, torch.stack(contexts, 1))
+            steps.append(self._advance(gates_BG, state, keys))
+            state = steps[-1].state
+        outputs_BTH = torch.stack([taken.output_BH for taken in steps], 1)
+        contexts_BTD = torch.stack([taken.context_BD for taken in steps], 1)
+        choices = [taken.attended.choice for taken in steps if taken.attended.choice is not None]
+        return Decoded(self._logits(outputs_BTH, embedded_BTD, contexts_BTD), _terms(choices))
 
-    def _advance(
-        self, gates_BG: Tensor, state: AttentiveState, keys: attending.Keys
-    ) -> tuple[Tensor, Tensor, AttentiveState]:
-        """Attend, then step with the token's gates and the context → (output_BH, context_BD, state)."""
+    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: attending.Keys) -> _Step:
+        """Attend, then step with the token's gates and the context."""
         attended = self.attention.read(state.layers[-1].unsqueeze(1), keys, state.past)
-        context_BD = attended.context_BTD.squeeze(1)
-        output_BH, after = self.layers.step(self.layers.add_projection(gates_BG, context_BD), state.layers)
-        return output_BH, context_BD, AttentiveState(after, attended.past)
+        gates_BG = self.layers.add_projection(gates_BG, attended.context_BTD.squeeze(1))
+        output_BH, after = self.layers.step(gates_BG, state.layers)
+        return _Step(output_BH, attended, AttentiveState(after, attended.past))
 
     def _logits(self, output: Tensor, embedded: Tensor, context: Tensor) -> Tensor:
         features = torch.tanh(self.readout(torch.cat([output, embedded, context], dim=-1)))
         logits: Tensor = self.output(self.dropout(features))
         return logits
+
+    def _marginal_step(
+        self, token_B: Tensor, embedded_BD: Tensor, state: AttentiveState, keys: attending.Keys
+    ) -> tuple[Tensor, AttentiveState]:
+        """Log Σ_j a_j p(y | h_j), each slot's own answer weighted by the probability that it is the one read."""
+        if state.log_p_BSV is not None:
+            said_BS1 = token_B.view(-1, 1, 1).expand(-1, state.log_p_BSV.shape[1], 1)
+            likelihood_BS = state.log_p_BSV.gather(-1, said_BS1).squeeze(-1).exp()
+            state = state._replace(past=self.attention.observe(state.past, likelihood_BS))
+        taken = self._advance(self.layers.project(embedded_BD), state, keys)
+        slots_BSD = keys.values_BHSD.squeeze(1)
+        like_slots = (-1, slots_BSD.shape[1], -1)
+        logits_BSV = self._logits(
+            taken.output_BH.unsqueeze(1).expand(like_slots), embedded_BD.unsqueeze(1).expand(like_slots), slots_BSD
+        )
+        log_p_BSV = logits_BSV.log_softmax(-1)
+        assert taken.attended.weights is not None
+        weights_BS1 = taken.attended.weights.transpose(1, 2)
+        log_a_BS1 = weights_BS1.clamp_min(torch.finfo(weights_BS1.dtype).tiny).log()
+        mixed_BV = (log_a_BS1 + log_p_BSV).logsumexp(1).log_softmax(-1)
+        kept = log_p_BSV if self.attention.select.uses_past else None
+        return mixed_BV, taken.state._replace(log_p_BSV=kept)
+
+
+def _terms(choices: list[attending.Choice]) -> tuple[LossTerm, ...]:
+    """What sampled positions add to the loss: they learn from how well things went."""
+    if not choices:
+        return ()
+    log_prob_BT = torch.cat([choice.log_prob_BT for choice in choices], dim=1)
+    entropy_BT = torch.cat([choice.entropy_BT for choice in choices], dim=1)
+    return (partial(choices[0].selection.surrogate, log_prob_BT, entropy_BT),)

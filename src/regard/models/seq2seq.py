@@ -4,7 +4,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from regard.models.contracts import Decoder, Encoder, Padded
+from regard.models.contracts import Decoded, Decoder, Encoder, Padded
 from regard.models.recurrent import BahdanauDecoder, RecurrentEncoder
 from regard.models.settings import RecurrentModel
 
@@ -18,10 +18,10 @@ class Seq2Seq(nn.Module):
         self.encoder = encoder
         self.decoder = decoder
 
-    def forward(self, source: Padded, tokens_BT: Tensor) -> Tensor:
-        """The logits (B, T, V) of the token that follows each of the given ones."""
-        logits_BTV: Tensor = self.decoder(tokens_BT, self.encoder(source))
-        return logits_BTV
+    def forward(self, source: Padded, tokens_BT: Tensor) -> Decoded:
+        """What follows each of the given tokens."""
+        decoded: Decoded = self.decoder(tokens_BT, self.encoder(source))
+        return decoded
 
 
 def build_model(settings: RecurrentModel, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:

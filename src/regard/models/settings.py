@@ -1,10 +1,10 @@
 """What may be set in a model."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
-from regard.attention.settings import AttentionChoice, AttentionSettings
+from regard.attention.settings import AttentionChoice, AttentionSettings, scope_kinds
 from regard.config import Settings
 from regard.recurrent.settings import RecurrentSettings
 
@@ -30,3 +30,12 @@ class RecurrentModel(Settings):
     decoder: DecoderSettings = DecoderSettings()
     attention: AttentionChoice = AttentionSettings()
     dropout: float = Field(0.1, ge=0, lt=1, description="on embeddings and before the output layer")
+
+    @model_validator(mode="after")
+    def _attends_to_another_sequence(self) -> Self:
+        if "causal" in scope_kinds(self.attention.scope):
+            raise ValueError(
+                "attention.scope: a causal scope compares positions of one sequence with itself, and here a target "
+                "attends to a source. Take global, local_m or local_p."
+            )
+        return self

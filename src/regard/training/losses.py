@@ -11,15 +11,20 @@ from regard.models.seq2seq import Seq2Seq
 
 
 def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """−Σ log p(y_t | y_<t, x) over the batch's tokens, and how many there are; padding counts for nothing."""
-    logits_BTV = model(batch.source, batch.given)
-    valid_BT = batch.target.valid_BT
+    """−Σ log p(y_t | y_<t, x) over the batch's tokens, and how many there are; padding counts for nothing.
+
+    In training, what the model's mechanisms bring of their own is added.
+    """
+    decoded = model(batch.source, batch.given)
+    valid_BT, tokens_BT = batch.target.valid_BT, batch.target.tokens_BT
+    logits_NV = decoded.logits_BTV[valid_BT].float()
     total = nn.functional.cross_entropy(
-        logits_BTV[valid_BT].float(),
-        batch.target.tokens_BT[valid_BT],
-        reduction="sum",
-        label_smoothing=label_smoothing,
+        logits_NV, tokens_BT[valid_BT], reduction="sum", label_smoothing=label_smoothing
     )
+    if decoded.terms:
+        log_p_BT = decoded.logits_BTV.float().log_softmax(-1).gather(-1, tokens_BT.unsqueeze(-1)).squeeze(-1)
+        for term in decoded.terms:
+            total = total + term(log_p_BT, valid_BT)
     return total, valid_BT.sum()
 
 

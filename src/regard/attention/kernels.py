@@ -1,0 +1,67 @@
+"""Fast paths. Each may refuse, with the reason as text; none may differ from the equation.
+
+    fused       PyTorch's fused attention: for scores that are dot products in disguise, when no weights are asked for
+    chunked     the additive score in bounded pieces (`additive.py`): taken by itself when the whole would be large
+    reference   the equation, written out
+
+B rows, T queries, S memory slots, D width, H heads.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.scopes import Scope, View
+from regard.attention.scores import Additive, Concat, InnerProduct, LocationAware, Score
+from regard.attention.selections import Selection, Softmax
+
+
+class Plan(NamedTuple):
+    """The path that an attention takes, and why it takes no faster one."""
+
+    path: str
+    refused: dict[str, str]
+
+
+def fused_refusal(score: Score, scope: Scope, select: Selection) -> str | None:
+    """Why the fused path cannot serve, or None if it can."""
+    if not isinstance(score, InnerProduct):
+        return f"the score {type(score).__name__} is no dot product in disguise"
+    if not isinstance(select, Softmax):
+        return f"the selection {type(select).__name__} is no softmax"
+    if scope.learned:
+        return f"the scope {type(scope).__name__} predicts its window, and the mask would need a gradient"
+    return None
+
+
+def chunked_refusal(score: Score) -> str | None:
+    """Why the chunked path cannot serve, or None if it can."""
+    if not isinstance(score, (Additive, Concat, LocationAware)):
+        return f"the score {type(score).__name__} has no hidden layer to work out in pieces"
+    return None
+
+
+def plan(score: Score, scope: Scope, select: Selection, *, weights: bool) -> Plan:
+    """The path for an attention, from what is known before any tensor is seen."""
+    refused = {"fused": "its weights are asked for" if weights else fused_refusal(score, scope, select)}
+    if refused["fused"] is None:
+        return Plan("fused", {})
+    refused["chunked"] = chunked_refusal(score)
+    told = {path: reason for path, reason in refused.items() if reason is not None}
+    return Plan("chunked" if refused["chunked"] is None else "reference", told)
+
+
+def fused(
+    score: Score, query_BTD: Tensor, prepared_BHSD: Tensor, values_BHSD: Tensor, view: View, dropout: float
+) -> Tensor:
+    """Σ_j softmax_j(q'ᵀ k'_j) v_j without the weights ever lying in memory → (B, H, T, D)."""
+    assert isinstance(score, InnerProduct)
+    assert view.allowed_BTS is not None
+    allowed = view.allowed_BTS
+    seen = allowed.any(-1, keepdim=True)
+    # A softmax over nothing is NaN: a query that may see nothing is shown everything, and told nothing of it.
+    context_BHTD = nn.functional.scaled_dot_product_attention(
+        score.query(query_BTD), prepared_BHSD, values_BHSD, allowed | ~seen, dropout_p=dropout, scale=1.0
+    )
+    return torch.where(seen, context_BHTD, 0.0)

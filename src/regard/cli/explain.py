@@ -1,0 +1,26 @@
+"""regard explain"""
+
+import click
+
+from regard.config import parse_override, resolve
+from regard.training.folder import locate
+from regard.training.settings import RunSettings
+
+EXAMPLES = """\b
+Examples:
+  regard explain dates
+  regard explain dates model.attention=transformer
+  regard explain runs/dates"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("config", metavar="PRESET|FILE.yaml|RUN")
+@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+def command(config: str, settings: tuple[str, ...]) -> None:
+    """Say what a config computes: the parts of each attention, the path it takes, and why not a faster one."""
+    source, _ = locate(config, None)
+    chosen = resolve(RunSettings, source, dict(parse_override(text) for text in settings))
+
+    from regard.inspection.explain import explain
+
+    click.echo(explain(chosen.model))

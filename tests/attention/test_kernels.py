@@ -1,0 +1,147 @@
+"""Each fast path against the float64 reference, outputs and gradients; and who takes which, so that a path that
+silently refuses is noticed.
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.attention import additive, kernels
+
+FUSED = {
+    "luong-dot",
+    "luong-general",
+    "luong-local-m",
+    "graves-content",
+    "scaled-dot",
+    "transformer",
+    "simple-rnn-projected",
+}
+CHUNKED = {"bahdanau", "luong-concat", "chorowski", "show-attend-tell-soft", "show-attend-tell-hard"}
+
+
+@pytest.mark.parametrize("mechanism", regard.mechanisms(), ids=lambda mechanism: mechanism.name)
+def test_every_mechanism_takes_the_path_it_should(mechanism: object) -> None:
+    name = mechanism.name  # type: ignore[attr-defined]
+    attention = regard.Attention.named(name, 8, 8)
+    parts = (attention.score, attention.scope, attention.select)
+    expected = "fused" if name in FUSED else "chunked" if name in CHUNKED else "reference"
+    plan = kernels.plan(*parts, weights=False)
+    assert plan.path == expected
+    assert all(reason for reason in plan.refused.values())
+    assert kernels.plan(*parts, weights=True).path != "fused"
+    assert kernels.plan(*parts, weights=True).refused["fused"] == "its weights are asked for"
+
+
+def count_fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    inner = nn.functional.scaled_dot_product_attention
+
+    def counted(*arguments: object, **options: object) -> Tensor:
+        calls.append(1)
+        return inner(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", counted)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", sorted(FUSED))
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (3, 7), (13, 5)])
+def test_the_fused_path_equals_the_reference(
+    name: str, T: int, S: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count_fused_calls(monkeypatch)
+    torch.manual_seed(0)
+    fast = regard.Attention.named(name, 24, 24)
+    exact = regard.Attention.named(name, 24, 24).double()
+    exact.load_state_dict(fast.state_dict())
+    fast = fast.to(dtype)
+    allowed = torch.arange(S) < torch.tensor([[S], [max(1, S - 2)], [0]])
+    given = [torch.randn(3, size, 24) for size in (T, S, S)]
+    for slots in given[1:]:
+        slots[~allowed] = torch.nan
+    results = []
+    for model, kind in ((fast, dtype), (exact, torch.float64)):
+        tensors = [tensor.to(kind, copy=True).requires_grad_() for tensor in given]
+        context, _ = model(*tensors, allowed=allowed, weights=model is exact)
+        context.square().sum().backward()
+        results.append([context, *(tensor.grad for tensor in (*tensors, *model.parameters()))])
+    assert len(calls) == 1
+    # Against the size of the whole, not of each number: some gradients are sums that cancel to nothing.
+    scale = max(reference.norm() for reference in results[1])
+    rounding = 2e-6 if dtype == torch.float32 else 1e-14
+    for ours, reference in zip(*results, strict=True):
+        assert (ours.double() - reference).norm() <= rounding * scale
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("largest", [1, 50, 10**9])
+def test_the_chunked_additive_score_equals_the_reference(heads: int, largest: int) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(2, heads, 5, 4, dtype=torch.float64, requires_grad=True)
+    keys = torch.randn(2, heads, 7, 4, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(heads, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, heads, 5, 7, dtype=torch.float64)
+    expected = additive.reference(query, keys, v)
+    by_hand = (torch.tanh(query.unsqueeze(3) + keys.unsqueeze(2)) * v.view(1, heads, 1, 1, 4)).sum(-1)
+    torch.testing.assert_close(expected, by_hand)
+    found = additive.additive_scores(query, keys, v, largest)
+    torch.testing.assert_close(found, expected)
+    wanted = torch.autograd.grad((expected * weight).sum(), (query, keys, v))
+    for ours, reference in zip(torch.autograd.grad((found * weight).sum(), (query, keys, v)), wanted, strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
+def test_a_long_memory_is_never_written_out_whole() -> None:
+    """The largest tensor that is saved for the way back is no larger than the inputs and the scores."""
+    query = torch.randn(1, 1, 600, 64, requires_grad=True)
+    keys = torch.randn(1, 1, 700, 64, requires_grad=True)
+    v = torch.randn(1, 64, requires_grad=True)
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        additive.additive_scores(query, keys, v)
+    assert additive.LARGEST < 600 * 700 * 64
+    assert max(saved) <= 600 * 700
+
+
+def test_multi_head_attention_equals_torch() -> None:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    ours = regard.MultiHeadAttention(16, heads=4)
+    q, k, v = theirs.in_proj_weight.chunk(3)
+    bq, bk, bv = theirs.in_proj_bias.chunk(3)
+    ours.load_state_dict(
+        {
+            "to_query.weight": q, "to_key.weight": k, "to_value.weight": v,
+            "to_query.bias": bq, "to_key.bias": bk, "to_value.bias": bv,
+            "output.weight": theirs.out_proj.weight, "output.bias": theirs.out_proj.bias,
+        }
+    )  # fmt: skip
+    query, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    allowed = torch.arange(7) < torch.tensor([[7], [3]])
+    expected, weights = theirs(query, memory, memory, key_padding_mask=~allowed, average_attn_weights=False)
+    for with_weights in (True, False):
+        found, shown = ours(query, memory, allowed=allowed, weights=with_weights)
+        torch.testing.assert_close(found, expected)
+    _, shown = ours(query, memory, allowed=allowed, weights=True)
+    torch.testing.assert_close(shown, weights)
+    torch.testing.assert_close(ours(query)[0], theirs(query, query, query)[0])
+
+
+def test_dropout_falls_on_the_weights_in_training_alone() -> None:
+    torch.manual_seed(0)
+    attention = regard.Attention(4, 4, score="dot", dropout=0.5)
+    query, keys = torch.randn(1, 3, 4), torch.randn(1, 9, 4)
+    with regard.record(attention) as trace:
+        attention.train()(query, keys)
+    torch.testing.assert_close(trace.weights[""].sum(-1), torch.ones(1, 3))
+    first, second = (attention.train()(query, keys, weights=False)[0] for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(*(attention.eval()(query, keys, weights=False)[0] for _ in range(2)))
