@@ -18,7 +18,16 @@ FUSED = {
     "transformer",
     "simple-rnn-projected",
 }
-CHUNKED = {"bahdanau", "luong-concat", "chorowski", "show-attend-tell-soft", "show-attend-tell-hard"}
+CHUNKED = {
+    "bahdanau",
+    "luong-concat",
+    "chorowski",
+    "show-attend-tell-soft",
+    "show-attend-tell-hard",
+    "sparsemax",
+    "entmax15",
+    "straight-through",
+}
 
 
 @pytest.mark.parametrize("mechanism", regard.mechanisms(), ids=lambda mechanism: mechanism.name)
@@ -62,16 +71,17 @@ def test_the_fused_path_equals_the_reference(
     given = [torch.randn(3, size, 24) for size in (T, S, S)]
     for slots in given[1:]:
         slots[~allowed] = torch.nan
+    pull = torch.randn(3, T, 24) / 10
     results = []
     for model, kind in ((fast, dtype), (exact, torch.float64)):
         tensors = [tensor.to(kind, copy=True).requires_grad_() for tensor in given]
         context, _ = model(*tensors, allowed=allowed, weights=model is exact)
-        context.square().sum().backward()
+        (context * pull.to(kind)).sum().backward()
         results.append([context, *(tensor.grad for tensor in (*tensors, *model.parameters()))])
     assert len(calls) == 1
     # Against the size of the whole, not of each number: some gradients are sums that cancel to nothing.
     scale = max(reference.norm() for reference in results[1])
-    rounding = 2e-6 if dtype == torch.float32 else 1e-14
+    rounding = 1e-5 if dtype == torch.float32 else 1e-13
     for ours, reference in zip(*results, strict=True):
         assert (ours.double() - reference).norm() <= rounding * scale
 

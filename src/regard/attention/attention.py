@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention import equation, kernels
 from regard.attention.mechanisms import MECHANISMS
 from regard.attention.record import Recordable
-from regard.attention.scopes import Scope, Situation, View, build_scope, refuse_unless_self
+from regard.attention.scopes import Scope, Situation, View, build_scope, fold, refuse_unless_self
 from regard.attention.scores import Score, build_score
 from regard.attention.selections import Hard, HardMonotonic, Selected, build_selection
 from regard.attention.settings import AttentionSettings
@@ -27,7 +27,8 @@ class Keys(NamedTuple):
 
     prepared: Tensor
     values_BHSD: Tensor
-    allowed_BTS: Tensor
+    allowed_BTS: Tensor | None
+    """Which slots the memory allows; None where it allows all."""
     lengths_B: Tensor
 
 
@@ -108,11 +109,12 @@ class Attention(Recordable):
 
     def prepare(self, keys_BSD: Tensor, values_BSD: Tensor | None = None, allowed: Tensor | None = None) -> Keys:
         """The memory's side of the equation; `values` default to the keys."""
-        allowed_BTS = equation.per_query(allowed, keys_BSD)
+        allowed_BTS = equation.per_query(allowed)
         keys = equation.blank_unseen(keys_BSD, allowed_BTS)
         values = keys if values_BSD is None else equation.blank_unseen(values_BSD, allowed_BTS)
         numbers_S = torch.arange(1, keys_BSD.shape[1] + 1, device=keys_BSD.device)
-        lengths_B = (allowed_BTS.any(1) * numbers_S).amax(-1)
+        within_BS = numbers_S.expand(keys_BSD.shape[:2]) if allowed_BTS is None else allowed_BTS.any(1) * numbers_S
+        lengths_B = within_BS.amax(-1)
         return Keys(self.score.prepare(keys), self.score.values(values), allowed_BTS, lengths_B)
 
     def begin(self, keys: Keys) -> Past:
@@ -174,17 +176,16 @@ class Attention(Recordable):
     def _view(self, query_BTD: Tensor, keys: Keys, past: Past) -> View:
         """What the memory and the scope together let through, with an axis for heads."""
         steps_T = torch.arange(query_BTD.shape[1], device=query_BTD.device)
-        slots_S = torch.arange(keys.allowed_BTS.shape[-1], device=query_BTD.device)
+        slots_S = torch.arange(keys.values_BHSD.shape[2], device=query_BTD.device)
         situation = Situation(query_BTD, past.position_B.unsqueeze(1) + steps_T, keys.lengths_B, slots_S)
         view: View = self.scope(situation)
-        allowed = keys.allowed_BTS if view.allowed_BTS is None else keys.allowed_BTS & view.allowed_BTS
-        bias = None if view.bias_BTS is None else view.bias_BTS.unsqueeze(1)
-        factor = None if view.factor_BTS is None else view.factor_BTS.unsqueeze(1)
-        return View(allowed.unsqueeze(1), bias, factor)
+        both = fold([keys.allowed_BTS, view.allowed_BTS], torch.logical_and)
+        parts = (both, view.bias_BTS, view.factor_BTS)
+        return View(*(None if part is None else part.unsqueeze(1) for part in parts))
 
     def _select(self, scores_BHTS: Tensor, view: View, past: Past) -> Selected:
-        assert view.allowed_BTS is not None
-        allowed_BHTS = view.allowed_BTS.expand_as(scores_BHTS)
+        allowed = torch.ones_like(scores_BHTS, dtype=torch.bool) if view.allowed_BTS is None else view.allowed_BTS
+        allowed_BHTS = allowed.expand_as(scores_BHTS)
         scores_BHTS = scores_BHTS if view.bias_BTS is None else scores_BHTS + view.bias_BTS
         if isinstance(self.select, HardMonotonic) and past.belief_BHS is not None:
             selected = self.select.advance(scores_BHTS, allowed_BHTS, past.belief_BHS)

@@ -29,8 +29,10 @@ def scaled_dot(query_BTD: Tensor, keys_BSD: Tensor) -> Tensor:
     return dot(query_BTD, keys_BSD) / math.sqrt(query_BTD.shape[-1])
 
 
-def softmax(scores_BTS: Tensor, allowed_BTS: Tensor) -> Tensor:
+def softmax(scores_BTS: Tensor, allowed_BTS: Tensor | None) -> Tensor:
     """The weights of the visible slots; a query that may see nothing gets zeros, never NaN."""
+    if allowed_BTS is None:
+        return scores_BTS.softmax(-1)
     lowest = torch.finfo(scores_BTS.dtype).min
     return scores_BTS.masked_fill(~allowed_BTS, lowest).softmax(-1).masked_fill(~allowed_BTS, 0.0)
 
@@ -40,15 +42,17 @@ def pool(weights_BTS: Tensor, values_BSD: Tensor) -> Tensor:
     return weights_BTS @ values_BSD
 
 
-def blank_unseen(slots_BSD: Tensor, allowed_BTS: Tensor) -> Tensor:
+def blank_unseen(slots_BSD: Tensor, allowed_BTS: Tensor | None) -> Tensor:
     """The slots with those that no query may see set to zero: what lies there (even NaN) cannot matter."""
+    if allowed_BTS is None:
+        return slots_BSD
     return slots_BSD.masked_fill(~allowed_BTS.any(-2).unsqueeze(-1), 0.0)
 
 
-def per_query(allowed: Tensor | None, keys_BSD: Tensor) -> Tensor:
-    """A mask for slots (B, S), for queries and slots (B, T, S), or none at all, as (B, T or 1, S)."""
+def per_query(allowed: Tensor | None) -> Tensor | None:
+    """A mask for slots (B, S) or for queries and slots (B, T, S), as (B, T or 1, S); None where all may be seen."""
     if allowed is None:
-        return torch.ones(keys_BSD.shape[0], 1, keys_BSD.shape[1], dtype=torch.bool, device=keys_BSD.device)
+        return None
     if allowed.dtype != torch.bool:
         raise ConfigError(f"A mask must be boolean, True = may be seen; this one is {allowed.dtype}.")
     return allowed.unsqueeze(1) if allowed.dim() == 2 else allowed
@@ -76,9 +80,9 @@ def attend(
             "For the others build a regard.Attention."
         )
     function = SCORES[score] if isinstance(score, str) else score
-    visible = per_query(allowed, keys_BSD)
+    visible = per_query(allowed)
     keys = blank_unseen(keys_BSD, visible)
     values = keys if values_BSD is None else blank_unseen(values_BSD, visible)
     scores_BTS = function(query_BTD, keys)
-    weights_BTS = softmax(scores_BTS, visible.expand_as(scores_BTS))
+    weights_BTS = softmax(scores_BTS, None if visible is None else visible.expand_as(scores_BTS))
     return pool(weights_BTS, values), weights_BTS

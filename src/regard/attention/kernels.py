@@ -57,11 +57,11 @@ def fused(
 ) -> Tensor:
     """Σ_j softmax_j(q'ᵀ k'_j) v_j without the weights ever lying in memory → (B, H, T, D)."""
     assert isinstance(score, InnerProduct)
-    assert view.allowed_BTS is not None
     allowed = view.allowed_BTS
-    seen = allowed.any(-1, keepdim=True)
+    seen = None if allowed is None else allowed.any(-1, keepdim=True)
     # A softmax over nothing is NaN: a query that may see nothing is shown everything, and told nothing of it.
+    mask = None if allowed is None or seen is None else allowed | ~seen
     context_BHTD = nn.functional.scaled_dot_product_attention(
-        score.query(query_BTD), prepared_BHSD, values_BHSD, allowed | ~seen, dropout_p=dropout, scale=1.0
+        score.query(query_BTD), prepared_BHSD, values_BHSD, mask, dropout_p=dropout, scale=1.0
     )
-    return torch.where(seen, context_BHTD, 0.0)
+    return context_BHTD if seen is None else torch.where(seen, context_BHTD, 0.0)

@@ -5,6 +5,7 @@ B rows, T queries, S memory slots, D width.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple, final
 
 import torch
@@ -125,18 +126,16 @@ class AllOf(Scope):
     def forward(self, situation: Situation) -> View:
         views = [scope(situation) for scope in self.scopes]
         return View(
-            _fold([view.allowed_BTS for view in views], torch.logical_and),
-            _fold([view.bias_BTS for view in views], torch.add),
-            _fold([view.factor_BTS for view in views], torch.mul),
+            fold([view.allowed_BTS for view in views], torch.logical_and),
+            fold([view.bias_BTS for view in views], torch.add),
+            fold([view.factor_BTS for view in views], torch.mul),
         )
 
 
-def _fold(parts: list[Tensor | None], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    total: Tensor | None = None
-    for part in parts:
-        total = part if total is None or part is None else join(total, part)
-        total = total if total is not None else part
-    return total
+def fold(parts: list[Tensor | None], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+    """The parts that are there, joined; None where there are none."""
+    there = [part for part in parts if part is not None]
+    return reduce(join, there) if there else None
 
 
 def build_scope(choice: settings.Scope, query_size: int) -> Scope:
