@@ -29,6 +29,8 @@ CHUNKED = {
     "straight-through",
 }
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
 
 @pytest.mark.parametrize("mechanism", regard.mechanisms(), ids=lambda mechanism: mechanism.name)
 def test_every_mechanism_takes_the_path_it_should(mechanism: object) -> None:
@@ -55,18 +57,19 @@ def count_fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", sorted(FUSED))
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (3, 7), (13, 5)])
 def test_the_fused_path_equals_the_reference(
-    name: str, T: int, S: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, T: int, S: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = count_fused_calls(monkeypatch)
     torch.manual_seed(0)
     fast = regard.Attention.named(name, 24, 24)
     exact = regard.Attention.named(name, 24, 24).double()
     exact.load_state_dict(fast.state_dict())
-    fast = fast.to(dtype)
+    fast = fast.to(device, dtype)
     allowed = torch.arange(S) < torch.tensor([[S], [max(1, S - 2)], [0]])
     given = [torch.randn(3, size, 24) for size in (T, S, S)]
     for slots in given[1:]:
@@ -74,16 +77,17 @@ def test_the_fused_path_equals_the_reference(
     pull = torch.randn(3, T, 24) / 10
     results = []
     for model, kind in ((fast, dtype), (exact, torch.float64)):
-        tensors = [tensor.to(kind, copy=True).requires_grad_() for tensor in given]
-        context, _ = model(*tensors, allowed=allowed, weights=model is exact)
-        (context * pull.to(kind)).sum().backward()
+        place = device if model is fast else "cpu"
+        tensors = [tensor.to(place, kind, copy=True).requires_grad_() for tensor in given]
+        context, _ = model(*tensors, allowed=allowed.to(place), weights=model is exact)
+        (context * pull.to(place, kind)).sum().backward()
         results.append([context, *(tensor.grad for tensor in (*tensors, *model.parameters()))])
     assert len(calls) == 1
     # Against the size of the whole, not of each number: some gradients are sums that cancel to nothing.
     scale = max(reference.norm() for reference in results[1])
     rounding = 1e-5 if dtype == torch.float32 else 1e-13
     for ours, reference in zip(*results, strict=True):
-        assert (ours.double() - reference).norm() <= rounding * scale
+        assert (ours.cpu().double() - reference).norm() <= rounding * scale
 
 
 @pytest.mark.parametrize("heads", [1, 3])

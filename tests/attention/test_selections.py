@@ -64,7 +64,7 @@ def test_reinforce_estimates_the_exact_gradient() -> None:
     scores = torch.tensor([0.3, 0.9, -0.4], dtype=torch.float64, requires_grad=True)
     exact = torch.autograd.grad(-(scores.softmax(-1) * log_p).sum(), scores)[0]
     for baseline in (0.0, -1.0):
-        hard = Hard(entropy=0.0, soft=0.0).double().train()
+        hard = Hard(entropy=0.0, reward=1.0, soft=0.0).double().train()
         hard.baseline.fill_(baseline)
         many = scores.expand(samples, 1, 1, 3)
         selected = hard(many, everything(many))

@@ -83,22 +83,23 @@ def run_all(path: str, x: Tensor, starts: list[Tensor], cells: list[GRUCell], le
     else:
         states = kernels.analytic_gru(lanes) if path == "analytic" else [kernels.cudnn_gru(*lane) for lane in lanes]
         found = [(s, kernels.last_valid(s, lengths, lane.state_BH)) for s, lane in zip(states, lanes, strict=True)]
-    valid = (torch.arange(x.shape[1]) < lengths.unsqueeze(1)).unsqueeze(-1)
+    valid = (torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)).unsqueeze(-1)
     outputs = [states.masked_fill(~valid, 0.0) for states, _ in found] + [last for _, last in found]
-    weights = [torch.arange(output.numel()).view_as(output).sin() for output in outputs]
+    weights = [torch.arange(output.numel(), device=x.device).view_as(output).sin() for output in outputs]
     loss = sum((output * weight).sum() for output, weight in zip(outputs, weights, strict=True))
     parameters = [parameter for cell in cells for parameter in cell.parameters()]
     return [*outputs, *torch.autograd.grad(loss, [x, *starts, *parameters])]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("path", ["analytic", "cudnn"])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_fast_paths_equal_the_scan(path: str, directions: int) -> None:
+def test_fast_paths_equal_the_scan(path: str, directions: int, device: str) -> None:
     torch.manual_seed(0)
-    cells = [GRUCell(3, 5).double() for _ in range(directions)]
-    x = torch.randn(4, 7, 3, dtype=torch.float64, requires_grad=True)
-    starts = [torch.randn(4, 5, dtype=torch.float64, requires_grad=True) for _ in cells]
-    lengths = torch.tensor([7, 0, 1, 4])
+    cells = [GRUCell(3, 5).to(device, torch.float64) for _ in range(directions)]
+    x = torch.randn(4, 7, 3, dtype=torch.float64, device=device, requires_grad=True)
+    starts = [torch.randn(4, 5, dtype=torch.float64, device=device, requires_grad=True) for _ in cells]
+    lengths = torch.tensor([7, 0, 1, 4], device=device)
     expected = run_all("scan", x, starts, cells, lengths)
     for ours, reference in zip(run_all(path, x, starts, cells, lengths), expected, strict=True):
         torch.testing.assert_close(ours, reference)

@@ -85,7 +85,7 @@ class Hard(Selection):
 
     baseline: Tensor
 
-    def __init__(self, *, entropy: float = 0.002, reward: float = 1.0, soft: float = 0.5) -> None:
+    def __init__(self, *, entropy: float = 0.02, reward: float = 0.2, soft: float = 0.5) -> None:
         super().__init__()
         self.entropy, self.reward, self.soft = entropy, reward, soft
         self.register_buffer("baseline", torch.zeros(()))

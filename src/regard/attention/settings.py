@@ -119,8 +119,8 @@ class Softmax(Settings):
 
 class Hard(Settings):
     kind: Literal["hard"] = "hard"
-    entropy: float = Field(0.002, ge=0, description="λ of the entropy bonus")
-    reward: PositiveFloat = Field(1.0, description="λ of the reward")
+    entropy: float = Field(0.02, ge=0, description="λ of the entropy bonus")
+    reward: PositiveFloat = Field(0.2, description="λ of the reward")
     soft: float = Field(0.5, ge=0, le=1, description="how often the soft context is taken in place of the sample")
 
 

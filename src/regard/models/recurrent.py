@@ -49,6 +49,13 @@ class AttentiveState(NamedTuple):
     log_p_BSV: Tensor | None = None
 
 
+class AttentiveKeys(NamedTuple):
+    """A memory ready to be attended to; where the output sums over slots, each one's share of the hidden layer."""
+
+    attention: attending.Keys
+    readout_BSH: Tensor | None
+
+
 class _Step(NamedTuple):
     """What a step of recurrence leaves behind for the output layer."""
 
@@ -84,12 +91,16 @@ class BahdanauDecoder(Decoder):
         self.readout = nn.Linear(hidden + embedding + memory_size, hidden)
         self.output = nn.Linear(hidden, vocabulary)
 
-    def begin(self, memory: Memory) -> tuple[attending.Keys, AttentiveState]:
+    def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
         keys = self.attention.prepare(memory.slots_BSD, allowed=memory.allowed_BS)
         start = torch.tanh(self.bridge(memory.summary_BD)).chunk(len(self.layers.cells), dim=-1)
-        return keys, AttentiveState(tuple(start), self.attention.begin(keys))
+        readout = None
+        if self.attention.select.marginal:
+            slots_BSD = keys.values_BHSD.squeeze(1)
+            readout = nn.functional.linear(slots_BSD, self.readout.weight[:, -slots_BSD.shape[-1] :])
+        return AttentiveKeys(keys, readout), AttentiveState(tuple(start), self.attention.begin(keys))
 
-    def step(self, token_B: Tensor, state: AttentiveState, keys: attending.Keys) -> tuple[Tensor, AttentiveState]:
+    def step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, AttentiveState]:
         embedded_BD = self.dropout(self.embedding(token_B))
         if self.attention.select.marginal:
             return self._marginal_step(token_B, embedded_BD, state, keys)
@@ -114,9 +125,9 @@ class BahdanauDecoder(Decoder):
         choices = [taken.attended.choice for taken in steps if taken.attended.choice is not None]
         return Decoded(self._logits(outputs_BTH, embedded_BTD, contexts_BTD), _terms(choices))
 
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: attending.Keys) -> _Step:
+    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         """Attend, then step with the token's gates and the context."""
-        attended = self.attention.read(state.layers[-1].unsqueeze(1), keys, state.past)
+        attended = self.attention.read(state.layers[-1].unsqueeze(1), keys.attention, state.past)
         gates_BG = self.layers.add_projection(gates_BG, attended.context_BTD.squeeze(1))
         output_BH, after = self.layers.step(gates_BG, state.layers)
         return _Step(output_BH, attended, AttentiveState(after, attended.past))
@@ -127,7 +138,7 @@ class BahdanauDecoder(Decoder):
         return logits
 
     def _marginal_step(
-        self, token_B: Tensor, embedded_BD: Tensor, state: AttentiveState, keys: attending.Keys
+        self, token_B: Tensor, embedded_BD: Tensor, state: AttentiveState, keys: AttentiveKeys
     ) -> tuple[Tensor, AttentiveState]:
         """Log Σ_j a_j p(y | h_j), each slot's own answer weighted by the probability that it is the one read."""
         if state.log_p_BSV is not None:
@@ -135,12 +146,11 @@ class BahdanauDecoder(Decoder):
             likelihood_BS = state.log_p_BSV.gather(-1, said_BS1).squeeze(-1).exp()
             state = state._replace(past=self.attention.observe(state.past, likelihood_BS))
         taken = self._advance(self.layers.project(embedded_BD), state, keys)
-        slots_BSD = keys.values_BHSD.squeeze(1)
-        like_slots = (-1, slots_BSD.shape[1], -1)
-        logits_BSV = self._logits(
-            taken.output_BH.unsqueeze(1).expand(like_slots), embedded_BD.unsqueeze(1).expand(like_slots), slots_BSD
-        )
-        log_p_BSV = logits_BSV.log_softmax(-1)
+        assert keys.readout_BSH is not None
+        known_BD = torch.cat([taken.output_BH, embedded_BD], dim=-1)
+        known_BH = nn.functional.linear(known_BD, self.readout.weight[:, : known_BD.shape[-1]], self.readout.bias)
+        features_BSH = torch.tanh(known_BH.unsqueeze(1) + keys.readout_BSH)
+        log_p_BSV = self.output(self.dropout(features_BSH)).log_softmax(-1)
         assert taken.attended.weights is not None
         weights_BS1 = taken.attended.weights.transpose(1, 2)
         log_a_BS1 = weights_BS1.clamp_min(torch.finfo(weights_BS1.dtype).tiny).log()

@@ -3,6 +3,7 @@
 B rows, T steps, D width of the input, H width of the state, N cells side by side (the layer's directions).
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -54,7 +55,10 @@ def cudnn_gru(cell: Cell, x_BTD: Tensor, state_BH: Tensor) -> Tensor:
     """PyTorch's kernel, which is cuDNN's on CUDA. It runs on past a row's end, where nothing is read."""
     assert isinstance(cell, GRUCell)
     weights: list[Tensor] = [cell.weight_input, cell.weight_state, cell.bias_input, cell.bias_state]
-    states_BTH, _ = torch.gru(x_BTD, state_BH.unsqueeze(0), weights, True, 1, 0.0, cell.training, False, True)
+    with warnings.catch_warnings():
+        # cuDNN would rather have the four side by side in memory, and copies them: they are small.
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
+        states_BTH, _ = torch.gru(x_BTD, state_BH.unsqueeze(0), weights, True, 1, 0.0, cell.training, False, True)
     return states_BTH
 
 
