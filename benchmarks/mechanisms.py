@@ -34,6 +34,12 @@ NEEDS: dict[str, dict[str, Any]] = {
     "luong-general": SLOWER,
     # The year of most dates stands last in the source and first in the target.
     "luong-local-m": {**SLOWER, "model.attention.scope.window": 30},
+    "luong-local-p": {
+        "training.learning_rate": 0.004,
+        "training.steps": 2000,
+        "model.attention.scope.window": 12,
+    },
+    "exact-hard": SLOWER,
     "luong-location": {"training.learning_rate": 0.008, "training.steps": 1200},
     "show-attend-tell-hard": {"training.learning_rate": 0.006, "training.steps": 1200},
     "simple-rnn-projected": {"training.learning_rate": 0.003, "training.steps": 1400},
