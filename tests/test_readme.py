@@ -1,4 +1,4 @@
-"""Every command and every example of the README runs, in order, in one folder, as a reader would do it."""
+"""Every command and every example of the README and the guides runs, in order, as a reader would do it."""
 
 import os
 import re
@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "attention.md"]
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"^```(bash|python)\n(.*?)^```", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+]
 NOT_HERE = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)
 
 
@@ -34,7 +39,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.Com
 
 
 def test_all_of_it_runs(reader: dict[str, subprocess.CompletedProcess[str]]) -> None:
-    assert len(reader) >= 5
+    assert len(reader) >= 9
     for code, done in reader.items():
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
 

@@ -27,6 +27,7 @@ CHUNKED = {
     "sparsemax",
     "entmax15",
     "straight-through",
+    "hard-monotonic",
 }
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

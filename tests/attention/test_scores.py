@@ -143,6 +143,8 @@ def test_a_score_of_ones_own_is_one_small_class() -> None:
     assert scores(by_name) == pytest.approx([-2.5, -5.0])
     with pytest.raises(regard.ConfigError, match="of regard's own"):
         regard.register_score("dot", Distance)
+    with pytest.raises(regard.ConfigError, match=r"nobody has registered it.*register_score\('mine'"):
+        regard.Attention(2, 2, score={"kind": "custom", "name": "mine"})
 
 
 def test_heads_are_attentions_side_by_side() -> None:

@@ -91,9 +91,9 @@ _ALL = (
     ),
     Mechanism(
         "hard-monotonic",
-        "e = qᵀ W k, p(y) = Σ over alignments that never go back",
+        "e = vᵀ tanh(W q + U k), p(y) = Σ over alignments that never go back",
         "Wu & Cotterell 2019, arXiv:1905.06319",
-        "general",
+        "additive",
         select="hard_monotonic",
     ),
 )

@@ -286,5 +286,10 @@ def register_score(name: str, build: Callable[..., Score]) -> None:
 
 def build_score(choice: settings.Score, query_size: int, key_size: int, heads: int) -> Score:
     if isinstance(choice, settings.CustomScore):
+        if choice.name not in SCORES:
+            raise ConfigError(
+                f"The score '{choice.name}' is somebody's own, and nobody has registered it in this process: call "
+                f"regard.register_score('{choice.name}', …) first."
+            )
         return SCORES[choice.name](query_size, key_size, heads, **choice.options)
     return SCORES[choice.kind](query_size, key_size, heads, **choice.model_dump(exclude={"kind"}))

@@ -1,0 +1,31 @@
+"""`regard explain` says what a config computes and why no faster path serves it."""
+
+import subprocess
+from collections.abc import Callable
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_path_of_each_attention_is_told_with_the_reasons(cli: Run) -> None:
+    told = cli("explain", "dates", "model.attention=transformer").stdout
+    assert "decoder.attention: Projected × Global × Softmax, 8 heads" in told
+    assert "training and predicting: fused" in told
+    assert "not fused: its weights are asked for" in told
+    told = cli("explain", "dates").stdout
+    assert "vᵀ tanh(W q + U k)" in told
+    assert "training and predicting: chunked" in told
+    assert "not fused: the score Additive is no dot product in disguise" in told
+    told = cli("explain", "dates", "model.attention=chorowski").stdout
+    assert "goes step by step" in told
+
+
+def test_a_combination_without_meaning_is_refused_with_the_reason(cli: Run) -> None:
+    done = cli("explain", "dates", "model.attention=hard-monotonic", "model.attention.scope=local_p")
+    assert done.returncode == 2
+    assert "hard_monotonic moves its own window along the memory" in done.stderr
+    done = cli("train", "dates", "model.attention.scope=causal")
+    assert done.returncode == 2
+    assert "a target attends to a source" in done.stderr
+    done = cli("train", "dates", "model.attention=luong-dot", "model.encoder.hidden=50", "--out", "run")
+    assert done.returncode == 2
+    assert "they have 128 and 100" in done.stderr
