@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGEST = 1 << 24
-"""Numbers in a chunk: 64 MiB of float32."""
+CPU_CHUNK, GPU_CHUNK = 1 << 18, 1 << 24
+"""Numbers in a chunk: on a CPU what its cache holds, on a GPU enough to keep it busy (64 MiB of float32)."""
 
 
 def reference(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor) -> Tensor:
@@ -43,12 +43,13 @@ class _Chunked(torch.autograd.Function):
         return torch.cat(d_query, dim=2), d_keys, d_v, None
 
 
-def additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor, largest: int = LARGEST) -> Tensor:
+def additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor, largest: int | None = None) -> Tensor:
     """vᵀ tanh(q + k) → (B, H, T, S), never with more than `largest` numbers at a time (or one query's)."""
     rows, heads, queries, width = query_BHTA.shape
     per_query = rows * heads * keys_BHSA.shape[2] * width
-    if queries * per_query <= largest:
+    limit = largest or (GPU_CHUNK if query_BHTA.is_cuda else CPU_CHUNK)
+    if queries == 1 or queries * per_query <= limit:
         return reference(query_BHTA, keys_BHSA, v_HA)
-    size = max(1, largest // per_query)
+    size = max(1, limit // per_query)
     scores: Tensor = _Chunked.apply(query_BHTA, keys_BHSA, v_HA, size)  # type: ignore[no-untyped-call]
     return scores

@@ -1,5 +1,6 @@
 """What a config computes, and which kernels it takes and why."""
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -40,5 +41,6 @@ def _attentions(model: Seq2Seq) -> Iterator[str]:
 
 
 def _equation(module: Attention) -> str:
-    """The first line of the score's docstring is its equation."""
-    return (type(module.score).__doc__ or "").strip().split("\n")[0]
+    """A score's docstring begins with its equation, up to the citation or the words about it."""
+    paragraph = " ".join((type(module.score).__doc__ or "").split("\n\n")[0].split())
+    return re.split(r" \([A-Z][a-z]+ et al| \(the form|: |; |\. ", paragraph)[0].rstrip(".")
