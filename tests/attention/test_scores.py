@@ -174,9 +174,11 @@ def test_sizes_that_do_not_fit_are_refused_with_the_remedy() -> None:
         regard.Attention(8, 9, score="additive", heads=3)
 
 
-def test_a_mask_that_is_not_boolean_is_refused() -> None:
+def test_a_mask_of_another_type_or_shape_is_refused() -> None:
     with pytest.raises(regard.ConfigError, match="boolean"):
         regard.attend(QUERY, KEYS, allowed=torch.ones(1, 2))
+    with pytest.raises(regard.ConfigError, match=r"\(1, 2\) or \(1, 1, 2\); this one has \(2,\)"):
+        regard.Attention(2, 2)(QUERY, KEYS, allowed=torch.ones(2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(

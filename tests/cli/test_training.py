@@ -99,7 +99,9 @@ def test_users_train_on_their_own_files(cli: Run, tmp_path: Path) -> None:
     assert evaluated.returncode == 3
     assert "without a test set" in evaluated.stderr
     (tmp_path / "dev.tsv").write_text("".join(rows[251:]))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")}
     changed = cli(*command)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")} == before
     assert changed.returncode == 3
     assert "has changed since it was begun (now 250 training and 49 dev pairs" in changed.stderr
 

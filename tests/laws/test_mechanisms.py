@@ -114,6 +114,20 @@ def test_more_padding_changes_nothing(attention: regard.Attention) -> None:
     assert (wider[..., S:] == 0).all()
 
 
+def test_each_query_can_have_a_mask_of_its_own(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    allowed = lengths_mask(7, 4, 5).unsqueeze(1).expand(B, T, S).clone()
+    allowed[:, 1, 2] = False
+    allowed[:, 3] = False
+    context, weights = attention(query, keys, values, allowed=allowed)
+    if weights.dim() == 3:
+        weights = weights.unsqueeze(1)
+    assert (weights.masked_select(~allowed.unsqueeze(1).expand_as(weights)) == 0).all()
+    assert (context[:, 3] == 0).all()
+    totals = weights.sum(-1)[:, :, :3]
+    torch.testing.assert_close(totals, torch.ones_like(totals))
+
+
 def test_batch_mates_change_nothing(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 5)

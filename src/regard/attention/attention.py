@@ -31,6 +31,12 @@ class Keys(NamedTuple):
     """Which slots the memory allows; None where it allows all."""
     lengths_B: Tensor
 
+    def at(self, query: int) -> "Keys":
+        """The memory as one of several queries sees it, where each has a mask of its own."""
+        if self.allowed_BTS is None or self.allowed_BTS.shape[1] == 1:
+            return self
+        return self._replace(allowed_BTS=self.allowed_BTS[:, query : query + 1])
+
 
 class Past(NamedTuple):
     """What an attention must know of the steps before: where the rows stand in the target; and, for mechanisms that
@@ -168,6 +174,7 @@ class Attention(Recordable):
         The weights are (B, T, S) of one head, (B, H, T, S) of several; with `weights=False` they are None, and the
         fastest path that serves the mechanism is taken.
         """
+        equation.check_mask(allowed, query_BTD, keys_BSD)
         refuse_unless_self(self.scope, query_BTD.shape[1], keys_BSD.shape[1])
         keys = self.prepare(keys_BSD, values_BSD, allowed)
         attended = self.read(query_BTD, keys, self.begin(keys), weights=weights)
@@ -205,8 +212,8 @@ class Attention(Recordable):
 
     def _read_in_steps(self, query_BTD: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
         reads = []
-        for one_B1D in torch.split(query_BTD, 1, 1):
-            reads.append(self.read(one_B1D, keys, past, weights=weights))
+        for step, one_B1D in enumerate(torch.split(query_BTD, 1, 1)):
+            reads.append(self.read(one_B1D, keys.at(step), past, weights=weights))
             past = reads[-1].past
         shown = [read.weights for read in reads if read.weights is not None]
         return Attended(

@@ -53,9 +53,21 @@ def per_query(allowed: Tensor | None) -> Tensor | None:
     """A mask for slots (B, S) or for queries and slots (B, T, S), as (B, T or 1, S); None where all may be seen."""
     if allowed is None:
         return None
+    return allowed.unsqueeze(1) if allowed.dim() == 2 else allowed
+
+
+def check_mask(allowed: Tensor | None, query_BTD: Tensor, keys_BSD: Tensor) -> None:
+    """Refuse a mask of another type or shape than (B, S) or (B, T, S), naming both."""
+    if allowed is None:
+        return
     if allowed.dtype != torch.bool:
         raise ConfigError(f"A mask must be boolean, True = may be seen; this one is {allowed.dtype}.")
-    return allowed.unsqueeze(1) if allowed.dim() == 2 else allowed
+    rows, queries, slots = *query_BTD.shape[:2], keys_BSD.shape[1]
+    if tuple(allowed.shape) not in {(rows, slots), (rows, 1, slots), (rows, queries, slots)}:
+        raise ConfigError(
+            f"A mask for {rows} rows of {queries} queries over {slots} slots has the shape {(rows, slots)} or "
+            f"{(rows, queries, slots)}; this one has {tuple(allowed.shape)}."
+        )
 
 
 SCORES: Final[dict[str, ScoreFunction]] = {"dot": dot, "scaled_dot": scaled_dot}
@@ -80,6 +92,7 @@ def attend(
             "For the others build a regard.Attention."
         )
     function = SCORES[score] if isinstance(score, str) else score
+    check_mask(allowed, query_BTD, keys_BSD)
     visible = per_query(allowed)
     keys = blank_unseen(keys_BSD, visible)
     values = keys if values_BSD is None else blank_unseen(values_BSD, visible)

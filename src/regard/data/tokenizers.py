@@ -1,6 +1,6 @@
 """Tokenisers: text ↔ ids, on the `tokenizers` library; where each token stood in the text is kept."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,7 +90,8 @@ class TokenizerPair(NamedTuple):
         source = Tokenizer.load(folder / "tokenizer.json")
         return cls(source, source if settings.shared else Tokenizer.load(folder / "tokenizer.target.json"))
 
-    def save(self, folder: Path) -> None:
-        self.source.save(folder / "tokenizer.json")
+    def save(self, folder: Path, write: Callable[[Path, Callable[[Path], object]], object]) -> None:
+        """Save through `write(path, save)`, which decides how a file comes to its place."""
+        write(folder / "tokenizer.json", self.source.save)
         if self.target is not self.source:
-            self.target.save(folder / "tokenizer.target.json")
+            write(folder / "tokenizer.target.json", self.target.save)

@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,6 +215,13 @@ def _refuse_pickle(path: Path) -> None:
             f"{path} looks like a pickle, which can run any code when it is loaded, and is refused. "
             "Models are folders with safetensors files."
         )
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file beside its place and move it there: whoever looks, and whenever, finds it whole."""
+    draft = path.with_name(f".{path.name}")
+    write(draft)
+    draft.replace(path)
 
 
 def sha256(path: Path) -> str:

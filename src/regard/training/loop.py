@@ -19,7 +19,7 @@ from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import card, checkpoint
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
-from regard.training.folder import RunFolder
+from regard.training.folder import RunFolder, write_whole
 from regard.training.losses import backward, is_out_of_memory
 from regard.training.metrics import evaluate
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate
@@ -34,7 +34,6 @@ def train(settings: RunSettings, folder: RunFolder) -> Progress:
             _see_that_it_is_the_same(folder, settings)
         corpus = load_corpus(settings.data)
         folder.clear_remains()
-        write_yaml(folder.config, settings)
         with _threads(settings.training.threads):
             return _Run.begin(settings, folder, corpus).finish()
 
@@ -70,7 +69,6 @@ class _Run:
         """A run at step 0, or where its newest whole checkpoint left it."""
         torch.manual_seed(settings.seed)
         tokenizers = TokenizerPair.build(settings.tokenizer, corpus.train.sources, corpus.train.targets)
-        tokenizers.save(folder.path)
         max_length = settings.tokenizer.max_length
         data = Encoded.of(corpus.train, tokenizers, max_length)
         lengths = np.array([len(source) for source in data.sources])
@@ -80,14 +78,17 @@ class _Run:
         progress = Progress(data=corpus.fingerprint())
         newest = folder.newest()
         if newest is not None:
-            resumed = checkpoint.restore(model, optimizer, newest)
-            if resumed.data != progress.data:
+            before = newest.state["data"]
+            if before != progress.data:
                 raise DataError(
                     f"The data of {folder.path} has changed since it was begun (now {len(corpus.train):,} training "
-                    f"and {len(corpus.dev):,} dev pairs, SHA-256 {progress.data[:12]}…, then {resumed.data[:12]}…). "
+                    f"and {len(corpus.dev):,} dev pairs, SHA-256 {progress.data[:12]}…, then {before[:12]}…). "
                     "Bring the old files back to go on, or choose another folder with --out."
                 )
-            progress = resumed
+            progress = checkpoint.restore(model, optimizer, newest)
+        # Only now that nothing can be refused any more is anything written.
+        tokenizers.save(folder.path, write_whole)
+        write_whole(folder.config, lambda path: write_yaml(path, settings))
         return cls(
             settings,
             folder,
