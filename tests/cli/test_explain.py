@@ -26,6 +26,3 @@ def test_a_combination_without_meaning_is_refused_with_the_reason(cli: Run) -> N
     done = cli("train", "dates", "model.attention.scope=causal")
     assert done.returncode == 2
     assert "a target attends to a source" in done.stderr
-    done = cli("train", "dates", "model.attention=luong-dot", "model.encoder.hidden=50", "--out", "run")
-    assert done.returncode == 2
-    assert "they have 128 and 100" in done.stderr

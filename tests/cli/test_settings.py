@@ -23,6 +23,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ("data.kind=dats", "Did you mean 'dates'?"),
         ("training.device=gpu", "training.device = 'gpu'"),
         ("training.steps", "write key=value"),
+        ("model.attention.heads=7", "7 heads must divide decoder.hidden (128) and the encoder's states (128)"),
+        ("model.encoder.bidirectional=maybe", "model.encoder.bidirectional = 'maybe'"),
+        ("data.train=-5", "data.train = -5: input should be greater than 0"),
     ],
 )
 def test_a_wrong_override_is_named(cli: Run, tmp_path: Path, override: str, message: str) -> None:
@@ -30,6 +33,14 @@ def test_a_wrong_override_is_named(cli: Run, tmp_path: Path, override: str, mess
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sizes_that_do_not_fit_are_told_before_data_is_read(cli: Run, tmp_path: Path) -> None:
+    done = cli("train", "dates", "model.attention=luong-dot", "model.encoder.hidden=50")
+    assert done.returncode == 2
+    assert "decoder.hidden is 128 while the encoder's states have 100" in done.stderr
+    assert "take the score general" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -31,6 +31,26 @@ class RecurrentModel(Settings):
     attention: AttentionChoice = AttentionSettings()
     dropout: float = Field(0.1, ge=0, lt=1, description="on embeddings and before the output layer")
 
+    @property
+    def memory_size(self) -> int:
+        """The width of a slot: both directions of the encoder side by side."""
+        return self.encoder.hidden * (2 if self.encoder.bidirectional else 1)
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        query, key, heads = self.decoder.hidden, self.memory_size, self.attention.heads
+        score = self.attention.score.kind
+        if score in {"dot", "scaled_dot", "cosine"} and query != key:
+            raise ValueError(
+                f"attention.score: {score} compares vectors of one size, and decoder.hidden is {query} while the "
+                f"encoder's states have {key}. Make them equal, or take the score general."
+            )
+        if query % heads or key % heads:
+            raise ValueError(
+                f"attention.heads: {heads} heads must divide decoder.hidden ({query}) and the encoder's states ({key})."
+            )
+        return self
+
     @model_validator(mode="after")
     def _attends_to_another_sequence(self) -> Self:
         if "causal" in scope_kinds(self.attention.scope):
