@@ -21,5 +21,5 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(entry) for entry in mechanisms()], ensure_ascii=False))
         return
-    rows = [[m.name, m.score, m.scope, m.select, m.equation, m.citation] for m in mechanisms()]
-    click.echo(table(["name", "score", "scope", "selection", "equation", "from"], rows))
+    rows = [[m.name, m.score, m.scope, m.select, m.citation, m.equation] for m in mechanisms()]
+    click.echo(table(["name", "score", "scope", "selection", "from", "equation"], rows))
