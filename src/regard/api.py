@@ -11,6 +11,7 @@ from regard.config import resolve
 from regard.data.corpora import Pairs
 from regard.data.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
+from regard.errors import ConfigError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -94,14 +95,29 @@ class Model:
         """The answer to a text, or to each of a list, in order; without `attention` it is quicker."""
         if isinstance(source, str):
             return self.predict([source], attention=attention)[0]
+        if batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size}, and must be at least 1.")
         texts = list(source)
         found = self.translator.translate(texts, batch_size=batch_size, attention=attention)
         tokenizer = self.translator.tokenizers.target
         return [Prediction.of(text, answer, tokenizer) for text, answer in zip(texts, found, strict=True)]
 
-    def score(self, source: str, target: str) -> float:
-        """Log p(target | source)."""
-        return self.translator.score([source], [target])[0]
+    @overload
+    def score(self, source: str, target: str) -> float: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    @overload
+    def score(self, source: Sequence[str], target: Sequence[str]) -> list[float]: ...
+
+    def score(self, source: str | Sequence[str], target: str | Sequence[str]) -> float | list[float]:
+        """The log-probability of a target given its source, or of each pair of two lists."""
+        if isinstance(source, str) != isinstance(target, str):
+            raise ConfigError("Score a text against a text, or a list against a list.")
+        if isinstance(source, str) or isinstance(target, str):
+            return self.translator.score([str(source)], [str(target)])[0]
+        if len(source) != len(target):
+            raise ConfigError(
+                f"There are {len(source)} sources and {len(target)} targets to score: give as many of each."
+            )
+        return self.translator.score(list(source), list(target))
 
     def trace(self, source: str) -> Trace:
         """Everything that a picture of the prediction needs."""

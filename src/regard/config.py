@@ -57,6 +57,8 @@ def resolve(schema: type[S], source: str | Path | Mapping[str, Any], overrides: 
         return base
     tree = base.model_dump(mode="json")
     for key, value in overrides.items():
+        if _passes_a_name(tree, key):  # a shorthand given just before: spell it out first
+            tree = _validate(schema, tree, lambda path: _blame(overrides, path)).model_dump(mode="json")
         _assign(tree, key, value)
     return _validate(schema, tree, lambda key: _blame(overrides, key))
 
@@ -157,6 +159,13 @@ def _harmless(settings: Settings, prefix: str = "") -> Iterator[str]:
             yield from _harmless(value, f"{prefix}{name}.")
         if field.json_schema_extra == HARMLESS:
             yield f"{prefix}{name}"
+
+
+def _passes_a_name(tree: Tree, key: str) -> bool:
+    node: Any = tree
+    for name in key.split(".")[:-1]:
+        node = node.get(name) if isinstance(node, dict) else None
+    return isinstance(node, str)
 
 
 def _assign(tree: Tree, key: str, value: Any) -> None:

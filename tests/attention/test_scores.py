@@ -147,6 +147,44 @@ def test_a_score_of_ones_own_is_one_small_class() -> None:
         regard.Attention(2, 2, score={"kind": "custom", "name": "mine"})
 
 
+def test_what_does_not_fit_is_named_with_its_shape() -> None:
+    with pytest.raises(regard.ConfigError, match="score has 2 heads, and the attention 1"):
+        regard.Attention(4, 4, score=Distance(4, 4, 2))
+    attention = regard.Attention(4, 6)
+    query, keys = torch.randn(2, 3, 4), torch.randn(2, 5, 6)
+    for arguments, message in [
+        ((keys, keys), r"query must have the shape \(rows, steps, 4\), and has \(2, 5, 6\)"),
+        ((query, keys[0]), r"keys must have the shape \(rows, steps, 6\), and has \(5, 6\)"),
+        ((query, keys[:1]), "2 rows of queries and 1 of keys"),
+        ((query, keys, keys[:, :4]), r"values have the shape \(2, 4, 6\)"),
+    ]:
+        with pytest.raises(regard.ConfigError, match=message):
+            attention(*arguments)
+
+
+def test_sparse_selections_work_in_half_precision() -> None:
+    query, keys = torch.randn(2, 3, 4).half(), torch.randn(2, 5, 4).half()
+    allowed = torch.arange(5) < torch.tensor([[5], [2]])
+    for select in ("sparsemax", "entmax15"):
+        _, weights = regard.Attention(4, 4, score="dot", select=select).half()(query, keys, allowed=allowed)
+        torch.testing.assert_close(weights.float().sum(-1), torch.ones(2, 3), atol=2e-3, rtol=0)
+
+
+def test_a_sampled_choice_survives_a_stepwise_score() -> None:
+    attention = regard.Attention(4, 4, score="location_aware", select="hard").train()
+    keys = attention.prepare(torch.randn(2, 5, 4))
+    read = attention.read(torch.randn(2, 3, 4), keys, attention.begin(keys))
+    assert read.choice is not None
+    assert read.choice.log_prob_BT.shape == (2, 3)
+
+
+def test_recordings_can_be_nested() -> None:
+    attention = regard.Attention(4, 4, score="dot")
+    with regard.record(attention) as outer, regard.record(attention) as inner:
+        attention(torch.randn(1, 2, 4), torch.randn(1, 3, 4), weights=False)
+    assert torch.equal(outer.weights[""], inner.weights[""])
+
+
 def test_heads_are_attentions_side_by_side() -> None:
     torch.manual_seed(0)
     query, keys = torch.randn(2, 3, 8), torch.randn(2, 5, 8)

@@ -21,7 +21,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ("model.attention.scope=locl_m", "Did you mean 'local_m'?"),
         ("model.encoder.cell=gruu", "Did you mean 'gru'?"),
         ("data.kind=dats", "Did you mean 'dates'?"),
-        ("training.device=gpu", "training.device = 'gpu'"),
+        ("training.device=gpu", "write auto, cpu, cuda or cuda:N"),
         ("training.steps", "write key=value"),
         ("model.attention.heads=7", "7 heads must divide decoder.hidden (128) and the encoder's states (128)"),
         ("model.encoder.bidirectional=maybe", "model.encoder.bidirectional = 'maybe'"),
@@ -90,5 +90,8 @@ def test_a_mechanism_can_be_changed_in_one_part(tmp_path: Path) -> None:
     flat = flatten(resolve(RunSettings, "dates", changed))
     assert flat["model.attention.score.kind"] == "general"
     assert flat["model.attention.scope.window"] == 3
+    files = {"data.train": "mine.jsonl", "data.train.columns": ["de", "en"]}
+    flat = flatten(resolve(RunSettings, "pairs", files))
+    assert (flat["data.train.path"], flat["data.train.columns"]) == ("mine.jsonl", ("de", "en"))
     flat = flatten(resolve(RunSettings, "dates", {"model.attention.score.hidden": 7}))
     assert flat["model.attention.score.hidden"] == 7

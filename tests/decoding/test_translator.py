@@ -6,7 +6,7 @@ import torch
 
 import regard
 from regard.data.batching import pad
-from regard.data.tokenizers import END, PAD, START, UNKNOWN
+from regard.data.tokenizers import END, START
 from regard.training.folder import RunFolder
 
 TEXTS = ["3 mai 2009", "", "Sunday, May 3, 2009", "2009年5月3日", "\ufffd ☃", "x"]
@@ -50,16 +50,16 @@ def test_the_attention_shown_is_the_one_used(model: regard.Model) -> None:
 
 
 def test_the_score_is_the_log_probability_of_the_answer(model: regard.Model) -> None:
-    """Among what may be said at all: never padding, unknown or the start."""
     for prediction in model.predict(TEXTS[2:]):
         tokenizers = model.translator.tokenizers
         [source], [target] = tokenizers.source.ids([prediction.source]), tokenizers.target.ids([prediction.text])
         with torch.no_grad():
             logits = model.network(pad([source]), torch.tensor([[START, *target]])).logits_BTV[0]
-        logits[:, [PAD, UNKNOWN, START]] = -torch.inf
         said = target if prediction.truncated else [*target, END]
         expected = sum(float(logits[step].log_softmax(-1)[token]) for step, token in enumerate(said))
         assert prediction.score == pytest.approx(expected, abs=1e-4)
+        if not prediction.truncated:
+            assert prediction.score == pytest.approx(model.score(prediction.source, prediction.text), abs=1e-4)
 
 
 def test_scoring_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
@@ -69,6 +69,10 @@ def test_scoring_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
         log_p = model.network(pad([source]), torch.tensor([[START, *target]])).logits_BTV[0].log_softmax(-1)
     expected = sum(float(log_p[step, token]) for step, token in enumerate([*target, END]))
     assert model.score("3 mai 2009", "2009-05-03") == pytest.approx(expected, abs=1e-4)
+    several = model.score(["3 mai 2009", "x"], ["2009-05-03", "2009"])
+    assert several == pytest.approx([expected, model.score("x", "2009")], abs=1e-4)
+    with pytest.raises(regard.ConfigError, match="2 sources and 1 targets"):
+        model.score(["a", "b"], ["c"])
 
 
 def test_predicting_leaves_a_model_in_training_as_it_was(model: regard.Model) -> None:
@@ -76,6 +80,17 @@ def test_predicting_leaves_a_model_in_training_as_it_was(model: regard.Model) ->
     model.predict("3 mai 2009")
     assert model.network.training
     model.network.eval()
+
+
+def test_a_source_that_is_too_long_is_cut_and_said(model: regard.Model, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        prediction = model.predict("3 mai 2009 " * 200)
+    assert len(prediction.source_tokens) == 1000
+    assert "1 source longer than 1,000 tokens was cut" in caplog.text
+
+
+def test_half_a_character_is_replaced(model: regard.Model) -> None:
+    assert model.predict("\ud800 3 mai 2009").text == model.predict("? 3 mai 2009").text
 
 
 def test_no_gradient_is_kept(model: regard.Model) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention import equation, kernels
 from regard.attention.mechanisms import MECHANISMS
 from regard.attention.record import Recordable
-from regard.attention.scopes import Scope, Situation, View, build_scope, fold, refuse_unless_self
+from regard.attention.scopes import Global, Scope, Situation, View, build_scope, fold, refuse_unless_self
 from regard.attention.scores import Score, build_score
 from regard.attention.selections import Hard, HardMonotonic, Selected, build_selection
 from regard.attention.settings import AttentionSettings
@@ -56,6 +56,14 @@ class Choice(NamedTuple):
     entropy_BT: Tensor
 
 
+def join_choices(choices: list[Choice]) -> Choice | None:
+    """The choices of several steps as one; None where there was none."""
+    if not choices:
+        return None
+    log_prob_BT = torch.cat([choice.log_prob_BT for choice in choices], dim=1)
+    return Choice(choices[0].selection, log_prob_BT, torch.cat([choice.entropy_BT for choice in choices], dim=1))
+
+
 class Attended(NamedTuple):
     """What the queries read, and with which weights, where those were asked for."""
 
@@ -93,6 +101,11 @@ class Attention(Recordable):
         self.score = score if isinstance(score, Score) else build_score(settings.score, query_size, key_size, heads)
         self.scope = scope if isinstance(scope, Scope) else build_scope(settings.scope, query_size)
         self.select = build_selection(settings.select)
+        if self.score.heads != heads:
+            raise ConfigError(f"The score has {self.score.heads} heads, and the attention {heads}: give both as many.")
+        if isinstance(self.select, HardMonotonic) and not isinstance(self.scope, Global):
+            raise ConfigError("hard_monotonic moves its own window along the memory: take the scope global.")
+        self.query_size, self.key_size = query_size, key_size
         self.heads = heads
         self.dropout = nn.Dropout(dropout)
 
@@ -174,11 +187,23 @@ class Attention(Recordable):
         The weights are (B, T, S) of one head, (B, H, T, S) of several; with `weights=False` they are None, and the
         fastest path that serves the mechanism is taken.
         """
+        self._check_shapes(query_BTD, keys_BSD, values_BSD)
         equation.check_mask(allowed, query_BTD, keys_BSD)
         refuse_unless_self(self.scope, query_BTD.shape[1], keys_BSD.shape[1])
         keys = self.prepare(keys_BSD, values_BSD, allowed)
         attended = self.read(query_BTD, keys, self.begin(keys), weights=weights)
         return attended.context_BTD, attended.weights
+
+    def _check_shapes(self, query: Tensor, keys: Tensor, values: Tensor | None) -> None:
+        """Refuse what does not fit, naming the argument and both shapes."""
+        expected = {"query": (query, self.query_size), "keys": (keys, self.key_size)}
+        for name, (tensor, size) in expected.items():
+            if tensor.dim() != 3 or tensor.shape[-1] != size:
+                raise ConfigError(f"{name} must have the shape (rows, steps, {size}), and has {tuple(tensor.shape)}.")
+        if query.shape[0] != keys.shape[0]:
+            raise ConfigError(f"There are {query.shape[0]} rows of queries and {keys.shape[0]} of keys: give as many.")
+        if values is not None and values.shape[:2] != keys.shape[:2]:
+            raise ConfigError(f"values have the shape {tuple(values.shape)}, and keys {tuple(keys.shape)}: one a key.")
 
     def _view(self, query_BTD: Tensor, keys: Keys, past: Past) -> View:
         """What the memory and the scope together let through, with an axis for heads."""
@@ -217,7 +242,10 @@ class Attention(Recordable):
             past = reads[-1].past
         shown = [read.weights for read in reads if read.weights is not None]
         return Attended(
-            torch.cat([read.context_BTD for read in reads], dim=1), torch.cat(shown, dim=-2) if shown else None, past
+            torch.cat([read.context_BTD for read in reads], dim=1),
+            torch.cat(shown, dim=-2) if shown else None,
+            past,
+            join_choices([read.choice for read in reads if read.choice is not None]),
         )
 
     def _join(self, context_BHTD: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-_taps: ContextVar[dict[nn.Module, list[Tensor]] | None] = ContextVar("taps", default=None)
+_taps: ContextVar[dict[nn.Module, list[list[Tensor]]] | None] = ContextVar("taps", default=None)
 
 
 class Recordable(nn.Module):
@@ -23,8 +23,8 @@ class Recordable(nn.Module):
     def keep(self, weights: Tensor) -> None:
         """Hand the weights to whoever records this module now, if anybody does."""
         taps = _taps.get()
-        if taps is not None and self in taps:
-            taps[self].append(weights.detach())
+        for sink in (taps or {}).get(self, ()):
+            sink.append(weights.detach())
 
 
 @dataclass
@@ -46,9 +46,12 @@ def record(model: nn.Module, chosen: Callable[[str], bool] = lambda _: True) -> 
     `chosen` picks attentions by their names in the model; those not picked run at full speed.
     """
     names = {name: module for name, module in model.named_modules() if isinstance(module, Recordable) and chosen(name)}
-    taps: dict[nn.Module, list[Tensor]] = {module: [] for module in names.values()}
-    token = _taps.set({**(_taps.get() or {}), **taps})
+    recording = Recording({name: [] for name in names})
+    taps = {module: list(sinks) for module, sinks in (_taps.get() or {}).items()}
+    for name, module in names.items():
+        taps.setdefault(module, []).append(recording.calls[name])
+    token = _taps.set(taps)
     try:
-        yield Recording({name: taps[module] for name, module in names.items()})
+        yield recording
     finally:
         _taps.reset(token)

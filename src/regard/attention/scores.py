@@ -278,7 +278,7 @@ def register_score(name: str, build: Callable[..., Score]) -> None:
 
     After it, `score=name` and `score={"kind": name, option: value}` work wherever the built-in names do.
     """
-    if name in SCORES and name not in settings.REGISTERED:
+    if name == "custom" or (name in SCORES and name not in settings.REGISTERED):
         raise ConfigError(f"'{name}' is a score of regard's own. Choose another name.")
     settings.REGISTERED.add(name)
     SCORES[name] = build

@@ -52,8 +52,9 @@ class Sparse(Selection):
 
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
         # Low enough never to be chosen, high enough for the sums over sorted scores not to overflow.
-        hidden = scores_BHTS.masked_fill(~allowed_BHTS, -1e7)
-        return Selected(self.transform(hidden, -1).masked_fill(~allowed_BHTS, 0.0))
+        wide = scores_BHTS.float() if scores_BHTS.dtype in {torch.float16, torch.bfloat16} else scores_BHTS
+        weights = self.transform(wide.masked_fill(~allowed_BHTS, -1e7), -1).masked_fill(~allowed_BHTS, 0.0)
+        return Selected(weights.to(scores_BHTS.dtype))
 
 
 @final

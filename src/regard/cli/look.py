@@ -29,6 +29,8 @@ def command(model: str, text: str, outputs: tuple[Path, ...]) -> None:
     from regard.api import Model
     from regard.inspection import figures, heatmap
 
+    for output in outputs:
+        figures.check_ending(output)
     prediction = Model.open(folder, chosen).predict(text)
     for output in outputs:
         figures.save(prediction, output)

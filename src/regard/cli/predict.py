@@ -36,6 +36,8 @@ def command(
 
     One line in, one line out, in order; an empty line stays empty.
     """
+    if attention and not as_json:
+        raise click.UsageError("--attention goes with --json; `regard look` draws the weights.")
     folder, chosen = open_model(model)
 
     from regard.api import Model

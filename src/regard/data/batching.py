@@ -3,6 +3,7 @@
 The batch at step n is a pure function of (seed, n): a run stopped anywhere goes on with the very same batches.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from regard.data.corpora import Pairs
 from regard.data.tokenizers import END, PAD, START, TokenizerPair
 from regard.models.contracts import Padded
+
+log = logging.getLogger(__name__)
 
 Indices = NDArray[np.int64]
 
@@ -54,9 +57,9 @@ class Encoded:
 
     @classmethod
     def of(cls, pairs: Pairs, tokenizers: TokenizerPair, max_length: int) -> "Encoded":
-        sources = [ids[:max_length] for ids in tokenizers.source.ids(pairs.sources)]
-        targets = [[*ids[:max_length], END] for ids in tokenizers.target.ids(pairs.targets)]
-        return cls(sources, targets)
+        sources, targets = tokenizers.source.ids(pairs.sources), tokenizers.target.ids(pairs.targets)
+        note_cut(sum(len(ids) > max_length for ids in (*sources, *targets)), max_length, "sequence")
+        return cls([ids[:max_length] for ids in sources], [[*ids[:max_length], END] for ids in targets])
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -65,6 +68,13 @@ class Encoded:
         source = pad([self.sources[index] for index in ids])
         target = pad([self.targets[index] for index in ids])
         return Batch(source.to(device), target.to(device), list(ids))
+
+
+def note_cut(count: int, longest: int, what: str = "source") -> None:
+    """Say that some texts were longer than the model takes."""
+    if count:
+        name, were = (what, "was") if count == 1 else (f"{what}s", "were")
+        log.warning("%d %s longer than %s tokens %s cut (tokenizer.max_length).", count, name, f"{longest:,}", were)
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Padded:

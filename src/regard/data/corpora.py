@@ -90,7 +90,8 @@ def read_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool =
         if row.problem:
             if not skip_bad_lines:
                 raise DataError(
-                    f"{row.place}: {row.problem}. Mend the line, or leave such lines out with bad_lines: skip."
+                    f"{row.place}: {row.problem}. Mend the line, say which columns to read (columns: [a, b]), or leave "
+                    "such lines out (data.bad_lines=skip)."
                 )
             bad.append(row)
         elif drop_empty and not (row.source.strip() and row.target.strip()):
@@ -132,7 +133,12 @@ def _parallel(source: str, target: str) -> Iterator[Row]:
 
 def _tsv(path: str, columns: Columns | None) -> Iterator[Row]:
     for line in read_lines(path):
-        yield _pick(f"{path}:{line.number}", line.text.split("\t"), _numbers(columns), line.problem, "tab")
+        cells = line.text.split("\t")
+        if line.number == 1 and len(cells) > 2 and columns is None:
+            log.warning(
+                "%s has %d columns; the first two are used. Name others with columns: [1, 3].", path, len(cells)
+            )
+        yield _pick(f"{path}:{line.number}", cells, _numbers(columns), line.problem, "tab")
 
 
 def _csv(path: str, columns: Columns | None) -> Iterator[Row]:
@@ -176,7 +182,9 @@ def _jsonl(path: str, columns: Columns | None) -> Iterator[Row]:
         elif not isinstance(record, dict):
             yield Row(place, "", "", f"not an object with the keys '{left}' and '{right}'")
         elif not (isinstance(record.get(left), str) and isinstance(record.get(right), str)):
-            yield Row(place, "", "", f"no text under '{left}' and '{right}'; its keys are {', '.join(record)}")
+            yield Row(
+                place, "", "", f"no text under '{left}' and '{right}'; its keys are {', '.join(record)} (see columns)"
+            )
         else:
             yield Row(place, record[left].replace("\n", " "), record[right].replace("\n", " "))
 

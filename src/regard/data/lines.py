@@ -51,7 +51,7 @@ def parse_lines(handle: Readable, name: str) -> Iterator[Line]:
         if len(raw) > LONGEST:
             while raw and not raw.endswith(b"\n"):
                 raw = handle.readline(LONGEST + 1)
-            yield Line(number, "", f"the line is longer than {LONGEST:,} bytes: is this a text file?")
+            yield Line(number, "", f"the line is longer than {LONGEST:,} bytes (is this a text file?)")
             continue
         raw = raw.removesuffix(b"\n")
         if raw.endswith(b"\r"):
@@ -68,7 +68,7 @@ def parse_lines(handle: Readable, name: str) -> Iterator[Line]:
 
 def _decode(number: int, raw: bytes) -> Line:
     if b"\0" in raw:
-        return Line(number, "", f"a NUL byte at byte {raw.index(0)}: is this a text file?")
+        return Line(number, "", f"a NUL byte at byte {raw.index(0)} (is this a text file?)")
     try:
         return Line(number, raw.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -59,10 +59,13 @@ class Tokenizer:
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids alone, which is quicker for a whole corpus."""
-        return [found.ids for found in self._inner.encode_batch_fast(list(texts))]
+        return [found.ids for found in self._inner.encode_batch_fast(_whole_characters(texts))]
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        return [Tokens(found.ids, found.tokens, found.offsets) for found in self._inner.encode_batch(list(texts))]
+        return [
+            Tokens(found.ids, found.tokens, found.offsets)
+            for found in self._inner.encode_batch(_whole_characters(texts))
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._inner.decode(list(ids), skip_special_tokens=False)
@@ -70,6 +73,11 @@ class Tokenizer:
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [str(self._inner.id_to_token(index)) for index in ids]
+
+
+def _whole_characters(texts: Sequence[str]) -> list[str]:
+    """Half of a surrogate pair is no character, and becomes a question mark."""
+    return [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
 
 
 class TokenizerPair(NamedTuple):

@@ -35,13 +35,14 @@ def greedy(decoder: Decoder, memory: Memory, symbols: Symbols, limits_B: Tensor)
     running_B = limits_B > 0
     ended_B = torch.zeros_like(running_B)
     score_B = torch.zeros(rows, dtype=torch.float64, device=limits_B.device)
+    never = torch.tensor(symbols.never, dtype=torch.long, device=limits_B.device)
     said: list[Tensor] = []
     while bool(running_B.any()):
         logits_BV, state = decoder.step(token_B, state, keys)
-        logits_BV[:, symbols.never] = -torch.inf
-        likeliest = logits_BV.float().log_softmax(-1).max(-1)
-        token_B = torch.where(running_B, likeliest.indices, symbols.end)
-        score_B += torch.where(running_B, likeliest.values, 0.0)
+        log_p_BV = logits_BV.float().log_softmax(-1)
+        likeliest_B = log_p_BV.index_fill(-1, never, -torch.inf).argmax(-1)
+        token_B = torch.where(running_B, likeliest_B, symbols.end)
+        score_B += torch.where(running_B, log_p_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1), 0.0)
         said.append(token_B)
         ended_B = ended_B | (running_B & (token_B == symbols.end))
         running_B = running_B & ~ended_B & (len(said) < limits_B)

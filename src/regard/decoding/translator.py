@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.record import record
-from regard.data.batching import by_length, pad
+from regard.data.batching import by_length, note_cut, pad
 from regard.data.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
 from regard.decoding.search import Symbols, greedy
 from regard.decoding.settings import DecodingSettings
@@ -43,7 +43,9 @@ class Translator:
 
     def translate(self, texts: Sequence[str], *, batch_size: int = 64, attention: bool = False) -> list[Translation]:
         """One answer for each text, in order. An empty text has an empty answer."""
-        sources = [self._clip(tokens) for tokens in self.tokenizers.source.encode(texts)]
+        encoded = self.tokenizers.source.encode(texts)
+        note_cut(sum(len(tokens.ids) > self.max_length for tokens in encoded), self.max_length)
+        sources = [self._clip(tokens) for tokens in encoded]
         answers: dict[int, Translation] = {}
         was_training = self.model.training
         self.model.eval()

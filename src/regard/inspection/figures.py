@@ -17,16 +17,20 @@ log = logging.getLogger(__name__)
 FORMATS = (".svg", ".png", ".pdf")
 
 
+def check_ending(path: Path) -> None:
+    """Refuse a file whose ending names no format."""
+    known = (*FORMATS, ".html", ".json")
+    if path.suffix.lower() not in known:
+        raise ConfigError(f"{path}: the ending says how to draw, and it must be one of {', '.join(known)}.")
+
+
 def save(prediction: Prediction, path: Path) -> None:
     """Write the alignment in the format that the file's ending names."""
-    ending = path.suffix.lower()
-    if ending in {".html", ".json"}:
-        Trace.of(prediction).save(path)
-    elif ending in FORMATS:
+    check_ending(path)
+    if path.suffix.lower() in FORMATS:
         draw(prediction, path)
     else:
-        known = ", ".join((*FORMATS, ".html", ".json"))
-        raise ConfigError(f"{path}: the ending says how to draw, and it must be one of {known}.")
+        Trace.of(prediction).save(path)
 
 
 def draw(prediction: Prediction, path: Path) -> None:

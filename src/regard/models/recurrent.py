@@ -161,8 +161,5 @@ class BahdanauDecoder(Decoder):
 
 def _terms(choices: list[attending.Choice]) -> tuple[LossTerm, ...]:
     """What sampled positions add to the loss: they learn from how well things went."""
-    if not choices:
-        return ()
-    log_prob_BT = torch.cat([choice.log_prob_BT for choice in choices], dim=1)
-    entropy_BT = torch.cat([choice.entropy_BT for choice in choices], dim=1)
-    return (partial(choices[0].selection.surrogate, log_prob_BT, entropy_BT),)
+    joined = attending.join_choices(choices)
+    return (partial(joined.selection.surrogate, joined.log_prob_BT, joined.entropy_BT),) if joined else ()

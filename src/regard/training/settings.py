@@ -1,8 +1,9 @@
 """What may be set in training, and the settings of a whole run."""
 
+import re
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from regard.config import HARMLESS, Settings
 from regard.data.settings import CharTokenizer, Data, TokenizerChoice
@@ -27,8 +28,15 @@ class TrainingSettings(Settings):
     save_every: PositiveInt = Field(100, json_schema_extra=HARMLESS)
     keep: PositiveInt = Field(2, json_schema_extra=HARMLESS, description="checkpoints kept beside the best")
     log_every: PositiveInt = Field(20, json_schema_extra=HARMLESS)
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", json_schema_extra=HARMLESS)
+    device: str = Field("auto", json_schema_extra=HARMLESS, description="auto, cpu, cuda or cuda:N")
     threads: PositiveInt = Field(1, description="CPU threads; more than one pays for large models alone")
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"'{device}' is no device; write auto, cpu, cuda or cuda:N.")
+        return device
 
 
 class RunSettings(Settings):
