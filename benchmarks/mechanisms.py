@@ -102,7 +102,7 @@ def gallery(names: list[str], place: Path, path: Path, rows: list[list[str]]) ->
         "`model.attention.score=cosine`.",
         "",
         f"Each was trained on `dates` with the preset's {settings.training.steps} steps (what one needed beyond that "
-        "is in the last column) and scored once on 1,000 unseen dates; entropy is that of a target token's weights, in "
+        "is in the last column) and scored on 1,000 unseen dates; entropy is that of a target token's weights, in "
         f"nats. Rows of a map are the answer, columns are “{SENTENCE}”.",
         "",
         "`python benchmarks/mechanisms.py --gallery docs/mechanisms.md` makes this page.",
