@@ -162,10 +162,13 @@ def _harmless(settings: Settings, prefix: str = "") -> Iterator[str]:
 
 
 def _passes_a_name(tree: Tree, key: str) -> bool:
+    """Whether a bare name stands on the way to a key, where a mapping would have to."""
     node: Any = tree
     for name in key.split(".")[:-1]:
-        node = node.get(name) if isinstance(node, dict) else None
-    return isinstance(node, str)
+        node = node.get(name)
+        if not isinstance(node, dict):
+            return isinstance(node, str)
+    return False
 
 
 def _assign(tree: Tree, key: str, value: Any) -> None:
@@ -175,8 +178,7 @@ def _assign(tree: Tree, key: str, value: Any) -> None:
     for name in way:
         child = node.get(name)
         if not isinstance(child, dict):
-            child = _spell_out(child) if isinstance(child, str) else {}
-            node[name] = child
+            child = node[name] = {}
         node = child
     node[last] = value
 

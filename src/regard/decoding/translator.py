@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.record import record
-from regard.data.batching import by_length, note_cut, pad
+from regard.data.batching import Batch, by_length, note_cut, pad
 from regard.data.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
 from regard.decoding.search import Symbols, greedy
 from regard.decoding.settings import DecodingSettings
@@ -61,10 +61,9 @@ class Translator:
         """Log p(target | source) of each pair."""
         source = pad([self._clip(tokens).ids for tokens in self.tokenizers.source.encode(sources)]).to(self.device)
         target = pad([[*ids, END] for ids in self.tokenizers.target.ids(targets)]).to(self.device)
-        start = torch.full_like(target.tokens_BT[:, :1], START)
         self.model.eval()
         with torch.inference_mode():
-            logits_BTV = self.model(source, torch.cat([start, target.tokens_BT[:, :-1]], dim=1)).logits_BTV
+            logits_BTV = self.model(source, Batch(source, target, []).given).logits_BTV
             log_p_BTV = logits_BTV.float().log_softmax(-1)
             log_p_BT = log_p_BTV.gather(-1, target.tokens_BT.unsqueeze(-1)).squeeze(-1)
             scores: list[float] = log_p_BT.masked_fill(~target.valid_BT, 0.0).double().sum(-1).tolist()
