@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from regard.inspection.prediction import Prediction
     from regard.inspection.trace import Trace
-    from regard.recurrent.layers import GRU
+    from regard.recurrent.modules import GRU, LSTM, RNN
 
 __version__ = "0.1.0"
 
@@ -33,8 +33,10 @@ _HOMES = {
     "ConfigError": "regard.errors",
     "DataError": "regard.errors",
     "DivergedError": "regard.errors",
-    "GRU": "regard.recurrent.layers",
+    "GRU": "regard.recurrent.modules",
     "InnerProduct": "regard.attention.scores",
+    "LSTM": "regard.recurrent.modules",
+    "RNN": "regard.recurrent.modules",
     "Interrupted": "regard.errors",
     "Model": "regard.api",
     "ModelError": "regard.errors",
@@ -58,6 +60,8 @@ _HOMES = {
 
 __all__ = [
     "GRU",
+    "LSTM",
+    "RNN",
     "Attention",
     "ConfigError",
     "DataError",

@@ -1,7 +1,10 @@
-"""What every model obeys with every mechanism.
+"""What every model obeys with every mechanism, and with every cell.
 
 B rows, T target steps, S source positions, V vocabulary.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from regard.data.batching import pad
 from regard.models.contracts import Padded, reorder
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
+from regard.recurrent.settings import VARIANTS
 
 V = 11
 SMALL = {"embedding": 6, "dropout": 0.3}
@@ -20,16 +24,35 @@ SMALL = {"embedding": 6, "dropout": 0.3}
 SIZES = {"encoder.hidden": 8, "decoder.hidden": 16}
 
 
-@pytest.fixture(params=[mechanism.name for mechanism in regard.mechanisms()])
-def mechanism(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+OPTIONS: list[dict[str, Any]] = [
+    *({"cell": "lstm", "variant": variant} for variant in VARIANTS),
+    {"cell": "lstm"},
+    {"cell": "rnn"},
+    {"cell": {"kind": "gru", "reset": "before"}},
+    {"cell": "lstm", "layer_norm": True, "residual": True},
+    {"cell": "gru", "variational": True, "dropout": 0.5},
+]
 
 
-@pytest.fixture(params=[1, 2])
-def model(request: pytest.FixtureRequest, mechanism: str) -> Seq2Seq:
+def described() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every mechanism with one layer and two, and every cell with two."""
+    for mechanism in regard.mechanisms():
+        for layers in (1, 2):
+            changes = {"encoder.layers": layers, "decoder.layers": layers, "attention": mechanism.name}
+            yield f"{mechanism.name}-{layers}", changes
+    for options in OPTIONS:
+        name = " ".join(map(str, options.values()))
+        both = {f"{side}.{key}": value for side in ("encoder", "decoder") for key, value in options.items()}
+        yield name, {**both, "encoder.layers": 2, "decoder.layers": 2, "encoder.initial_state": "learned"}
+
+
+MODELS = dict(described())
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Seq2Seq:
     torch.manual_seed(0)
-    layers = {"encoder.layers": request.param, "decoder.layers": request.param}
-    settings = resolve(RecurrentModel, SMALL, {**SIZES, **layers, "attention": mechanism})
+    settings = resolve(RecurrentModel, SMALL, {**SIZES, **MODELS[request.param]})
     return build_model(settings, V, V).double().eval()
 
 

@@ -9,18 +9,53 @@ from regard.attention import kernels
 from regard.attention.attention import Attention
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
+from regard.recurrent import kernels as recurrent_kernels
+from regard.recurrent.cells import Cell
+from regard.recurrent.layers import Stack
+from regard.recurrent.settings import GRU, LSTM, VARIANTS, LSTMForm
 
 VOCABULARY = 1000
 """Stands in for the size of a vocabulary that is known only once the data is read."""
 
 
 def explain(settings: RecurrentModel) -> str:
-    """The attentions of a model, each with its parts and its plan; nothing is allocated."""
+    """The networks and attentions of a model, each with its parts and its plan; nothing is allocated."""
     with torch.device("meta"):
         model = build_model(settings, VOCABULARY, VOCABULARY)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     head = f"{settings.kind} model, {parameters:,} parameters with vocabularies of {VOCABULARY:,}"
-    return "\n".join([head, *_attentions(model)])
+    return "\n".join([head, *_networks(model), *_attentions(model)])
+
+
+def _networks(model: Seq2Seq) -> Iterator[str]:
+    for name, module in model.named_modules():
+        if not isinstance(module, Stack):
+            continue
+        cell = module.cells[0]
+        assert isinstance(cell, Cell)
+        depth = f"{module.settings.layers} layer{'s' if module.settings.layers > 1 else ''}"
+        yield ""
+        yield f"{name}: {_cell(module)}, {depth}, {'both directions' if module.directions > 1 else 'one direction'}"
+        if module is getattr(model.decoder, "layers", None):
+            yield "  goes step by step: attention stands between the steps"
+            continue
+        for device, place in (("cpu", "on a CPU"), ("cuda", "on CUDA")):
+            keep = module.settings.variational and module.settings.dropout > 0
+            plan = recurrent_kernels.plan(cell, device, keep=keep)
+            yield f"  {place}: {plan.path}"
+            yield from (f"    not {path}: {reason}" for path, reason in plan.refused.items())
+
+
+def _cell(stack: Stack) -> str:
+    """A cell by its name and what is unusual about it."""
+    cell = stack.settings.cell
+    if isinstance(cell, LSTM):
+        form = stack.settings.form
+        names = [name for name, known in VARIANTS.items() if known == form and form != LSTMForm()]
+        usual = LSTMForm()._asdict()
+        changed = [f"{name}={value}" for name, value in form._asdict().items() if value != usual[name]]
+        return " ".join(["LSTM", *(names or changed)])
+    return f"GRU, reset {cell.reset} the product" if isinstance(cell, GRU) else f"RNN with {cell.activation}"
 
 
 def _attentions(model: Seq2Seq) -> Iterator[str]:

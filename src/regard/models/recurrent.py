@@ -26,7 +26,12 @@ class RecurrentEncoder(Encoder):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.dropout = nn.Dropout(dropout)
-        self.layers = layers.GRU.from_settings(settings, embedding, bidirectional=settings.bidirectional)
+        self.layers = layers.Stack(
+            settings,
+            embedding,
+            bidirectional=settings.bidirectional,
+            learned_start=settings.initial_state == "learned",
+        )
 
     @property
     def size(self) -> int:
@@ -35,17 +40,19 @@ class RecurrentEncoder(Encoder):
     def forward(self, source: Padded) -> Memory:
         embedded_BSD = self.dropout(self.embedding(source.tokens_BT))
         slots_BSD, state = self.layers(embedded_BSD, source.lengths_B)
-        summary_BD = torch.cat(state[-self.layers.directions :], dim=-1)
+        summary_BD = torch.cat([cell[0] for cell in state[-self.layers.directions :]], dim=-1)
         return Memory(slots_BSD, source.valid_BT, summary_BD)
 
 
 class AttentiveState(NamedTuple):
-    """The state of each layer, what the attention remembers, and, where it must know what became of it, what each slot
-    would have said at the last step.
+    """The state of each layer, what the attention remembers, the dropout that stays the same, the last output, and,
+    where the attention must know what became of it, what each slot would have said at the last step.
     """
 
     layers: layers.State
     past: attending.Past
+    masks: tuple[layers.Masks, ...]
+    output_BH: Tensor
     log_p_BSV: Tensor | None = None
 
 
@@ -76,8 +83,9 @@ class BahdanauDecoder(Decoder):
         s_t = f(s_{t−1}, [y_{t−1}; c_t])
         p(y_t) = softmax(V tanh(U [s_t; y_{t−1}; c_t]))
 
-    Started at s_0 = tanh(W summary). The paper's output layer has maxout where this has tanh. Under a selection that
-    reads one slot and sums over which, the state is fed the expected context, and the output is Σ_j a_j p(y_t | h_j).
+    Started at s_0 = tanh(W summary), an LSTM's cell likewise. The paper's output layer has maxout where this has tanh.
+    Under a selection that reads one slot and sums over which, the state is fed the expected context, and the output is
+    Σ_j a_j p(y_t | h_j).
     """
 
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory_size: int) -> None:
@@ -85,20 +93,21 @@ class BahdanauDecoder(Decoder):
         hidden, embedding = settings.decoder.hidden, settings.embedding
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.dropout = nn.Dropout(settings.dropout)
-        self.bridge = nn.Linear(memory_size, hidden * settings.decoder.layers)
+        self.bridge = nn.Linear(memory_size, settings.decoder.start_size)
         self.attention = attending.Attention.from_settings(settings.attention, hidden, memory_size)
-        self.layers = layers.GRU.from_settings(settings.decoder, embedding + memory_size, bidirectional=False)
+        self.layers = layers.Stack(settings.decoder, embedding + memory_size)
         self.readout = nn.Linear(hidden + embedding + memory_size, hidden)
         self.output = nn.Linear(hidden, vocabulary)
 
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
         keys = self.attention.prepare(memory.slots_BSD, allowed=memory.allowed_BS)
-        start = torch.tanh(self.bridge(memory.summary_BD)).chunk(len(self.layers.cells), dim=-1)
+        start = self.layers.start_from(torch.tanh(self.bridge(memory.summary_BD)))
+        masks = self.layers.masks(len(memory.slots_BSD), memory.slots_BSD)
         readout = None
         if self.attention.select.marginal:
             slots_BSD = keys.values_BHSD.squeeze(1)
             readout = nn.functional.linear(slots_BSD, self.readout.weight[:, -slots_BSD.shape[-1] :])
-        return AttentiveKeys(keys, readout), AttentiveState(tuple(start), self.attention.begin(keys))
+        return AttentiveKeys(keys, readout), AttentiveState(start, self.attention.begin(keys), masks, start[-1][0])
 
     def step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, AttentiveState]:
         embedded_BD = self.dropout(self.embedding(token_B))
@@ -127,10 +136,10 @@ class BahdanauDecoder(Decoder):
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         """Attend, then step with the token's gates and the context."""
-        attended = self.attention.read(state.layers[-1].unsqueeze(1), keys.attention, state.past)
+        attended = self.attention.read(state.output_BH.unsqueeze(1), keys.attention, state.past)
         gates_BG = self.layers.add_projection(gates_BG, attended.context_BTD.squeeze(1))
-        output_BH, after = self.layers.step(gates_BG, state.layers)
-        return _Step(output_BH, attended, AttentiveState(after, attended.past))
+        output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
+        return _Step(output_BH, attended, AttentiveState(after, attended.past, state.masks, output_BH))
 
     def _logits(self, output: Tensor, embedded: Tensor, context: Tensor) -> Tensor:
         features = torch.tanh(self.readout(torch.cat([output, embedded, context], dim=-1)))

@@ -13,6 +13,7 @@ class EncoderSettings(RecurrentSettings):
     """A recurrent encoder."""
 
     bidirectional: bool = True
+    initial_state: Literal["zero", "learned"] = Field("zero", description="the state before the first step")
 
 
 class DecoderSettings(RecurrentSettings):

@@ -1,22 +1,64 @@
-"""The GRU with its gradient worked out by hand. Autograd would keep and revisit some forty small tensors a
-step, and add to the weights' gradient at each; here a step is six operations forward and seven back, and the
-weights' gradient is one product at the end.
+"""Scans with their gradients worked out by hand. Autograd would keep and revisit dozens of small tensors a step,
+and add to the weights' gradient at each; here a step is a handful of operations either way, and the weights'
+gradient is one product at the end.
 
-    u = R h + b,  r = σ(a_r + u_r),  z = σ(a_z + u_z),  n = tanh(a_n + r ⊙ u_n),  h' = n + z ⊙ (h − n)
-
-N cells side by side (the directions of a layer), B rows, T steps, H width of the state, G = 3 H: the gates
-r, z, n side by side. a are the input's gates, u the state's.
+N cells side by side (the directions of a layer), B rows, T steps, H width of the state, G width of all gates.
+a are the input's gates, R the matrices of the state; m, where given, is what R sees of the state (`keep`).
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.recurrent.cells import masked
+
+Gradients = tuple[Tensor | None, ...]
 
 
-class _Scan(torch.autograd.Function):
+def outer(d_TNBG: Tensor, x_TNBH: Tensor) -> Tensor:
+    """The gradient of matrices that turned x into something with gradient d, over all steps → (N, G, H)."""
+    flat_d, flat_x = d_TNBG.transpose(0, 1).flatten(1, 2), x_TNBH.transpose(0, 1).flatten(1, 2)
+    return flat_d.transpose(1, 2) @ flat_x
+
+
+class _RNN(torch.autograd.Function):
+    """h' = φ(a + R h)."""
+
     @staticmethod
-    def forward(ctx: Any, a: Tensor, start: Tensor, R: Tensor, b: Tensor) -> Tensor:
+    def forward(ctx: Any, activation: str, a: Tensor, start: Tensor, R: Tensor, keep: Tensor | None) -> Tensor:
+        h = a.new_empty(a.shape[0] + 1, *start.shape)
+        h[0] = start
+        R_T = R.transpose(1, 2)
+        for a_t, before, after in zip(a.unbind(0), h[:-1].unbind(0), h[1:].unbind(0), strict=True):
+            torch.baddbmm(a_t, masked(before, keep), R_T, out=after)
+            after.tanh_() if activation == "tanh" else after.relu_()
+        ctx.activation = activation
+        ctx.save_for_backward(R, h, keep)
+        return h[1:]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_states: Tensor) -> Gradients:
+        R, h, keep = ctx.saved_tensors
+        slope = 1 - h[1:].square() if ctx.activation == "tanh" else (h[1:] > 0).to(h.dtype)
+        d_a = torch.empty_like(slope)
+        d_h = torch.zeros_like(h[0])
+        each = zip(d_states.flip(0).unbind(0), slope.flip(0).unbind(0), reversed(d_a.unbind(0)), strict=True)
+        for d_state, k, d_t in each:
+            torch.mul(d_h.add_(d_state), k, out=d_t)
+            d_h = torch.bmm(d_t, R)
+            if keep is not None:
+                d_h.mul_(keep)
+        return None, d_a, d_h, outer(d_a, masked(h[:-1], keep)), None
+
+
+class _GRU(torch.autograd.Function):
+    """u = R h + b,  r = σ(a_r + u_r),  z = σ(a_z + u_z),  n = tanh(a_n + r ⊙ u_n),  h' = n + z ⊙ (h − n)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, start: Tensor, R: Tensor, b: Tensor, keep: Tensor | None) -> Tensor:
         steps, cells, rows, width = a.shape
         size = width // 3
         h, u = a.new_empty(steps + 1, cells, rows, size), torch.empty_like(a)
@@ -27,16 +69,17 @@ class _Scan(torch.autograd.Function):
         gates = (rz, rz[..., :size], rz[..., size:], n)
         each = zip(*(part.unbind(0) for part in (*views, *gates)), strict=True)
         for before, after, u_t, u_rz, u_n, a_rz, a_n, rz_t, r, z, n_t in each:
-            torch.baddbmm(b_row, before, R_T, out=u_t)
+            torch.baddbmm(b_row, masked(before, keep), R_T, out=u_t)
             torch.add(a_rz, u_rz, out=rz_t).sigmoid_()
             torch.addcmul(a_n, r, u_n, out=n_t).tanh_()
             torch.lerp(n_t, before, z, out=after)
-        ctx.save_for_backward(R, h, u, rz, n)
+        ctx.save_for_backward(R, h, u, rz, n, keep)
         return h[1:]
 
     @staticmethod
-    def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        R, h, u, rz, n = ctx.saved_tensors
+    @once_differentiable
+    def backward(ctx: Any, d_states: Tensor) -> Gradients:
+        R, h, u, rz, n, keep = ctx.saved_tensors
         size = n.shape[-1]
         r, z, u_n = rz[..., :size], rz[..., size:], u[..., 2 * size :]
         # What each gate's gradient is multiplied by, for all steps at once.
@@ -54,13 +97,77 @@ class _Scan(torch.autograd.Function):
             torch.mul(d_after, k_z, out=du_z)
             torch.mul(dn_t, k_r, out=du_r)
             torch.mul(dn_t, r_t, out=du_n)
-            d_h = torch.baddbmm(d_after * z_t, du_t, R)
+            if keep is None:
+                d_h = torch.baddbmm(d_after * z_t, du_t, R)
+            else:
+                d_h = torch.addcmul(d_after * z_t, torch.bmm(du_t, R), keep)
         d_a = torch.cat([d_u[..., : 2 * size], d_n], dim=-1)
-        flat_u, flat_h = d_u.transpose(0, 1).flatten(1, 2), h[:-1].transpose(0, 1).flatten(1, 2)
-        return d_a, d_h, flat_u.transpose(1, 2) @ flat_h, flat_u.sum(1)
+        return d_a, d_h, outer(d_u, masked(h[:-1], keep)), d_u.sum((0, 2)), None
 
 
-class _Step(torch.autograd.Function):
+class _EarlyResetGRU(torch.autograd.Function):
+    """r = σ(a_r + R_r h),  z = σ(a_z + R_z h),  n = tanh(a_n + R_n (r ⊙ h)),  h' = n + z ⊙ (h − n)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, start: Tensor, R: Tensor, keep: Tensor | None) -> Tensor:
+        steps, cells, rows, width = a.shape
+        size = width // 3
+        h, s = a.new_empty(steps + 1, cells, rows, size), torch.empty_like(a)
+        h[0] = start
+        R_rz, R_n = R[:, : 2 * size].transpose(1, 2), R[:, 2 * size :].transpose(1, 2)
+        views = (h[:-1], h[1:], s[..., : 2 * size], s[..., 2 * size :], a[..., : 2 * size], a[..., 2 * size :])
+        for before, after, rz, n, a_rz, a_n in zip(*(part.unbind(0) for part in views), strict=True):
+            seen = masked(before, keep)
+            torch.baddbmm(a_rz, seen, R_rz, out=rz).sigmoid_()
+            torch.baddbmm(a_n, rz[..., :size] * seen, R_n, out=n).tanh_()
+            torch.lerp(n, before, rz[..., size:], out=after)
+        ctx.save_for_backward(R, h, s, keep)
+        return h[1:]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_states: Tensor) -> Gradients:
+        R, h, s, keep = ctx.saved_tensors
+        size = h.shape[-1]
+        r, z, n = s.split(size, dim=-1)
+        R_rz, R_n = R[:, : 2 * size], R[:, 2 * size :]
+        seen = masked(h[:-1], keep)
+        to_n = (1 - z).mul_(1 - n * n)
+        to_z = (h[:-1] - n).mul_(z).mul_(1 - z)
+        to_r = (1 - r).mul_(r).mul_(seen)
+        d_a = torch.empty_like(s)
+        d_h = torch.zeros_like(h[0])
+        parts = (d_states, to_n, to_z, to_r, r, z, d_a[..., : 2 * size])
+        grads = (d_a[..., :size], d_a[..., size : 2 * size], d_a[..., 2 * size :])
+        each = zip(*(reversed(part.unbind(0)) for part in (*parts, *grads)), strict=True)
+        for d_state, k_n, k_z, k_r, r_t, z_t, d_rz, d_r, d_z, d_n in each:
+            d_after = d_h.add_(d_state)
+            torch.mul(d_after, k_n, out=d_n)
+            torch.mul(d_after, k_z, out=d_z)
+            d_reset = torch.bmm(d_n, R_n)
+            torch.mul(d_reset, k_r, out=d_r)
+            d_seen = torch.baddbmm(d_reset.mul_(r_t), d_rz, R_rz)
+            d_h = torch.addcmul(d_after * z_t, d_seen, keep) if keep is not None else d_seen.addcmul_(d_after, z_t)
+        d_R = torch.cat([outer(d_a[..., : 2 * size], seen), outer(d_a[..., 2 * size :], r * seen)], dim=1)
+        return d_a, d_h, d_R, None
+
+
+def rnn_scan(activation: str, a_TNBG: Tensor, h_NBH: Tensor, R_NGH: Tensor, keep_NBH: Tensor | None) -> Tensor:
+    """The states after each step (T, N, B, H), from the input's gates and the states before the first."""
+    states: Tensor = _RNN.apply(activation, a_TNBG, h_NBH, R_NGH, keep_NBH)  # type: ignore[no-untyped-call]
+    return states
+
+
+def gru_scan(a_TNBG: Tensor, h_NBH: Tensor, R_NGH: Tensor, b_NG: Tensor | None, keep_NBH: Tensor | None) -> Tensor:
+    """The states after each step; reset after the product with R where there is a bias b beside it, else before."""
+    if b_NG is None:
+        early: Tensor = _EarlyResetGRU.apply(a_TNBG, h_NBH, R_NGH, keep_NBH)  # type: ignore[no-untyped-call]
+        return early
+    states: Tensor = _GRU.apply(a_TNBG, h_NBH, R_NGH, b_NG, keep_NBH)  # type: ignore[no-untyped-call]
+    return states
+
+
+class _GRUStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
         size = h_BH.shape[-1]
@@ -70,7 +177,8 @@ class _Step(torch.autograd.Function):
         return torch.lerp(n, h_BH, rz[:, size:])
 
     @staticmethod
-    def backward(ctx: Any, d_after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    @once_differentiable
+    def backward(ctx: Any, d_after: Tensor) -> Gradients:
         rz, n, u_BG, h_BH = ctx.saved_tensors
         size = h_BH.shape[-1]
         r, z = rz[:, :size], rz[:, size:]
@@ -80,13 +188,7 @@ class _Step(torch.autograd.Function):
         return torch.cat([d_rz, d_n], dim=-1), torch.cat([d_rz, d_n * r], dim=-1), d_h
 
 
-def gru_scan(a_TNBG: Tensor, h_NBH: Tensor, R_NGH: Tensor, b_NG: Tensor) -> Tensor:
-    """The states after each step (T, N, B, H), from the input's gates and the states before the first."""
-    states: Tensor = _Scan.apply(a_TNBG, h_NBH, R_NGH, b_NG)  # type: ignore[no-untyped-call]
-    return states
-
-
 def gru_step(a_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
     """The next state, from the input's gates, the state's gates, and the state."""
-    after: Tensor = _Step.apply(a_BG, u_BG, h_BH)  # type: ignore[no-untyped-call]
+    after: Tensor = _GRUStep.apply(a_BG, u_BG, h_BH)  # type: ignore[no-untyped-call]
     return after

@@ -1,0 +1,226 @@
+"""Every fast path against the plain scan: outputs, states and gradients, for every cell and every form of LSTM."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.recurrent import kernels
+from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell
+from regard.recurrent.settings import VARIANTS, LSTMForm
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+FUSED_DEVICE = DEVICES[-1]
+"""Without a GPU the Triton kernels are interpreted, on the CPU."""
+
+SMALL: dict[str, Callable[[], Cell]] = {
+    "rnn": lambda: RNNCell(3, 5),
+    "rnn relu": lambda: RNNCell(3, 5, "relu"),
+    "gru": lambda: GRUCell(3, 5),
+    "gru before": lambda: GRUCell(3, 5, "before"),
+    "lstm": lambda: LSTMCell(3, 5),
+    **{name: lambda form=form: LSTMCell(3, 5, form) for name, form in VARIANTS.items()},  # type: ignore[misc]
+}
+
+
+def every_form() -> list[LSTMForm]:
+    """All combinations of the switches that make a cell."""
+    switch, activation = (False, True), ("tanh", "identity")
+    values = (switch, switch, switch, switch, activation, activation, switch, switch)
+    forms = [LSTMForm(*chosen) for chosen in itertools.product(*values)]  # type: ignore[arg-type]
+    return [form for form in forms if form.contradiction() is None]
+
+
+Path = Callable[[list[kernels.Lane], Tensor | None], list[kernels.Swept]]
+
+
+def answers(
+    cells: list[Cell],
+    x: Tensor,
+    starts: list[tuple[Tensor, ...]],
+    run: Path,
+    lengths: Tensor | None,
+    keeps: list[Tensor | None],
+) -> list[Tensor]:
+    """Outputs, last states, and the gradients of a weighted sum of them with respect to everything."""
+    lanes = [kernels.Lane(cell, x, s, keep) for cell, s, keep in zip(cells, starts, keeps, strict=True)]
+    swept = run(lanes, lengths)
+    outputs = [lane.outputs_BTH for lane in swept]
+    if lengths is not None:
+        beyond = (torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)).unsqueeze(-1)
+        outputs = [states.masked_fill(beyond, 0.0) for states in outputs]
+    outputs += [part for lane in swept for part in lane.state]
+    weights = [torch.arange(output.numel(), device=x.device).view_as(output).sin() for output in outputs]
+    loss = torch.stack([(output * weight).sum() for output, weight in zip(outputs, weights, strict=True)]).sum()
+    given = [x, *(part for start in starts for part in start), *(p for cell in cells for p in cell.parameters())]
+    return [*outputs, *torch.autograd.grad(loss, given)]
+
+
+def reference(lanes: list[kernels.Lane], lengths: Tensor | None) -> list[kernels.Swept]:
+    return [kernels.scan(lane, lengths) for lane in lanes]
+
+
+def compare(
+    make: Callable[[], Cell],
+    run: Path,
+    *,
+    device: str = "cpu",
+    lengths: list[int] | None = None,
+    keep: bool = False,
+    lanes: int = 2,
+    rows: int = 4,
+    steps: int = 7,
+    dtype: torch.dtype = torch.float64,
+    tolerance: float | None = None,
+) -> None:
+    torch.manual_seed(0)
+    cells = [make().to(device, dtype) for _ in range(lanes)]
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=dtype, device=device, requires_grad=True)
+
+    x = noise(rows, steps, cells[0].input_size)
+    starts = [tuple(noise(rows, width) for width in cell.parts) for cell in cells]
+    keeps = [2 * torch.rand(rows, cell.hidden_size).to(x).round() if keep else None for cell in cells]
+    ends = None if lengths is None else torch.tensor(lengths, device=device)
+    expected = answers(cells, x, starts, reference, ends, keeps)
+    found = answers(cells, x, starts, run, ends, keeps)
+    for ours, theirs in zip(found, expected, strict=True):
+        scale = None if tolerance is None else tolerance * (1 + float(theirs.detach().abs().max()))
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=scale)
+
+
+def analytic(lanes: list[kernels.Lane], lengths: Tensor | None) -> list[kernels.Swept]:
+    return kernels.side_by_side(lanes, lengths, fused=False)
+
+
+def fused(lanes: list[kernels.Lane], lengths: Tensor | None) -> list[kernels.Swept]:
+    return kernels.side_by_side(lanes, lengths, fused=True)
+
+
+def by_torch(lanes: list[kernels.Lane], lengths: Tensor | None) -> list[kernels.Swept]:
+    return [kernels.by_torch(lane, lengths) for lane in lanes]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("lengths", [None, [7, 0, 1, 4]])
+@pytest.mark.parametrize("name", SMALL)
+def test_the_gradient_worked_out_by_hand_is_right(
+    name: str, lengths: list[int] | None, keep: bool, device: str
+) -> None:
+    compare(SMALL[name], analytic, lengths=lengths, keep=keep, device=device)
+
+
+def test_it_is_right_for_every_combination_of_switches() -> None:
+    forms = every_form()
+    assert len(forms) > 100
+    for form in forms:
+        compare(lambda form=form: LSTMCell(3, 5, form), analytic, lengths=[7, 0, 1, 4])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("lengths", [None, [7, 0, 1, 4]])
+@pytest.mark.parametrize("name", ["rnn", "rnn relu", "gru", "lstm", "NP"])
+def test_torchs_own_kernels_agree(name: str, lengths: list[int] | None, dtype: torch.dtype, device: str) -> None:
+    """In float32 a CPU takes oneDNN's LSTM; CUDA takes cuDNN's."""
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5 if device == "cpu" else 2e-3}[dtype]
+    compare(SMALL[name], by_torch, lengths=lengths, dtype=dtype, device=device, tolerance=tolerance)
+
+
+WIDE: dict[str, Callable[[], Cell]] = {
+    "gru before": lambda: GRUCell(3, 19, "before"),
+    "lstm": lambda: LSTMCell(3, 19),
+    **{name: lambda form=form: LSTMCell(3, 19, form) for name, form in VARIANTS.items()},  # type: ignore[misc]
+    "bare": lambda: LSTMCell(3, 19, LSTMForm(False, False, False, False, "identity", "identity")),
+    "CIFG FGR": lambda: LSTMCell(3, 19, VARIANTS["FGR"]._replace(coupled=True, output_activation="identity")),
+}
+
+
+@pytest.fixture
+def exact() -> None:
+    """Products of float32 as float32."""
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    yield  # type: ignore[misc]
+    torch.backends.cudnn.rnn.fp32_precision = "tf32"  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", WIDE)
+def test_the_fused_kernels_agree(name: str, keep: bool) -> None:
+    pytest.importorskip("triton")
+    compare(
+        WIDE[name], fused, keep=keep, lengths=[3, 0, 2], rows=3, steps=3,
+        dtype=torch.float32, tolerance=2e-5, device=FUSED_DEVICE,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(FUSED_DEVICE == "cpu", reason="many programs at once need a GPU")
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("rows", [16, 70, 200])
+@pytest.mark.parametrize("name", ["vanilla", "CIFG", "FGR", "gru before"])
+def test_the_fused_kernels_agree_when_programs_wait_for_each_other(name: str, rows: int) -> None:
+    make: Callable[[], Cell] = lambda: (  # noqa: E731
+        GRUCell(64, 400, "before") if name == "gru before" else LSTMCell(64, 400, VARIANTS[name])
+    )
+    compare(make, fused, rows=rows, steps=40, dtype=torch.float32, tolerance=1e-4, device="cuda")
+
+
+def test_single_steps_equal_the_cells() -> None:
+    torch.manual_seed(0)
+    for make in SMALL.values():
+        cell = make().double()
+        gates = torch.randn(4, cell.width, dtype=torch.float64, requires_grad=True)
+        state = tuple(torch.randn(4, width, dtype=torch.float64, requires_grad=True) for width in cell.parts)
+        parameters = [weights for name, weights in cell.named_parameters() if not name.endswith("_input")]
+
+        def answer(after: tuple[Tensor, ...], given: list[Tensor]) -> list[Tensor]:
+            loss = torch.stack([part.sin().sum() for part in after]).sum()
+            return [*after, *torch.autograd.grad(loss, given)]
+
+        given = [gates, *state, *parameters]
+        for ours, theirs in zip(
+            answer(kernels.step(cell, gates, state), given), answer(cell.step(gates, state), given), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_a_plan_says_why_it_takes_no_faster_path() -> None:
+    assert kernels.plan(GRUCell(2, 3), "cpu").path == "analytic"
+    assert kernels.plan(LSTMCell(2, 3), "cpu").path == "torch"
+    assert kernels.plan(LSTMCell(2, 3), "cpu", torch.float64).path == "analytic"
+    assert kernels.plan(LSTMCell(2, 3), "cpu", keep=True).path == "analytic"
+    assert kernels.plan(GRUCell(2, 3), "cuda").path == "torch"
+    assert kernels.plan(LSTMCell(2, 3), "cuda", rows=256).path == "torch"
+    normalised = kernels.plan(LSTMCell(2, 3, layer_norm=True), "cpu")
+    assert normalised.path == "scan"
+    assert set(normalised.refused) == {"torch", "fused", "analytic"}
+    variant = kernels.plan(LSTMCell(2, 3, VARIANTS["CIFG"]), "cpu")
+    assert variant.refused["torch"] == "it knows the usual LSTM only, and this one differs in coupled, peepholes"
+
+
+def test_with_triton_the_variants_are_fused_on_cuda() -> None:
+    pytest.importorskip("triton")
+    assert kernels.plan(LSTMCell(2, 3, VARIANTS["FGR"]), "cuda").path == "fused"
+    assert kernels.plan(GRUCell(2, 3, "before"), "cuda").path == "fused"
+    assert kernels.plan(LSTMCell(2, 3), "cuda", rows=16).path == "fused"
+
+
+def test_gradients_by_finite_differences() -> None:
+    torch.manual_seed(0)
+    lengths = torch.tensor([4, 2])
+    for build in (
+        lambda: regard.RNN(2, 3, 2, True),
+        lambda: regard.GRU(2, 3, 2, True),
+        lambda: regard.GRU(2, 3, 2, True, reset="before"),
+        *(lambda name=name: regard.LSTM(2, 3, variant=name) for name in VARIANTS),
+        lambda: regard.LSTM(2, 3, 2, True, layer_norm=True, residual=True),
+    ):
+        network = build().double()
+        x = torch.randn(2, 4, 2, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda x, network=network: network(x, lengths)[0], (x,))
