@@ -333,22 +333,31 @@ def plot(trials: list[Trial], path: Path) -> None:
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    vanilla = compared([trial for trial in trials if trial.cell == "vanilla"])
+    tops = []
     for place, cell in enumerate(CELLS):
         own = [trial for trial in trials if trial.cell == cell]
         scores = compared(own)
-        worse = cell != "vanilla" and p_value(scores, compared([t for t in trials if t.cell == "vanilla"])) < 0.05
-        colour = "#c44e52" if worse else "#4c72b0"
+        tops.append(max(scores))
+        apart = cell != "vanilla" and p_value(scores, vanilla) < 0.05
+        worse = sum(scores) / len(scores) > sum(vanilla) / len(vanilla)
+        colour = "#0072b2" if not apart else "#d55e00" if worse else "#009e73"
         axes.scatter([place] * len(own), [trial.test for trial in own], s=6, color="#bbbbbb", zorder=1)
         axes.boxplot(
-            scores, positions=[place], widths=0.6, patch_artist=True, showfliers=False,
-            boxprops={"facecolor": colour, "alpha": 0.55}, medianprops={"color": "black"}, zorder=2,
-        )  # fmt: skip
+            scores,
+            positions=[place],
+            widths=0.6,
+            patch_artist=True,
+            showfliers=False,
+            boxprops={"facecolor": colour, "alpha": 0.55},
+            medianprops={"color": "black"},
+            zorder=2,
+        )
     axes.set_xticks(range(len(CELLS)), CELLS)
-    lowest = min(trial.test for trial in trials)
-    middle = sorted(trial.test for trial in trials)[int(len(trials) * 0.9)]
-    axes.set_ylim(lowest - 0.05, middle)
+    axes.set_ylim(min(trial.test for trial in trials) - 0.05, max(tops) + 0.1)
     axes.set_ylabel("test, nats a step")
-    axes.set_title(f"Best {BEST:.0%} of each cell's trials (grey: all); red: apart from vanilla, p < 0.05", fontsize=9)
+    said = "orange: worse than vanilla, green: better, blue: neither (p < 0.05)"
+    axes.set_title(f"Best {BEST:.0%} of each cell's trials (grey: all); {said}", fontsize=9)
     figure.savefig(path, dpi=150)
 
 
@@ -358,9 +367,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cells", nargs="+", default=CELLS, choices=CELLS)
     parser.add_argument("--trials", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=180)
+    parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--rows", type=int, default=16, help="pieces in a batch")
-    parser.add_argument("--widest", type=int, default=384, help="hidden sizes are drawn from a quarter of this up")
+    parser.add_argument("--widest", type=int, default=512, help="hidden sizes are drawn from a quarter of this up")
     parser.add_argument("--transpose", type=int, default=6, help="pieces are moved by up to so many semitones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
