@@ -96,16 +96,19 @@ class Population:
 
     def __init__(self, variant: str, draws: list[Draw], widest: int, device: str, seed: int) -> None:
         self.form, self.draws, self.widest, self.device = VARIANTS[variant], draws, widest, device
-        built = []
+        built, inside = [], []
         for index, drawn in enumerate(draws):
             torch.manual_seed(seed + index)
             hidden = int(drawn["hidden"])
             cell, output = LSTMCell(KEYS, hidden, self.form), nn.Linear(hidden, KEYS)
             built.append(self._widen(cell, output))
+            for parameter in (*cell.parameters(), *output.parameters()):
+                nn.init.ones_(parameter)
+            inside.append(self._widen(cell, output))
         self.weights: Weights = {
             name: torch.stack([weights[name] for weights in built]).to(device).requires_grad_() for name in built[0]
         }
-        self.inside = {name: (tensor != 0).to(tensor.dtype) for name, tensor in self.weights.items()}
+        self.inside = {name: torch.stack([ones[name] for ones in inside]).to(device) for name in inside[0]}
 
     def _widen(self, cell: LSTMCell, output: nn.Linear) -> Weights:
         """A trial's weights with room for the widest; what it does not have is zero, and is given no gradient."""
@@ -125,7 +128,7 @@ class Population:
             weights["peepholes"] = _grow(cell.peepholes, 1, wide)
         if cell.weight_gates is not None:
             weights["gates"] = spread(spread(cell.weight_gates).t().contiguous()).t()
-        return {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+        return {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
 
     def dropout(self, name: str, *shape: int) -> Tensor:
         """A mask for each trial, of its own rate."""
@@ -179,7 +182,8 @@ class Optimizer:
 
     @torch.no_grad()
     def _descend(self, gradients: tuple[Tensor, ...]) -> None:
-        weights = self.population.weights
+        weights, inside = self.population.weights, self.population.inside.values()
+        gradients = tuple(gradient.nan_to_num(0.0) * mask for gradient, mask in zip(gradients, inside, strict=True))
         norms = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0).sqrt()
         scale = (self.clip / norms).clamp(max=1.0).nan_to_num(0.0)
         self.step += 1
@@ -187,7 +191,7 @@ class Optimizer:
         rates = self.rates * warm * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
         for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
             first, second = self.moments[name]
-            gradient = gradient.nan_to_num(0.0) * _per_trial(scale, gradient) * self.population.inside[name]
+            gradient = gradient * _per_trial(scale, gradient)
             first.lerp_(gradient, 0.1)
             second.lerp_(gradient.square(), 0.01)
             ahead = (first / (1 - 0.9**self.step)) / ((second / (1 - 0.99**self.step)).sqrt() + 1e-8)
@@ -244,8 +248,7 @@ def train(variant: str, data: dict[str, Pieces], args: argparse.Namespace) -> li
             print(f"{variant:8} epoch {epoch + 1:4}  best on validation {best.min():.3f}  {seconds:.0f} s", flush=True)
     with torch.no_grad():
         test = population.loss(kept, data["test"])
-    if variant == "vanilla":
-        check(population, kept, data["valid"], best)
+    check(population, kept, data["valid"], best)
     scores = zip(draws, best.tolist(), test.tolist(), epochs.tolist(), strict=True)
     return [Trial(variant, *scored) for scored in scores]
 
@@ -260,7 +263,7 @@ def check(population: Population, weights: Weights, pieces: Pieces, expected: Te
     gates = len(form.gates)
 
     def narrow(name: str, parts: int) -> Tensor:
-        return weights[name][best].unflatten(0, (parts, -1))[:, :size].flatten(0, 1)
+        return _narrow(weights[name][best], parts, size)
 
     with torch.no_grad():
         cell.weight_input.copy_(narrow("input", gates + 1))
@@ -268,12 +271,19 @@ def check(population: Population, weights: Weights, pieces: Pieces, expected: Te
         cell.bias_input.copy_(narrow("bias", gates + 1))
         if cell.peepholes is not None:
             cell.peepholes.copy_(weights["peepholes"][best, :, :size])
+        if cell.weight_gates is not None:
+            cell.weight_gates.copy_(_narrow(narrow("gates", gates).t(), gates, size).t())
         states, _ = network(pieces.x, lengths=pieces.lengths)
         logits = nn.functional.linear(states, weights["output"][best, :, :size], weights["output_bias"][best])
         nats = nn.functional.binary_cross_entropy_with_logits(logits, pieces.y, reduction="none").sum(-1)
         alone = nats[pieces.valid].mean()
     if not torch.allclose(alone, expected[best], atol=5e-3):
         raise SystemExit(f"Alone the best trial scores {alone:.4f}, side by side {expected[best]:.4f}.")
+
+
+def _narrow(wide: Tensor, parts: int, size: int) -> Tensor:
+    """The rows of a trial of its own size, in each of so many parts."""
+    return wide.unflatten(0, (parts, -1))[:, :size].flatten(0, 1)
 
 
 def compared(trials: list[Trial]) -> list[float]:
@@ -383,6 +393,8 @@ def main() -> None:
     if args.draw:
         trials = [Trial(**line) for line in json.loads(args.draw.read_text())["trials"]]
     else:
+        if "vanilla" not in args.cells:
+            parser.error("the others are compared with vanilla: name it among --cells")
         if args.data is None:
             parser.error("give the chorales with --data")
         data = read(args.data, args.device)

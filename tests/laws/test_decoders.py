@@ -11,20 +11,27 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.config import resolve
+from regard.config import Settings, resolve
 from regard.data.batching import pad
 from regard.models.contracts import Padded, reorder
+from regard.models.recurrent import FixedDecoder
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.models.settings import RecurrentModel
+from regard.models.settings import Model
 from regard.recurrent.settings import VARIANTS
 
 V = 11
-SMALL = {"embedding": 6, "dropout": 0.3}
 # A dot product needs a query as wide as the memory: 2 × 8 and 16.
-SIZES = {"encoder.hidden": 8, "decoder.hidden": 16}
+RECURRENT = {
+    "kind": "recurrent",
+    "embedding": 6,
+    "dropout": 0.3,
+    "encoder": {"hidden": 8},
+    "decoder": {"hidden": 16},
+}
+FIXED = {**RECURRENT, "kind": "fixed"}
+TRANSFORMER = {"kind": "transformer", "size": 8, "heads": 2, "layers": 2, "feedforward": 12, "dropout": 0.3}
 
-
-OPTIONS: list[dict[str, Any]] = [
+CELLS: list[dict[str, Any]] = [
     *({"cell": "lstm", "variant": variant} for variant in VARIANTS),
     {"cell": "lstm"},
     {"cell": "rnn"},
@@ -32,28 +39,60 @@ OPTIONS: list[dict[str, Any]] = [
     {"cell": "lstm", "layer_norm": True, "residual": True},
     {"cell": "gru", "variational": True, "dropout": 0.5},
 ]
+ORDERS: list[dict[str, Any]] = [
+    {"order": "luong"},
+    {"order": "luong", "input_feeding": False},
+    {"order": "simple", "cell": "rnn"},
+]
+SCORES = ["dot", "general", "additive", "concat", "cosine", "location", "projected"]
+TRANSFORMERS: list[dict[str, Any]] = [
+    {},
+    {"norm": "pre", "tied": "all"},
+    {"positions": "learned", "activation": "gelu", "tied": "none"},
+    {"positions": "rotary", "normalization": "rms", "activation": "swiglu", "norm": "pre", "decoder_layers": 1},
+    *({"encoder_score": score, "self_score": score, "cross_score": score} for score in SCORES),
+    {"cross_score": "location_aware"},
+]
 
 
-def described() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every mechanism with one layer and two, and every cell with two."""
+class OneModel(Settings):
+    model: Model
+
+
+def described() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Every mechanism with one layer and two, and in Luong's order; every cell with two; every way to do without
+    attention; the Transformer with every option and score.
+    """
     for mechanism in regard.mechanisms():
         for layers in (1, 2):
             changes = {"encoder.layers": layers, "decoder.layers": layers, "attention": mechanism.name}
-            yield f"{mechanism.name}-{layers}", changes
-    for options in OPTIONS:
-        name = " ".join(map(str, options.values()))
+            yield f"{mechanism.name}-{layers}", RECURRENT, changes
+        yield f"luong {mechanism.name}", RECURRENT, {"decoder.order": "luong", "attention": mechanism.name}
+    for options in CELLS:
         both = {f"{side}.{key}": value for side in ("encoder", "decoder") for key, value in options.items()}
-        yield name, {**both, "encoder.layers": 2, "decoder.layers": 2, "encoder.initial_state": "learned"}
+        deep = {**both, "encoder.layers": 2, "decoder.layers": 2, "encoder.initial_state": "learned"}
+        yield " ".join(map(str, options.values())), RECURRENT, deep
+    for options in ORDERS:
+        changes = {f"decoder.{key}": value for key, value in options.items()}
+        yield f"{options}", RECURRENT, {**changes, "encoder.reverse": True}
+        yield f"copy {options}", RECURRENT, {**changes, "decoder.copy_source": True}
+    yield "copy bahdanau", RECURRENT, {"decoder.copy_source": True, "attention.heads": 2}
+    for context in ("initial", "every_step"):
+        for summary in ("last", "mean", "max"):
+            yield f"fixed {context} {summary}", FIXED, {"context": context, "encoder.summary": summary}
+    for options in TRANSFORMERS:
+        yield f"transformer {options}", TRANSFORMER, options
 
 
-MODELS = dict(described())
+MODELS = {name: (base, changes) for name, base, changes in described()}
 
 
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> Seq2Seq:
     torch.manual_seed(0)
-    settings = resolve(RecurrentModel, SMALL, {**SIZES, **MODELS[request.param]})
-    return build_model(settings, V, V).double().eval()
+    base, changes = MODELS[request.param]
+    settings = resolve(OneModel, {"model": base}, {f"model.{key}": value for key, value in changes.items()})
+    return build_model(settings.model, V, V).double().eval()
 
 
 SOURCE = pad([[4, 5, 6, 7, 8], [9, 10], [], [4, 4, 6]])
@@ -90,11 +129,15 @@ def test_what_stands_in_the_padding_cannot_matter(model: Seq2Seq) -> None:
 def test_masked_positions_have_weight_zero(model: Seq2Seq) -> None:
     with regard.record(model) as trace:
         logits(model)
-    assert list(trace.weights) == ["decoder.attention"]
-    weights_BTS = trace.weights["decoder.attention"]
-    assert weights_BTS.shape[-2:] == (4, 5)
-    weights_BTS = weights_BTS.reshape(4, -1, 5)
-    assert (weights_BTS.transpose(1, 2)[~SOURCE.valid_BT] == 0).all()
+    for name, weights in trace.weights.items():
+        if "self_attention" in name:  # the target looks at itself: at nothing that is to come
+            assert (weights.triu(1) == 0).all()
+            continue
+        assert weights.shape[-1] == 5
+        weights_BXS = weights.reshape(4, -1, 5)
+        assert (weights_BXS.transpose(1, 2)[~SOURCE.valid_BT] == 0).all()
+    cross = [name for name in trace.weights if name.startswith("decoder") and "self_attention" not in name]
+    assert bool(cross) == (not isinstance(model.decoder, FixedDecoder))
 
 
 def test_reordering_then_stepping_equals_stepping_then_reordering(model: Seq2Seq) -> None:
@@ -103,7 +146,7 @@ def test_reordering_then_stepping_equals_stepping_then_reordering(model: Seq2Seq
     keys, state = model.decoder.begin(memory)
     _, state = model.decoder.step(TOKENS[:, 0], state, keys)
     logits, after = model.decoder.step(TOKENS[:, 1], state, keys)
-    moved = type(memory)(*(part[rows] for part in memory))
+    moved = reorder(memory, rows)
     moved_keys, _ = model.decoder.begin(moved)
     again, moved_after = model.decoder.step(TOKENS[rows, 1], reorder(state, rows), moved_keys)
     torch.testing.assert_close(again, logits[rows])
@@ -132,3 +175,18 @@ def test_dropout_is_off_in_evaluation_and_on_in_training(model: Seq2Seq) -> None
     assert torch.equal(logits(model), logits(model))
     model.train()
     assert not torch.equal(logits(model), logits(model))
+
+
+def test_hypotheses_share_the_keys_of_their_sentence(model: Seq2Seq) -> None:
+    """Two rows of state for each row of keys: as if the keys had been copied."""
+    memory = model.encoder(SOURCE)
+    twice = torch.arange(4).repeat_interleave(2)
+    tokens = torch.tensor([4, 5, 6, 7, 8, 9, 10, 4])
+    keys, state = model.decoder.begin(memory)
+    copied_keys, copied = model.decoder.begin(reorder(memory, twice))
+    state = reorder(state, twice)
+    for _ in range(3):
+        shared_logits, state = model.decoder.step(tokens, state, keys)
+        logits, copied = model.decoder.step(tokens, copied, copied_keys)
+        torch.testing.assert_close(shared_logits, logits)
+        tokens = tokens.roll(1)

@@ -49,9 +49,10 @@ def logits_of(weights: dict[str, Array], source: list[int], tokens: list[int], h
         y = weights["decoder.embedding.weight"][token]
         state = gru(weights, "decoder.layers.cells.0", np.concatenate([y, context]), state)
         features = np.tanh(
-            weights["decoder.readout.weight"] @ np.concatenate([state, y, context]) + weights["decoder.readout.bias"]
+            weights["decoder.readout.hidden.weight"] @ np.concatenate([state, y, context])
+            + weights["decoder.readout.hidden.bias"]
         )
-        found.append(weights["decoder.output.weight"] @ features + weights["decoder.output.bias"])
+        found.append(weights["decoder.readout.output.weight"] @ features + weights["decoder.readout.output.bias"])
     return np.stack(found)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any, final
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 import regard
 from regard.recurrent import kernels
-from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell
+from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, masked
 from regard.recurrent.settings import VARIANTS, LSTMForm
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -144,9 +145,10 @@ WIDE: dict[str, Callable[[], Cell]] = {
 @pytest.fixture
 def exact() -> None:
     """Products of float32 as float32."""
+    before = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]
     torch.backends.cudnn.rnn.fp32_precision = "ieee"  # type: ignore[attr-defined]
     yield  # type: ignore[misc]
-    torch.backends.cudnn.rnn.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = before  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("exact")
@@ -224,3 +226,69 @@ def test_gradients_by_finite_differences() -> None:
         network = build().double()
         x = torch.randn(2, 4, 2, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(lambda x, network=network: network(x, lengths)[0], (x,))
+
+
+LINEAR: dict[str, Any] = {"input_activation": "identity", "output_activation": "identity"}
+RUNAWAYS: dict[str, Callable[[], Cell]] = {
+    "relu": lambda: RNNCell(3, 5, "relu"),
+    "linear NOG": lambda: LSTMCell(3, 5, VARIANTS["NOG"]._replace(**LINEAR)),
+    "linear NFG": lambda: LSTMCell(3, 5, VARIANTS["NFG"]._replace(**LINEAR)),
+}
+
+
+@pytest.mark.parametrize("path", ["run", "fused"])
+@pytest.mark.parametrize("name", RUNAWAYS)
+def test_a_network_that_grows_without_end_stops_at_a_rows_end(name: str, path: str) -> None:
+    """In the steps beyond, states would overflow, and 0 · ∞ poison what is learned from the steps before."""
+    if path == "fused" and name == "relu":
+        pytest.skip("not written for it")
+    steps = 400 if path == "run" else 150
+
+    def make() -> Cell:
+        cell = RUNAWAYS[name]()
+        with torch.no_grad():
+            cell.weight_state.copy_(3 * torch.eye(5).repeat(cell.width // 5, 1))
+        return cell
+
+    run: Path = (lambda lanes, ends: kernels.run(lanes, ends)) if path == "run" else fused
+    torch.manual_seed(0)
+    cell = make().to(FUSED_DEVICE if path == "fused" else "cpu")
+    x = torch.rand(2, steps, 3).to(cell.weight_state.device)
+    start = cell.start(2, x)
+    lengths = torch.tensor([1, 3]).to(x.device)
+    [swept] = run([kernels.Lane(cell, x, start)], lengths)
+    (swept.outputs_BTH[0, :1].sum() + swept.outputs_BTH[1, :3].sum()).backward()
+    for parameter in cell.parameters():
+        assert parameter.grad is not None
+        assert torch.isfinite(parameter.grad).all()
+
+
+def test_second_derivatives_are_refused_but_by_the_plain_scan() -> None:
+    x = torch.randn(2, 4, 3, requires_grad=True)
+    for network in (regard.GRU(3, 5), regard.RNN(3, 5), regard.LSTM(3, 5, variant="CIFG")):
+        with pytest.raises(regard.ConfigError, match="Second derivatives"):
+            torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
+        with kernels.plainly():
+            [gradient] = torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+@final
+class Leaky(Cell):
+    """A cell of one's own: h' = h / 2 + W x + R h."""
+
+    def step(self, gates_BG: Tensor, state: tuple[Tensor, ...], keep_BH: Tensor | None = None) -> tuple[Tensor, ...]:
+        return (state[0] / 2 + gates_BG + self.recur(masked(state[0], keep_BH)),)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_cell_of_ones_own_runs_on_the_plain_scan(device: str) -> None:
+    cell = Leaky(3, 5, 5, layer_norm=False)
+    plan = kernels.plan(cell, device)
+    assert plan.path == "scan"
+    assert plan.refused["analytic"] == "none has been worked out for Leaky"
+    x = torch.randn(2, 4, 3)
+    [swept] = kernels.run([kernels.Lane(cell, x, cell.start(2, x))], None)
+    [after] = kernels.step(cell, cell.project(x[:, 0]), cell.start(2, x))
+    torch.testing.assert_close(after, swept.outputs_BTH[:, 0])

@@ -124,6 +124,83 @@ def test_misuse_is_answered_in_words() -> None:
         regard.LSTM(2, 3, peephole=True)  # type: ignore[call-arg]
     with pytest.raises(regard.ConfigError, match="dropout"):
         regard.GRU(2, 3, dropout=1.5)
+    with pytest.raises(regard.ConfigError, match=r"takes no 'num_layers'\. Did you mean 'layers'"):
+        regard.LSTM(2, 3, num_layers=2)  # type: ignore[call-arg]
+    with pytest.raises(regard.ConfigError, match="takes no 'kind'"):
+        regard.LSTM(2, 3, kind="gru")  # type: ignore[call-arg]
+    with pytest.raises(regard.ConfigError, match="bidirectional is True or False"):
+        regard.LSTM(2, 3, 2, 0.5)  # type: ignore[arg-type]
+    with pytest.raises(regard.ConfigError, match="input_size"):
+        regard.RNN(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        (torch.tensor([1.0, 2.0]), "whole number"),
+        (torch.tensor([3]), "each of the 2 rows"),
+        ([3, 6], "between 0 and the 5 steps"),
+        ([3, -1], "between 0 and the 5 steps"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(lengths: Any, words: str, build: Callable[..., Network]) -> None:
+    with pytest.raises(regard.ConfigError, match=words):
+        build(2, 3)(torch.zeros(2, 5, 2), lengths=lengths)
+
+
+def test_lengths_may_be_a_list(build: Callable[..., Network]) -> None:
+    network, x = build(2, 3), torch.randn(2, 5, 2)
+    assert torch.equal(network(x, lengths=[5, 2])[0], network(x, lengths=torch.tensor([5, 2]))[0])
+
+
+def test_a_state_of_another_shape_is_refused(build: Callable[..., Network]) -> None:
+    network, x = build(2, 3), torch.randn(2, 5, 2)
+    parts = states(network(x)[1])
+    wrong = [
+        tuple(part[:, :1] for part in parts),
+        tuple(part[..., :1] for part in parts),
+        tuple(part.repeat(2, 1, 1) for part in parts),
+        (*parts, parts[0]),
+        tuple(part.double() for part in parts),
+    ]
+    for given in wrong:
+        with pytest.raises(regard.ConfigError, match="state"):
+            network(x, state=given)
+
+
+def test_no_rows_at_all_are_answered_too(build: Callable[..., Network]) -> None:
+    outputs, state = build(2, 3, 2, True)(torch.zeros(0, 5, 2), lengths=[])
+    assert outputs.shape == (0, 5, 6)
+    assert all(part.shape[1] == 0 for part in states(state))
+
+
+def test_autocast_runs_and_learns(build: Callable[..., Network]) -> None:
+    torch.manual_seed(0)
+    network, x = build(4, 8, 2, True), torch.randn(3, 5, 4)
+    expected, _ = network(x, lengths=[5, 2, 4])
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs, state = network(x, lengths=[5, 2, 4])
+        network(x, state=state)
+    torch.testing.assert_close(outputs.float(), expected, rtol=0.1, atol=0.05)
+    outputs.float().sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_a_layers_output_is_dropped_once_for_both_directions() -> None:
+    torch.manual_seed(0)
+    network = regard.GRU(2, 3, 2, True, dropout=0.5)
+    seen = []
+    for cell in list(network.stack.cells)[2:]:
+        project = cell.project
+        cell.project = lambda x, project=project: (seen.append(x), project(x))[1]
+    network(torch.randn(4, 6, 2))
+    forward, backward = seen
+    torch.testing.assert_close(forward, backward.flip(0) if forward.shape[0] == 6 else backward.flip(1))
+
+
+def test_a_network_says_what_it_is() -> None:
+    assert "LSTMCell(2, 3, coupled=True, peepholes=True)" in repr(regard.LSTM(2, 3, variant="CIFG"))
+    assert "GRUCell(2, 3, reset=before)" in repr(regard.GRU(2, 3, reset="before"))
 
 
 def test_the_state_is_unpacked_as_torchs_is() -> None:

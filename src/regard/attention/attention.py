@@ -47,6 +47,10 @@ class Past(NamedTuple):
     weights_BHS: Tensor | None = None
     belief_BHS: Tensor | None = None
 
+    def positions(self, steps: int) -> Tensor:
+        """Where the next so many queries of each row stand, (B, T)."""
+        return self.position_B.unsqueeze(1) + torch.arange(steps, device=self.position_B.device)
+
 
 class Choice(NamedTuple):
     """A position was sampled: with which log-probability, from how wide a choice, and who learns from it."""
@@ -147,8 +151,13 @@ class Attention(Recordable):
         """What each query reads from a prepared memory. Weights come only where asked for, or recorded."""
         if self.stepwise and query_BTD.shape[1] > 1:
             return self._read_in_steps(query_BTD, keys, past, weights=weights)
+        if query_BTD.shape[0] != keys.values_BHSD.shape[0]:
+            return self._read_for_hypotheses(query_BTD, keys, past, weights=weights)
+        return self._read(query_BTD, keys, past, past.positions(query_BTD.shape[1]), weights=weights)
+
+    def _read(self, query_BTD: Tensor, keys: Keys, past: Past, positions_BT: Tensor, *, weights: bool) -> Attended:
         wanted = weights or self.recorded or self.stepwise or self.select.marginal
-        view = self._view(query_BTD, keys, past)
+        view = self._view(query_BTD, keys, positions_BT)
         after = past._replace(position_B=past.position_B + query_BTD.shape[1])
         if not wanted and kernels.fused_refusal(self.score, self.scope, self.select) is None:
             dropout = self.dropout.p if self.training else 0.0
@@ -205,11 +214,24 @@ class Attention(Recordable):
         if values is not None and values.shape[:2] != keys.shape[:2]:
             raise ConfigError(f"values have the shape {tuple(values.shape)}, and keys {tuple(keys.shape)}: one a key.")
 
-    def _view(self, query_BTD: Tensor, keys: Keys, past: Past) -> View:
+    def _read_for_hypotheses(self, query_N1D: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
+        """Several hypotheses of a sentence read its one memory: as so many queries, without a copy of it."""
+        rows, hypotheses = keys.values_BHSD.shape[0], query_N1D.shape[0] // keys.values_BHSD.shape[0]
+        if self.stepwise or query_N1D.shape[1] > 1:
+            copied = (None if part is None else part.repeat_interleave(hypotheses, dim=0) for part in keys)
+            return self.read(query_N1D, Keys(*copied), past, weights=weights)  # type: ignore[arg-type]
+        query_BTD = query_N1D.view(rows, hypotheses, -1)
+        found = self._read(query_BTD, keys, past, past.position_B.view(rows, hypotheses), weights=weights)
+        apart = None
+        if found.weights is not None:
+            apart = found.weights.movedim(-2, 1).flatten(0, 1).unsqueeze(-2)
+        after = past._replace(position_B=past.position_B + 1)
+        return Attended(found.context_BTD.flatten(0, 1).unsqueeze(1), apart, after)
+
+    def _view(self, query_BTD: Tensor, keys: Keys, positions_BT: Tensor) -> View:
         """What the memory and the scope together let through, with an axis for heads."""
-        steps_T = torch.arange(query_BTD.shape[1], device=query_BTD.device)
         slots_S = torch.arange(keys.values_BHSD.shape[2], device=query_BTD.device)
-        situation = Situation(query_BTD, past.position_B.unsqueeze(1) + steps_T, keys.lengths_B, slots_S)
+        situation = Situation(query_BTD, positions_BT, keys.lengths_B, slots_S)
         view: View = self.scope(situation)
         both = fold([keys.allowed_BTS, view.allowed_BTS], torch.logical_and)
         parts = (both, view.bias_BTS, view.factor_BTS)

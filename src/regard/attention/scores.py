@@ -39,6 +39,9 @@ class Score(nn.Module, ABC):
     sums_past: bool = False
     """Whether it looks at the sum of all weights so far rather than at the last ones."""
 
+    reads_keys: bool = True
+    """Whether it compares with the keys at all."""
+
     def __init__(self, query_size: int, key_size: int, heads: int) -> None:
         super().__init__()
         for what, size in (("query", query_size), ("key", key_size)):
@@ -201,6 +204,8 @@ class Concat(Score):
 @final
 class Location(Score):
     """e_j = (W q)_j: depends on the query and the position alone (Luong et al. 2015)."""
+
+    reads_keys = False
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, slots: int = 256) -> None:
         super().__init__(query_size, key_size, heads)

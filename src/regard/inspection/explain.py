@@ -8,7 +8,7 @@ import torch
 from regard.attention import kernels
 from regard.attention.attention import Attention
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.models.settings import RecurrentModel
+from regard.models.settings import Model
 from regard.recurrent import kernels as recurrent_kernels
 from regard.recurrent.cells import Cell
 from regard.recurrent.layers import Stack
@@ -18,7 +18,7 @@ VOCABULARY = 1000
 """Stands in for the size of a vocabulary that is known only once the data is read."""
 
 
-def explain(settings: RecurrentModel) -> str:
+def explain(settings: Model) -> str:
     """The networks and attentions of a model, each with its parts and its plan; nothing is allocated."""
     with torch.device("meta"):
         model = build_model(settings, VOCABULARY, VOCABULARY)

@@ -50,6 +50,8 @@ class Memory(NamedTuple):
     slots_BSD: Tensor
     allowed_BS: Tensor
     summary_BD: Tensor
+    tokens_BS: Tensor | None = None
+    """What stands in the slots, where tokens do."""
 
 
 class Encoder(nn.Module, ABC):
@@ -60,7 +62,11 @@ class Encoder(nn.Module, ABC):
 
 
 class Decoder(nn.Module, ABC):
-    """Memory and the tokens so far → the next token. `forward` equals chained `step`s."""
+    """Memory and the tokens so far → the next token. `forward` equals chained `step`s.
+
+    Keys belong to sentences, states to hypotheses: a step may be given several rows for each row of the keys, those of
+    one sentence next to each other. A state belongs to the step that is taken next with it, and to no other after.
+    """
 
     @abstractmethod
     def begin(self, memory: Memory) -> tuple[Keys, State]:
@@ -73,6 +79,11 @@ class Decoder(nn.Module, ABC):
     @abstractmethod
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         """All steps at once, given the tokens."""
+
+
+def share(keys: Tensor, rows: int) -> Tensor:
+    """What belongs to sentences as so many hypotheses of them see it, those of one sentence next to each other."""
+    return keys if len(keys) == rows else keys.repeat_interleave(rows // len(keys), dim=0)
 
 
 def reorder(state: State, rows: Tensor) -> State:

@@ -1,17 +1,16 @@
-"""Recurrent encoders and decoders.
+"""Recurrent encoders, and the decoder that is given one vector and nothing else.
 
-B rows, T target steps, S memory slots, D width, H width of a state, G width of a cell's gates, V vocabulary.
+B rows, T target steps, S memory slots, D width, H width of a state, V vocabulary.
 """
 
-from functools import partial
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from regard.attention import attention as attending
-from regard.models.contracts import Decoded, Decoder, Encoder, LossTerm, Memory, Padded
-from regard.models.settings import EncoderSettings, RecurrentModel
+from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded, share
+from regard.models.readout import Readout
+from regard.models.settings import EncoderSettings, FixedModel
 from regard.recurrent import layers
 
 
@@ -19,7 +18,8 @@ from regard.recurrent import layers
 class RecurrentEncoder(Encoder):
     """h_1 … h_S: the states of a recurrent network over the source, of both directions side by side.
 
-    The summary is the last state of each direction of the top layer.
+    The summary is q(h_1 … h_S): the last state of each direction of the top layer, or the mean or the greatest of all.
+    A reversed source (Sutskever et al. 2014) is read from its end; its states are handed on in the source's own order.
     """
 
     def __init__(self, settings: EncoderSettings, vocabulary: int, embedding: int, dropout: float) -> None:
@@ -32,6 +32,7 @@ class RecurrentEncoder(Encoder):
             bidirectional=settings.bidirectional,
             learned_start=settings.initial_state == "learned",
         )
+        self.summary, self.reverse = settings.summary, settings.reverse
 
     @property
     def size(self) -> int:
@@ -39,136 +40,70 @@ class RecurrentEncoder(Encoder):
 
     def forward(self, source: Padded) -> Memory:
         embedded_BSD = self.dropout(self.embedding(source.tokens_BT))
+        if self.reverse:
+            embedded_BSD = layers.reverse_within(embedded_BSD, source.lengths_B)
         slots_BSD, state = self.layers(embedded_BSD, source.lengths_B)
-        summary_BD = torch.cat([cell[0] for cell in state[-self.layers.directions :]], dim=-1)
-        return Memory(slots_BSD, source.valid_BT, summary_BD)
+        if self.reverse:
+            slots_BSD = layers.reverse_within(slots_BSD, source.lengths_B)
+        return Memory(slots_BSD, source.valid_BT, self._summary(slots_BSD, source, state), source.tokens_BT)
+
+    def _summary(self, slots_BSD: Tensor, source: Padded, state: layers.State) -> Tensor:
+        if self.summary == "last":
+            return torch.cat([cell[0] for cell in state[-self.layers.directions :]], dim=-1)
+        if self.summary == "mean":
+            return slots_BSD.sum(1) / source.lengths_B.clamp(min=1).unsqueeze(-1)
+        greatest_BD = slots_BSD.masked_fill(~source.valid_BT.unsqueeze(-1), -torch.inf).amax(1)
+        return torch.where((source.lengths_B > 0).unsqueeze(-1), greatest_BD, 0.0)
 
 
-class AttentiveState(NamedTuple):
-    """The state of each layer, what the attention remembers, the dropout that stays the same, the last output, and,
-    where the attention must know what became of it, what each slot would have said at the last step.
-    """
+class FixedState(NamedTuple):
+    """The state of each layer, and the dropout that stays the same."""
 
     layers: layers.State
-    past: attending.Past
     masks: tuple[layers.Masks, ...]
-    output_BH: Tensor
-    log_p_BSV: Tensor | None = None
-
-
-class AttentiveKeys(NamedTuple):
-    """A memory ready to be attended to; where the output sums over slots, each one's share of the hidden layer."""
-
-    attention: attending.Keys
-    readout_BSH: Tensor | None
-
-
-class _Step(NamedTuple):
-    """What a step of recurrence leaves behind for the output layer."""
-
-    output_BH: Tensor
-    attended: attending.Attended
-    state: AttentiveState
-
-    @property
-    def context_BD(self) -> Tensor:
-        return self.attended.context_BTD.squeeze(1)
 
 
 @final
-class BahdanauDecoder(Decoder):
-    """A recurrent decoder that attends from the state before each step (Bahdanau et al. 2015).
+class FixedDecoder(Decoder):
+    """A recurrent decoder without attention: all that it learns of the source is one vector c, however long the source.
 
-        c_t = attention(s_{t−1}, h)
-        s_t = f(s_{t−1}, [y_{t−1}; c_t])
-        p(y_t) = softmax(V tanh(U [s_t; y_{t−1}; c_t]))
+        s_0 = tanh(W c)
+        s_t = f(s_{t−1}, y_{t−1})              p(y_t) = softmax(V tanh(U [s_t; y_{t−1}]))            initial
+        s_t = f(s_{t−1}, [y_{t−1}; c])         p(y_t) = softmax(V tanh(U [s_t; y_{t−1}; c]))         every_step
 
-    Started at s_0 = tanh(W summary), an LSTM's cell likewise. The paper's output layer has maxout where this has tanh.
-    Under a selection that reads one slot and sums over which, the state is fed the expected context, and the output is
-    Σ_j a_j p(y_t | h_j).
+    As Sutskever et al. (2014), whose output layer has no hidden layer, and as Cho et al. (2014).
     """
 
-    def __init__(self, settings: RecurrentModel, vocabulary: int, memory_size: int) -> None:
+    def __init__(self, settings: FixedModel, vocabulary: int, memory: int) -> None:
         super().__init__()
-        hidden, embedding = settings.decoder.hidden, settings.embedding
-        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.reads_on = settings.context == "every_step"
+        context = memory if self.reads_on else 0
+        self.embedding = nn.Embedding(vocabulary, settings.embedding)
         self.dropout = nn.Dropout(settings.dropout)
-        self.bridge = nn.Linear(memory_size, settings.decoder.start_size)
-        self.attention = attending.Attention.from_settings(settings.attention, hidden, memory_size)
-        self.layers = layers.Stack(settings.decoder, embedding + memory_size)
-        self.readout = nn.Linear(hidden + embedding + memory_size, hidden)
-        self.output = nn.Linear(hidden, vocabulary)
+        self.bridge = nn.Linear(memory, settings.decoder.start_size)
+        self.layers = layers.Stack(settings.decoder, settings.embedding + context)
+        known = settings.decoder.hidden + settings.embedding
+        self.readout = Readout(known, context, settings.decoder.hidden, vocabulary, settings.dropout)
 
-    def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
-        keys = self.attention.prepare(memory.slots_BSD, allowed=memory.allowed_BS)
+    def begin(self, memory: Memory) -> tuple[Tensor, FixedState]:
         start = self.layers.start_from(torch.tanh(self.bridge(memory.summary_BD)))
-        masks = self.layers.masks(len(memory.slots_BSD), memory.slots_BSD)
-        readout = None
-        if self.attention.select.marginal:
-            slots_BSD = keys.values_BHSD.squeeze(1)
-            readout = nn.functional.linear(slots_BSD, self.readout.weight[:, -slots_BSD.shape[-1] :])
-        return AttentiveKeys(keys, readout), AttentiveState(start, self.attention.begin(keys), masks, start[-1][0])
+        state = FixedState(start, self.layers.masks(len(memory.summary_BD), memory.summary_BD))
+        return memory.summary_BD[:, : None if self.reads_on else 0], state
 
-    def step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, AttentiveState]:
+    def step(self, token_B: Tensor, state: FixedState, keys: Tensor) -> tuple[Tensor, FixedState]:
         embedded_BD = self.dropout(self.embedding(token_B))
-        if self.attention.select.marginal:
-            return self._marginal_step(token_B, embedded_BD, state, keys)
-        taken = self._advance(self.layers.project(embedded_BD), state, keys)
-        return self._logits(taken.output_BH, embedded_BD, taken.context_BD), taken.state
+        context_BD = share(keys, len(token_B))
+        gates_BG = self.layers.project(torch.cat([embedded_BD, context_BD], dim=-1))
+        output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
+        return self._logits(output_BH, embedded_BD, context_BD), state._replace(layers=after)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
-        keys, state = self.begin(memory)
-        if self.attention.select.marginal:
-            said = []
-            for token_B in tokens_BT.unbind(1):
-                logits_BV, state = self.step(token_B, state, keys)
-                said.append(logits_BV)
-            return Decoded(torch.stack(said, 1))
+        context_BD, state = self.begin(memory)
         embedded_BTD = self.dropout(self.embedding(tokens_BT))
-        steps = []
-        for gates_BG in self.layers.project(embedded_BTD).unbind(1):
-            steps.append(self._advance(gates_BG, state, keys))
-            state = steps[-1].state
-        outputs_BTH = torch.stack([taken.output_BH for taken in steps], 1)
-        contexts_BTD = torch.stack([taken.context_BD for taken in steps], 1)
-        choices = [taken.attended.choice for taken in steps if taken.attended.choice is not None]
-        return Decoded(self._logits(outputs_BTH, embedded_BTD, contexts_BTD), _terms(choices))
-
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
-        """Attend, then step with the token's gates and the context."""
-        attended = self.attention.read(state.output_BH.unsqueeze(1), keys.attention, state.past)
-        gates_BG = self.layers.add_projection(gates_BG, attended.context_BTD.squeeze(1))
-        output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
-        return _Step(output_BH, attended, AttentiveState(after, attended.past, state.masks, output_BH))
+        context_BTD = context_BD.unsqueeze(1).expand(-1, tokens_BT.shape[1], -1)
+        outputs_BTH, _ = self.layers(torch.cat([embedded_BTD, context_BTD], dim=-1), state=state.layers)
+        return Decoded(self._logits(outputs_BTH, embedded_BTD, context_BTD))
 
     def _logits(self, output: Tensor, embedded: Tensor, context: Tensor) -> Tensor:
-        features = torch.tanh(self.readout(torch.cat([output, embedded, context], dim=-1)))
-        logits: Tensor = self.output(self.dropout(features))
+        logits: Tensor = self.readout(torch.cat([output, embedded], dim=-1), context)
         return logits
-
-    def _marginal_step(
-        self, token_B: Tensor, embedded_BD: Tensor, state: AttentiveState, keys: AttentiveKeys
-    ) -> tuple[Tensor, AttentiveState]:
-        """Log Σ_j a_j p(y | h_j), each slot's own answer weighted by the probability that it is the one read."""
-        if state.log_p_BSV is not None:
-            said_BS1 = token_B.view(-1, 1, 1).expand(-1, state.log_p_BSV.shape[1], 1)
-            likelihood_BS = state.log_p_BSV.gather(-1, said_BS1).squeeze(-1).exp()
-            state = state._replace(past=self.attention.observe(state.past, likelihood_BS))
-        taken = self._advance(self.layers.project(embedded_BD), state, keys)
-        assert keys.readout_BSH is not None
-        known_BD = torch.cat([taken.output_BH, embedded_BD], dim=-1)
-        known_BH = nn.functional.linear(known_BD, self.readout.weight[:, : known_BD.shape[-1]], self.readout.bias)
-        features_BSH = torch.tanh(known_BH.unsqueeze(1) + keys.readout_BSH)
-        log_p_BSV = self.output(self.dropout(features_BSH)).log_softmax(-1)
-        assert taken.attended.weights is not None
-        weights_BS1 = taken.attended.weights.transpose(1, 2)
-        log_a_BS1 = weights_BS1.clamp_min(torch.finfo(weights_BS1.dtype).tiny).log()
-        mixed_BV = (log_a_BS1 + log_p_BSV).logsumexp(1).log_softmax(-1)
-        kept = log_p_BSV if self.attention.select.uses_past else None
-        return mixed_BV, taken.state._replace(log_p_BSV=kept)
-
-
-def _terms(choices: list[attending.Choice]) -> tuple[LossTerm, ...]:
-    """What sampled positions add to the loss: they learn from how well things went."""
-    joined = attending.join_choices(choices)
-    return (partial(joined.selection.surrogate, joined.log_prob_BT, joined.entropy_BT),) if joined else ()

@@ -1,11 +1,11 @@
 """What may be set in a model."""
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from regard.attention.settings import AttentionChoice, AttentionSettings, scope_kinds
-from regard.config import Settings
+from regard.attention.settings import AttentionChoice, AttentionSettings, ScaledDot, Score, scope_kinds
+from regard.config import BY_NAME, Settings
 from regard.recurrent.settings import RecurrentSettings
 
 
@@ -14,28 +14,49 @@ class EncoderSettings(RecurrentSettings):
 
     bidirectional: bool = True
     initial_state: Literal["zero", "learned"] = Field("zero", description="the state before the first step")
+    reverse: bool = Field(False, description="read the source from its end")
+    summary: Literal["last", "mean", "max"] = Field("last", description="of the states, what a decoder starts from")
 
 
 class DecoderSettings(RecurrentSettings):
-    """A recurrent decoder."""
+    """A recurrent decoder with attention."""
 
-    order: Literal["bahdanau"] = Field("bahdanau", description="attend from the state before the step")
+    order: Literal["bahdanau", "luong", "simple"] = Field(
+        "bahdanau", description="attend from the state before the step, or after it; simple feeds the context on"
+    )
+    input_feeding: bool = Field(True, description="whether Luong's order feeds s̃ to the next step")
+    copy_source: bool = Field(False, description="a pointer-generator: tokens of the source may be copied")
 
 
-class RecurrentModel(Settings):
-    """A recurrent encoder and a recurrent decoder with attention between them."""
+class _RecurrentSizes(Settings):
+    """What every recurrent encoder-decoder has."""
 
-    kind: Literal["recurrent"] = "recurrent"
     embedding: PositiveInt = Field(64, description="width of a token's vector")
     encoder: EncoderSettings = EncoderSettings()
-    decoder: DecoderSettings = DecoderSettings()
-    attention: AttentionChoice = AttentionSettings()
     dropout: float = Field(0.1, ge=0, lt=1, description="on embeddings and before the output layer")
 
     @property
     def memory_size(self) -> int:
         """The width of a slot: both directions of the encoder side by side."""
         return self.encoder.hidden * (2 if self.encoder.bidirectional else 1)
+
+
+class FixedModel(_RecurrentSizes):
+    """A recurrent encoder and a recurrent decoder with one vector between them: no attention."""
+
+    kind: Literal["fixed"] = "fixed"
+    decoder: RecurrentSettings = RecurrentSettings()
+    context: Literal["initial", "every_step"] = Field(
+        "every_step", description="whether the vector only starts the decoder, or is read at every step"
+    )
+
+
+class RecurrentModel(_RecurrentSizes):
+    """A recurrent encoder and a recurrent decoder with attention between them."""
+
+    kind: Literal["recurrent"] = "recurrent"
+    decoder: DecoderSettings = DecoderSettings()
+    attention: AttentionChoice = AttentionSettings()
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -60,3 +81,87 @@ class RecurrentModel(Settings):
                 "attends to a source. Take global, local_m or local_p."
             )
         return self
+
+    @model_validator(mode="after")
+    def _points_at_what_it_copies(self) -> Self:
+        if self.decoder.copy_source and self.attention.select.kind in {"hard_exact", "hard_monotonic"}:
+            raise ValueError(
+                f"decoder.copy_source: a {self.attention.select.kind} selection sums over what each slot would say, "
+                "and has no weights to copy by. Take another selection, or no copying."
+            )
+        return self
+
+    @property
+    def shares_vocabulary(self) -> bool:
+        """Whether a token must be the same in source and target."""
+        return self.decoder.copy_source
+
+
+class TransformerModel(Settings):
+    """The Transformer (Vaswani et al. 2017)."""
+
+    kind: Literal["transformer"] = "transformer"
+    size: PositiveInt = Field(256, description="width of a token's vector, d")
+    heads: PositiveInt = 4
+    layers: PositiveInt = Field(3, description="of the encoder, and of the decoder")
+    decoder_layers: PositiveInt | None = Field(None, description="where the decoder has another number of layers")
+    feedforward: PositiveInt = Field(1024, description="width of the hidden layer between attentions")
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    norm: Literal["post", "pre"] = Field("post", description="after each residual, as published, or before each part")
+    normalization: Literal["layer", "rms"] = "layer"
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    max_positions: PositiveInt = Field(1024, description="how many learned positions there are")
+    tied: Literal["none", "decoder", "all"] = Field(
+        "decoder", description="which share one matrix: target embedding and output, and the source's too"
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="on embeddings, and on what each part adds")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="on attention weights")
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="within the feed-forward layers")
+    encoder_score: Score = ScaledDot()
+    self_score: Score = ScaledDot()
+    cross_score: Score = ScaledDot()
+
+    @property
+    def shares_vocabulary(self) -> bool:
+        """Whether a token must be the same in source and target."""
+        return self.tied == "all"
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.size % self.heads:
+            raise ValueError(f"heads: {self.heads} heads must divide the size {self.size}.")
+        if self.size % 2 and self.positions != "learned":
+            raise ValueError(f"size: {self.positions} positions come in pairs, and {self.size} is odd.")
+        if self.positions == "rotary" and (self.size // self.heads) % 2:
+            raise ValueError(f"heads: rotary positions turn pairs, and a head of {self.size // self.heads} is odd.")
+        return self
+
+    @model_validator(mode="after")
+    def _looks_at_itself(self) -> Self:
+        for name in ("encoder_score", "self_score"):
+            if getattr(self, name).kind == "location_aware":
+                raise ValueError(
+                    f"{name}: location_aware follows one memory from step to step, and self-attention has none that "
+                    "stays. Take it as cross_score."
+                )
+        return self
+
+
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "transformer-tiny": {"size": 128, "heads": 4, "layers": 4, "feedforward": 256, "dropout": 0.3, "tied": "all"},
+    "transformer-small": {"size": 256, "heads": 4, "layers": 6, "feedforward": 1024, "dropout": 0.2, "tied": "all"},
+    "transformer-base": {"size": 512, "heads": 8, "layers": 6, "feedforward": 2048, "dropout": 0.1, "tied": "all"},
+    "transformer-big": {"size": 1024, "heads": 16, "layers": 6, "feedforward": 4096, "dropout": 0.3, "tied": "all"},
+}
+"""Sizes by name: base and big as published (Vaswani et al. 2017), tiny as in Wu et al. (2021)."""
+
+
+def _sized(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("kind") in TRANSFORMERS:
+        return {**TRANSFORMERS[value["kind"]], **value, "kind": "transformer"}
+    return value
+
+
+Model = Annotated[
+    RecurrentModel | FixedModel | TransformerModel, Field(discriminator="kind"), BeforeValidator(_sized), BY_NAME
+]

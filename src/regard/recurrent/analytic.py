@@ -6,15 +6,32 @@ N cells side by side (the directions of a layer), B rows, T steps, H width of th
 a are the input's gates, R the matrices of the state; m, where given, is what R sees of the state (`keep`).
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from regard.errors import ConfigError
 from regard.recurrent.cells import masked
 
 Gradients = tuple[Tensor | None, ...]
+
+
+def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """A gradient that has none of its own says so, rather than be taken for a constant."""
+
+    @wraps(backward)
+    def checked(*args: Any) -> Gradients:
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                "Second derivatives of a recurrent network are known to the plain scan alone: run it under "
+                "`with regard.recurrent.kernels.plainly():`."
+            )
+        return backward(*args)
+
+    return checked
 
 
 def outer(d_TNBG: Tensor, x_TNBH: Tensor) -> Tensor:
@@ -27,19 +44,23 @@ class _RNN(torch.autograd.Function):
     """h' = φ(a + R h)."""
 
     @staticmethod
-    def forward(ctx: Any, activation: str, a: Tensor, start: Tensor, R: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, activation: str, a: Tensor, start: Tensor, R: Tensor, keep: Tensor | None, runs: Tensor | None
+    ) -> Tensor:
         h = a.new_empty(a.shape[0] + 1, *start.shape)
         h[0] = start
         R_T = R.transpose(1, 2)
-        for a_t, before, after in zip(a.unbind(0), h[:-1].unbind(0), h[1:].unbind(0), strict=True):
+        for t, (a_t, before, after) in enumerate(zip(a.unbind(0), h[:-1].unbind(0), h[1:].unbind(0), strict=True)):
             torch.baddbmm(a_t, masked(before, keep), R_T, out=after)
             after.tanh_() if activation == "tanh" else after.relu_()
+            if runs is not None:
+                after.mul_(runs[t])
         ctx.activation = activation
         ctx.save_for_backward(R, h, keep)
         return h[1:]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
         R, h, keep = ctx.saved_tensors
         slope = 1 - h[1:].square() if ctx.activation == "tanh" else (h[1:] > 0).to(h.dtype)
@@ -51,7 +72,7 @@ class _RNN(torch.autograd.Function):
             d_h = torch.bmm(d_t, R)
             if keep is not None:
                 d_h.mul_(keep)
-        return None, d_a, d_h, outer(d_a, masked(h[:-1], keep)), None
+        return None, d_a, d_h, outer(d_a, masked(h[:-1], keep)), None, None
 
 
 class _GRU(torch.autograd.Function):
@@ -77,7 +98,7 @@ class _GRU(torch.autograd.Function):
         return h[1:]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
         R, h, u, rz, n, keep = ctx.saved_tensors
         size = n.shape[-1]
@@ -125,7 +146,7 @@ class _EarlyResetGRU(torch.autograd.Function):
         return h[1:]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
         R, h, s, keep = ctx.saved_tensors
         size = h.shape[-1]
@@ -152,9 +173,18 @@ class _EarlyResetGRU(torch.autograd.Function):
         return d_a, d_h, d_R, None
 
 
-def rnn_scan(activation: str, a_TNBG: Tensor, h_NBH: Tensor, R_NGH: Tensor, keep_NBH: Tensor | None) -> Tensor:
-    """The states after each step (T, N, B, H), from the input's gates and the states before the first."""
-    states: Tensor = _RNN.apply(activation, a_TNBG, h_NBH, R_NGH, keep_NBH)  # type: ignore[no-untyped-call]
+def rnn_scan(
+    activation: str,
+    a_TNBG: Tensor,
+    h_NBH: Tensor,
+    R_NGH: Tensor,
+    keep_NBH: Tensor | None = None,
+    runs_TB1: Tensor | None = None,
+) -> Tensor:
+    """The states after each step (T, N, B, H), from the input's gates and the states before the first. Where a row does
+    not run any more, they are zero.
+    """
+    states: Tensor = _RNN.apply(activation, a_TNBG, h_NBH, R_NGH, keep_NBH, runs_TB1)  # type: ignore[no-untyped-call]
     return states
 
 
@@ -177,7 +207,7 @@ class _GRUStep(torch.autograd.Function):
         return torch.lerp(n, h_BH, rz[:, size:])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, d_after: Tensor) -> Gradients:
         rz, n, u_BG, h_BH = ctx.saved_tensors
         size = h_BH.shape[-1]

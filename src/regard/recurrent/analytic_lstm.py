@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from regard.recurrent.analytic import Gradients, outer
+from regard.recurrent.analytic import Gradients, differentiable_once, outer
 from regard.recurrent.cells import masked
 from regard.recurrent.settings import LSTMForm
 
@@ -39,7 +38,7 @@ class _Rows:
 
 def _fold(x: Tensor, size: int) -> Tensor:
     """(…, P H) → (…, P, H): gates apart."""
-    return x.view(*x.shape[:-1], -1, size)
+    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 def _activate(
@@ -152,6 +151,7 @@ class _Scan(torch.autograd.Function):
         p: Tensor | None,
         Q: Tensor | None,
         keep: Tensor | None,
+        runs: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         size = y_0.shape[-1]
         rows = _Rows(form, size)
@@ -163,19 +163,23 @@ class _Scan(torch.autograd.Function):
         Q_T = None if Q is None else Q.transpose(1, 2)
         spread = None if p is None else p.unsqueeze(1)
         views = (a, s, y[:-1], c[:-1], y[1:], c[1:], shown)
-        for a_t, s_t, y_before, c_before, y_t, c_t, shown_t in zip(*(part.unbind(0) for part in views), strict=True):
+        each = zip(*(part.unbind(0) for part in views), strict=True)
+        for t, (a_t, s_t, y_before, c_before, y_t, c_t, shown_t) in enumerate(each):
             torch.baddbmm(a_t, masked(y_before, keep), R_T, out=s_t)
             if g is not None and Q_T is not None:
                 s_t[..., rows.gates].baddbmm_(g, Q_T)
                 g = s_t[..., rows.gates]
             _activate(form, rows, s_t, c_before, spread, c_t, shown_t, y_t)
+            if runs is not None:
+                y_t.mul_(runs[t])
+                c_t.mul_(runs[t])
         ctx.form = form
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(g_0, R, p, Q, keep, s, y, c, shown)
         return y[1:], c[1:], s[..., rows.gates]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *d_states: Tensor | None) -> Gradients:
         g_0, R, p, Q, keep, s, y, c, shown = ctx.saved_tensors
         form: LSTMForm = ctx.form
@@ -201,7 +205,7 @@ class _Scan(torch.autograd.Function):
         d_Q = None
         if g_0 is not None:
             d_Q = outer(d_s[..., rows.gates], torch.cat([g_0.unsqueeze(0), s[:-1, ..., rows.gates]]))
-        return None, d_s, d_y, d_c, d_g, outer(d_s, masked(y[:-1], keep)), d_p, d_Q, None
+        return None, d_s, d_y, d_c, d_g, outer(d_s, masked(y[:-1], keep)), d_p, d_Q, None, None
 
 
 def _steps(part: Tensor | None, steps: int) -> list[Tensor] | list[None]:
@@ -221,7 +225,7 @@ class _Step(torch.autograd.Function):
         return output, cell
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, d_output: Tensor, d_cell: Tensor) -> Gradients:
         s, before, cell, shown, p = ctx.saved_tensors
         rows = _Rows(ctx.form, before.shape[-1])
@@ -232,12 +236,20 @@ class _Step(torch.autograd.Function):
 
 
 def lstm_scan(
-    form: LSTMForm, a_TNBG: Tensor, state: tuple[Tensor, ...], weights: LSTMWeights, keep_NBH: Tensor | None
+    form: LSTMForm,
+    a_TNBG: Tensor,
+    state: tuple[Tensor, ...],
+    weights: LSTMWeights,
+    keep_NBH: Tensor | None = None,
+    runs_TB1: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The parts of the state after each step, (T, N, B, …) each: output, cell and, with gate recurrence, the gates."""
+    """The parts of the state after each step, (T, N, B, …) each: output, cell and, with gate recurrence, the gates.
+    Where a row does not run any more, output and cell are zero.
+    """
     y, c, *g = state
     R, p, Q = weights
-    found = _Scan.apply(form, a_TNBG, y, c, g[0] if g else None, R, p, Q, keep_NBH)  # type: ignore[no-untyped-call]
+    first = g[0] if g else None
+    found = _Scan.apply(form, a_TNBG, y, c, first, R, p, Q, keep_NBH, runs_TB1)  # type: ignore[no-untyped-call]
     return tuple(found[: len(state)])
 
 

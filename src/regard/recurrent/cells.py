@@ -20,7 +20,8 @@ State = tuple[Tensor, ...]
 class Cell(nn.Module, ABC):
     """One step of recurrence.
 
-    With layer normalisation (Ba et al. 2016), W x and R h are each normalised over all gates before they are added.
+    With layer normalisation (Ba et al. 2016), W x and R h are each normalised over all gates before they are added; of
+    a GRU that resets before the product, R h over r and z, and over n, which are two products.
     """
 
     def __init__(self, input_size: int, hidden_size: int, width: int, layer_norm: bool) -> None:
@@ -35,6 +36,9 @@ class Cell(nn.Module, ABC):
     def _uniform(self, *shape: int) -> nn.Parameter:
         bound = self.hidden_size**-0.5
         return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}" + (", layer_norm=True" if self.layer_norm else "")
 
     @property
     def layer_norm(self) -> bool:
@@ -88,6 +92,9 @@ class RNNCell(Cell):
         super().__init__(input_size, hidden_size, hidden_size, layer_norm)
         self.activation = activation
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activation={self.activation}"
+
     def step(self, gates_BG: Tensor, state: State, keep_BH: Tensor | None = None) -> State:
         total_BH = gates_BG + self.recur(masked(state[0], keep_BH))
         return (torch.tanh(total_BH) if self.activation == "tanh" else torch.relu(total_BH),)
@@ -110,6 +117,9 @@ class GRUCell(Cell):
         super().__init__(input_size, hidden_size, 3 * hidden_size, layer_norm)
         self.reset = reset
         self.bias_state = self._uniform(3 * hidden_size) if reset == "after" else None
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, reset={self.reset}"
 
     def recur(self, seen_BH: Tensor) -> Tensor:
         product_BG = super().recur(seen_BH)
@@ -150,7 +160,7 @@ class LSTMCell(Cell):
 
     p are the peepholes, g and h tanh or the identity. With gate recurrence, each gate also receives the products of
     last step's gates with matrices of their own. The rows of the matrices are the learned gates in the order i, f, o,
-    and then z. Layer normalisation also normalises c on its way to h.
+    and then z. Layer normalisation also normalises c on its way to h; what last step's gates send it leaves alone.
     """
 
     def __init__(
@@ -173,6 +183,11 @@ class LSTMCell(Cell):
             first = form.gates.index("forget") * hidden_size
             with torch.no_grad():
                 self.bias_input[first : first + hidden_size] = forget_bias
+
+    def extra_repr(self) -> str:
+        usual = LSTMForm()._asdict()
+        changed = [f", {name}={value}" for name, value in self.form._asdict().items() if value != usual[name]]
+        return super().extra_repr() + "".join(changed)
 
     @property
     def parts(self) -> tuple[int, ...]:

@@ -11,9 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from regard.recurrent.analytic import Gradients, outer
+from regard.recurrent.analytic import Gradients, differentiable_once, outer
 from regard.recurrent.cells import masked
 from regard.recurrent.fused import VARYING, launch, multiply, or_unused, tanh, wait
 
@@ -149,7 +148,7 @@ class _Scan(torch.autograd.Function):
         return h[1:]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
         R, keep, s, q, h = ctx.saved_tensors
         steps, cells, rows, size = q.shape

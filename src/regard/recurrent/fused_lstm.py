@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from regard.recurrent.analytic import Gradients, outer
+from regard.recurrent.analytic import Gradients, differentiable_once, outer
 from regard.recurrent.analytic_lstm import LSTMWeights
 from regard.recurrent.cells import masked
 from regard.recurrent.fused import VARYING, launch, multiply, or_unused, tanh, wait
@@ -41,9 +40,10 @@ def _split_gates(total, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=VARYING)
 def _forward(
-    a, s, y, c, R, Q, p, keep, counters, group_0, T, N, B, H, programs,
+    a, s, y, c, R, Q, p, keep, runs, counters, group_0, T, N, B, H, programs,
     INPUT: tl.constexpr, FORGET: tl.constexpr, OUTPUT: tl.constexpr, COUPLED: tl.constexpr,
-    Z_TANH: tl.constexpr, C_TANH: tl.constexpr, PEEP: tl.constexpr, REC: tl.constexpr, KEEP: tl.constexpr,
+    Z_TANH: tl.constexpr, C_TANH: tl.constexpr, PEEP: tl.constexpr, REC: tl.constexpr,
+    KEEP: tl.constexpr, ENDS: tl.constexpr,
     ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(0) % programs
@@ -102,7 +102,11 @@ def _forward(
             if INPUT:
                 admitted = z * i
             cell = kept + admitted
-            tl.store(c + after * H + at_H, cell, ok)
+            if ENDS:
+                cell_kept = cell * tl.load(runs + t * B + row, row_ok, 0.0)[:, None]
+                tl.store(c + after * H + at_H, cell_kept, ok)
+            else:
+                tl.store(c + after * H + at_H, cell, ok)
             shown = cell
             if C_TANH:
                 shown = tanh(cell)
@@ -113,6 +117,8 @@ def _forward(
                 o = tl.sigmoid(o)
                 tl.store(s + after * G + (INPUT + FORGET) * H + at_G, o, ok)
                 shown = shown * o
+            if ENDS:
+                shown = shown * tl.load(runs + t * B + row, row_ok, 0.0)[:, None]
             tl.store(y + after * H + at_H, shown, ok)
         wait(counters + group, (t + 1) * programs)
 
@@ -245,6 +251,7 @@ class _Scan(torch.autograd.Function):
         p: Tensor | None,
         Q: Tensor | None,
         keep: Tensor | None,
+        runs: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         steps, cells, rows, width = a.shape
         size = y_0.shape[-1]
@@ -255,15 +262,16 @@ class _Scan(torch.autograd.Function):
         if g_0 is not None:
             s[0, ..., : width - size] = g_0
         unused = a.new_empty(1)
-        given = (or_unused(Q, unused), or_unused(p, unused), or_unused(keep, unused))
-        launch(_forward, (a, s, y, c, R, *given), (steps, cells, rows, size), **_constants(form), KEEP=keep is not None)
+        given = (or_unused(Q, unused), or_unused(p, unused), or_unused(keep, unused), or_unused(runs, unused))
+        flags = {"KEEP": keep is not None, "ENDS": runs is not None}
+        launch(_forward, (a, s, y, c, R, *given), (steps, cells, rows, size), **_constants(form), **flags)
         ctx.form = form
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(g_0, R, p, Q, keep, s, y, c)
         return y[1:], c[1:], s[1:, ..., : width - size]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, d_y: Tensor | None, d_c: Tensor | None, d_g: Tensor | None) -> Gradients:
         g_0, R, p, Q, keep, s, y, c = ctx.saved_tensors
         form: LSTMForm = ctx.form
@@ -296,14 +304,22 @@ class _Scan(torch.autograd.Function):
         if g_0 is not None:
             d_Q = outer(d_s[..., gates], s[:-1, ..., gates])
             d_g0 = torch.bmm(d_s[0, ..., gates], Q)
-        return None, d_s, d_start, d_cell.to(c.dtype), d_g0, outer(d_s, masked(y[:-1], keep)), d_p, d_Q, None
+        return None, d_s, d_start, d_cell.to(c.dtype), d_g0, outer(d_s, masked(y[:-1], keep)), d_p, d_Q, None, None
 
 
 def lstm_scan(
-    form: LSTMForm, a_TNBG: Tensor, state: tuple[Tensor, ...], weights: LSTMWeights, keep_NBH: Tensor | None
+    form: LSTMForm,
+    a_TNBG: Tensor,
+    state: tuple[Tensor, ...],
+    weights: LSTMWeights,
+    keep_NBH: Tensor | None = None,
+    runs_TB1: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The parts of the state after each step, (T, N, B, …) each: output, cell and, with gate recurrence, the gates."""
+    """The parts of the state after each step, (T, N, B, …) each: output, cell and, with gate recurrence, the gates.
+    Where a row does not run any more, output and cell are zero.
+    """
     y, c, *g = state
     R, p, Q = weights
-    found = _Scan.apply(form, a_TNBG, y, c, g[0] if g else None, R, p, Q, keep_NBH)
+    first = g[0] if g else None
+    found = _Scan.apply(form, a_TNBG, y, c, first, R, p, Q, keep_NBH, runs_TB1)
     return tuple(found[: len(state)])

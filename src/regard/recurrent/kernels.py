@@ -10,7 +10,9 @@ B rows, T steps, D width of the input, H width of the state, N cells side by sid
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -24,6 +26,9 @@ from regard.recurrent.settings import LSTMForm
 
 FEW_ROWS = 64
 """Up to so many rows our kernel for the LSTM is faster than cuDNN's in float32 (benchmarks/recurrent.py)."""
+
+KNOWN = (RNNCell, GRUCell, LSTMCell)
+"""The cells that fast paths were written for; any other runs on the plain scan."""
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -54,7 +59,7 @@ class Plan(NamedTuple):
     refused: dict[str, str]
 
 
-def torch_refusal(cell: Cell, device: str, dtype: torch.dtype, rows: int, keep: bool) -> str | None:
+def torch_refusal(cell: Cell, device: str, dtype: torch.dtype, rows: int, keep: bool, ragged: bool) -> str | None:
     """Why PyTorch's kernels cannot serve, or should not; None if they do."""
     if cell.layer_norm:
         return "it knows no layer normalisation"
@@ -63,6 +68,8 @@ def torch_refusal(cell: Cell, device: str, dtype: torch.dtype, rows: int, keep: 
     unknown = unknown_to_torch(cell)
     if unknown:
         return unknown
+    if ragged and not bounded(cell):
+        return "it runs on past a row's end, where a relu network may grow without end"
     if device == "cuda":
         few = isinstance(cell, LSTMCell) and (rows <= FEW_ROWS or dtype in HALF)
         if few and fused_refusal(cell, device, dtype) is None:
@@ -75,12 +82,28 @@ def torch_refusal(cell: Cell, device: str, dtype: torch.dtype, rows: int, keep: 
 
 def unknown_to_torch(cell: Cell) -> str | None:
     """What torch.nn has no name for in a cell."""
+    if not isinstance(cell, KNOWN):
+        return f"it knows no {type(cell).__name__}"
     if isinstance(cell, GRUCell) and cell.reset == "before":
         return "it resets after the product with R"
     if isinstance(cell, LSTMCell) and cell.form != LSTMForm():
         changed = [name for name, usual in LSTMForm()._asdict().items() if getattr(cell.form, name) != usual]
         return f"it knows the usual LSTM only, and this one differs in {', '.join(changed)}"
     return None
+
+
+def analytic_refusal(cell: Cell) -> str | None:
+    """Why no gradient worked out by hand serves, or None if one does."""
+    if not isinstance(cell, KNOWN):
+        return f"none has been worked out for {type(cell).__name__}"
+    return "it knows no layer normalisation" if cell.layer_norm else None
+
+
+def bounded(cell: Cell) -> bool:
+    """Whether the output cannot grow from step to step without end."""
+    if isinstance(cell, LSTMCell):
+        return cell.form.bounded
+    return not (isinstance(cell, RNNCell) and cell.activation == "relu")
 
 
 def fused_refusal(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
@@ -99,13 +122,21 @@ def fused_refusal(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
 
 
 def plan(
-    cell: Cell, device: str, dtype: torch.dtype = torch.float32, *, rows: int = FEW_ROWS, keep: bool = False
+    cell: Cell,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    rows: int = FEW_ROWS,
+    keep: bool = False,
+    ragged: bool = False,
 ) -> Plan:
-    """The path for a layer of such cells over so many rows, with or without dropout on the state."""
+    """The path for a layer of such cells over so many rows, of one length or several, with or without dropout on the
+    state.
+    """
     checks: dict[str, Callable[[], str | None]] = {
-        "torch": lambda: torch_refusal(cell, device, dtype, rows, keep),
+        "torch": lambda: torch_refusal(cell, device, dtype, rows, keep, ragged),
         "fused": lambda: fused_refusal(cell, device, dtype),
-        "analytic": lambda: "it knows no layer normalisation" if cell.layer_norm else None,
+        "analytic": lambda: analytic_refusal(cell),
     }
     refused: dict[str, str] = {}
     for path, check in checks.items():
@@ -116,11 +147,26 @@ def plan(
     return Plan("scan", refused)
 
 
+_plain: ContextVar[bool] = ContextVar("plain", default=False)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Run every cell on the plain scan while the block runs: slow, and right by definition."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
 def run(lanes: Sequence[Lane], lengths_B: Tensor | None) -> list[Swept]:
     """Every lane over its input; each row ends at its own length."""
     cell, x_BTD, _, keep_BH = lanes[0]
-    path = plan(cell, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), keep=keep_BH is not None).path
-    if path == "scan" or x_BTD.shape[1] == 0:
+    keep, ragged = keep_BH is not None, lengths_B is not None
+    planned = plan(cell, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), keep=keep, ragged=ragged)
+    path = "scan" if _plain.get() else planned.path
+    if path == "scan" or 0 in x_BTD.shape[:2]:
         return [scan(lane, lengths_B) for lane in lanes]
     if path == "torch":
         return [by_torch(lane, lengths_B) for lane in lanes]
@@ -129,14 +175,15 @@ def run(lanes: Sequence[Lane], lengths_B: Tensor | None) -> list[Swept]:
 
 def step(cell: Cell, gates_BG: Tensor, state: State, keep_BH: Tensor | None = None) -> State:
     """The next state, from the input's share of the gates as it was admitted."""
-    if cell.layer_norm or keep_BH is not None:
+    if not isinstance(cell, KNOWN) or cell.layer_norm or keep_BH is not None or _plain.get():
         return cell.step(gates_BG, state, keep_BH)
     if isinstance(cell, GRUCell) and cell.bias_state is not None:
         shares_BG = torch.addmm(cell.bias_state, state[0], cell.weight_state.t())
-        return (analytic.gru_step(gates_BG, shares_BG, state[0]),)
+        return (analytic.gru_step(gates_BG.to(shares_BG.dtype), shares_BG, state[0].to(shares_BG.dtype)),)
     if isinstance(cell, LSTMCell) and not cell.form.gate_recurrence:
         total_BG = torch.addmm(gates_BG, state[0], cell.weight_state.t())
-        return analytic_lstm.lstm_step(cell.form, total_BG, state[1], cell.peepholes)
+        peepholes = None if cell.peepholes is None else cell.peepholes.to(total_BG.dtype)
+        return analytic_lstm.lstm_step(cell.form, total_BG, state[1].to(total_BG.dtype), peepholes)
     return cell.step(gates_BG, state)
 
 
@@ -159,56 +206,78 @@ def scan(lane: Lane, lengths_B: Tensor | None) -> Swept:
 def side_by_side(lanes: Sequence[Lane], lengths_B: Tensor | None, *, fused: bool) -> list[Swept]:
     """All lanes at once: what takes the time is the number of steps. They run on past a row's end, unread."""
     gates_TNBG = torch.stack([lane.cell.project(lane.x_BTD.transpose(0, 1)) for lane in lanes], 1)
-    state = tuple(torch.stack(parts) for parts in zip(*(lane.state for lane in lanes), strict=True))
-    keep_NBH = _stack(lane.keep_BH for lane in lanes)
-    found = sweep([lane.cell for lane in lanes], gates_TNBG, state, keep_NBH, fused=fused)
+    runs_TB1 = None
+    if lengths_B is not None and not bounded(lanes[0].cell):
+        steps_T1 = torch.arange(len(gates_TNBG), device=gates_TNBG.device).unsqueeze(1)
+        runs_TB1 = (steps_T1 < lengths_B).to(gates_TNBG.dtype).unsqueeze(-1)
+    with torch.autocast(gates_TNBG.device.type, enabled=False):  # all in the type that the gates came in
+        kind = gates_TNBG.dtype
+        state = tuple(torch.stack(parts).to(kind) for parts in zip(*(lane.state for lane in lanes), strict=True))
+        keep_NBH = _stack((lane.keep_BH for lane in lanes), kind)
+        found = sweep([lane.cell for lane in lanes], gates_TNBG, state, keep_NBH, runs_TB1, fused=fused)
     swept = []
     for index, lane in enumerate(lanes):
         parts = [part_TNBH[:, index].transpose(0, 1) for part_TNBH in found]
-        last = (last_valid(part, lengths_B, start) for part, start in zip(parts, lane.state, strict=True))
+        last = (last_valid(part, lengths_B, start.to(kind)) for part, start in zip(parts, lane.state, strict=True))
         swept.append(Swept(parts[0], tuple(last)))
     return swept
 
 
 def sweep(
-    cells: Sequence[Cell], gates_TNBG: Tensor, state: State, keep_NBH: Tensor | None, *, fused: bool = False
+    cells: Sequence[Cell],
+    gates_TNBG: Tensor,
+    state: State,
+    keep_NBH: Tensor | None,
+    runs_TB1: Tensor | None,
+    *,
+    fused: bool = False,
 ) -> tuple[Tensor, ...]:
     """The parts of the state after each step, (T, N, B, …) each, of cells of one kind and width."""
-    R_NGH = torch.stack([cell.weight_state for cell in cells])
+    kind = gates_TNBG.dtype
+    R_NGH = torch.stack([cell.weight_state for cell in cells]).to(kind)
     first = cells[0]
     match first:
         case RNNCell():
-            return (analytic.rnn_scan(first.activation, gates_TNBG, state[0], R_NGH, keep_NBH),)
+            return (analytic.rnn_scan(first.activation, gates_TNBG, state[0], R_NGH, keep_NBH, runs_TB1),)
         case GRUCell():
             if fused:
                 from regard.recurrent import fused_gru
 
                 return (fused_gru.gru_scan(gates_TNBG, state[0], R_NGH, keep_NBH),)
-            bias_NG = _stack(cell.bias_state for cell in cells if isinstance(cell, GRUCell))
+            bias_NG = _stack((cell.bias_state for cell in cells if isinstance(cell, GRUCell)), kind)
             return (analytic.gru_scan(gates_TNBG, state[0], R_NGH, bias_NG, keep_NBH),)
         case LSTMCell():
             lstms = [cell for cell in cells if isinstance(cell, LSTMCell)]
             weights = LSTMWeights(
-                R_NGH, _stack(cell.peepholes for cell in lstms), _stack(cell.weight_gates for cell in lstms)
+                R_NGH,
+                _stack((cell.peepholes for cell in lstms), kind),
+                _stack((cell.weight_gates for cell in lstms), kind),
             )
-            return lstm_sweep(first.form, gates_TNBG, state, weights, keep_NBH, fused=fused)
+            return lstm_sweep(first.form, gates_TNBG, state, weights, keep_NBH, runs_TB1, fused=fused)
     raise TypeError(f"no scan is known for {type(first).__name__}")
 
 
 def lstm_sweep(
-    form: LSTMForm, gates_TNBG: Tensor, state: State, weights: LSTMWeights, keep_NBH: Tensor | None, *, fused: bool
+    form: LSTMForm,
+    gates_TNBG: Tensor,
+    state: State,
+    weights: LSTMWeights,
+    keep_NBH: Tensor | None = None,
+    runs_TB1: Tensor | None = None,
+    *,
+    fused: bool,
 ) -> tuple[Tensor, ...]:
     """The parts of the state after each step, of LSTMs side by side whose weights are given."""
     if fused:
         from regard.recurrent import fused_lstm
 
-        return fused_lstm.lstm_scan(form, gates_TNBG, state, weights, keep_NBH)
-    return analytic_lstm.lstm_scan(form, gates_TNBG, state, weights, keep_NBH)
+        return fused_lstm.lstm_scan(form, gates_TNBG, state, weights, keep_NBH, runs_TB1)
+    return analytic_lstm.lstm_scan(form, gates_TNBG, state, weights, keep_NBH, runs_TB1)
 
 
-def _stack(tensors: Iterable[Tensor | None]) -> Tensor | None:
+def _stack(tensors: Iterable[Tensor | None], kind: torch.dtype) -> Tensor | None:
     found = [tensor for tensor in tensors if tensor is not None]
-    return torch.stack(found) if found else None
+    return torch.stack(found).to(kind) if found else None
 
 
 def by_torch(lane: Lane, lengths_B: Tensor | None) -> Swept:

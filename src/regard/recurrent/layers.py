@@ -89,8 +89,8 @@ class Stack(nn.Module):
         after: list[cells.State] = []
         for first in range(0, len(self.cells), self.directions):
             lanes = []
+            x = self._drop(outputs, masks[first].input_BD, first > 0)
             for index in range(first, first + self.directions):
-                x = self._drop(outputs, masks[index].input_BD, first > 0)
                 facing = x if index == first else reverse_within(x, lengths)
                 lanes.append(kernels.Lane(self._cells()[index], facing, before[index], masks[index].keep_BH))
             swept = kernels.run(lanes, lengths)

@@ -4,17 +4,20 @@ B rows, T steps, D width of the input, H width of the state, L layers × directi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, TypedDict, Unpack, final
 
 import torch
 from torch import Tensor, nn
 
 from regard.config import resolve
-from regard.errors import ConfigError
+from regard.errors import ConfigError, did_you_mean
 from regard.recurrent import kernels
 from regard.recurrent.cells import Cell
 from regard.recurrent.layers import Stack
 from regard.recurrent.settings import RecurrentSettings
+
+Lengths = Tensor | Sequence[int]
 
 
 class Options(TypedDict, total=False):
@@ -51,6 +54,10 @@ class _Network(nn.Module, ABC):
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
+        if not isinstance(bidirectional, bool):
+            raise ConfigError(f"bidirectional is True or False, and not {bidirectional!r}.")
+        if not isinstance(input_size, int) or input_size < 1:
+            raise ConfigError(f"input_size is a whole number from 1 up, and not {input_size!r}.")
         chosen = {
             "cell": cell,
             "variant": variant,
@@ -70,20 +77,38 @@ class _Network(nn.Module, ABC):
         return self.stack.output_size
 
     def _run(
-        self, x_BTD: Tensor, lengths: Tensor | None, given: tuple[Tensor, ...] | None
+        self, x_BTD: Tensor, lengths: Lengths | None, given: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs, and each part of the state for all layers: (L, B, H), as torch.nn has them."""
         if x_BTD.dim() != 3 or x_BTD.shape[-1] != self.input_size:
             raise ConfigError(
                 f"{type(self).__name__} takes (rows, steps, {self.input_size}), and was given {tuple(x_BTD.shape)}."
             )
-        state = None if given is None else tuple(zip(*(part.unbind(0) for part in given), strict=True))
-        outputs_BTH, after = self.stack(x_BTD, lengths, state)
+        ends = None if lengths is None else _checked_lengths(lengths, x_BTD)
+        state = None if given is None else self._checked_state(given, x_BTD)
+        outputs_BTH, after = self.stack(x_BTD, ends, state)
         return outputs_BTH, tuple(torch.stack(parts) for parts in zip(*after, strict=True))
+
+    def _checked_state(self, given: Any, x_BTD: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+        """A state as the stack takes it; one of another kind or shape is refused."""
+        cell = self.stack.cells[0]
+        assert isinstance(cell, Cell)
+        expected = [(len(self.stack.cells), len(x_BTD), width) for width in cell.parts]
+        parts = given if isinstance(given, tuple | list) else [given]
+        found = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+        if found != expected:
+            raise ConfigError(f"The state of this {type(self).__name__} has the shape {expected}, and not {found}.")
+        same = all(part.dtype == x_BTD.dtype and part.device == x_BTD.device for part in parts)
+        if not same and not torch.is_autocast_enabled(x_BTD.device.type):
+            raise ConfigError(f"The state must be {x_BTD.dtype} on {x_BTD.device}, as the input is.")
+        return tuple(zip(*(part.unbind(0) for part in parts), strict=True))
 
     @classmethod
     def from_torch(cls, module: nn.RNNBase) -> Self:
-        """The same network with the same weights, from torch.nn's; whichever way round its batches lie."""
+        """The same network with the same weights, from torch.nn's; whichever way round its batches lie.
+
+        Where it has no biases, ours start at zero.
+        """
         if not isinstance(module, cls.theirs):
             raise ConfigError(f"{cls.__name__}.from_torch takes a torch.nn.{cls.theirs.__name__}, not {module!r}.")
         if getattr(module, "proj_size", 0):
@@ -136,7 +161,33 @@ class _Network(nn.Module, ABC):
         return {}
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]: ...
+    def forward(self, x_BTD: Tensor, lengths: Lengths | None = None, state: Any = None) -> tuple[Tensor, Any]: ...
+
+
+def _checked_lengths(lengths: Lengths, x_BTD: Tensor) -> Tensor:
+    """Lengths as a tensor beside the input; what cannot be lengths is refused."""
+    rows, steps = x_BTD.shape[:2]
+    lengths_B = torch.as_tensor(lengths) if len(lengths) else torch.zeros(0, dtype=torch.int64)
+    if lengths_B.dtype not in {torch.int64, torch.int32, torch.int16} or lengths_B.shape != (rows,):
+        raise ConfigError(
+            f"lengths are one whole number for each of the {rows} rows, and not {lengths_B.dtype} of the shape "
+            f"{tuple(lengths_B.shape)}."
+        )
+    if lengths_B.device.type == "cpu" and rows and not (lengths_B.min() >= 0 and lengths_B.max() <= steps):
+        raise ConfigError(f"lengths lie between 0 and the {steps} steps there are, and not {lengths_B.tolist()}.")
+    return lengths_B.to(x_BTD.device, torch.int64)
+
+
+_ELSEWHERE = {"num_layers": "layers", "nonlinearity": "activation", "variants": "variant"}
+"""What torch.nn calls it, and what it is called here."""
+
+
+def _check_names(kind: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
+    for name in options:
+        if name not in known:
+            near = f" Did you mean '{_ELSEWHERE[name]}'?" if name in _ELSEWHERE else did_you_mean(name, known)
+            first = " It is batch first, always." if name == "batch_first" else ""
+            raise ConfigError(f"regard.{kind} takes no '{name}'.{first or near}")
 
 
 def _torch_names(module: nn.RNNBase) -> list[str]:
@@ -161,11 +212,12 @@ class RNN(_Network):
         activation: str = "tanh",
         **options: Unpack[Options],
     ) -> None:
+        _check_names("RNN", options, Options.__annotations__)
         cell = {"kind": "rnn", "activation": activation}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, **options)
 
     def forward(
-        self, x_BTD: Tensor, lengths: Tensor | None = None, state: Tensor | None = None
+        self, x_BTD: Tensor, lengths: Lengths | None = None, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         outputs_BTH, (h_LBH,) = self._run(x_BTD, lengths, None if state is None else (state,))
         return outputs_BTH, h_LBH
@@ -195,11 +247,12 @@ class GRU(_Network):
         reset: str = "after",
         **options: Unpack[Options],
     ) -> None:
+        _check_names("GRU", options, Options.__annotations__)
         cell = {"kind": "gru", "reset": reset}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, **options)
 
     def forward(
-        self, x_BTD: Tensor, lengths: Tensor | None = None, state: Tensor | None = None
+        self, x_BTD: Tensor, lengths: Lengths | None = None, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         outputs_BTH, (h_LBH,) = self._run(x_BTD, lengths, None if state is None else (state,))
         return outputs_BTH, h_LBH
@@ -243,12 +296,13 @@ class LSTM(_Network):
         variant: str | None = None,
         **options: Unpack[LSTMOptions],
     ) -> None:
+        _check_names("LSTM", options, [*Options.__annotations__, *Switches.__annotations__])
         rest: dict[str, Any] = {name: value for name, value in options.items() if name in Options.__annotations__}
         switches = {name: value for name, value in options.items() if name not in rest}
         cell = {"kind": "lstm", **switches}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, variant, **rest)
 
     def forward(
-        self, x_BTD: Tensor, lengths: Tensor | None = None, state: tuple[Tensor, ...] | None = None
+        self, x_BTD: Tensor, lengths: Lengths | None = None, state: tuple[Tensor, ...] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self._run(x_BTD, lengths, state)

@@ -36,6 +36,11 @@ class LSTMForm(NamedTuple):
         """The gates that are learned, in the order of the matrices' rows; the candidate z comes after them."""
         return self.early + ("output",) * self.output_gate
 
+    @property
+    def bounded(self) -> bool:
+        """Whether an output cannot grow from step to step without end, whatever the weights."""
+        return "tanh" in (self.input_activation, self.output_activation)
+
     def contradiction(self) -> str | None:
         """Why no such cell exists, or None if it does."""
         if self.coupled and not self.input_gate:

@@ -1,14 +1,22 @@
 """What may be set in training, and the settings of a whole run."""
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from regard.config import HARMLESS, Settings
 from regard.data.settings import CharTokenizer, Data, TokenizerChoice
 from regard.decoding.settings import DecodingSettings
-from regard.models.settings import RecurrentModel
+from regard.models.settings import FixedModel, Model, RecurrentModel
 
 
 class TrainingSettings(Settings):
@@ -46,6 +54,13 @@ class RunSettings(Settings):
     seed: NonNegativeInt = 0
     data: Data
     tokenizer: TokenizerChoice = CharTokenizer()
-    model: RecurrentModel = RecurrentModel()
+    model: Model = RecurrentModel()
     training: TrainingSettings = TrainingSettings()
     decoding: DecodingSettings = DecodingSettings()
+
+    @model_validator(mode="after")
+    def _one_vocabulary_where_tokens_are_shared(self) -> Self:
+        if not isinstance(self.model, FixedModel) and self.model.shares_vocabulary and not self.tokenizer.shared:
+            what = "copies tokens (decoder.copy_source)" if self.model.kind == "recurrent" else "ties all embeddings"
+            raise ValueError(f"model: it {what}, so source and target need one vocabulary. Set tokenizer.shared=true.")
+        return self

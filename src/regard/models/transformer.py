@@ -1,0 +1,257 @@
+"""The Transformer (Vaswani et al. 2017): self-attention, cross-attention and feed-forward layers, and their options.
+
+B rows, T target steps, S source positions, D width, H heads, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.attention import Keys, Past
+from regard.attention.heads import Cache, MultiHeadAttention
+from regard.attention.positions import LearnedPositions, sinusoidal_positions
+from regard.attention.settings import Score
+from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded
+from regard.models.settings import TransformerModel
+
+
+def _norm(settings: TransformerModel) -> nn.Module:
+    return nn.LayerNorm(settings.size) if settings.normalization == "layer" else nn.RMSNorm(settings.size, eps=1e-6)
+
+
+def _attention(settings: TransformerModel, score: Score, scope: str, *, turned: bool) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        settings.size,
+        settings.heads,
+        score=score.model_dump(),
+        scope=scope,
+        dropout=settings.attention_dropout,
+        rotary=turned and settings.positions == "rotary",
+    )
+
+
+@final
+class FeedForward(nn.Module):
+    """W₂ φ(W₁ x + b₁) + b₂, φ = ReLU or GELU; SwiGLU is W₂ (SiLU(W₁ x) ⊙ W₃ x) (Shazeer 2020)."""
+
+    def __init__(self, settings: TransformerModel) -> None:
+        super().__init__()
+        self.activation = settings.activation
+        gates = 2 if settings.activation == "swiglu" else 1
+        self.inner = nn.Linear(settings.size, gates * settings.feedforward)
+        self.outer = nn.Linear(settings.feedforward, settings.size)
+        self.dropout = nn.Dropout(settings.activation_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.inner(x)
+        if self.activation == "swiglu":
+            gate, value = hidden.chunk(2, dim=-1)
+            hidden = nn.functional.silu(gate) * value
+        else:
+            hidden = torch.relu(hidden) if self.activation == "relu" else nn.functional.gelu(hidden)
+        made: Tensor = self.outer(self.dropout(hidden))
+        return made
+
+
+@final
+class Residual(nn.Module):
+    """LN(x + f(x)) as published; x + f(LN(x)) with the norm before (Xiong et al. 2020)."""
+
+    def __init__(self, settings: TransformerModel) -> None:
+        super().__init__()
+        self.norm = _norm(settings)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.first = settings.norm == "pre"
+
+    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        before = self.norm(x) if self.first else x
+        after: Tensor = x + self.dropout(part(before))
+        made: Tensor = after if self.first else self.norm(after)
+        return made
+
+
+@final
+class Embedding(nn.Module):
+    """√d · token + position."""
+
+    def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, settings.size)
+        nn.init.normal_(self.tokens.weight, std=settings.size**-0.5)
+        self.scale = math.sqrt(settings.size)
+        self.dropout = nn.Dropout(settings.dropout)
+        learned = settings.positions == "learned"
+        self.learned = LearnedPositions(settings.max_positions, settings.size) if learned else None
+        self.has_waves = settings.positions == "sinusoidal"
+        self.waves: Tensor | None = None
+
+    def forward(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
+        """The vectors of tokens of which the first stands at position `start`."""
+        x_BTD = self.tokens(tokens_BT) * self.scale
+        end = start + tokens_BT.shape[1]
+        if self.learned is not None:
+            x_BTD = x_BTD + self.learned(torch.arange(start, end, device=tokens_BT.device))
+        if self.has_waves:
+            x_BTD = x_BTD + self._waves(end, x_BTD)[start:end]
+        dropped: Tensor = self.dropout(x_BTD)
+        return dropped
+
+    def _waves(self, length: int, like: Tensor) -> Tensor:
+        """Sinusoidal positions, worked out for as many as have been needed."""
+        waves = self.waves
+        if waves is None or len(waves) < length or (waves.dtype, waves.device) != (like.dtype, like.device):
+            waves = sinusoidal_positions(max(256, 2 * length), like.shape[-1]).to(like)
+            self.waves = waves
+        return waves
+
+
+@final
+class EncoderLayer(nn.Module):
+    """Self-attention, then a feed-forward layer."""
+
+    def __init__(self, settings: TransformerModel) -> None:
+        super().__init__()
+        self.attention = _attention(settings, settings.encoder_score, "global", turned=True)
+        self.feedforward = FeedForward(settings)
+        self.after_attention, self.after_feedforward = Residual(settings), Residual(settings)
+
+    def forward(self, x_BSD: Tensor, allowed_BS: Tensor) -> Tensor:
+        x_BSD = self.after_attention(x_BSD, lambda x: self.attention(x, allowed=allowed_BS)[0])
+        made: Tensor = self.after_feedforward(x_BSD, self.feedforward)
+        return made
+
+
+@final
+class TransformerEncoder(Encoder):
+    """Layers of self-attention over the source; the summary is the mean of their outputs."""
+
+    def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = Embedding(settings, vocabulary)
+        self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
+        self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()
+        _draw(self.layers)
+
+    def forward(self, source: Padded) -> Memory:
+        x_BSD, valid_BS = self.embedding(source.tokens_BT), source.valid_BT
+        for layer in self.layers:
+            x_BSD = layer(x_BSD, valid_BS)
+        slots_BSD = self.norm(x_BSD).masked_fill(~valid_BS.unsqueeze(-1), 0.0)
+        summary_BD = slots_BSD.sum(1) / source.lengths_B.clamp(min=1).unsqueeze(-1)
+        return Memory(slots_BSD, valid_BS, summary_BD, source.tokens_BT)
+
+
+class LayerState(NamedTuple):
+    """What a decoder layer remembers: its own keys and values, and its cross-attention's past."""
+
+    cache: Cache | None
+    past: Past
+
+
+class TransformerState(NamedTuple):
+    """How many tokens have been given, the same as a tensor for each row, and what each layer remembers."""
+
+    used: int
+    past: Past
+    layers: tuple[LayerState, ...]
+
+
+@final
+class DecoderLayer(nn.Module):
+    """Masked self-attention, cross-attention, then a feed-forward layer."""
+
+    def __init__(self, settings: TransformerModel) -> None:
+        super().__init__()
+        self.self_attention = _attention(settings, settings.self_score, "causal", turned=True)
+        self.cross_attention = _attention(settings, settings.cross_score, "global", turned=False)
+        self.feedforward = FeedForward(settings)
+        self.after_self, self.after_cross = Residual(settings), Residual(settings)
+        self.after_feedforward = Residual(settings)
+
+    def forward(self, x_BTD: Tensor, keys: Keys) -> Tensor:
+        """All steps at once."""
+        x_BTD = self.after_self(x_BTD, lambda x: self.self_attention(x)[0])
+        past = self.cross_attention.attention.begin(keys)
+        x_BTD = self.after_cross(x_BTD, lambda x: self.cross_attention.read(x, keys, past).context_BTD)
+        made: Tensor = self.after_feedforward(x_BTD, self.feedforward)
+        return made
+
+    def step(self, x_B1D: Tensor, state: LayerState, keys: Keys, before: Past, used: int) -> tuple[Tensor, LayerState]:
+        """One step, given what has been used of the cache."""
+        remembered = []
+
+        def look_back(x: Tensor) -> Tensor:
+            new = self.self_attention.prepare(x, start=used)
+            cache = Cache.begin(new) if state.cache is None else state.cache.extended(new)
+            remembered.append(cache)
+            return self.self_attention.read(x, cache.keys, before, start=used).context_BTD
+
+        pasts = []
+
+        def look_across(x: Tensor) -> Tensor:
+            attended = self.cross_attention.read(x, keys, state.past)
+            pasts.append(attended.past)
+            return attended.context_BTD
+
+        x_B1D = self.after_self(x_B1D, look_back)
+        x_B1D = self.after_cross(x_B1D, look_across)
+        return self.after_feedforward(x_B1D, self.feedforward), LayerState(remembered[0], pasts[0])
+
+
+@final
+class TransformerDecoder(Decoder):
+    """Layers of masked self-attention and cross-attention, then a linear layer to the vocabulary."""
+
+    def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = Embedding(settings, vocabulary)
+        layers = settings.decoder_layers or settings.layers
+        self.layers = nn.ModuleList(DecoderLayer(settings) for _ in range(layers))
+        self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()
+        self.output = nn.Linear(settings.size, vocabulary, bias=False)
+        _draw(self.layers)
+        if settings.tied == "none":
+            nn.init.normal_(self.output.weight, std=settings.size**-0.5)
+        else:
+            self.output.weight = self.embedding.tokens.weight
+
+    def begin(self, memory: Memory) -> tuple[tuple[Keys, ...], TransformerState]:
+        keys = self._keys(memory)
+        start = torch.zeros(len(memory.slots_BSD), dtype=torch.long, device=memory.slots_BSD.device)
+        pasts = (layer.cross_attention.attention.begin(key) for layer, key in zip(self._layers(), keys, strict=True))
+        return keys, TransformerState(0, Past(start), tuple(LayerState(None, past) for past in pasts))
+
+    def step(self, token_B: Tensor, state: TransformerState, keys: tuple[Keys, ...]) -> tuple[Tensor, TransformerState]:
+        x_B1D = self.embedding(token_B.unsqueeze(1), state.used)
+        after = []
+        for layer, before, key in zip(self._layers(), state.layers, keys, strict=True):
+            x_B1D, remembered = layer.step(x_B1D, before, key, state.past, state.used)
+            after.append(remembered)
+        past = state.past._replace(position_B=state.past.position_B + 1)
+        return self.output(self.norm(x_B1D)).squeeze(1), TransformerState(state.used + 1, past, tuple(after))
+
+    def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
+        x_BTD = self.embedding(tokens_BT)
+        for layer, key in zip(self._layers(), self._keys(memory), strict=True):
+            x_BTD = layer(x_BTD, key)
+        return Decoded(self.output(self.norm(x_BTD)))
+
+    def _keys(self, memory: Memory) -> tuple[Keys, ...]:
+        return tuple(
+            layer.cross_attention.prepare(memory.slots_BSD, allowed=memory.allowed_BS) for layer in self._layers()
+        )
+
+    def _layers(self) -> list[DecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
+
+def _draw(layers: nn.Module) -> None:
+    """Matrices as the paper's authors drew them (Glorot and Bengio 2010), biases at zero."""
+    for module in layers.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
