@@ -10,7 +10,8 @@ import torch
 from regard.config import resolve
 from regard.data.corpora import Pairs
 from regard.data.tokenizers import TokenizerPair
-from regard.decoding.translator import Translator
+from regard.decoding.settings import SearchSettings
+from regard.decoding.translator import Translator, Wishes
 from regard.errors import ConfigError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
@@ -84,23 +85,38 @@ class Model:
         return self.translator.model
 
     @overload
-    def predict(self, source: str, *, batch_size: int = 64, attention: bool = True) -> Prediction: ...  # type: ignore[overload-overlap] # a str is a sequence of str, and comes first
+    def predict(self, source: str, *, batch_size: int = 64, attention: bool = True, **search: Any) -> Prediction: ...
 
     @overload
-    def predict(self, source: Sequence[str], *, batch_size: int = 64, attention: bool = True) -> list[Prediction]: ...
+    def predict(
+        self, source: Sequence[str], *, batch_size: int = 64, attention: bool = True, **search: Any
+    ) -> list[Prediction]: ...
 
     def predict(
-        self, source: str | Sequence[str], *, batch_size: int = 64, attention: bool = True
+        self, source: str | Sequence[str], *, batch_size: int = 64, attention: bool = True, **search: Any
     ) -> Prediction | list[Prediction]:
-        """The answer to a text, or to each of a list, in order; without `attention` it is quicker."""
+        """The answer to a text, or to each of a list, in order; without `attention` it is quicker.
+
+        `search` are settings of the search (`beam=5`, `sample=True, temperature=0.7` …) and wishes: `prefix`, what an
+        answer begins with, `must_say`, phrases that it contains, `banned`, phrases that it does not. With `nbest` above
+        1 the other answers are `.alternatives` of the best.
+        """
         if isinstance(source, str):
-            return self.predict([source], attention=attention)[0]
+            for name in ("prefix", "must_say"):
+                if name in search:
+                    search[name] = [search[name]]
+            return self.predict([source], attention=attention, **search)[0]
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}, and must be at least 1.")
         texts = list(source)
-        found = self.translator.translate(texts, batch_size=batch_size, attention=attention)
+        wishes = Wishes(search.pop("prefix", ()), search.pop("must_say", ()), search.pop("banned", ()))
+        for name, given in (("prefix", wishes.prefixes), ("must_say", wishes.phrases)):
+            if given and len(given) != len(texts):
+                raise ConfigError(f"{name}: there are {len(given)} for {len(texts)} texts: give one for each.")
+        options = resolve(SearchSettings, search, {})
+        found = self.translator.translate(texts, options, wishes, batch_size=batch_size, attention=attention)
         tokenizer = self.translator.tokenizers.target
-        return [Prediction.of(text, answer, tokenizer) for text, answer in zip(texts, found, strict=True)]
+        return [Prediction.best_of(text, answers, tokenizer) for text, answers in zip(texts, found, strict=True)]
 
     @overload
     def score(self, source: str, target: str) -> float: ...  # type: ignore[overload-overlap] # a str is a sequence of str

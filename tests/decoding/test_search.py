@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.decoding.search import Symbols, greedy
-from regard.models.contracts import Decoded, Decoder, Memory
+from regard.models.contracts import Decoded, Decoder, Memory, reorder, share
 
 START, END, A, B = 0, 1, 2, 3
 SYMBOLS = Symbols(START, END, never=(START,))
@@ -26,7 +26,7 @@ class Table(Decoder):
         return memory.summary_BD, torch.zeros(memory.summary_BD.shape[0], 1)
 
     def step(self, token_B: Tensor, state: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        return self.table[token_B] + keys, state + 1
+        return self.table[token_B] + share(keys, len(token_B)), state + 1
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         return Decoded(self.table[tokens_BT] + memory.summary_BD.unsqueeze(1))
@@ -59,8 +59,7 @@ def test_batch_mates_change_nothing() -> None:
     mates = memory([0.0] * 4, [0.0, 0.0, -9.0, 0.0])
     found = greedy(ABOUT_TO_END, mates, SYMBOLS, torch.tensor([9, 9]))
     alone = [
-        greedy(ABOUT_TO_END, Memory(*(part[row : row + 1] for part in mates)), SYMBOLS, torch.tensor([9]))[0]
-        for row in range(2)
+        greedy(ABOUT_TO_END, reorder(mates, torch.tensor([row])), SYMBOLS, torch.tensor([9]))[0] for row in range(2)
     ]
     assert [answer.tokens for answer in found] == [answer.tokens for answer in alone] == [[A, B], [B]]
     assert [answer.score for answer in found] == pytest.approx([answer.score for answer in alone])

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from regard.config import parse_override, resolve
 from regard.data.lines import Line, parse_lines
+from regard.decoding.settings import SearchSettings
 from regard.errors import DataError
 from regard.training.folder import open_model
 
@@ -19,23 +21,44 @@ EXAMPLES = """\b
 Examples:
   regard predict runs/dates "3 mai 2009" "May 3, 2009"
   regard predict runs/dates < dates.txt > iso.txt
+  regard predict runs/dates --beam 5 --nbest 3 "3 mai 2009"
+  regard predict runs/dates --set sample=true --set temperature=0.8 --nbest 5 "3 mai 2009"
   regard predict runs/dates --json --attention "3 mai 2009" """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
+@click.option("--beam", type=click.IntRange(1), default=1, show_default=True, help="Hypotheses kept; 1 is greedy.")
+@click.option("--nbest", type=click.IntRange(1), default=1, show_default=True, help="Answers to each text.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting of the search, see below.")
+@click.option("--banned", metavar="PHRASE", multiple=True, help="A phrase that no answer contains.")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line: text, score, tokens.")
 @click.option("--attention", is_flag=True, help="With --json: the weights too.")
 @click.option("--replace-invalid", is_flag=True, help="Bytes that are not UTF-8 become U+FFFD, and are counted.")
 def command(
-    model: str, texts: tuple[str, ...], batch_size: int, as_json: bool, attention: bool, replace_invalid: bool
+    model: str,
+    texts: tuple[str, ...],
+    beam: int,
+    nbest: int,
+    settings: tuple[str, ...],
+    banned: tuple[str, ...],
+    batch_size: int,
+    as_json: bool,
+    attention: bool,
+    replace_invalid: bool,
 ) -> None:
     """Answer each TEXT, or each line of stdin where there is none (or a single -).
 
-    One line in, one line out, in order; an empty line stays empty.
+    One line in, one line out, in order; an empty line stays empty. With --nbest above 1 a text has as many lines, each
+    with its log-probability and a tab before it.
+
+    Settings of the search: length_penalty, coverage_penalty, groups, diversity, sample, temperature, top_k, top_p,
+    min_p, minimum_risk, no_repeat, repetition_penalty, min_length, seed.
     """
+    search = {"beam": beam, "nbest": nbest, **dict(parse_override(text) for text in settings)}
+    resolve(SearchSettings, search, {})
     if attention and not as_json:
         raise click.UsageError("--attention goes with --json; `regard look` draws the weights.")
     folder, chosen = open_model(model)
@@ -50,9 +73,11 @@ def command(
     truncated = 0
     # A person at the keyboard is answered at every line; files go in pieces that keep memory flat.
     while chunk := list(islice(lines, 1 if waiting else 16 * batch_size)):
-        for prediction in loaded.predict(chunk, batch_size=batch_size, attention=attention):
-            click.echo(_as_json(prediction, attention=attention) if as_json else prediction.text)
-            truncated += prediction.truncated
+        for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, banned=banned, **search):
+            for prediction in (best, *best.alternatives):
+                text = prediction.text if nbest == 1 else f"{prediction.score:.4f}\t{prediction.text}"
+                click.echo(_as_json(prediction, attention=attention) if as_json else text)
+                truncated += prediction.truncated
     if truncated:
         click.echo(f"note: {truncated} answers did not end by themselves and were cut.", err=True)
 

@@ -10,11 +10,16 @@ from torch import Tensor
 from regard.attention.record import record
 from regard.data.batching import Batch, by_length, note_cut, pad
 from regard.data.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
-from regard.decoding.search import Symbols, greedy
-from regard.decoding.settings import DecodingSettings
+from regard.decoding.risk import least_risk
+from regard.decoding.rules import Banned, MustSay, NoRepeat, NotBefore, Prefix, Repetition, Rule
+from regard.decoding.sampling import Draw
+from regard.decoding.search import BeamOptions, BeamStep, Hypothesis, Symbols, beam, likeliest, walk
+from regard.decoding.settings import DecodingSettings, SearchSettings
+from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq
 
 SYMBOLS = Symbols(START, END, never=(PAD, UNKNOWN, START))
+GREEDY = SearchSettings()
 
 
 class Translation(NamedTuple):
@@ -26,6 +31,25 @@ class Translation(NamedTuple):
     source: Tokens
     target: list[int]
     attentions: dict[str, Tensor]
+
+
+class Wishes(NamedTuple):
+    """What the answers shall begin with and contain, one of each for each text, and what none may contain."""
+
+    prefixes: Sequence[str] = ()
+    phrases: Sequence[Sequence[str]] = ()
+    banned: Sequence[str] = ()
+
+    def of(self, rows: Sequence[int]) -> "Wishes":
+        """Those of some of the texts."""
+        return Wishes(
+            [self.prefixes[row] for row in rows] if self.prefixes else (),
+            [self.phrases[row] for row in rows] if self.phrases else (),
+            self.banned,
+        )
+
+
+NO_WISHES = Wishes()
 
 
 @dataclass(frozen=True)
@@ -41,18 +65,32 @@ class Translator:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def translate(self, texts: Sequence[str], *, batch_size: int = 64, attention: bool = False) -> list[Translation]:
-        """One answer for each text, in order. An empty text has an empty answer."""
+    def translate(
+        self,
+        texts: Sequence[str],
+        search: SearchSettings = GREEDY,
+        wishes: Wishes = NO_WISHES,
+        *,
+        batch_size: int = 64,
+        attention: bool = False,
+        history: list[BeamStep] | None = None,
+    ) -> list[list[Translation]]:
+        """The answers to each text, the best first, as many as were asked for. An empty text has an empty answer."""
         encoded = self.tokenizers.source.encode(texts)
         note_cut(sum(len(tokens.ids) > self.max_length for tokens in encoded), self.max_length)
         sources = [self._clip(tokens) for tokens in encoded]
-        answers: dict[int, Translation] = {}
+        answers: dict[int, list[Translation]] = {}
+        generator = torch.Generator(self.device).manual_seed(search.seed)
         was_training = self.model.training
         self.model.eval()
         try:
             for rows in by_length([len(source.ids) for source in sources], batch_size):
-                found = self._answer([sources[row] for row in rows], attention=attention)
-                answers.update(zip(rows, found, strict=True))
+                own = [sources[row] for row in rows]
+                with torch.inference_mode():
+                    source = pad([tokens.ids for tokens in own]).to(self.device)
+                    found = self._search(source, search, wishes.of(rows), generator, history)
+                    weights = self._weights(found, source) if attention else {}
+                answers.update(zip(rows, self._told(found, own, weights), strict=True))
         finally:
             self.model.train(was_training)
         return [answers[row] for row in range(len(sources))]
@@ -73,31 +111,110 @@ class Translator:
         end = self.max_length
         return Tokens(tokens.ids[:end], tokens.texts[:end], tokens.offsets[:end])
 
-    @torch.inference_mode()
-    def _answer(self, sources: list[Tokens], *, attention: bool) -> list[Translation]:
-        source = pad([tokens.ids for tokens in sources]).to(self.device)
+    def _search(
+        self,
+        source: Padded,
+        search: SearchSettings,
+        wishes: Wishes,
+        generator: torch.Generator,
+        history: list[BeamStep] | None,
+    ) -> list[list[Hypothesis]]:
+        """By the strategy that is set, under the rules that are wished for."""
         memory = self.model.encoder(source)
         limits_B = (source.lengths_B * self.limits.ratio + self.limits.extra).long()
         limits_B = torch.where(source.lengths_B > 0, limits_B, 0)
-        found = greedy(self.model.decoder, memory, SYMBOLS, limits_B)
-        weights: dict[str, Tensor] = {}
-        if attention:
-            # A second pass over the finished answers keeps the search free of weights, whatever its strategy.
-            given = pad([[START, *answer.tokens] for answer in found]).to(self.device)
-            with record(self.model) as trace:
-                self.model.decoder(given.tokens_BT, memory)
-            weights = trace.weights
-        return [
-            Translation(
-                text=self.tokenizers.target.decode(answer.tokens),
-                score=answer.score,
-                truncated=answer.truncated and bool(tokens.ids),
-                source=tokens,
-                target=answer.tokens,
-                attentions={
-                    name: weights_BTS[row, ..., : len(answer.tokens), : len(tokens.ids)].float().cpu()
-                    for name, weights_BTS in weights.items()
-                },
-            )
-            for row, (answer, tokens) in enumerate(zip(found, sources, strict=True))
-        ]
+        rules = self._rules(search, wishes, limits_B)
+        given = (self.model.decoder, memory, SYMBOLS, limits_B)
+        if search.sample or search.minimum_risk:
+            draw = Draw(generator, search.temperature, search.top_k, search.top_p, search.min_p)
+            found = walk(*given, draw, rules, search.minimum_risk or search.nbest)
+            found = [sorted(drawn, key=lambda answer: -answer.score) for drawn in found]
+        elif search.beam == 1:
+            found = walk(*given, likeliest, rules)
+        else:
+            kept = search.beam if search.coverage_penalty else search.nbest
+            options = BeamOptions(search.beam, kept, search.length_penalty, search.groups, search.diversity, history)
+            found = beam(*given, options, rules)
+        if search.coverage_penalty:
+            found = self._covering(found, source, search.coverage_penalty)
+        if search.minimum_risk:
+            found = [least_risk(drawn, self.tokenizers.target.decode) for drawn in found]
+        return [answers[: search.nbest] for answers in found]
+
+    def _rules(self, search: SearchSettings, wishes: Wishes, limits_B: Tensor) -> list[Rule]:
+        """Guards first, wishes last: what is wished for stands, whatever the guards think of it."""
+        rules: list[Rule] = []
+        if search.min_length:
+            rules.append(NotBefore(END, search.min_length))
+        if search.no_repeat:
+            rules.append(NoRepeat(search.no_repeat))
+        if search.repetition_penalty > 1:
+            rules.append(Repetition(search.repetition_penalty))
+        ids = self.tokenizers.target.ids
+        if wishes.banned:
+            rules.append(Banned(tuple(tuple(sequence) for sequence in ids(wishes.banned) if sequence)))
+        if wishes.phrases:
+            phrases = [[sequence for sequence in ids(own) if sequence] if own else [] for own in wishes.phrases]
+            # An answer has room for what it must say, and for its end.
+            needed = torch.tensor([1 + sum(map(len, own)) for own in phrases], device=limits_B.device)
+            limits_B.copy_(torch.where(limits_B > 0, torch.maximum(limits_B, needed), limits_B))
+            rules.append(MustSay(phrases, limits_B.tolist(), END))
+        if wishes.prefixes:
+            prefixes = ids(wishes.prefixes)
+            longest = torch.tensor([1 + len(prefix) for prefix in prefixes], device=limits_B.device)
+            limits_B.copy_(torch.where(limits_B > 0, torch.maximum(limits_B, longest), limits_B))
+            rules.append(Prefix(prefixes))
+        return rules
+
+    def _weights(self, found: list[list[Hypothesis]], source: Padded) -> dict[str, Tensor]:
+        """A second pass over the finished answers keeps the search free of weights, whatever its strategy."""
+        rows = torch.tensor([row for row, answers in enumerate(found) for _ in answers], device=self.device)
+        given = pad([[START, *answer.tokens] for answers in found for answer in answers]).to(self.device)
+        with record(self.model) as trace:
+            self.model(Padded(source.tokens_BT[rows], source.lengths_B[rows]), given.tokens_BT)
+        return trace.weights
+
+    def _covering(self, found: list[list[Hypothesis]], source: Padded, weight: float) -> list[list[Hypothesis]]:
+        """The answers ranked anew, with β Σ_j log min(Σ_t a_tj, 1) added (Wu et al. 2016)."""
+        cross = [part for name, part in self._weights(found, source).items() if kind_of(name) == "cross"]
+        if not cross:
+            return found
+        last_NTS = cross[-1] if cross[-1].dim() == 3 else cross[-1].mean(1)
+        ranked, index = [], 0
+        for row, answers in enumerate(found):
+            scored = []
+            for answer in answers:
+                weights_TS = last_NTS[index, : len(answer.tokens) + 1, : int(source.lengths_B[row])]
+                covered = weights_TS.sum(0).clamp(1e-9, 1.0).log().sum()
+                scored.append(answer._replace(rank=answer.rank + weight * float(covered)))
+                index += 1
+            ranked.append(sorted(scored, key=lambda answer: (answer.truncated, -answer.rank)))
+        return ranked
+
+    def _told(
+        self, found: list[list[Hypothesis]], sources: list[Tokens], weights: dict[str, Tensor]
+    ) -> list[list[Translation]]:
+        told: list[list[Translation]] = []
+        index = 0
+        for answers, source in zip(found, sources, strict=True):
+            told.append([])
+            for answer in answers:
+                sizes = (len(answer.tokens), len(source.ids))
+                own = {name: _cut(kind_of(name), part[index], *sizes).float().cpu() for name, part in weights.items()}
+                text = self.tokenizers.target.decode(answer.tokens)
+                truncated = answer.truncated and bool(source.ids)
+                told[-1].append(Translation(text, answer.score, truncated, source, answer.tokens, own))
+                index += 1
+        return told
+
+
+def kind_of(name: str) -> str:
+    """What an attention of a model looks at, told by its name: encoder, self or cross."""
+    parts = name.split(".")
+    return "encoder" if "encoder" in parts or "encoders" in parts else "self" if "self_attention" in parts else "cross"
+
+
+def _cut(kind: str, weights: Tensor, target: int, source: int) -> Tensor:
+    """The weights of one answer without its padding; a target looks at itself from its start symbol on."""
+    rows, columns = {"encoder": (source, source), "self": (target, target), "cross": (target, source)}[kind]
+    return weights[..., :rows, :columns]

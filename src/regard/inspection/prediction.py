@@ -1,12 +1,13 @@
 """Prediction: an answer that can be looked at."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.tokenizers import Tokenizer
-from regard.decoding.translator import Translation
+from regard.decoding.translator import Translation, kind_of
 from regard.inspection import heatmap
 
 Weights = NDArray[np.float32]
@@ -17,7 +18,8 @@ class Prediction:
     """An answer, its log-probability, and what the model looked at while it wrote each token.
 
     `attention` is T × S: a row for each token of the answer, a column for each token of the source.
-    `attentions` holds those of every attention in the model, by its name.
+    `attentions` holds those of every attention in the model, by its name; `alternatives` the other answers, where
+    several were asked for.
     """
 
     source: str
@@ -28,6 +30,13 @@ class Prediction:
     offsets: list[tuple[int, int]]
     truncated: bool = False
     attentions: dict[str, Weights] = field(default_factory=dict)
+    alternatives: list["Prediction"] = field(default_factory=list)
+
+    @classmethod
+    def best_of(cls, source: str, found: Sequence[Translation], tokenizer: Tokenizer) -> "Prediction":
+        """The first of several answers, with the others as its alternatives."""
+        best, *others = (cls.of(source, answer, tokenizer) for answer in found)
+        return replace(best, alternatives=others)
 
     @classmethod
     def of(cls, source: str, found: Translation, tokenizer: Tokenizer) -> "Prediction":
@@ -46,10 +55,10 @@ class Prediction:
     @property
     def attention(self) -> Weights:
         """The weights of the last attention that reads the source; of several heads, their mean."""
-        if not self.attentions:
+        reading = [weights for name, weights in self.attentions.items() if kind_of(name) == "cross"]
+        if not reading:
             return np.zeros((len(self.tokens), len(self.source_tokens)), dtype=np.float32)
-        last = list(self.attentions.values())[-1]
-        return last if last.ndim == 2 else last.mean(0)
+        return reading[-1] if reading[-1].ndim == 2 else reading[-1].mean(0)
 
     def __repr__(self) -> str:
         return f"Prediction({self.text!r}, score={self.score:.4f})"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.decoding.translator import kind_of
 from regard.errors import ConfigError
 from regard.inspection import heatmap
 from regard.inspection.prediction import Prediction, Weights
@@ -34,14 +35,15 @@ class Trace:
             "source": {"text": found.source, "tokens": found.source_tokens, "offsets": found.offsets},
             "hypotheses": [
                 {
-                    "text": found.text,
-                    "tokens": found.tokens,
-                    "score": found.score,
-                    "truncated": found.truncated,
+                    "text": answer.text,
+                    "tokens": answer.tokens,
+                    "score": answer.score,
+                    "truncated": answer.truncated,
                 }
+                for answer in (found, *found.alternatives)
             ],
             "attention": [
-                {"name": name, "kind": "cross", "shape": list(weights.shape), "data": weights.tolist()}
+                {"name": name, "kind": kind_of(name), "shape": list(weights.shape), "data": weights.tolist()}
                 for name, weights in found.attentions.items()
             ],
         }
@@ -50,8 +52,8 @@ class Trace:
         """One page that works offline, with a table for each attention."""
         found = self.prediction
         tables = "".join(
-            f"<h2>{markup.escape(name)}</h2>{heatmap.html(weights_TS, found.source_tokens, found.tokens)}"
-            for name, weights_TS in _maps(found)
+            f"<h2>{markup.escape(name)}</h2>{heatmap.html(weights, *_labels(name, found))}"
+            for name, weights in _maps(found)
         )
         title = f"<bdi>{markup.escape(found.source)}</bdi> → <bdi>{markup.escape(found.text)}</bdi>"
         return (
@@ -67,6 +69,17 @@ class Trace:
             raise ConfigError(f"{path}: a trace is saved as .json or .html.")
         text = self.to_html() if path.suffix == ".html" else json.dumps(self.document, ensure_ascii=False)
         path.write_text(text, "utf-8")
+
+
+def _labels(name: str, found: Prediction) -> tuple[list[str], list[str]]:
+    """What the columns and the rows of a map stand for."""
+    given = ["<s>", *found.tokens[:-1]] if found.tokens else []
+    kinds = {
+        "encoder": (found.source_tokens, found.source_tokens),
+        "self": (given, found.tokens),
+        "cross": (found.source_tokens, found.tokens),
+    }
+    return kinds[kind_of(name.split(",", maxsplit=1)[0])]
 
 
 def _maps(found: Prediction) -> Iterator[tuple[str, Weights]]:

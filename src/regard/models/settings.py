@@ -157,9 +157,11 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
 
 
 def _sized(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("kind") in TRANSFORMERS:
-        return {**TRANSFORMERS[value["kind"]], **value, "kind": "transformer"}
-    return value
+    """A size by its name spelt out; what says no kind is recurrent."""
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind", "recurrent")
+    return {**TRANSFORMERS[kind], **value, "kind": "transformer"} if kind in TRANSFORMERS else {**value, "kind": kind}
 
 
 Model = Annotated[

@@ -49,6 +49,6 @@ def evaluate(translator: Translator, pairs: Pairs, batch_size: int = 256) -> Sco
     encoded = Encoded.of(pairs, translator.tokenizers, translator.max_length)
     return Scores(
         pairs=len(pairs),
-        accuracy=exact_match([answer.text for answer in answers], pairs.targets),
+        accuracy=exact_match([answer.text for [answer] in answers], pairs.targets),
         loss=mean_loss(translator, encoded, batch_size),
     )

@@ -1,0 +1,164 @@
+"""Rules: what may not be said next, or is made less likely, given what has been said.
+
+B sentences, N hypotheses, T tokens said so far, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+
+class Said(NamedTuple):
+    """What each hypothesis has said so far, and the number of the sentence that it answers."""
+
+    tokens_NT: Tensor
+    sentence_N: Tensor
+
+    @property
+    def steps(self) -> int:
+        return self.tokens_NT.shape[1]
+
+
+class Rule(ABC):
+    """Changes the log-probabilities of the next token."""
+
+    @abstractmethod
+    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
+        """The log-probabilities as the rule leaves them."""
+
+
+@final
+@dataclass(frozen=True)
+class Never(Rule):
+    """Tokens that are never said."""
+
+    tokens: tuple[int, ...]
+
+    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
+        del said
+        banned = torch.tensor(self.tokens, dtype=torch.long, device=log_p_NV.device)
+        return log_p_NV.index_fill(-1, banned, -torch.inf)
+
+
+@final
+@dataclass(frozen=True)
+class NotBefore(Rule):
+    """A token (the end) that is not said before so many others."""
+
+    token: int
+    length: int
+
+    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
+        return Never((self.token,))(log_p_NV, said) if said.steps < self.length else log_p_NV
+
+
+@final
+@dataclass(frozen=True)
+class Banned(Rule):
+    """Sequences of tokens that are not said: the last token is barred where the others stand before it."""
+
+    sequences: tuple[tuple[int, ...], ...]
+
+    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
+        log_p_NV = log_p_NV.clone()
+        for sequence in self.sequences:
+            before = torch.tensor(sequence[:-1], dtype=torch.long, device=log_p_NV.device)
+            if len(before) <= said.steps:
+                stands_N = (said.tokens_NT[:, said.steps - len(before) :] == before).all(-1)
+                log_p_NV[stands_N, sequence[-1]] = -torch.inf
+        return log_p_NV
+
+
+@final
+@dataclass(frozen=True)
+class NoRepeat(Rule):
+    """No sequence of `length` tokens is said twice."""
+
+    length: int
+
+    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
+        context = self.length - 1
+        if said.steps < self.length:
+            return log_p_NV
+        windows_NWL = said.tokens_NT.unfold(1, self.length, 1)
+        same_NW = (windows_NWL[..., :context] == said.tokens_NT[:, None, said.steps - context :]).all(-1)
+        # What followed the same tokens before is barred; a place that followed others bars nothing.
+        bar_NV = torch.zeros_like(log_p_NV).scatter_reduce(1, windows_NWL[..., -1], same_NW.to(log_p_NV.dtype), "amax")
+        return log_p_NV.masked_fill(bar_NV > 0, -torch.inf)
+
+
+@final
+@dataclass(frozen=True)
+class Repetition(Rule):
+    """What has been said is less likely to be said again: log p times the penalty (after Keskar et al. 2019)."""
+
+    penalty: float
+
+    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
+        if said.steps == 0:
+            return log_p_NV
+        return log_p_NV.scatter(1, said.tokens_NT, log_p_NV.gather(1, said.tokens_NT) * self.penalty)
+
+
+@final
+@dataclass(frozen=True)
+class Prefix(Rule):
+    """Each answer begins with the given tokens of its sentence."""
+
+    prefixes: Sequence[Sequence[int]]
+
+    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
+        forced = [prefix[said.steps] if said.steps < len(prefix) else -1 for prefix in self.prefixes]
+        if max(forced, default=-1) < 0:
+            return log_p_NV
+        return _forced(log_p_NV, [forced[number] for number in said.sentence_N.tolist()])
+
+
+@final
+@dataclass(frozen=True)
+class MustSay(Rule):
+    """Each answer contains the given sequences of its sentence: it may not end before, and where the room that is left
+    is just enough for what is missing, that is said.
+    """
+
+    sequences: Sequence[Sequence[Sequence[int]]]
+    limits: Sequence[int]
+    end: int
+
+    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
+        forced, barred = [], []
+        for tokens, sentence in zip(said.tokens_NT.tolist(), said.sentence_N.tolist(), strict=True):
+            missing = [sequence for sequence in self.sequences[sentence] if not _contains(tokens, sequence)]
+            left = self.limits[sentence] - 1 - len(tokens)
+            barred.append(bool(missing))
+            forced.append(-1)
+            # A token of its own choice may undo what has been begun: it has one only where there is room for all.
+            if missing and left <= sum(map(len, missing)):
+                furthest = max(missing, key=lambda sequence: _begun(tokens, sequence))
+                forced[-1] = furthest[_begun(tokens, furthest)]
+        log_p_NV = log_p_NV.clone()
+        log_p_NV[torch.tensor(barred, device=log_p_NV.device), self.end] = -torch.inf
+        return _forced(log_p_NV, forced)
+
+
+def _contains(tokens: Sequence[int], sequence: Sequence[int]) -> bool:
+    size = len(sequence)
+    return any(list(tokens[first : first + size]) == list(sequence) for first in range(len(tokens) - size + 1))
+
+
+def _begun(tokens: Sequence[int], sequence: Sequence[int]) -> int:
+    """How much of a sequence stands at the end of what has been said."""
+    longest = min(len(sequence) - 1, len(tokens))
+    return next((n for n in range(longest, 0, -1) if list(tokens[-n:]) == list(sequence[:n])), 0)
+
+
+def _forced(log_p_NV: Tensor, forced: Sequence[int]) -> Tensor:
+    """Where a token is forced (not −1), no other is possible, and it is however unlikely."""
+    forced_N = torch.tensor(forced, device=log_p_NV.device)
+    tokens_V = torch.arange(log_p_NV.shape[1], device=log_p_NV.device)
+    barred_NV = (forced_N >= 0).unsqueeze(1) & (tokens_V != forced_N.unsqueeze(1))
+    return log_p_NV.clamp_min(-1e9).where((forced_N >= 0).unsqueeze(1), log_p_NV).masked_fill(barred_NV, -torch.inf)

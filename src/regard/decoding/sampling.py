@@ -1,0 +1,39 @@
+"""Drawing: a token by its probability, from as much of the distribution as is wanted.
+
+N hypotheses, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Draw:
+    """log p divided by the temperature; then only the k likeliest tokens, the likeliest with the share p together
+    (Holtzman et al. 2020), and those at least min_p times as likely as the likeliest.
+    """
+
+    generator: torch.Generator
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __call__(self, log_p_NV: Tensor) -> Tensor:
+        return torch.multinomial(self.kept(log_p_NV), 1, generator=self.generator).squeeze(-1)
+
+    def kept(self, log_p_NV: Tensor) -> Tensor:
+        """The probabilities that are drawn from, not yet made to sum to 1."""
+        p_NV = (log_p_NV / self.temperature).softmax(-1)
+        if self.top_k:
+            least_N1 = p_NV.topk(min(self.top_k, p_NV.shape[-1]), dim=-1).values[:, -1:]
+            p_NV = p_NV.masked_fill(p_NV < least_N1, 0.0)
+        if self.top_p < 1:
+            sorted_NV, order_NV = (p_NV / p_NV.sum(-1, keepdim=True)).sort(-1, descending=True)
+            beyond_NV = sorted_NV.cumsum(-1) - sorted_NV >= self.top_p  # what stands before has the share already
+            p_NV = p_NV.masked_fill(beyond_NV.gather(-1, order_NV.argsort(-1)), 0.0)
+        return p_NV.masked_fill(p_NV < self.min_p * p_NV.amax(-1, keepdim=True), 0.0)
