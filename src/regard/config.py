@@ -172,7 +172,10 @@ def _passes_a_name(tree: Tree, key: str) -> bool:
 
 
 def _assign(tree: Tree, key: str, value: Any) -> None:
-    """Put a value under a dotted key; what is not yet a mapping on the way becomes one."""
+    """Put a value under a dotted key; what is not yet a mapping on the way becomes one.
+
+    Another `kind` has other settings, and starts from its own.
+    """
     *way, last = key.split(".")
     node = tree
     for name in way:
@@ -180,6 +183,8 @@ def _assign(tree: Tree, key: str, value: Any) -> None:
         if not isinstance(child, dict):
             child = node[name] = {}
         node = child
+    if last == "kind" and node.get("kind") != value:
+        node.clear()
     node[last] = value
 
 

@@ -95,3 +95,12 @@ def test_a_mechanism_can_be_changed_in_one_part(tmp_path: Path) -> None:
     assert (flat["data.train.path"], flat["data.train.columns"]) == ("mine.jsonl", ("de", "en"))
     flat = flatten(resolve(RunSettings, "dates", {"model.attention.score.hidden": 7}))
     assert flat["model.attention.score.hidden"] == 7
+
+
+def test_another_kind_starts_from_its_own_settings(cli: Run) -> None:
+    for given in ("model.kind=fixed", "model=fixed"):
+        done = cli("explain", "dates", given)
+        assert done.returncode == 0, done.stderr
+        assert "fixed model" in done.stdout
+    done = cli("explain", "dates", "model.kind=transformer", "model.size=64", "tokenizer.shared=true")
+    assert "encoder.layers.0.attention.attention: Dot × Global × Softmax, 4 heads" in done.stdout

@@ -97,3 +97,72 @@ def test_no_gradient_is_kept(model: regard.Model) -> None:
     model.predict("3 mai 2009")
     assert all(parameter.grad is None for parameter in model.network.parameters())
     assert torch.is_grad_enabled()
+
+
+def test_a_beam_of_one_is_greedy_search(model: regard.Model) -> None:
+    greedy = model.predict(TEXTS)
+    assert [p.text for p in model.predict(TEXTS, beam=1, length_penalty=2.0)] == [p.text for p in greedy]
+
+
+def test_nbest_are_alternatives_sorted_distinct_and_scored_as_the_model_scores_them(
+    model: regard.Model,
+) -> None:
+    for text, best in zip(TEXTS, model.predict(TEXTS, beam=4, nbest=4, length_penalty=0.0), strict=True):
+        answers = [best, *best.alternatives]
+        assert len(answers) == (4 if text else 1)
+        assert len({answer.text for answer in answers}) == len(answers)
+        whole = [answer for answer in answers if text and not answer.truncated]
+        assert [a.score for a in whole] == sorted((a.score for a in whole), reverse=True)
+        for answer in whole:
+            assert answer.score == pytest.approx(model.score(text, answer.text), abs=1e-3)
+            assert answer.attention.shape == (len(answer.tokens), len(answer.source_tokens))
+
+
+def test_wishes_are_granted_by_every_strategy(model: regard.Model) -> None:
+    for search in ({}, {"beam": 3}, {"sample": True}):
+        begun = model.predict("3 mai 2009", prefix="19", **search)
+        assert begun.text.startswith("19")
+        said = model.predict(["3 mai 2009", "x"], must_say=[["777", "-4"], []], **search)
+        assert "777" in said[0].text
+        assert "-4" in said[0].text
+        without = model.predict(TEXTS, banned=["0", "1-"], **search)
+        assert not any("0" in answer.text or "1-" in answer.text for answer in without)
+
+
+def test_drawing_is_decided_by_its_seed(model: regard.Model) -> None:
+    once, again, other = (
+        [p.text for p in model.predict(TEXTS, sample=True, temperature=3.0, seed=seed)] for seed in (1, 1, 2)
+    )
+    assert once == again
+    assert once != other
+    several = model.predict("3 mai 2009", sample=True, temperature=3.0, nbest=4)
+    assert len(several.alternatives) == 3
+
+
+def test_minimum_risk_takes_the_answer_most_like_the_others(model: regard.Model) -> None:
+    found = model.predict("3 mai 2009", minimum_risk=8, temperature=1.5, nbest=2)
+    assert found.text
+    assert found.text == model.predict("3 mai 2009", minimum_risk=8, temperature=1.5).text
+
+
+def test_a_coverage_penalty_ranks_by_what_was_looked_at(model: regard.Model) -> None:
+    plain = model.predict(TEXTS[2], beam=6, nbest=6)
+    covering = model.predict(TEXTS[2], beam=6, nbest=6, coverage_penalty=50.0)
+
+    def covered(answer: regard.Prediction) -> float:
+        return float(np.log(np.clip(answer.attention.sum(0), 1e-9, 1.0)).sum())
+
+    assert {a.text for a in (plain, *plain.alternatives)} == {a.text for a in (covering, *covering.alternatives)}
+    whole = [a for a in (covering, *covering.alternatives) if not a.truncated]
+    assert covered(whole[0]) >= covered(whole[-1])
+
+
+def test_search_settings_that_do_not_fit_are_refused(model: regard.Model) -> None:
+    with pytest.raises(regard.ConfigError, match="has no 3 answers"):
+        model.predict("x", beam=2, nbest=3)
+    with pytest.raises(regard.ConfigError, match="Did you mean 'beam'"):
+        model.predict("x", baem=2)
+    with pytest.raises(regard.ConfigError, match="must divide the beam"):
+        model.predict("x", beam=4, groups=3)
+    with pytest.raises(regard.ConfigError, match="give one for each"):
+        model.predict(["x", "y"], prefix=["1"])

@@ -4,14 +4,14 @@ import csv
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from regard.data import dates
+from regard.data import dates, sequences
 from regard.data.lines import read_lines
-from regard.data.settings import Data, DatesData, Files, FilesData
+from regard.data.settings import Data, DatesData, Files, FilesData, SequencesData
 from regard.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -63,8 +63,11 @@ def load_corpus(settings: Data) -> Corpus:
 
 def _load_dates(settings: DatesData) -> Corpus:
     sizes = {"train": settings.train, "dev": settings.dev, "test": settings.test}
-    drawn = {name: zip(*dates.sample(name, size, settings.seed), strict=True) for name, size in sizes.items()}
-    return Corpus(**{name: Pairs(*map(list, columns)) for name, columns in drawn.items()})
+    return _built_in({name: dates.sample(name, size, settings.seed) for name, size in sizes.items()})
+
+
+def _built_in(splits: Mapping[str, list[tuple[str, str]]]) -> Corpus:
+    return Corpus(**{name: Pairs(*map(list, zip(*pairs, strict=True))) for name, pairs in splits.items()})
 
 
 def _load_files(settings: FilesData) -> Corpus:
@@ -78,7 +81,11 @@ def _load_files(settings: FilesData) -> Corpus:
     return Corpus(train, dev, test)
 
 
-_LOADERS: dict[type, Callable[[Any], Corpus]] = {DatesData: _load_dates, FilesData: _load_files}
+_LOADERS: dict[type, Callable[[Any], Corpus]] = {
+    DatesData: _load_dates,
+    SequencesData: lambda settings: _built_in(sequences.sample(settings)),
+    FilesData: _load_files,
+}
 
 
 def read_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False) -> Pairs:

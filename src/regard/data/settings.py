@@ -45,6 +45,30 @@ class DatesData(Settings):
     seed: NonNegativeInt = 0
 
 
+class SequencesData(Settings):
+    """Strings of letters to be copied, reversed or sorted; built in, a pure function of its seed."""
+
+    kind: Literal["sequences"] = "sequences"
+    task: Literal["copy", "reverse", "sort"] = "reverse"
+    letters: int = Field(26, ge=2, le=26, description="how many letters there are")
+    shortest: PositiveInt = 5
+    longest: PositiveInt = 30
+    train: PositiveInt = 20_000
+    dev: PositiveInt = 500
+    test: PositiveInt = 1_000
+    seed: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _has_enough_strings(self) -> Self:
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest: {self.shortest} is more than longest, {self.longest}.")
+        lengths = range(self.shortest, min(self.longest, self.shortest + 12) + 1)
+        strings = sum(self.letters**length for length in lengths)
+        if strings < 4 * (self.train + self.dev + self.test):
+            raise ValueError(f"letters: there are only {strings} strings of these lengths. Allow longer ones.")
+        return self
+
+
 class FilesData(Settings):
     """Pairs from files. Without dev files, one source sentence in twenty is held back from training."""
 
@@ -55,7 +79,7 @@ class FilesData(Settings):
     bad_lines: Literal["error", "skip"] = Field("error", description="what to do with a line that is no pair")
 
 
-Data = Annotated[DatesData | FilesData, Field(discriminator="kind"), BY_NAME]
+Data = Annotated[DatesData | SequencesData | FilesData, Field(discriminator="kind"), BY_NAME]
 
 
 class CharTokenizer(Settings):

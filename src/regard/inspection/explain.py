@@ -7,6 +7,7 @@ import torch
 
 from regard.attention import kernels
 from regard.attention.attention import Attention
+from regard.models.attentive import AttentiveDecoder
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import Model
 from regard.recurrent import kernels as recurrent_kernels
@@ -36,7 +37,8 @@ def _networks(model: Seq2Seq) -> Iterator[str]:
         depth = f"{module.settings.layers} layer{'s' if module.settings.layers > 1 else ''}"
         yield ""
         yield f"{name}: {_cell(module)}, {depth}, {'both directions' if module.directions > 1 else 'one direction'}"
-        if module is getattr(model.decoder, "layers", None):
+        decoder = model.decoder
+        if isinstance(decoder, AttentiveDecoder) and module is decoder.layers and decoder.stepwise:
             yield "  goes step by step: attention stands between the steps"
             continue
         for device, place in (("cpu", "on a CPU"), ("cuda", "on CUDA")):

@@ -70,6 +70,11 @@ class AttentiveDecoder(Decoder, ABC):
         self.readout = Readout(known, memory, hidden, vocabulary, settings.dropout, copy=settings.decoder.copy_source)
 
     @property
+    def stepwise(self) -> bool:
+        """Whether a step needs what the one before has read, so that the steps cannot run at once."""
+        return True
+
+    @property
     def _copies(self) -> bool:
         return self.readout.generate is not None
 
@@ -199,6 +204,10 @@ class LuongDecoder(AttentiveDecoder):
         super().__init__(settings, vocabulary, memory, fed=fed, known=hidden)
         self.fed, self.feeds_context = fed, order == "simple"
 
+    @property
+    def stepwise(self) -> bool:
+        return bool(self.fed) or self.attention.select.marginal
+
     def _first_fed(self, output_BH: Tensor) -> Tensor | None:
         return output_BH.new_zeros(len(output_BH), self.fed) if self.fed else None
 
@@ -207,7 +216,7 @@ class LuongDecoder(AttentiveDecoder):
         return output
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
-        if self.fed or self.attention.select.marginal:
+        if self.stepwise:
             return super().forward(tokens_BT, memory)
         # Nothing that is read flows back into the states: all steps at once.
         keys, state = self.begin(memory)

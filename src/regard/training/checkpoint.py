@@ -49,7 +49,7 @@ def save(folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, 
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     # Serialised here and written by Python, a full disk raises OSError like everywhere else.
-    (draft / "model.safetensors").write_bytes(serialize(model.state_dict()))
+    (draft / "model.safetensors").write_bytes(serialize(_tensors(model)))
     (draft / "optimizer.safetensors").write_bytes(serialize(_optimizer_tensors(model, optimizer)))
     (draft / "state.json").write_text(json.dumps(progress.to_json(), indent=1), "utf-8")
     files = {entry.name: sha256(entry) for entry in sorted(draft.iterdir())}
@@ -61,6 +61,14 @@ def save(folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, 
     draft.rename(final)
     _sync(folder.checkpoints)
     return Checkpoint(final)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A model's weights and buffers; one that goes by several names (tied embeddings) by its first alone."""
+    distinct: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        distinct.setdefault(id(tensor), (name, tensor.detach()))
+    return dict(distinct.values())
 
 
 def prune(folder: RunFolder, keep: int, best_step: int | None) -> None:
@@ -77,7 +85,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Put a checkpoint's weights into a model; a tensor that does not fit is named."""
     path = checkpoint.path / "model.safetensors"
     found = _read(path)
-    for name, parameter in model.state_dict().items():
+    expected = _tensors(model)
+    for name, parameter in expected.items():
         if name not in found:
             raise ModelError(f"{path} has no tensor {name}, which its config.yaml asks for.")
         if found[name].shape != parameter.shape:
@@ -85,10 +94,10 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
                 f"{path}: the tensor {name} has the shape {tuple(found[name].shape)}, and the config.yaml beside "
                 f"it makes it {tuple(parameter.shape)}. Were the files of two runs mixed?"
             )
-    extra = set(found) - set(model.state_dict())
+    extra = set(found) - set(expected)
     if extra:
         raise ModelError(f"{path} has a tensor that its config.yaml does not know: {min(extra)}.")
-    model.load_state_dict(found)
+    model.load_state_dict(found, strict=False)  # a matrix that goes by two names is there once
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> Progress:
