@@ -46,6 +46,32 @@ def test_json_holds_text_score_and_tokens(cli: Run, small_run: RunFolder) -> Non
     assert record["score"] < 0
 
 
+def test_a_beam_gives_its_best_answers_in_lines_or_as_json(cli: Run, small_run: RunFolder) -> None:
+    done = cli("predict", small_run.path, "--beam", "3", "--nbest", "2", "3 mai 2009", "May 3, 2009")
+    assert done.returncode == 0, done.stderr
+    scores = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [len(columns) for columns in scores] == [2, 2, 2, 2]
+    assert all(float(score) <= 0 for score, _ in scores)
+    lines = cli("predict", small_run.path, "--beam", "3", "--nbest", "2", "--json", "3 mai 2009").stdout.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [text for _, text in scores[:2]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nbest", "2"], "Widen the beam"),
+        (["--set", "temprature=2"], "Did you mean 'temperature'"),
+        (["--beam", "4", "--set", "sample=true"], "exclude each other"),
+    ],
+)
+def test_settings_of_the_search_are_checked_before_the_model_is_loaded(
+    cli: Run, small_run: RunFolder, options: list[str], words: str
+) -> None:
+    done = cli("predict", small_run.path, *options, "3 mai 2009")
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
 def test_endless_answers_are_cut_and_said(cli: Run, small_run: RunFolder) -> None:
     record = json.loads(cli("predict", small_run.path, "--json", "3 mai 2009").stdout)
     assert len(record["tokens"]) <= 2 * len("3 mai 2009") + 20
