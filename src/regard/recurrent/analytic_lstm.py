@@ -242,14 +242,14 @@ def lstm_scan(
     weights: LSTMWeights,
     keep_NBH: Tensor | None = None,
     runs_TB1: Tensor | None = None,
+    *,
+    scan: type[torch.autograd.Function] = _Scan,
 ) -> tuple[Tensor, ...]:
     """The parts of the state after each step, (T, N, B, …) each: output, cell and, with gate recurrence, the gates.
     Where a row does not run any more, output and cell are zero.
     """
     y, c, *g = state
-    R, p, Q = weights
-    first = g[0] if g else None
-    found = _Scan.apply(form, a_TNBG, y, c, first, R, p, Q, keep_NBH, runs_TB1)  # type: ignore[no-untyped-call]
+    found = scan.apply(form, a_TNBG, y, c, g[0] if g else None, *weights, keep_NBH, runs_TB1)  # type: ignore[no-untyped-call]
     return tuple(found[: len(state)])
 
 

@@ -33,6 +33,16 @@ def tanh(x):
 
 
 @triton.jit
+def place(group_0, programs, B, ROWS: tl.constexpr):
+    """Which member of which group a program is; the group's cell, its rows, and which of them there are."""
+    member = tl.program_id(0) % programs
+    group = group_0 + tl.program_id(0) // programs
+    row_blocks = tl.cdiv(B, ROWS)
+    row = (group % row_blocks) * ROWS + tl.arange(0, ROWS)
+    return member, group, group // row_blocks, row, row < B
+
+
+@triton.jit
 def wait(counter, target):
     """Return when all programs of the group have come here; what they wrote before can then be read."""
     tl.debug_barrier()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.recurrent.analytic import Gradients, differentiable_once, outer
 from regard.recurrent.cells import masked
-from regard.recurrent.fused import VARYING, launch, multiply, or_unused, tanh, wait
+from regard.recurrent.fused import VARYING, launch, multiply, or_unused, place, tanh, wait
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -22,12 +22,7 @@ def _forward(
     a, s, q, h, R, keep, counters, group_0, T, N, B, H, programs,
     KEEP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(0) % programs
-    group = group_0 + tl.program_id(0) // programs
-    row_blocks = tl.cdiv(B, ROWS)
-    n = group // row_blocks
-    row = (group % row_blocks) * ROWS + tl.arange(0, ROWS)
-    row_ok = row < B
+    member, group, n, row, row_ok = place(group_0, programs, B, ROWS)
     G = 3 * H
     column = tl.arange(0, 2 * UNITS) // UNITS
     for t in range(T):
@@ -78,12 +73,7 @@ def _backward(
     s, h, d_h, d_s, carry, R_T, keep, counters, group_0, T, N, B, H, programs,
     KEEP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(0) % programs
-    group = group_0 + tl.program_id(0) // programs
-    row_blocks = tl.cdiv(B, ROWS)
-    n = group // row_blocks
-    row = (group % row_blocks) * ROWS + tl.arange(0, ROWS)
-    row_ok = row < B
+    member, group, n, row, row_ok = place(group_0, programs, B, ROWS)
     G = 3 * H
     for back in range(T):
         now = ((T - 1 - back) * N + n).to(tl.int64) * B

@@ -4,6 +4,7 @@ T steps, N cells side by side, B rows, H units, G width of all gates: the learne
 T + 1 steps hold the state before the first step in front (forward) or what comes after the last behind (back).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.recurrent import analytic_lstm
 from regard.recurrent.analytic import Gradients, differentiable_once, outer
-from regard.recurrent.analytic_lstm import LSTMWeights
 from regard.recurrent.cells import masked
-from regard.recurrent.fused import VARYING, launch, multiply, or_unused, tanh, wait
+from regard.recurrent.fused import VARYING, launch, multiply, or_unused, place, tanh, wait
 from regard.recurrent.settings import LSTMForm
 
 
@@ -46,12 +47,7 @@ def _forward(
     KEEP: tl.constexpr, ENDS: tl.constexpr,
     ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(0) % programs
-    group = group_0 + tl.program_id(0) // programs
-    row_blocks = tl.cdiv(B, ROWS)
-    n = group // row_blocks
-    row = (group % row_blocks) * ROWS + tl.arange(0, ROWS)
-    row_ok = row < B
+    member, group, n, row, row_ok = place(group_0, programs, B, ROWS)
     P = (INPUT + FORGET + OUTPUT) * H
     G = P + H
     column = tl.arange(0, 4 * UNITS) // UNITS
@@ -131,12 +127,7 @@ def _backward(
     HAS_C: tl.constexpr, HAS_G: tl.constexpr,
     ROWS: tl.constexpr, UNITS: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(0) % programs
-    group = group_0 + tl.program_id(0) // programs
-    row_blocks = tl.cdiv(B, ROWS)
-    n = group // row_blocks
-    row = (group % row_blocks) * ROWS + tl.arange(0, ROWS)
-    row_ok = row < B
+    member, group, n, row, row_ok = place(group_0, programs, B, ROWS)
     P = (INPUT + FORGET + OUTPUT) * H
     G = P + H
     column = tl.arange(0, 4 * UNITS) // UNITS
@@ -307,19 +298,5 @@ class _Scan(torch.autograd.Function):
         return None, d_s, d_start, d_cell.to(c.dtype), d_g0, outer(d_s, masked(y[:-1], keep)), d_p, d_Q, None, None
 
 
-def lstm_scan(
-    form: LSTMForm,
-    a_TNBG: Tensor,
-    state: tuple[Tensor, ...],
-    weights: LSTMWeights,
-    keep_NBH: Tensor | None = None,
-    runs_TB1: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """The parts of the state after each step, (T, N, B, …) each: output, cell and, with gate recurrence, the gates.
-    Where a row does not run any more, output and cell are zero.
-    """
-    y, c, *g = state
-    R, p, Q = weights
-    first = g[0] if g else None
-    found = _Scan.apply(form, a_TNBG, y, c, first, R, p, Q, keep_NBH, runs_TB1)
-    return tuple(found[: len(state)])
+lstm_scan = partial(analytic_lstm.lstm_scan, scan=_Scan)
+"""The same as `analytic_lstm.lstm_scan`, in one kernel."""

@@ -195,8 +195,18 @@ def _torch_names(module: nn.RNNBase) -> list[str]:
     return [f"l{layer}{direction}" for layer in range(module.num_layers) for direction in directions]
 
 
+class _OneState(_Network, ABC):
+    """A network whose state is its output alone, one tensor."""
+
+    def forward(
+        self, x_BTD: Tensor, lengths: Lengths | None = None, state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        outputs_BTH, (h_LBH,) = self._run(x_BTD, lengths, None if state is None else (state,))
+        return outputs_BTH, h_LBH
+
+
 @final
-class RNN(_Network):
+class RNN(_OneState):
     """Layers of simple recurrent networks, h' = φ(W x + R h + b) with φ = tanh or relu; the state is h (L, B, H)."""
 
     theirs = nn.RNN
@@ -216,12 +226,6 @@ class RNN(_Network):
         cell = {"kind": "rnn", "activation": activation}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, **options)
 
-    def forward(
-        self, x_BTD: Tensor, lengths: Lengths | None = None, state: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        outputs_BTH, (h_LBH,) = self._run(x_BTD, lengths, None if state is None else (state,))
-        return outputs_BTH, h_LBH
-
     @classmethod
     def _options_of(cls, module: nn.RNNBase) -> dict[str, Any]:
         return {"activation": module.nonlinearity}
@@ -231,7 +235,7 @@ class RNN(_Network):
 
 
 @final
-class GRU(_Network):
+class GRU(_OneState):
     """Layers of gated recurrent units, reset after the product with R or before; the state is h (L, B, H)."""
 
     theirs = nn.GRU
@@ -250,12 +254,6 @@ class GRU(_Network):
         _check_names("GRU", options, Options.__annotations__)
         cell = {"kind": "gru", "reset": reset}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, **options)
-
-    def forward(
-        self, x_BTD: Tensor, lengths: Lengths | None = None, state: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        outputs_BTH, (h_LBH,) = self._run(x_BTD, lengths, None if state is None else (state,))
-        return outputs_BTH, h_LBH
 
 
 class Switches(TypedDict, total=False):
