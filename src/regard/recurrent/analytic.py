@@ -34,10 +34,14 @@ def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gra
     return checked
 
 
+def flat(x_TNBX: Tensor) -> Tensor:
+    """All steps of all rows of each cell as one → (N, T B, X)."""
+    return x_TNBX.transpose(0, 1).flatten(1, 2)
+
+
 def outer(d_TNBG: Tensor, x_TNBH: Tensor) -> Tensor:
     """The gradient of matrices that turned x into something with gradient d, over all steps → (N, G, H)."""
-    flat_d, flat_x = d_TNBG.transpose(0, 1).flatten(1, 2), x_TNBH.transpose(0, 1).flatten(1, 2)
-    return flat_d.transpose(1, 2) @ flat_x
+    return flat(d_TNBG).transpose(1, 2) @ flat(x_TNBH)
 
 
 class _RNN(torch.autograd.Function):
@@ -123,7 +127,8 @@ class _GRU(torch.autograd.Function):
             else:
                 d_h = torch.addcmul(d_after * z_t, torch.bmm(du_t, R), keep)
         d_a = torch.cat([d_u[..., : 2 * size], d_n], dim=-1)
-        return d_a, d_h, outer(d_u, masked(h[:-1], keep)), d_u.sum((0, 2)), None
+        flat_u = flat(d_u)
+        return d_a, d_h, flat_u.transpose(1, 2) @ flat(masked(h[:-1], keep)), flat_u.sum(1), None
 
 
 class _EarlyResetGRU(torch.autograd.Function):
