@@ -104,7 +104,7 @@ def plot(results: list[Mapping[str, Any]], task: str, path: Path) -> None:
         axes.plot(list(lengths), smooth, label=result["name"], linestyle="--" if dashed else "-")
     axes.set_xlabel("length of the source")
     axes.set_ylabel(f"exactly right, % ({task})")
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=150)
 
 
