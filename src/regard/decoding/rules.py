@@ -40,8 +40,10 @@ class Never(Rule):
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
         del said
-        banned = torch.tensor(self.tokens, dtype=torch.long, device=log_p_NV.device)
-        return log_p_NV.index_fill(-1, banned, -torch.inf)
+        log_p_NV = log_p_NV.clone()
+        for token in self.tokens:  # few, and no list of them has to go to the device at every step
+            log_p_NV[:, token] = -torch.inf
+        return log_p_NV
 
 
 @final

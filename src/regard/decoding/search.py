@@ -32,6 +32,11 @@ class Hypothesis(NamedTuple):
     truncated: bool
     rank: float = 0.0
 
+    @property
+    def place(self) -> tuple[bool, float]:
+        """By which answers are put in order, the best first: what had to be cut comes after what ended by itself."""
+        return self.truncated, -self.rank
+
 
 Choose = Callable[[Tensor], Tensor]
 """From the log-probabilities (N, V) to a token for each."""
@@ -111,11 +116,9 @@ def walk(
     answers: int = 1,
 ) -> list[list[Hypothesis]]:
     """One token after another, as `choose` has it, for so many answers to each sentence."""
-    found: dict[int, Hypothesis] = {}
+    found: dict[int, list[Hypothesis]] = {}
     limits_N = limits_B.repeat_interleave(answers)
     batch = _Batch.begin(decoder, memory, symbols, rules, limits_B, answers)
-    # Each answer goes its own way from here: a batch of sentences with one hypothesis each, keys shared as before.
-    number_N = torch.arange(len(limits_N), device=limits_B.device)
     score_N = torch.zeros(len(limits_N), dtype=torch.float64, device=limits_B.device)
     ended_N = limits_N <= 0
     cut_N = ended_N.clone()
@@ -124,15 +127,14 @@ def walk(
         if bool(over_B.any()):
             lengths_N = _lengths(batch.said_NT, symbols.end)
             for row in over_B.nonzero().squeeze(1).tolist():
+                own = found[int(batch.numbers_B[row])] = []
                 for index in range(row * answers, (row + 1) * answers):
-                    tokens = batch.said_NT[index, : lengths_N[index]].tolist()
-                    score = float(score_N[index])
-                    found[int(number_N[index])] = Hypothesis(tokens, score, bool(cut_N[index]), score)
+                    tokens, score = batch.said_NT[index, : lengths_N[index]].tolist(), float(score_N[index])
+                    own.append(Hypothesis(tokens, score, bool(cut_N[index]), score))
             if bool(over_B.all()):
                 break
             rows_N = batch.leave(~over_B)
-            number_N, score_N, limits_N = number_N[rows_N], score_N[rows_N], limits_N[rows_N]
-            ended_N, cut_N = ended_N[rows_N], cut_N[rows_N]
+            score_N, limits_N, ended_N, cut_N = (part[rows_N] for part in (score_N, limits_N, ended_N, cut_N))
         log_p_NV, ruled_NV = batch.log_p()
         token_N = torch.where(ended_N, symbols.end, choose(ruled_NV))
         score_N = score_N + torch.where(ended_N, 0.0, log_p_NV.gather(-1, token_N.unsqueeze(-1)).squeeze(-1))
@@ -140,8 +142,7 @@ def walk(
         at_limit_N = batch.said_NT.shape[1] >= limits_N
         cut_N = cut_N | (~ended_N & (token_N != symbols.end) & at_limit_N)
         ended_N = ended_N | (token_N == symbols.end) | at_limit_N
-    flat = [found[number] for number in range(len(found))]
-    return [flat[first : first + answers] for first in range(0, len(flat), answers)]
+    return [found[number] for number in range(len(found))]
 
 
 def _lengths(said_NT: Tensor, end: int) -> list[int]:
@@ -171,9 +172,9 @@ class BeamOptions:
     history: list["BeamStep"] | None = None
     """Where a list is given, what went on at each step is added to it."""
 
-    def penalty(self, length: Tensor) -> Tensor:
+    def penalty(self, length: int) -> float:
         """((5 + length) / 6)^α (Wu et al. 2016); the length counts END."""
-        return ((5 + length) / 6) ** self.length_penalty
+        return float(((5 + length) / 6) ** self.length_penalty)
 
 
 def beam(
@@ -268,7 +269,7 @@ def _keep(
     step: int,
 ) -> None:
     """Note the hypotheses that have ended."""
-    penalty = float(options.penalty(torch.tensor(float(step))))
+    penalty = options.penalty(step)
     for row, group, place in (chosen.ended_score_BGK > -torch.inf).nonzero().tolist():
         score = float(chosen.ended_score_BGK[row, group, place])
         parent = row * options.beam + int(chosen.ended_parent_BGK[row, group, place])
@@ -286,7 +287,7 @@ def _cut(
     step: int,
 ) -> None:
     """At a sentence's limit what goes on is cut, and ranks below all that ended by itself."""
-    penalty = float(options.penalty(torch.tensor(float(step))))
+    penalty = options.penalty(step)
     for row in at_limit_B.nonzero().squeeze(1).tolist():
         for place, score in enumerate(score_BGK[row].flatten().tolist()):
             if score > -torch.inf:
@@ -298,7 +299,7 @@ def _cut(
 def _insert(kept: list[Hypothesis], answer: Hypothesis, options: BeamOptions) -> None:
     """Among the best of a group, as many as its beam is wide."""
     kept.append(answer)
-    kept.sort(key=lambda found: (found.truncated, -found.rank))
+    kept.sort(key=lambda found: found.place)
     del kept[max(options.beam // options.groups, options.nbest) :]
 
 
@@ -310,11 +311,11 @@ def _decided(
     options: BeamOptions,
 ) -> Tensor:
     """The sentences of which no hypothesis can still rise among the n-best."""
-    bound_BG = (score_BGK.amax(-1) / options.penalty(limits.float()).unsqueeze(1)).tolist()
     decided = []
-    for number, bounds in zip(numbers, bound_BG, strict=True):
+    for number, best, limit in zip(numbers, score_BGK.amax(-1).tolist(), limits.tolist(), strict=True):
         settled = []
-        for kept, bound in zip(finished[number], bounds, strict=True):
+        for kept, score in zip(finished[number], best, strict=True):
+            bound = score / options.penalty(limit)
             whole = [answer for answer in kept if not answer.truncated][: options.nbest]
             settled.append(bound == -torch.inf or (len(whole) == options.nbest and whole[-1].rank >= bound))
         decided.append(all(settled))
@@ -323,7 +324,7 @@ def _decided(
 
 def _best(groups: list[list[Hypothesis]], nbest: int) -> list[Hypothesis]:
     distinct: dict[tuple[int, ...], Hypothesis] = {}
-    ranked = sorted((answer for kept in groups for answer in kept), key=lambda found: (found.truncated, -found.rank))
+    ranked = sorted((answer for kept in groups for answer in kept), key=lambda found: found.place)
     for answer in ranked:
         distinct.setdefault(tuple(answer.tokens), answer)
     return list(distinct.values())[:nbest]

@@ -188,7 +188,7 @@ class Translator:
                 covered = weights_TS.sum(0).clamp(1e-9, 1.0).log().sum()
                 scored.append(answer._replace(rank=answer.rank + weight * float(covered)))
                 index += 1
-            ranked.append(sorted(scored, key=lambda answer: (answer.truncated, -answer.rank)))
+            ranked.append(sorted(scored, key=lambda answer: answer.place))
         return ranked
 
     def _told(

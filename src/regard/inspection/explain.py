@@ -13,7 +13,7 @@ from regard.models.settings import Model
 from regard.recurrent import kernels as recurrent_kernels
 from regard.recurrent.cells import Cell
 from regard.recurrent.layers import Stack
-from regard.recurrent.settings import GRU, LSTM, VARIANTS, LSTMForm
+from regard.recurrent.settings import GRU, LSTM, VARIANTS
 
 VOCABULARY = 1000
 """Stands in for the size of a vocabulary that is known only once the data is read."""
@@ -53,10 +53,8 @@ def _cell(stack: Stack) -> str:
     cell = stack.settings.cell
     if isinstance(cell, LSTM):
         form = stack.settings.form
-        names = [name for name, known in VARIANTS.items() if known == form and form != LSTMForm()]
-        usual = LSTMForm()._asdict()
-        changed = [f"{name}={value}" for name, value in form._asdict().items() if value != usual[name]]
-        return " ".join(["LSTM", *(names or changed)])
+        names = [name for name, known in VARIANTS.items() if known == form and form.changed]
+        return " ".join(["LSTM", *(names or (f"{name}={value}" for name, value in form.changed.items()))])
     return f"GRU, reset {cell.reset} the product" if isinstance(cell, GRU) else f"RNN with {cell.activation}"
 
 

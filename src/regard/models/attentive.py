@@ -129,14 +129,17 @@ class AttentiveDecoder(Decoder, ABC):
     def _say(self, steps: list[_Step], embedded_BTD: Tensor, keys: AttentiveKeys) -> Tensor:
         outputs_BTH = torch.stack([taken.output_BH for taken in steps], 1)
         contexts_BTD = torch.stack([taken.context_BD for taken in steps], 1)
-        pointed = None
-        if self._copies and keys.tokens_BS is not None:
-            weights = [taken.attended.weights for taken in steps if taken.attended.weights is not None]
-            joined = torch.cat(weights, dim=-2)
-            joined_BTS = joined if joined.dim() == 3 else joined.mean(1)
-            pointed = Pointed(joined_BTS, share(keys.tokens_BS, len(joined_BTS)))
+        weights = [taken.attended.weights for taken in steps if taken.attended.weights is not None]
+        pointed = self._pointed(torch.cat(weights, dim=-2) if self._copies else None, keys)
         logits_BTV: Tensor = self.readout(self._known(outputs_BTH, embedded_BTD), contexts_BTD, pointed)
         return logits_BTV
+
+    def _pointed(self, weights: Tensor | None, keys: AttentiveKeys) -> Pointed | None:
+        """Where the decoder looked, of several heads in the mean; None where nothing is copied."""
+        if weights is None or keys.tokens_BS is None:
+            return None
+        weights_BTS = weights if weights.dim() == 3 else weights.mean(1)
+        return Pointed(weights_BTS, share(keys.tokens_BS, len(weights_BTS)))
 
     def _marginal_step(
         self, token_B: Tensor, embedded_BD: Tensor, state: AttentiveState, keys: AttentiveKeys
@@ -223,10 +226,7 @@ class LuongDecoder(AttentiveDecoder):
         embedded_BTD = self.dropout(self.embedding(tokens_BT))
         outputs_BTH, _ = self.layers(embedded_BTD, state=state.layers)
         attended = self.attention.read(outputs_BTH, keys.attention, state.past, weights=self._copies)
-        pointed = None
-        if self._copies and keys.tokens_BS is not None and attended.weights is not None:
-            weights_BTS = attended.weights if attended.weights.dim() == 3 else attended.weights.mean(1)
-            pointed = Pointed(weights_BTS, keys.tokens_BS)
+        pointed = self._pointed(attended.weights, keys)
         logits_BTV: Tensor = self.readout(outputs_BTH, attended.context_BTD, pointed)
         return Decoded(logits_BTV, _terms([attended.choice] if attended.choice is not None else []))
 

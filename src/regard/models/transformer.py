@@ -67,10 +67,17 @@ class Residual(nn.Module):
         self.first = settings.norm == "pre"
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        before = self.norm(x) if self.first else x
-        after: Tensor = x + self.dropout(part(before))
-        made: Tensor = after if self.first else self.norm(after)
-        return made
+        return self.leave(x, part(self.enter(x)))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the part is given."""
+        given: Tensor = self.norm(x) if self.first else x
+        return given
+
+    def leave(self, x: Tensor, made: Tensor) -> Tensor:
+        """X with what the part made of it."""
+        after: Tensor = x + self.dropout(made)
+        return after if self.first else self.norm(after)
 
 
 @final
@@ -181,24 +188,15 @@ class DecoderLayer(nn.Module):
 
     def step(self, x_B1D: Tensor, state: LayerState, keys: Keys, before: Past, used: int) -> tuple[Tensor, LayerState]:
         """One step, given what has been used of the cache."""
-        remembered = []
-
-        def look_back(x: Tensor) -> Tensor:
-            new = self.self_attention.prepare(x, start=used)
-            cache = Cache.begin(new) if state.cache is None else state.cache.extended(new)
-            remembered.append(cache)
-            return self.self_attention.read(x, cache.keys, before, start=used).context_BTD
-
-        pasts = []
-
-        def look_across(x: Tensor) -> Tensor:
-            attended = self.cross_attention.read(x, keys, state.past)
-            pasts.append(attended.past)
-            return attended.context_BTD
-
-        x_B1D = self.after_self(x_B1D, look_back)
-        x_B1D = self.after_cross(x_B1D, look_across)
-        return self.after_feedforward(x_B1D, self.feedforward), LayerState(remembered[0], pasts[0])
+        given = self.after_self.enter(x_B1D)
+        new = self.self_attention.prepare(given, start=used)
+        cache = Cache.begin(new) if state.cache is None else state.cache.extended(new)
+        x_B1D = self.after_self.leave(
+            x_B1D, self.self_attention.read(given, cache.keys, before, start=used).context_BTD
+        )
+        attended = self.cross_attention.read(self.after_cross.enter(x_B1D), keys, state.past)
+        x_B1D = self.after_cross.leave(x_B1D, attended.context_BTD)
+        return self.after_feedforward(x_B1D, self.feedforward), LayerState(cache, attended.past)
 
 
 @final

@@ -185,9 +185,7 @@ class LSTMCell(Cell):
                 self.bias_input[first : first + hidden_size] = forget_bias
 
     def extra_repr(self) -> str:
-        usual = LSTMForm()._asdict()
-        changed = [f", {name}={value}" for name, value in self.form._asdict().items() if value != usual[name]]
-        return super().extra_repr() + "".join(changed)
+        return super().extra_repr() + "".join(f", {name}={value}" for name, value in self.form.changed.items())
 
     @property
     def parts(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -86,9 +87,8 @@ def unknown_to_torch(cell: Cell) -> str | None:
         return f"it knows no {type(cell).__name__}"
     if isinstance(cell, GRUCell) and cell.reset == "before":
         return "it resets after the product with R"
-    if isinstance(cell, LSTMCell) and cell.form != LSTMForm():
-        changed = [name for name, usual in LSTMForm()._asdict().items() if getattr(cell.form, name) != usual]
-        return f"it knows the usual LSTM only, and this one differs in {', '.join(changed)}"
+    if isinstance(cell, LSTMCell) and cell.form.changed:
+        return f"it knows the usual LSTM only, and this one differs in {', '.join(cell.form.changed)}"
     return None
 
 
@@ -106,11 +106,16 @@ def bounded(cell: Cell) -> bool:
     return not (isinstance(cell, RNNCell) and cell.activation == "relu")
 
 
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
 def fused_refusal(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
     """Why the Triton kernel cannot serve, or None if it can."""
     if device != "cuda":
         return "it needs a GPU"
-    if find_spec("triton") is None:
+    if not _has_triton():
         return "Triton is not installed"
     if not (isinstance(cell, LSTMCell) or (isinstance(cell, GRUCell) and cell.reset == "before")):
         return "it is written for the LSTM in all its forms, and for the GRU that resets before the product"
@@ -163,10 +168,11 @@ def plainly() -> Iterator[None]:
 def run(lanes: Sequence[Lane], lengths_B: Tensor | None) -> list[Swept]:
     """Every lane over its input; each row ends at its own length."""
     cell, x_BTD, _, keep_BH = lanes[0]
+    if _plain.get() or 0 in x_BTD.shape[:2]:
+        return [scan(lane, lengths_B) for lane in lanes]
     keep, ragged = keep_BH is not None, lengths_B is not None
-    planned = plan(cell, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), keep=keep, ragged=ragged)
-    path = "scan" if _plain.get() else planned.path
-    if path == "scan" or 0 in x_BTD.shape[:2]:
+    path = plan(cell, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), keep=keep, ragged=ragged).path
+    if path == "scan":
         return [scan(lane, lengths_B) for lane in lanes]
     if path == "torch":
         return [by_torch(lane, lengths_B) for lane in lanes]

@@ -74,7 +74,9 @@ class Stack(nn.Module):
             return (Masks(None, None),) * len(self.cells)
         drawn = []
         for index, cell in enumerate(self._cells()):
-            between = self.dropout(like.new_ones(rows, cell.input_size)) if index >= self.directions else None
+            # What enters a layer is dropped once, for both its directions.
+            enters = index >= self.directions and index % self.directions == 0
+            between = self.dropout(like.new_ones(rows, cell.input_size)) if enters else None
             drawn.append(Masks(between, self.dropout(like.new_ones(rows, cell.hidden_size))))
         return tuple(drawn)
 

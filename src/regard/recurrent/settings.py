@@ -37,6 +37,12 @@ class LSTMForm(NamedTuple):
         return self.early + ("output",) * self.output_gate
 
     @property
+    def changed(self) -> dict[str, bool | str]:
+        """The switches that stand otherwise than in the usual cell."""
+        usual = LSTMForm()._asdict()
+        return {name: value for name, value in self._asdict().items() if value != usual[name]}
+
+    @property
     def bounded(self) -> bool:
         """Whether an output cannot grow from step to step without end, whatever the weights."""
         return "tanh" in (self.input_activation, self.output_activation)
