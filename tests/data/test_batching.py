@@ -3,22 +3,24 @@
 import numpy as np
 import torch
 
-from regard.data.batching import BatchOrder, Encoded, by_length, pad
+from regard.data.batching import Encoded, pad
+from regard.data.order import ByPairs, by_length
+from regard.data.ragged import Ragged
 from regard.data.tokenizers import END, PAD, START
 
 LENGTHS = np.random.Generator(np.random.PCG64(0)).integers(1, 60, 1000)
 
 
 def test_the_batch_at_a_step_depends_on_seed_and_step_alone() -> None:
-    one, other = BatchOrder(LENGTHS, 32, seed=5), BatchOrder(LENGTHS, 32, seed=5)
+    one, other = ByPairs(LENGTHS, 32, seed=5), ByPairs(LENGTHS, 32, seed=5)
     jumped = [other.at(step) for step in (70, 3, 40)]
     walked = [one.at(step) for step in range(80)]
     assert jumped == [walked[70], walked[3], walked[40]]
-    assert [BatchOrder(LENGTHS, 32, seed=6).at(step) for step in range(80)] != walked
+    assert [ByPairs(LENGTHS, 32, seed=6).at(step) for step in range(80)] != walked
 
 
 def test_each_epoch_holds_every_pair_once_in_an_order_of_its_own() -> None:
-    order = BatchOrder(LENGTHS, 32, seed=0)
+    order = ByPairs(LENGTHS, 32, seed=0)
     assert order.steps_per_epoch == 32
     epochs = [[order.at(epoch * 32 + index) for index in range(32)] for epoch in range(2)]
     for epoch in epochs:
@@ -27,7 +29,7 @@ def test_each_epoch_holds_every_pair_once_in_an_order_of_its_own() -> None:
 
 
 def test_like_lengths_stand_together() -> None:
-    order = BatchOrder(LENGTHS, 32, seed=0)
+    order = ByPairs(LENGTHS, 32, seed=0)
     spread = [np.ptp(LENGTHS[order.at(step)]) for step in range(32)]
     assert np.mean(spread) < np.ptp(LENGTHS) / 8
 
@@ -40,7 +42,7 @@ def test_padding_fills_up_and_an_empty_row_has_width() -> None:
 
 
 def test_the_decoder_is_given_the_target_one_step_late() -> None:
-    encoded = Encoded([[4], [5, 6]], [[7, 8, END], [9, END]])
+    encoded = Encoded(Ragged.of([[4], [5, 6]]), Ragged.of([[7, 8, END], [9, END]]))
     batch = encoded.batch([1, 0], torch.device("cpu"))
     assert batch.given.tolist() == [[START, 9, END], [START, 7, 8]]
     assert batch.target.tokens_BT.tolist() == [[9, END, PAD], [7, 8, END]]

@@ -7,10 +7,11 @@ import torch
 
 from regard.config import resolve
 from regard.data.batching import Batch, Encoded
+from regard.data.ragged import Ragged
 from regard.data.tokenizers import END
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
-from regard.training.losses import backward, token_loss
+from regard.training.losses import Objective, backward, token_loss
 
 V = 9
 
@@ -22,7 +23,8 @@ def model() -> Seq2Seq:
 
 
 def batch(*ids: int) -> Batch:
-    encoded = Encoded([[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]])
+    sources, targets = [[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]]
+    encoded = Encoded(Ragged.of(sources), Ragged.of(targets))
     return encoded.batch(list(ids), torch.device("cpu"))
 
 
@@ -55,9 +57,9 @@ def test_label_smoothing_mixes_in_the_uniform_distribution() -> None:
 @pytest.mark.parametrize("pieces", [2, 4, 8])
 def test_the_gradient_is_the_same_in_pieces(pieces: int) -> None:
     net = model()
-    whole = backward(net, batch(0, 1, 2), 0.1)
+    whole = backward(net, [batch(0, 1, 2)], Objective(0.1))
     expected = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-    in_pieces = backward(net, batch(0, 1, 2), 0.1, pieces)
+    in_pieces = backward(net, [batch(0, 1, 2)], Objective(0.1), pieces)
     assert in_pieces == pytest.approx(whole)
     found = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
     for ours, reference in zip(found, expected, strict=True):

@@ -137,17 +137,18 @@ def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pyt
     """What PyTorch raises when it cannot allocate, raised for every batch of more than eight pairs."""
     from regard.training import losses
 
-    whole = losses.token_loss
+    whole = losses.Objective._sum
     sizes = []
 
-    def limited(model: object, batch: object, smoothing: float = 0.0) -> object:
-        sizes.append(len(batch.ids))  # type: ignore[attr-defined]
-        if sizes[-1] > 8:
-            torch.empty(2**60)
-        return whole(model, batch, smoothing)  # type: ignore[arg-type]
+    def limited(self: losses.Objective, model: object, batch: object) -> object:
+        if model.training:  # type: ignore[attr-defined]
+            sizes.append(len(batch.ids))  # type: ignore[attr-defined]
+            if sizes[-1] > 8:
+                torch.empty(2**60)
+        return whole(self, model, batch)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(losses, "token_loss", limited)
+        patch.setattr(losses.Objective, "_sum", limited)
         regard.train("dates", SETTINGS | {"model.dropout": 0.0}, out=tmp_path / "little")
     regard.train("dates", SETTINGS | {"model.dropout": 0.0}, out=tmp_path / "plenty")
     assert sizes[:3] == [32, 16, 8]
@@ -159,7 +160,7 @@ def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pyt
 def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.training import losses
 
-    monkeypatch.setattr(losses, "token_loss", lambda *_: torch.empty(2**60))
+    monkeypatch.setattr(losses.Objective, "_sum", lambda *_: torch.empty(2**60))
     with pytest.raises(regard.ResourceError, match=r"one pair at a time.*tokenizer\.max_length"):
         regard.train("dates", SETTINGS, out=tmp_path)
 
@@ -172,13 +173,13 @@ def test_a_loss_that_is_no_number_leaves_the_weights_alone(
 
     seen: list[dict[str, torch.Tensor]] = []
 
-    def spoilt(model: torch.nn.Module, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def spoilt(self: object, model: torch.nn.Module, batch: object) -> torch.Tensor:
         seen.append(model.state_dict())
         before.update({name: value.clone() for name, value in model.state_dict().items()})
-        return sum(p.sum() for p in model.parameters()) * poison, torch.tensor(1)  # type: ignore[return-value]
+        return sum(p.sum() for p in model.parameters()) * poison  # type: ignore[return-value]
 
     before: dict[str, torch.Tensor] = {}
-    monkeypatch.setattr(losses, "token_loss", spoilt)
+    monkeypatch.setattr(losses.Objective, "_sum", spoilt)
     with pytest.raises(regard.DivergedError, match=r"at step 1: .* The batch holds the training pairs \d+"):
         regard.train("dates", SETTINGS, out=tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in seen[0].items())

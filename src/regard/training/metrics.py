@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import torch
 
-from regard.data.batching import Encoded, by_length
+from regard.data.batching import Encoded
 from regard.data.corpora import Pairs
+from regard.data.order import by_length
 from regard.decoding.translator import Translator
 from regard.training.losses import token_loss
 
@@ -37,7 +38,7 @@ def mean_loss(translator: Translator, encoded: Encoded, batch_size: int) -> floa
     total, tokens = 0.0, 0
     translator.model.eval()
     with torch.inference_mode():
-        for ids in by_length([len(source) for source in encoded.sources], batch_size):
+        for ids in by_length(encoded.sources.lengths, batch_size):
             loss, count = token_loss(translator.model, encoded.batch(ids, translator.device))
             total, tokens = total + float(loss), tokens + int(count)
     return total / tokens
