@@ -64,6 +64,36 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(
     assert [event["step"] for event in clockless] == [5, 10, 10, 15, 20, 20]
 
 
+RECIPE = {
+    "training.batch_tokens": 400,
+    "training.longest": 60,
+    "training.accumulate": 2,
+    "training.ema": 0.9,
+    "training.decay": "plateau",
+    "training.plateau_patience": 1,
+    "training.consistency": "simcut",
+    "training.word_dropout": 0.1,
+    "training.precision": "bfloat16",
+}
+"""All that training keeps or draws beyond the usual."""
+
+
+def test_a_run_with_every_part_of_a_recipe_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SETTINGS, **RECIPE}
+    whole = regard.train("dates", settings, out=tmp_path / "whole")
+    for step in (3, 12):
+        with stopped_at(step, monkeypatch):
+            regard.train("dates", settings, out=tmp_path / "stopped")
+    regard.train("dates", settings, out=tmp_path / "stopped")
+    assert same(whole.path, tmp_path / "stopped")
+    optimisers = [
+        load_file(path / "checkpoints" / "step-20" / "optimizer.safetensors")
+        for path in (whole.path, tmp_path / "stopped")
+    ]
+    assert all(torch.equal(optimisers[0][name], optimisers[1][name]) for name in optimisers[0])
+    assert any(name.startswith("weights/") for name in optimisers[0])
+
+
 @pytest.mark.parametrize(
     "guard",
     [
