@@ -48,12 +48,14 @@ class Decoded:
     features: Tensor
     output: Callable[[Tensor], Tensor]
     vocabulary: int
+    weights: tuple[Tensor, ...] = ()
+    """What the output layer learns."""
     terms: tuple[LossTerm, ...] = ()
 
     @classmethod
     def of_logits(cls, logits_BTV: Tensor, terms: tuple[LossTerm, ...] = ()) -> "Decoded":
         """Where logits are no function of features alone."""
-        return cls(logits_BTV, lambda logits: logits, logits_BTV.shape[-1], terms)
+        return cls(logits_BTV, lambda logits: logits, logits_BTV.shape[-1], (), terms)
 
     @cached_property
     def logits_BTV(self) -> Tensor:

@@ -53,7 +53,8 @@ class Readout(nn.Module):
         """All steps of a target; the logits are left to be worked out where they can be."""
         if self.generate is not None and pointed is not None:
             return Decoded.of_logits(self(known_BTD, context_BTD, pointed), terms)
-        return Decoded(self.features(known_BTD, context_BTD), self.logits, self.output.out_features, terms)
+        weights = tuple(self.output.parameters())
+        return Decoded(self.features(known_BTD, context_BTD), self.logits, self.output.out_features, weights, terms)
 
     def forward(self, known: Tensor, context: Tensor, pointed: Pointed | None = None) -> Tensor:
         """What comes next; `pointed` is needed where tokens may be copied."""

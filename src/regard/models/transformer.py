@@ -238,7 +238,7 @@ class TransformerDecoder(Decoder):
         x_BTD = self.embedding(tokens_BT)
         for layer, key in zip(self._layers(), self._keys(memory), strict=True):
             x_BTD = self.through(layer, x_BTD, key)
-        return Decoded(self.norm(x_BTD), self.output, self.output.out_features)
+        return Decoded(self.norm(x_BTD), self.output, self.output.out_features, (self.output.weight,))
 
     def _keys(self, memory: Memory) -> tuple[Keys, ...]:
         return tuple(

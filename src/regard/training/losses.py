@@ -3,24 +3,19 @@
 B rows, T target steps, N tokens that count, D width, V vocabulary.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard.data.batching import Batch
 from regard.data.tokenizers import UNKNOWN
 from regard.models.contracts import Decoded, Padded
 from regard.models.seq2seq import Seq2Seq
+from regard.training.parts import sum_of_parts
 from regard.training.settings import Consistency, NoConsistency, TrainingSettings
 
 NO_CONSISTENCY = NoConsistency()
-
-MOST_LOGITS = 1 << 26
-"""Logits that are held at once; of more, a part at a time is worked out, and once more for its gradient."""
 
 
 def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -119,7 +114,7 @@ def _cross_entropy(decoded: Decoded, features_ND: Tensor, tokens_N: Tensor, labe
         logits_NV = decoded.output(features_ND).float()
         return nn.functional.cross_entropy(logits_NV, tokens_N, reduction="sum", label_smoothing=label_smoothing)
 
-    return _in_parts(part, decoded.vocabulary, features_ND, tokens_N)
+    return sum_of_parts(part, decoded, features_ND, tokens_N)
 
 
 def _divergence(decoded: Decoded, first_ND: Tensor, second_ND: Tensor, *, both_ways: bool) -> Tensor:
@@ -132,16 +127,7 @@ def _divergence(decoded: Decoded, first_ND: Tensor, second_ND: Tensor, *, both_w
             apart = 0.5 * (apart + nn.functional.kl_div(p_NV, q_NV, reduction="sum", log_target=True))
         return apart
 
-    return _in_parts(part, decoded.vocabulary, first_ND, second_ND)
-
-
-def _in_parts(part: Callable[[Tensor, Tensor], Tensor], vocabulary: int, left_N: Tensor, right_N: Tensor) -> Tensor:
-    """A sum over rows, worked out in parts where all logits at once would be too many."""
-    rows = max(1, MOST_LOGITS // vocabulary)
-    if len(left_N) <= rows:
-        return part(left_N, right_N)
-    halves = zip(torch.split(left_N, rows), torch.split(right_N, rows), strict=True)
-    return torch.stack([cast(Tensor, checkpoint(part, *own, use_reentrant=False)) for own in halves]).sum()
+    return sum_of_parts(part, decoded, first_ND, second_ND)
 
 
 def _terms(decoded: Decoded, target: Padded) -> Tensor:
