@@ -22,15 +22,15 @@ SETTINGS = {**SMALL, "model.dropout": 0.3, "training.steps": 20, "training.save_
 @contextmanager
 def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process dies, as it were, right before it would take the step after this one."""
-    take = loop._Run._step
+    take = loop.Training._step
 
-    def die(run: loop._Run) -> tuple[float, int]:
+    def die(run: loop.Training) -> tuple[float, int]:
         if run.progress.step == step:
             raise KeyboardInterrupt
         return take(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_step", die)
+        patch.setattr(loop.Training, "_step", die)
         with pytest.raises(KeyboardInterrupt):
             yield
 

@@ -41,7 +41,7 @@ def train(settings: RunSettings, folder: RunFolder) -> Progress:
         corpus = load_corpus(settings.data)
         folder.clear_remains()
         with _threads(settings.training.threads), Narrator() as narrator:
-            return _Run.begin(settings, folder, corpus, narrator).finish(narrator)
+            return Training.begin(settings, folder, corpus, narrator).finish(narrator)
 
 
 def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
@@ -64,7 +64,7 @@ def _see_that_the_data_is_the_same(folder: RunFolder, before: dict[str, str], no
 
 
 @dataclass
-class _Run:
+class Training:
     """What the loop holds in its hands."""
 
     settings: RunSettings
@@ -72,6 +72,8 @@ class _Run:
     data: Prepared
     order: Order
     model: Seq2Seq
+    worked: Seq2Seq
+    """The model as its loss is worked out: itself, or compiled."""
     objective: Objective
     optimizer: torch.optim.Optimizer
     average: MovingAverage | None
@@ -79,7 +81,7 @@ class _Run:
     progress: Progress
 
     @classmethod
-    def begin(cls, settings: RunSettings, folder: RunFolder, corpus: Corpus, narrator: Narrator) -> "_Run":
+    def begin(cls, settings: RunSettings, folder: RunFolder, corpus: Corpus, narrator: Narrator) -> "Training":
         """A run at step 0, or where its newest whole checkpoint left it."""
         training, device = settings.training, _device(settings.training.device)
         newest = folder.newest()
@@ -102,7 +104,8 @@ class _Run:
         write_whole(folder.config, lambda path: write_yaml(path, settings))
         translator = Translator(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
         objective = Objective.of(training, device)
-        return cls(settings, folder, data, order, model, objective, optimizer, average, translator, progress)
+        worked: Seq2Seq = torch.compile(model, dynamic=True) if training.compile else model  # type: ignore[assignment]
+        return cls(settings, folder, data, order, model, worked, objective, optimizer, average, translator, progress)
 
     @property
     def done(self) -> bool:
@@ -145,14 +148,16 @@ class _Run:
         card.write(self.folder, self.settings, progress, self.model)
         return progress
 
+    def batches(self, step: int) -> list[Batch]:
+        """What is learned from at a step."""
+        first = step * self.settings.training.accumulate
+        places = range(first, first + self.settings.training.accumulate)
+        return [self.data.train.batch(self.order.at(place), self.translator.device) for place in places]
+
     def _step(self) -> tuple[float, int]:
-        """One batch, one update → (loss, tokens)."""
+        """One update → (loss, tokens)."""
         step, training = self.progress.step, self.settings.training
-        first = step * training.accumulate
-        batches = [
-            self.data.train.batch(self.order.at(index), self.translator.device)
-            for index in range(first, first + training.accumulate)
-        ]
+        batches = self.batches(step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step + 1, training, self.progress.falls)
         loss, tokens = self._gradient(batches)
@@ -174,7 +179,7 @@ class _Run:
         progress = self.progress
         while True:
             try:
-                return backward(self.model, batches, self.objective, progress.pieces)
+                return backward(self.worked, batches, self.objective, progress.pieces)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
