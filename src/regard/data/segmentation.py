@@ -1,0 +1,125 @@
+"""Segmentations drawn at random for training: BPE-dropout (Provilkov et al. 2020) and unigram sampling (Kudo 2018).
+
+Segmentation happens within words. For each distinct word of a corpus a table holds some segmentations, drawn once by a
+generator that (seed, word) begins; which of them a word gets in an epoch is arithmetic on (seed, epoch, sentence,
+place). So training with sampled segmentations is a pure function of its seed, and costs one gather for a batch. The
+library's own sampling has a random state that cannot be set.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.marks import TAB
+from regard.data.samplers import build_sampler
+from regard.data.settings import Sampling
+from regard.data.tokenizers import Tokenizer
+from regard.errors import ModelError
+
+Ints = NDArray[np.int64]
+Ids = NDArray[np.int32]
+
+
+class Ragged(NamedTuple):
+    """Rows of different lengths, one after the other: row n is `flat[offsets[n] : offsets[n + 1]]`."""
+
+    flat: NDArray[Any]
+    offsets: Ints
+
+    def rows(self) -> list[list[int]]:
+        return [self.flat[start:end].tolist() for start, end in pairwise(self.offsets)]
+
+
+@dataclass(frozen=True)
+class Segmentations:
+    """`drawn` segmentations of each of some words: segmentation k of word w is row `w * drawn + k`."""
+
+    table: Ragged
+    drawn: int
+
+    @classmethod
+    def draw(cls, tokenizer: Tokenizer, words: Sequence[str], sampling: Sampling, seed: int) -> "Segmentations":
+        """The words as `Tokenizer.words` gives them; each is drawn by itself, whatever else is in the table."""
+        sampler = build_sampler(tokenizer, sampling)
+        ids: list[int] = []
+        lengths: list[int] = []
+        for word in words:
+            if word.startswith(TAB):  # a tag, or the tab between fields, has nothing to draw
+                rows = [tuple(own) for own in tokenizer.segment_words([word] * sampling.drawn)]
+            else:
+                rows = sampler.draw(word, sampling.drawn, _generator(seed, word))
+            for drawn in rows:
+                ids.extend(drawn)
+                lengths.append(len(drawn))
+        return cls(Ragged(np.array(ids, dtype=np.int32), _offsets(np.array(lengths, dtype=np.int64))), sampling.drawn)
+
+    def segment(self, sentences: Ragged, choices: Ints) -> Ragged:
+        """Sentences of word numbers as ids, with a choice from 0 to `drawn` - 1 for each word."""
+        rows = sentences.flat.astype(np.int64) * self.drawn + choices
+        starts = self.table.offsets[rows]
+        lengths = self.table.offsets[rows + 1] - starts
+        ends = _offsets(lengths)
+        places = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
+        return Ragged(self.table.flat[places], ends[sentences.offsets])
+
+    def longest(self, sentences: Ragged) -> Ints:
+        """The most tokens that each sentence can have."""
+        lengths = np.diff(self.table.offsets).reshape(-1, self.drawn).max(1)
+        return np.diff(_offsets(lengths[sentences.flat])[sentences.offsets])
+
+    def save(self, path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez(file, ids=self.table.flat, offsets=self.table.offsets, drawn=np.int64(self.drawn))
+
+    @classmethod
+    def load(cls, path: Path) -> "Segmentations":
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(Ragged(arrays["ids"], arrays["offsets"]), int(arrays["drawn"]))
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise ModelError(
+                f"{path} is no table of segmentations: {error}. Delete it; it can be drawn again."
+            ) from None
+
+
+def number_words(tokenizer: Tokenizer, texts: Sequence[str], numbers: dict[str, int]) -> Ragged:
+    """Texts as numbers of words; a word that has none yet gets the next in `numbers`, which grows."""
+    flat: list[int] = []
+    lengths = []
+    for words in tokenizer.words(texts):
+        flat.extend(numbers.setdefault(word, len(numbers)) for word in words)
+        lengths.append(len(words))
+    return Ragged(np.array(flat, dtype=np.int32), _offsets(np.array(lengths, dtype=np.int64)))
+
+
+def choices(seed: int, epoch: int, sentences: Ints, lengths: Ints, drawn: int) -> Ints:
+    """For each word of each sentence a number below `drawn`: a hash of (seed, epoch, sentence, place of the word)."""
+    begin = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
+    keys = _mix(sentences.astype(np.uint64) + begin)
+    places = np.arange(int(lengths.sum())) - np.repeat(_offsets(lengths)[:-1], lengths)
+    drawn_words = _mix(np.repeat(keys, lengths) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    # The upper bits, scaled: unlike a remainder, this favours no number that matters.
+    return ((drawn_words >> np.uint64(32)) * np.uint64(drawn) >> np.uint64(32)).astype(np.int64)
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele et al. 2014): every bit of the result hangs on every bit of the state."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def _offsets(lengths: Ints) -> Ints:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def _generator(seed: int, word: str) -> np.random.Generator:
+    digest = hashlib.blake2b(word.encode("utf-8"), digest_size=16, key=str(seed).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
