@@ -10,7 +10,7 @@ import re
 
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-from regard.data.settings import RESERVED, CharSide, Side, WordSide
+from regard.data.settings import RESERVED, CharSide, SpelledSide, WordSide
 
 MARK = "▁"
 TAB = "\t"
@@ -28,13 +28,13 @@ UNMARKED = [decoders.Replace(Regex(f"{_FIELD}{MARK}"), ""), decoders.Replace(MAR
 _UNESCAPED = [decoders.Replace("▂1", MARK), decoders.Replace("▂2", "▂")]
 
 
-def _spelling(options: Side) -> list[normalizers.Normalizer]:
+def _spelling(options: SpelledSide) -> list[normalizers.Normalizer]:
     lower = [normalizers.Lowercase()] if options.lowercase else []
     escapes = [] if isinstance(options, CharSide) else _ESCAPES
     return [*_FORMS[options.normalisation], *lower, *escapes]
 
 
-def symbols(options: Side) -> list[str]:
+def symbols(options: SpelledSide) -> list[str]:
     """The user's symbols as they read in a text that was normalised; among words, they are words like any other."""
     spelling = normalizers.Sequence(_spelling(options))
     mark = MARK if isinstance(options, WordSide) else ""
@@ -46,7 +46,7 @@ def either(names: list[str]) -> list[str]:
     return [re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))]
 
 
-def normaliser(options: Side) -> normalizers.Normalizer:
+def normaliser(options: SpelledSide) -> normalizers.Normalizer:
     if isinstance(options, CharSide):
         return normalizers.Sequence(_spelling(options))
     apart = [] if isinstance(options, WordSide) else either(symbols(options))
@@ -63,7 +63,7 @@ def normaliser(options: Side) -> normalizers.Normalizer:
     )
 
 
-def cutter(options: Side) -> pre_tokenizers.PreTokenizer:
+def cutter(options: SpelledSide) -> pre_tokenizers.PreTokenizer:
     """Cuts a text into words: no token reaches across their bounds, and a symbol is a word by itself."""
     names = either(symbols(options))
     if isinstance(options, CharSide):
@@ -92,7 +92,7 @@ def word_pattern(whole: list[str], split: str) -> str:
     return "|".join([*whole, r"[^\S ]", f"{MARK}?{run}", MARK])
 
 
-def decoder(options: Side) -> decoders.Decoder:
+def decoder(options: SpelledSide) -> decoders.Decoder:
     bytes_ = [decoders.ByteFallback()] if options.byte_fallback else []
     read = [] if isinstance(options, CharSide) else [*UNMARKED, *_UNESCAPED]
     return decoders.Sequence([*bytes_, decoders.Fuse(), *read])

@@ -48,7 +48,7 @@ class BPEDropout:
     def __init__(self, model: Mapping[str, Any], dropout: float) -> None:
         self._vocabulary: dict[str, int] = model["vocab"]
         self._dropout = dropout
-        self._bytes = model["byte_fallback"]
+        self._bytes, self._fuses = model["byte_fallback"], model["fuse_unk"]
         number = self._vocabulary
         self._merges = {
             (number[left], number[right]): (rank, number[left + right])
@@ -98,7 +98,7 @@ class BPEDropout:
             index = self._vocabulary.get(character)
             if index is not None:
                 ids.append(index)
-            else:
+            elif self._bytes or not (self._fuses and ids and ids[-1] == UNKNOWN):
                 ids += _unseen(character, self._vocabulary, self._bytes)
         return tuple(ids)
 

@@ -81,7 +81,7 @@ class Segmentations:
     @classmethod
     def load(cls, path: Path) -> "Segmentations":
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return cls(Ragged(arrays["ids"], arrays["offsets"]), int(arrays["drawn"]))
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise ModelError(

@@ -174,7 +174,25 @@ class UnigramSide(_Spelling):
         return Sampling(self.drawn, alpha=self.alpha) if self.alpha else None
 
 
-Side = CharSide | WordSide | BPESide | UnigramSide
+class SentencePieceSide(Settings):
+    """A unigram or BPE tokeniser that SentencePiece trained, from its .model file."""
+
+    kind: Literal["sentencepiece"] = "sentencepiece"
+    path: str = Field(description="the .model file; it is read when training begins, and not needed later")
+    tags: bool = Field(False, description="what follows a tab in a source are tags (V;PST), each of them one token")
+    dropout: float = Field(0.0, ge=0, le=1, description="for a BPE model: merges left out at random in training")
+    alpha: PositiveFloat | None = Field(None, description="for a unigram model: sample segmentations with p^alpha")
+    drawn: int = DRAWN
+
+    @property
+    def sampling(self) -> Sampling | None:
+        if self.alpha:
+            return Sampling(self.drawn, alpha=self.alpha)
+        return Sampling(self.drawn, dropout=self.dropout) if self.dropout else None
+
+
+SpelledSide = CharSide | WordSide | BPESide | UnigramSide
+Side = SpelledSide | SentencePieceSide
 SideChoice = Annotated[Side, Field(discriminator="kind"), BY_NAME]
 
 
@@ -205,6 +223,10 @@ class UnigramTokenizer(UnigramSide, _Sampled):
     __doc__ = UnigramSide.__doc__
 
 
+class SentencePieceTokenizer(SentencePieceSide, _Sampled):
+    __doc__ = SentencePieceSide.__doc__
+
+
 class PairTokenizer(Settings):
     """Another tokeniser for each side, for example letters to phones: `{source: char, target: word}`."""
 
@@ -218,7 +240,9 @@ class PairTokenizer(Settings):
         return False
 
 
-TokenizerSettings = CharTokenizer | WordTokenizer | BPETokenizer | UnigramTokenizer | PairTokenizer
+TokenizerSettings = (
+    CharTokenizer | WordTokenizer | BPETokenizer | UnigramTokenizer | SentencePieceTokenizer | PairTokenizer
+)
 
 
 def _two_sides(value: Any) -> Any:
@@ -240,7 +264,7 @@ def sides(settings: TokenizerSettings) -> tuple[Side, Side]:
 
 def samplings(settings: TokenizerSettings) -> tuple[Sampling | None, Sampling | None]:
     """How the segmentation of each side is sampled in training; None where it is not."""
-    source, target = (side.sampling if isinstance(side, BPESide | UnigramSide) else None for side in sides(settings))
-    if isinstance(settings, BPETokenizer | UnigramTokenizer):
+    source, target = (None if isinstance(side, CharSide | WordSide) else side.sampling for side in sides(settings))
+    if isinstance(settings, _Sampled):
         return source if settings.sampled != "target" else None, target if settings.sampled != "source" else None
     return source, target

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import tokenizers
 
 from regard.data import marks
-from regard.data.settings import CharSide, TokenizerSettings, sides
-from regard.data.vocabularies import END, PAD, SPECIALS, START, UNKNOWN, learn, tags_of, whole_characters
+from regard.data.sentencepiece import build_tokenizer, read_model
+from regard.data.settings import CharSide, SentencePieceSide, Side, TokenizerSettings, sides
+from regard.data.vocabularies import END, PAD, SPECIALS, START, UNKNOWN, collect_tags, learn, tags_of, whole_characters
 from regard.errors import ModelError
 
 __all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "Tokenizer", "TokenizerPair", "Tokens"]
@@ -57,6 +58,14 @@ class Tokenizer:
     def characters(cls, texts: Iterable[str]) -> "Tokenizer":
         """One token for each character that occurs; the text is first composed (NFC)."""
         return cls(learn(CharSide(), texts))
+
+    @classmethod
+    def of(cls, options: Side, texts: Iterable[str]) -> "Tokenizer":
+        """Learned from some texts, which are read once, or read from a file of SentencePiece."""
+        if isinstance(options, SentencePieceSide):
+            model = read_model(Path(options.path))
+            return cls(build_tokenizer(model, collect_tags(texts) if options.tags else set()))
+        return cls(learn(options, texts))
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -164,9 +173,9 @@ class TokenizerPair(NamedTuple):
         """Learned from texts that are read once each."""
         source, target = sides(settings)
         if settings.shared:
-            shared = Tokenizer(learn(source, chain(sources, targets)))
+            shared = Tokenizer.of(source, chain(sources, targets))
             return cls(shared, shared)
-        return cls(Tokenizer(learn(source, sources)), Tokenizer(learn(target, targets)))
+        return cls(Tokenizer.of(source, sources), Tokenizer.of(target, targets))
 
     @classmethod
     def load(cls, folder: Path, settings: TokenizerSettings) -> "TokenizerPair":

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from regard.data import marks, unigrams
-from regard.data.settings import BPESide, CharSide, Side, UnigramSide, WordSide
+from regard.data.settings import BPESide, CharSide, SpelledSide, UnigramSide, WordSide
 from regard.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Learned(NamedTuple):
     scores: dict[str, float] | None = None
 
 
-def learn(options: Side, texts: Iterable[str]) -> tokenizers.Tokenizer:
+def learn(options: SpelledSide, texts: Iterable[str]) -> tokenizers.Tokenizer:
     """A tokeniser of the kind that is set, made from some text."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.normalizer, inner.pre_tokenizer = marks.normaliser(options), marks.cutter(options)
@@ -64,7 +64,7 @@ def learn(options: Side, texts: Iterable[str]) -> tokenizers.Tokenizer:
     return inner
 
 
-def build_model(known: list[str], learned: Learned, *, byte_fallback: bool) -> models.Model:
+def build_model(known: list[str], learned: Learned, *, byte_fallback: bool, fuse_unknown: bool = False) -> models.Model:
     """The model over some known tokens and those that were learned.
 
     A BPE takes a word that is a token whole, as it must take a symbol, which no merges lead to. Without merges, it
@@ -82,6 +82,7 @@ def build_model(known: list[str], learned: Learned, *, byte_fallback: bool) -> m
         learned.merges or [],
         unk_token=SPECIALS[UNKNOWN],
         byte_fallback=byte_fallback,
+        fuse_unk=fuse_unknown,
         ignore_merges=True,
     )
 
@@ -113,6 +114,14 @@ class _Stream:
             )
 
 
+def collect_tags(texts: Iterable[str]) -> set[str]:
+    """The tags of some texts, for a vocabulary that is not learned from them."""
+    stream = _Stream(texts, tagged=True)
+    for _ in stream:
+        pass
+    return stream.tags
+
+
 def tags_of(text: str, start: int) -> Iterator[re.Match[str]]:
     """The tags in a text from some place on."""
     return _TAG.finditer(text, start)
@@ -136,7 +145,7 @@ def _words(options: WordSide, inner: tokenizers.Tokenizer, texts: Iterable[str])
     return Learned(sorted(frequent, key=lambda word: (-counts[word], word))[: options.vocabulary])
 
 
-def _count(inner: tokenizers.Tokenizer, texts: Iterable[str], options: Side) -> Counter[str]:
+def _count(inner: tokenizers.Tokenizer, texts: Iterable[str], options: SpelledSide) -> Counter[str]:
     """How often each word occurs, symbols left out."""
     chunks: Counter[str] = Counter()
     for text in texts:
