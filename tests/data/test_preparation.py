@@ -12,7 +12,7 @@ from regard.data import cache, preparation
 from regard.data.batching import Encoded
 from regard.data.corpora import load_corpus
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
-from regard.data.settings import CharTokenizer, Files, FilesData
+from regard.data.settings import BPETokenizer, CharTokenizer, Files, FilesData, TokenizerSettings
 from regard.data.tokenizers import END
 from regard.errors import DataError
 
@@ -31,10 +31,15 @@ def data(tmp_path: Path, pairs: int = 60) -> FilesData:
     return FilesData(train=Files(path=str(path)))
 
 
-def prepared(settings: FilesData, said: list[str] | None = None) -> preparation.Prepared:
+def prepared(
+    settings: FilesData,
+    said: list[str] | None = None,
+    tokenizer: TokenizerSettings = CharTokenizer(),  # noqa: B008 - frozen
+    seed: int = 0,
+) -> preparation.Prepared:
     corpus = load_corpus(settings)
-    say = (said if said is not None else []).append
-    return preparation.prepare(corpus, corpus.fingerprint(), settings, CharTokenizer(), None, say)
+    request = preparation.Request(corpus, corpus.fingerprint(), settings, tokenizer, seed)
+    return preparation.prepare(request, None, (said if said is not None else []).append)
 
 
 @given(rows=ROWS, picked=st.data())
@@ -138,3 +143,30 @@ def test_the_cache_goes_where_the_environment_says(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache.cache_folder() == tmp_path / "regard"
     assert cache.key_of({"b": 1, "a": 2}) == cache.key_of(json.loads('{"a": 2, "b": 1}'))
+
+
+def test_sampled_segmentations_differ_between_epochs_and_seeds_and_always_read_the_same(tmp_path: Path) -> None:
+    settings = data(tmp_path, pairs=200)
+    bpe = BPETokenizer(vocabulary=60, dropout=0.5)
+    found = prepared(settings, tokenizer=bpe)
+    rows = list(range(len(found.train)))
+    decode = found.tokenizers.target.decode
+    expected = [target for _, target in load_corpus(settings).train]
+    seen = []
+    for epoch in range(3):
+        batch = found.train.targets.take(rows, epoch)
+        assert [decode(ids[:-1]) for ids in batch.rows()] == expected
+        assert all(ids[-1] == END for ids in batch.rows())
+        seen.append(batch.flat.tolist())
+    assert seen[0] != seen[1] != seen[2]
+    assert found.train.targets.take(rows, 1).flat.tolist() == seen[1]
+    assert prepared(settings, tokenizer=bpe, seed=1).train.targets.take(rows, 1).flat.tolist() != seen[1]
+    # A pair is segmented in the same way whatever stands beside it in the batch.
+    assert found.train.targets.take([7], 1)[0].tolist() == found.train.targets.take(rows, 1)[7].tolist()
+    assert abs(found.train.targets.lengths.mean() - np.mean([len(flat) for flat in seen]) / len(rows)) < 1
+
+
+def test_only_the_side_that_is_asked_for_is_sampled(tmp_path: Path) -> None:
+    found = prepared(data(tmp_path), tokenizer=BPETokenizer(vocabulary=60, dropout=0.5, sampled="source"))
+    assert isinstance(found.train.targets, Ragged)
+    assert not isinstance(found.train.sources, Ragged)

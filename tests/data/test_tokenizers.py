@@ -1,24 +1,104 @@
-"""The character tokeniser: there and back, with places kept."""
+"""Every kind of tokeniser: there and back, with places kept; what cannot be typed; tags; clear refusals."""
 
+import logging
+import os
+import re
+import subprocess
+import sys
+import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from regard.data.settings import CharTokenizer
+from regard.config import resolve
+from regard.data.settings import (
+    BPETokenizer,
+    CharTokenizer,
+    PairTokenizer,
+    TokenizerSettings,
+    UnigramTokenizer,
+    WordTokenizer,
+    samplings,
+)
 from regard.data.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
-from regard.errors import ModelError
+from regard.errors import ConfigError, DataError, ModelError
+from regard.training.settings import RunSettings
+
+LINES = ["the old man and the sea", "the sea, the sea!", "an old  man's 1,000 seas ", "low lower lowest ▁ ▂1"]
+SYMBOLS = ("<url>", "<2de>")
+KINDS: dict[str, Any] = {"char": CharTokenizer, "word": WordTokenizer, "bpe": BPETokenizer, "unigram": UnigramTokenizer}
+
+
+def build(kind: str, texts: list[str] = LINES, **options: Any) -> Tokenizer:
+    if kind in {"bpe", "unigram"}:
+        options = {"vocabulary": 360 if options.get("byte_fallback") else 80, **options}
+    return TokenizerPair.build(KINDS[kind](**options), texts, []).source
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def with_bytes(request: pytest.FixtureRequest) -> Tokenizer:
+    return build(request.param, byte_fallback=True, symbols=SYMBOLS)
+
+
+def as_words(text: str) -> str:
+    """What the word tokeniser keeps of a text: white space, tabs aside, only separates."""
+    return "\t".join(" ".join(re.split(r"[^\S\x1c-\x1f]+", field)).strip(" ") for field in text.split("\t"))
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1))
 def test_text_survives_up_to_composition(texts: list[str]) -> None:
-    import unicodedata
+    if any(texts):
+        tokenizer = Tokenizer.characters(texts)
+        for text, tokens in zip(texts, tokenizer.encode(texts), strict=True):
+            assert tokenizer.decode(tokens.ids) == unicodedata.normalize("NFC", text)
+            assert UNKNOWN not in tokens.ids
 
-    tokenizer = Tokenizer.characters(texts)
-    for text, tokens in zip(texts, tokenizer.encode(texts), strict=True):
-        assert tokenizer.decode(tokens.ids) == unicodedata.normalize("NFC", text)
-        assert UNKNOWN not in tokens.ids
+
+@pytest.mark.parametrize("split", ["spaces", "classes"])
+@pytest.mark.parametrize("kind", list(KINDS))
+@given(
+    text=st.one_of(
+        st.text(st.characters(codec="utf-8", exclude_characters="\n")),
+        st.text(st.sampled_from(" \t▁▂12a漢<0x41>s/é")),
+        st.lists(st.sampled_from(["<url>", "<2de>", "<s>", "</s>", "<0x41>", " ", "\t", "▁", "sea", "ſ"])).map("".join),
+    )
+)
+@example(text="  two  spaces  ")
+@example(text="\t\t a\t")
+@example(text="<2de> <url><url> x<url>")
+def test_with_bytes_every_text_round_trips_and_nothing_is_unknown(kind: str, split: str, text: str) -> None:
+    tokenizer = _with_bytes(kind, split)
+    [ids] = tokenizer.ids([text])
+    expected = unicodedata.normalize("NFC", text)
+    assert tokenizer.decode(ids) == (as_words(expected) if kind == "word" else expected)
+    assert min(ids, default=4) >= len(SPECIALS)
+    [words] = tokenizer.words([text])
+    assert [index for word in tokenizer.segment_words(words) for index in word] == ids
+
+
+def _with_bytes(kind: str, split: str, kept: dict[tuple[str, str], Tokenizer] = {}) -> Tokenizer:  # noqa: B006 - kept
+    if (kind, split) not in kept:
+        options = {"split": split} if kind in {"bpe", "unigram"} else {}
+        kept[kind, split] = build(kind, byte_fallback=True, symbols=SYMBOLS, **options)
+    return kept[kind, split]
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
+@given(text=st.text(st.sampled_from(sorted(set("".join(LINES))))))
+def test_text_in_a_known_alphabet_round_trips_without_bytes(kind: str, text: str) -> None:
+    tokenizer = _plain(kind)
+    [ids] = tokenizer.ids([text])
+    assert tokenizer.decode(ids) == text
+    assert UNKNOWN not in ids
+
+
+def _plain(kind: str, kept: dict[str, Tokenizer] = {}) -> Tokenizer:  # noqa: B006 - kept on purpose
+    if kind not in kept:
+        kept[kind] = build(kind)
+    return kept[kind]
 
 
 def test_a_token_knows_where_it_stood() -> None:
@@ -28,27 +108,273 @@ def test_a_token_knows_where_it_stood() -> None:
     assert tokens.ids[5] == UNKNOWN
 
 
-def test_special_tokens_cannot_be_typed() -> None:
-    tokenizer = Tokenizer.characters(["</s> <pad>"])
-    [tokens] = tokenizer.encode(["</s>"])
-    assert tokens.texts == ["<", "/", "s", ">"]
+def test_spans_leave_out_the_space_before_a_word_and_bytes_have_their_characters(with_bytes: Tokenizer) -> None:
+    text = "the  sea 漢 <url>"
+    [tokens] = with_bytes.encode([text])
+    for token, (start, end) in zip(tokens.texts, tokens.offsets, strict=True):
+        if token.startswith("▁") and len(token) > 1:
+            assert text[start:end] == token[1:]
+        if token in {"<0xE6>", "<0xBC>", "<0xA2>"}:
+            assert "漢" in text[start:end]
+        if token == "<url>":
+            assert (start, end) == (11, 16)
+    covered = {place for start, end in tokens.offsets for place in range(start, end)}
+    assert {place for place, character in enumerate(text) if not character.isspace()} <= covered
+
+
+def test_tokens_are_grouped_by_word(with_bytes: Tokenizer) -> None:
+    text = " the 漢 <url>  sea"
+    [tokens] = with_bytes.encode([text])
+    words = tokens.by_word(text)
+    assert [text[start:end] for (start, end), _ in words] == text.split()
+    for (start, end), places in words:
+        assert places
+        assert all(tokens.offsets[place][0] < end and tokens.offsets[place][1] >= start for place in places)
+    visible = [place for _, places in words for place in places]
+    assert len(visible) == len(set(visible))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_special_tokens_and_bytes_cannot_be_typed(kind: str) -> None:
+    """Not even where the text to learn from is full of them."""
+    typed = "</s> <pad> <0x41> x<s>"
+    tokenizer = build(kind, [typed] * 9, byte_fallback=True, **({"split": "spaces"} if kind[0] in "bu" else {}))
+    [ids] = tokenizer.ids([typed])
     assert tokenizer.tokens([0, 1, 2, 3]) == list(SPECIALS)
+    assert min(ids) >= len(SPECIALS) + 256
+    assert tokenizer.decode(ids) == typed
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_saved_and_loaded_it_is_the_same(tmp_path: Path, shared: bool) -> None:
-    settings = CharTokenizer(shared=shared)
-    pair = TokenizerPair.build(settings, ["abc\n"], ["xyz"])
+def test_merges_are_those_worked_by_hand() -> None:
+    """Low, lower, newest, widest, as in Sennrich et al. (2016): es (9 times), then est, then lo (7), low."""
+    lines = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3
+    tokenizer = build("bpe", lines, vocabulary=4 + 11 + 3)
+    assert tokenizer.tokens(range(15, 18)) == ["es", "est", "lo"]
+    [tokens] = tokenizer.encode(["lowest"])
+    assert tokens.texts == ["▁", "lo", "w", "est"]
+
+
+def test_the_likeliest_pieces_are_those_of_the_text() -> None:
+    lines = ["undo", "redo", "unpack", "repack", "pack", "do"] * 20
+    tokenizer = build("unigram", lines, vocabulary=4 + 10 + 6)
+    [tokens] = tokenizer.encode(["repack undo"])
+    assert tokens.texts in (["▁re", "pack", "▁un", "do"], ["▁repack", "▁undo"])
+
+
+def test_a_unigram_vocabulary_is_the_same_in_every_process() -> None:
+    code = (
+        "import sys; from regard.data.tokenizers import *; from regard.data.settings import *\n"
+        "lines = [f'{n * n} times {n} and {n + 3} ' for n in range(200)]\n"
+        "pair = TokenizerPair.build(UnigramTokenizer(vocabulary=90), lines, [])\n"
+        "print(pair.source.inner.to_str())"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}, check=True
+        ).stdout
+        for seed in "12"
+    ]
+    assert runs[0] == runs[1]
+    assert b"times" in runs[0]
+
+
+def test_words_are_kept_by_count_and_in_order() -> None:
+    tokenizer = build("word", ["a b b c c c d", "<url>"], vocabulary=2, symbols=("<url>",))
+    assert tokenizer.tokens(range(len(tokenizer))) == [*SPECIALS, "▁<url>", "▁c", "▁b"]
+    assert build("word", ["a b b c c c d"], min_count=2).ids(["a b"]) == [[UNKNOWN, 5]]
+
+
+def test_normalisation_and_case() -> None:
+    assert build("bpe", lowercase=True).ids(["THE Sea"]) == build("bpe").ids(["the sea"])
+    wide = build("char", ["abc"], normalisation="nfkc")
+    assert wide.decode(wide.ids(["ａｂｃ"])[0]) == "abc"
+    raw = build("char", ["e\u0301"], normalisation="none")
+    assert len(raw.ids(["e\u0301"])[0]) == 2
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_symbol_is_one_token_wherever_it_stands(kind: str) -> None:
+    tokenizer = build(kind, [*LINES, "<2de>the<url>"], symbols=SYMBOLS)
+    first, second = (tokenizer.ids([symbol])[0] for symbol in SYMBOLS)
+    assert (len(first), len(second)) == (1, 1)
+    assert tokenizer.ids(["<2de> the"])[0][0] == second[0]
+    if kind != "word":
+        assert tokenizer.ids(["the<url>sea"])[0].count(first[0]) == 1
+        assert tokenizer.decode(tokenizer.ids(["<2de>the <url>sea"])[0]) == "<2de>the <url>sea"
+
+
+TAGGED = ["laufen\tV;PST", "Vase\tN;PL", "gehen\tV;PRS"]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_tags_are_tokens_of_their_own(kind: str) -> None:
+    tokenizer = build(kind, TAGGED, tags=True, **({"vocabulary": 40} if kind[0] in "bu" else {}))
+    [tokens] = tokenizer.encode(["laufen\tV;PL PST"])
+    assert tokens.texts[-3:] == ["\tV", "\tPL", "\tPST"]
+    assert tokens.offsets[-3:] == [(7, 8), (9, 11), (12, 15)]
+    assert tokenizer.decode(tokens.ids) == "laufen\tV;PL;PST"
+    assert tokenizer.ids(["laufen\tV;PL PST"]) == [tokens.ids]
+    assert tokenizer.ids(["laufen\tV;ZZ"])[0][-1] == UNKNOWN
+    assert tokens.by_word("laufen\tV;PL PST")[-1] == ((12, 15), [len(tokens.ids) - 1])
+    [words] = tokenizer.words(["laufen\tV;PST"])
+    assert [index for word in tokenizer.segment_words(words) for index in word] == tokenizer.ids(["laufen\tV;PST"])[0]
+    if kind == "char":
+        [letter] = tokenizer.ids(["V"])[0]
+        assert letter != tokens.ids[-3]
+
+
+def test_only_sources_have_tags_and_several_target_fields_come_back(tmp_path: Path) -> None:
+    settings = CharTokenizer(shared=False, tags=True)
+    pair = TokenizerPair.build(settings, TAGGED, ["lief\tläuft"])
+    assert pair.target.decode(pair.target.ids(["lief\tläuft"])[0]) == "lief\tläuft"
     pair.save(tmp_path, lambda path, save: save(path))
     again = TokenizerPair.load(tmp_path, settings)
-    assert again.source.ids(["cab\n"]) == pair.source.ids(["cab\n"])
-    assert again.target.ids(["zyx"]) == pair.target.ids(["zyx"])
-    assert (again.source is again.target) == shared
+    assert again.source.ids(TAGGED) == pair.source.ids(TAGGED)
+    for kind in ("word", "bpe", "unigram"):
+        several = build(kind, ["lief fort\tläuft fort"] * 3, **({"vocabulary": 24} if kind[0] in "bu" else {}))
+        assert "\t" in several.encode(["lief\tläuft"])[0].texts
+        assert several.decode(several.ids(["lief fort\tläuft"])[0]) == "lief fort\tläuft"
 
 
-def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
+def test_letters_to_phones() -> None:
+    settings = PairTokenizer.model_validate({"source": "char", "target": "word"})
+    pair = TokenizerPair.build(settings, ["HELLO"], ["HH AH0 L OW1"])
+    assert pair.source.encode(["HELLO"])[0].texts == list("HELLO")
+    assert pair.target.encode(["HH AH0"])[0].texts == ["▁HH", "▁AH0"]
+    assert pair.target.decode(pair.target.ids(["L OW1"])[0]) == "L OW1"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        CharTokenizer(),
+        CharTokenizer(shared=False),
+        BPETokenizer(vocabulary=350, byte_fallback=True, symbols=SYMBOLS),
+        UnigramTokenizer(vocabulary=90, shared=False, split="spaces"),
+        WordTokenizer(shared=False, byte_fallback=True),
+    ],
+    ids=lambda settings: f"{settings.kind}-{settings.shared}",
+)
+def test_saved_and_loaded_it_is_the_same(tmp_path: Path, settings: TokenizerSettings) -> None:
+    pair = TokenizerPair.build(settings, LINES, [line[::-1] for line in LINES])
+    pair.save(tmp_path, lambda path, save: save(path))
+    again = TokenizerPair.load(tmp_path, settings)
+    for text in (*LINES, "cab\n 漢 <url>"):
+        assert again.source.encode([text]) == pair.source.encode([text])
+        assert again.target.decode(again.target.ids([text])[0]) == pair.target.decode(pair.target.ids([text])[0])
+    assert (again.source is again.target) == settings.shared
+
+
+def test_a_tokeniser_saved_by_the_first_version_still_loads(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(FIRST_VERSION, "utf-8")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.ids(["ba\tc e\u0301"]) == [[6, 5, UNKNOWN, UNKNOWN, 4, 7]]
+    assert tokenizer.decode([6, 5, 4, 7]) == "ba é"
+
+
+FIRST_VERSION = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+"normalizer": {"type": "NFC"},
+"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\\\s\\\\S]"}, "behavior": "Isolated", "invert": false},
+"post_processor": null, "decoder": {"type": "Fuse"},
+"model": {"type": "WordLevel", "vocab": {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, " ": 4, "a": 5, "b": 6, "é": 7},
+"unk_token": "<unk>"}}"""
+
+
+def test_a_missing_damaged_or_foreign_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
     with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
-    (tmp_path / "tokenizer.json").write_text("{")
+        Tokenizer.load(path)
+    path.write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer\.json is damaged"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
+        Tokenizer.load(path)
+    path.write_text(FIRST_VERSION.replace("<pad>", "[PAD]"))
+    with pytest.raises(ModelError, match="does not begin with <pad>"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_vocabulary_without_room_for_the_alphabet_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"vocabulary=9 is too small: the text has 6 different .* more than 10"):
+        build(kind, ["abcde"], vocabulary=9)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_vocabulary_that_the_text_does_not_fill_is_told(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        tokenizer = build(kind, ["aaaa bb"] * 3, vocabulary=500)
+    assert f"has {len(tokenizer)} tokens, not the 500" in caplog.text
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("texts", [[], ["", ""]])
+def test_nothing_to_learn_from_is_an_error(kind: str, texts: list[str]) -> None:
+    with pytest.raises(DataError, match="no text to learn a vocabulary from"):
+        build(kind, texts)
+
+
+def test_tags_that_no_source_has_are_an_error() -> None:
+    with pytest.raises(DataError, match="no source has tags"):
+        build("char", ["laufen"], tags=True)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "what"), [("a b", "white space"), ("", "empty"), ("<s>", "of our own"), ("<0x41>", "own")]
+)
+def test_symbols_that_cannot_be_told_apart_are_refused(symbol: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        resolve(RunSettings, "dates", {"tokenizer.symbols": [symbol]})
+
+
+def test_settings_are_written_as_people_write_them() -> None:
+    assert resolve(RunSettings, "dates", {"tokenizer": "bpe", "tokenizer.dropout": 0.1}).tokenizer == BPETokenizer(
+        dropout=0.1
+    )
+    pair = resolve(RunSettings, "dates", {"tokenizer": {"source": "char", "target": {"kind": "word"}}}).tokenizer
+    assert isinstance(pair, PairTokenizer)
+    assert not pair.shared
+    assert (
+        resolve(
+            RunSettings, "dates", {"tokenizer.kind": "pair", "tokenizer.source": "char", "tokenizer.target": "word"}
+        ).tokenizer
+        == pair
+    )
+    with pytest.raises(ConfigError, match="Did you mean 'bpe'"):
+        resolve(RunSettings, "dates", {"tokenizer": "bpo"})
+    with pytest.raises(ConfigError, match=r"no setting 'tokenizer.target.vocabluary'. Did you mean 'vocabulary'"):
+        resolve(RunSettings, "dates", {"tokenizer": {"source": "char", "target": {"kind": "word", "vocabluary": 5}}})
+
+
+def test_which_sides_are_sampled() -> None:
+    both = samplings(BPETokenizer(dropout=0.1))
+    assert both[0] == both[1] == (32, 0.1, None)
+    assert samplings(UnigramTokenizer(alpha=0.2, sampled="source")) == ((32, None, 0.2), None)
+    assert samplings(CharTokenizer()) == (None, None)
+    one = PairTokenizer.model_validate({"source": {"kind": "bpe", "dropout": 0.1, "drawn": 8}, "target": "bpe"})
+    assert samplings(one) == ((8, 0.1, None), None)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_text_is_read_once_and_not_kept(kind: str) -> None:
+    """60 MB of text pass in far less memory."""
+    code = (
+        "import resource, sys\nfrom regard.data.tokenizers import *\nfrom regard.training.settings import RunSettings\n"
+        "from regard.config import resolve\n"
+        f"settings = resolve(RunSettings, 'dates', {{'tokenizer': '{kind}'}}).tokenizer\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "TokenizerPair.build(settings, ['a line of text'], ['another'])\nbefore = peak()\n"
+        "lines = (f'{n % 97:0100} ' * 10 for n in range(60_000))\n"
+        "TokenizerPair.build(settings, lines, ['another'])\nprint(peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 30
+
+
+def test_a_fork_after_tokenising_is_quiet_and_the_child_can_tokenise() -> None:
+    code = (
+        "import os\nfrom regard.data.tokenizers import Tokenizer\n"
+        "t = Tokenizer.characters(['abc'])\nt.ids(['abc'] * 1000)\npid = os.fork()\n"
+        "if pid == 0:\n    t.ids(['abc'] * 1000)\n    os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=60, check=True)
+    assert done.stderr == b""

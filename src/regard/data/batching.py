@@ -1,23 +1,18 @@
 """Batches: a corpus in token ids, and the tensors that pairs of it become."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from regard.data.ragged import Ids, Ragged, RaggedFile, map_ragged
+from regard.data.ragged import Ids, Ragged
 from regard.data.tokenizers import END, PAD, START, TokenizerPair
 from regard.models.contracts import Padded
 
 log = logging.getLogger(__name__)
-
-_CHUNK = 20_000
-"""Pairs that are tokenised together: enough to keep all cores at work, few enough to stay small."""
 
 
 class Batch(NamedTuple):
@@ -48,35 +43,34 @@ class Batch(NamedTuple):
         return Batch(source, target, self.ids[rows], int(target.lengths_B.sum()))
 
 
+class Side(Protocol):
+    """The sources of a corpus, or its targets, in token ids; they may be others in each epoch."""
+
+    @property
+    def lengths(self) -> Ids: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged: ...
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A corpus in token ids; its targets end in END."""
 
-    sources: Ragged
-    targets: Ragged
+    sources: Side
+    targets: Side
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int) -> "Encoded":
         """Held in memory."""
-        chunks = list(_encoded(pairs, tokenizers, max_length))
-        sources, targets = ([row for chunk in chunks for row in chunk[side]] for side in (0, 1))
-        return cls(Ragged.of(sources), Ragged.of(targets))
-
-    @staticmethod
-    def write(folder: Path, pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int) -> None:
-        """To files, a piece at a time: memory does not grow with the corpus."""
-        with (
-            RaggedFile(folder, "source", len(tokenizers.source)) as sources,
-            RaggedFile(folder, "target", len(tokenizers.target)) as targets,
-        ):
-            for chunk in _encoded(pairs, tokenizers, max_length):
-                sources.write(chunk[0])
-                targets.write(chunk[1])
-
-    @classmethod
-    def open(cls, folder: Path) -> "Encoded":
-        """What was written, mapped from its files."""
-        return cls(map_ragged(folder, "source"), map_ragged(folder, "target"))
+        listed = list(pairs)
+        sources = tokenizers.source.ids([source for source, _ in listed])
+        targets = tokenizers.target.ids([target for _, target in listed])
+        note_cut(sum(len(ids) > max_length for ids in (*sources, *targets)), max_length, "sequence")
+        return cls(
+            Ragged.of(ids[:max_length] for ids in sources), Ragged.of([*ids[:max_length], END] for ids in targets)
+        )
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -86,22 +80,9 @@ class Encoded:
         """Of each pair, the length of its longer side."""
         return np.maximum(self.sources.lengths, self.targets.lengths)
 
-    def batch(self, ids: Sequence[int], device: torch.device) -> Batch:
-        source, target = (pad_ragged(side.take(ids)) for side in (self.sources, self.targets))
+    def batch(self, ids: Sequence[int], device: torch.device, epoch: int = 0) -> Batch:
+        source, target = (pad_ragged(side.take(ids, epoch)) for side in (self.sources, self.targets))
         return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))
-
-
-def _encoded(
-    pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int
-) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
-    remaining = iter(pairs)
-    cut = 0
-    while chunk := list(islice(remaining, _CHUNK)):
-        sources = tokenizers.source.ids([source for source, _ in chunk])
-        targets = tokenizers.target.ids([target for _, target in chunk])
-        cut += sum(len(ids) > max_length for ids in (*sources, *targets))
-        yield [ids[:max_length] for ids in sources], [[*ids[:max_length], END] for ids in targets]
-    note_cut(cut, max_length, "sequence")
 
 
 def note_cut(count: int, longest: int, what: str = "source") -> None:

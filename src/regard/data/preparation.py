@@ -1,20 +1,32 @@
-"""From the settings of a corpus to what training works on: tokenisers, token ids, and the pairs to choose by."""
+"""From a corpus to what training works on: tokenisers, token ids, and the pairs to choose by.
+
+All of it is worked out once, and from then on mapped from the cache.
+"""
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data.batching import Encoded
+from regard.data.batching import Encoded, Side, note_cut
 from regard.data.cache import key_of, remember
 from regard.data.corpora import Corpus, Pairs
-from regard.data.settings import Data, TokenizerChoice
-from regard.data.tokenizers import TokenizerPair
+from regard.data.ragged import RaggedFile, map_ragged
+from regard.data.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
+from regard.data.settings import Data, Sampling, TokenizerSettings, samplings
+from regard.data.tokenizers import END, Tokenizer, TokenizerPair
 from regard.errors import DataError
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when what is written to the cache changes."""
+
+_CHUNK = 20_000
+"""Pairs that are tokenised together: enough to keep all cores at work, few enough to stay small."""
+
+_SIDES = ("source", "target")
 
 Say = Callable[[str], object]
 
@@ -27,53 +39,103 @@ class Prepared(NamedTuple):
     dev: Pairs
 
 
-def prepare(
-    corpus: Corpus,
-    fingerprint: dict[str, str],
-    data: Data,
-    tokenizer: TokenizerChoice,
-    given: TokenizerPair | None,
-    say: Say,
-) -> Prepared:
-    """A corpus in token ids. One from files is tokenised once, and then mapped from the cache.
+class Request(NamedTuple):
+    """A corpus, a hash of its parts, and how it shall become tokens."""
 
-    A run that goes on gives its own tokenisers, so that no other can come to be used.
-    """
-    if not corpus.files:
-        tokenizers = given or _learn(corpus, tokenizer)
-        dev = Pairs.of(corpus.dev)
-        return Prepared(tokenizers, Encoded.of(corpus.train, tokenizers, tokenizer.max_length), dev)
-    made_of = (_FORMAT, fingerprint, data.model_dump(mode="json"))
+    corpus: Corpus
+    fingerprint: dict[str, str]
+    data: Data
+    tokenizer: TokenizerSettings
+    seed: int
+
+
+def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared:
+    """A corpus in token ids. A run that goes on gives its own tokenisers, so that no other can come to be used."""
+    corpus, settings = request.corpus, request.tokenizer
+    made_of = (_FORMAT, request.fingerprint, request.data.model_dump(mode="json"))
     if given is None:
-        learned = key_of(*made_of, tokenizer.model_dump(mode="json"))
-        folder = remember("tokenizers", learned, lambda place: _save(_learn(corpus, tokenizer, say), place))
-        given = TokenizerPair.load(folder, tokenizer)
-    ids = key_of(*made_of, given.fingerprint(), tokenizer.max_length)
-    folder = remember("corpora", ids, lambda place: _encode(corpus, given, tokenizer.max_length, place, say))
-    train = Encoded.open(folder)
+        key = key_of(*made_of, settings.model_dump(mode="json"))
+        folder = remember("tokenizers", key, lambda place: _learn(corpus, settings, place, say))
+        given = TokenizerPair.load(folder, settings)
+    sampled = samplings(settings)
+    key = key_of(*made_of, given.fingerprint(), settings.max_length, sampled)
+    folder = remember("corpora", key, lambda place: _encode(corpus, given, sampled, settings.max_length, place, say))
+    train = Encoded(*(_open(folder, side, request.seed) for side in _SIDES))
     dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     if not len(train) or not len(dev):
         pairs = len(train) + len(dev)
-        raise DataError(
-            f"{corpus.files[0]}: {pairs} pairs are too few to hold some back for validation. Give dev files."
-        )
+        name = corpus.files[0] if corpus.files else "The corpus"
+        raise DataError(f"{name}: {pairs} pairs are too few to hold some back for validation. Give dev files.")
     return Prepared(given, train, dev)
 
 
-def _learn(corpus: Corpus, settings: TokenizerChoice, say: Say = lambda _: None) -> TokenizerPair:
+def _learn(corpus: Corpus, settings: TokenizerSettings, place: Path, say: Say) -> None:
     start = time.monotonic()
     sources, targets = (source for source, _ in corpus.train), (target for _, target in corpus.train)
     learned = TokenizerPair.build(settings, sources, targets)
-    say(f"Tokeniser learned in {time.monotonic() - start:.1f} s.")
-    return learned
+    learned.save(place, lambda path, save: save(path))
+    sizes = f"{len(learned.source):,}" + ("" if settings.shared else f" and {len(learned.target):,}")
+    say(f"Tokeniser of {sizes} tokens learned in {time.monotonic() - start:.1f} s.")
 
 
-def _save(tokenizers: TokenizerPair, place: Path) -> None:
-    tokenizers.save(place, lambda path, save: save(path))
-
-
-def _encode(corpus: Corpus, tokenizers: TokenizerPair, max_length: int, place: Path, say: Say) -> None:
+def _encode(
+    corpus: Corpus,
+    tokenizers: TokenizerPair,
+    sampled: Sequence[Sampling | None],
+    max_length: int,
+    place: Path,
+    say: Say,
+) -> None:
+    """To files, a piece at a time: memory does not grow with the corpus."""
     start = time.monotonic()
-    Encoded.write(place, corpus.train, tokenizers, max_length)
+    pairs = iter(corpus.train)
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(_Writer(place, side, tokenizer, sampling, max_length))
+            for side, tokenizer, sampling in zip(_SIDES, tokenizers, sampled, strict=True)
+        ]
+        while chunk := list(islice(pairs, _CHUNK)):
+            for writer, texts in zip(writers, zip(*chunk, strict=True), strict=True):
+                writer.write(texts)
+    note_cut(sum(writer.cut for writer in writers), max_length, "sequence")
     (place / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False), "utf-8")
     say(f"Corpus tokenised in {time.monotonic() - start:.1f} s; it is kept in {place.parent} for the next run.")
+
+
+class _Writer:
+    """One side of a corpus on its way to the disk: in ids, or in words with a table of their segmentations."""
+
+    def __init__(
+        self, folder: Path, side: str, tokenizer: Tokenizer, sampling: Sampling | None, max_length: int
+    ) -> None:
+        self._folder, self._side, self._tokenizer, self._sampling = folder, side, tokenizer, sampling
+        self._longest = max_length
+        self._numbers = {END_OF_SENTENCE: 0}
+        self._end = () if side == "source" else ((END,) if sampling is None else (0,))
+        self._file = RaggedFile(folder, side, len(tokenizer) if sampling is None else 1 << 31)
+        self.cut = 0
+
+    def write(self, texts: Iterable[str]) -> None:
+        listed = list(texts)
+        if self._sampling is None:
+            rows = self._tokenizer.ids(listed)
+        else:
+            rows = number_words(self._tokenizer, listed, self._numbers).rows()
+        self.cut += sum(len(row) > self._longest for row in rows)
+        self._file.write([[*row[: self._longest], *self._end] for row in rows])
+
+    def __enter__(self) -> "_Writer":
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._file.__exit__(*failure)
+        if self._sampling is not None and failure[0] is None:
+            # One table serves every seed: which segmentation is used when is what a run's seed decides.
+            table = Segmentations.draw(self._tokenizer, list(self._numbers), self._sampling, seed=0)
+            table.save(self._folder / f"{self._side}.table.npz")
+
+
+def _open(folder: Path, side: str, seed: int) -> Side:
+    rows, table = map_ragged(folder, side), folder / f"{side}.table.npz"
+    return Sampled(rows, Segmentations.load(table), seed) if table.exists() else rows

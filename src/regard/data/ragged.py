@@ -36,8 +36,12 @@ class Ragged:
     def lengths(self) -> Ids:
         return np.diff(self.offsets)
 
-    def take(self, rows: Sequence[int] | Ids) -> "Ragged":
-        """Some of the rows, in the order given."""
+    def rows(self) -> list[list[int]]:
+        return [self[row].tolist() for row in range(len(self))]
+
+    def take(self, rows: Sequence[int] | Ids, epoch: int = 0) -> "Ragged":
+        """Some of the rows, in the order given; they are the same in every epoch."""
+        del epoch
         rows = np.asarray(rows, dtype=np.int64)
         starts = self.offsets[rows]
         offsets = offsets_of(self.offsets[rows + 1] - starts)

@@ -1,8 +1,17 @@
 """What may be set in the data: where the pairs come from, and how text becomes tokens."""
 
-from typing import Annotated, Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from regard.config import BY_NAME, HARMLESS, Settings
 
@@ -88,12 +97,180 @@ class FilesData(Settings):
 Data = Annotated[DatesData | SequencesData | FilesData, Field(discriminator="kind"), BY_NAME]
 
 
-class CharTokenizer(Settings):
+class _Spelling(Settings):
+    """What every kind of tokeniser does with a text before it is cut into tokens."""
+
+    normalisation: Literal["none", "nfc", "nfkc"] = Field("nfc", description="the Unicode form of the text")
+    lowercase: bool = False
+    byte_fallback: bool = Field(False, description="write characters never seen as bytes, so that none is unknown")
+    symbols: tuple[str, ...] = Field((), description="never split, for example <url> or <2de>")
+    tags: bool = Field(False, description="what follows a tab in a source are tags (V;PST), each of them one token")
+
+    @field_validator("symbols")
+    @classmethod
+    def _can_be_told_apart(cls, symbols: tuple[str, ...]) -> tuple[str, ...]:
+        for symbol in symbols:
+            if not symbol or re.search(r"\s", symbol):
+                raise ValueError(f"{symbol!r} cannot be a symbol: it must not be empty or hold white space.")
+            if re.fullmatch(RESERVED, symbol):
+                raise ValueError(f"{symbol!r} cannot be a symbol: it is the name of a token of our own.")
+        if len(set(symbols)) < len(symbols):
+            raise ValueError("a symbol is given twice.")
+        return symbols
+
+
+RESERVED = "<(?:pad|unk|/?s|0x[0-9A-F]{2})>"
+"""The names of tokens that cannot be typed: the special ones and the bytes."""
+
+
+class Sampling(NamedTuple):
+    """How many segmentations of each word are drawn, and from what distribution."""
+
+    drawn: int
+    dropout: float | None = None
+    alpha: float | None = None
+
+
+DRAWN = Field(32, ge=1, le=1_000, description="segmentations drawn for each word, where they are sampled")
+SPLIT = "where words end: at spaces, or also between letters, digits and other signs, as is right for raw text"
+
+
+class CharSide(_Spelling):
     """Every character is a token."""
 
     kind: Literal["char"] = "char"
+
+
+class WordSide(_Spelling):
+    """Every word between white space is a token. Runs of white space become one space."""
+
+    kind: Literal["word"] = "word"
+    vocabulary: PositiveInt | None = Field(None, description="keep at most so many words, the most frequent")
+    min_count: PositiveInt = Field(1, description="words seen less often are unknown")
+
+
+class BPESide(_Spelling):
+    """Byte-pair encoding: characters, merged as often as the vocabulary allows (Sennrich et al. 2016)."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocabulary: PositiveInt = Field(8_000, description="tokens in all")
+    min_count: PositiveInt = Field(2, description="pairs seen less often are not merged")
+    split: Literal["spaces", "classes"] = Field("classes", description=SPLIT)
+    dropout: float = Field(0.0, ge=0, le=1, description="merges left out at random in training (Provilkov et al. 2020)")
+    drawn: int = DRAWN
+
+    @property
+    def sampling(self) -> Sampling | None:
+        return Sampling(self.drawn, dropout=self.dropout) if self.dropout else None
+
+
+class UnigramSide(_Spelling):
+    """The likeliest segmentation under a unigram language model of pieces (Kudo 2018)."""
+
+    kind: Literal["unigram"] = "unigram"
+    vocabulary: PositiveInt = Field(8_000, description="tokens in all")
+    split: Literal["spaces", "classes"] = Field("classes", description=SPLIT)
+    alpha: PositiveFloat | None = Field(
+        None, description="sample segmentations in training with p^alpha: 0.1 to 0.5, the smaller the wilder"
+    )
+    drawn: int = DRAWN
+
+    @property
+    def sampling(self) -> Sampling | None:
+        return Sampling(self.drawn, alpha=self.alpha) if self.alpha else None
+
+
+class SentencePieceSide(Settings):
+    """A unigram or BPE tokeniser that SentencePiece trained, from its .model file."""
+
+    kind: Literal["sentencepiece"] = "sentencepiece"
+    path: str = Field(description="the .model file; it is read when training begins, and not needed later")
+    tags: bool = Field(False, description="what follows a tab in a source are tags (V;PST), each of them one token")
+    dropout: float = Field(0.0, ge=0, le=1, description="for a BPE model: merges left out at random in training")
+    alpha: PositiveFloat | None = Field(None, description="for a unigram model: sample segmentations with p^alpha")
+    drawn: int = DRAWN
+
+    @property
+    def sampling(self) -> Sampling | None:
+        if self.alpha:
+            return Sampling(self.drawn, alpha=self.alpha)
+        return Sampling(self.drawn, dropout=self.dropout) if self.dropout else None
+
+
+SpelledSide = CharSide | WordSide | BPESide | UnigramSide
+Side = SpelledSide | SentencePieceSide
+SideChoice = Annotated[Side, Field(discriminator="kind"), BY_NAME]
+
+
+class _BothSides(Settings):
+    """What is set for source and target together."""
+
     shared: bool = Field(True, description="one vocabulary for source and target")
     max_length: PositiveInt = Field(1_000, json_schema_extra=HARMLESS, description="longer sources are cut")
 
 
-TokenizerChoice = Annotated[CharTokenizer, BY_NAME]
+class _Sampled(_BothSides):
+    sampled: Literal["both", "source", "target"] = Field("both", description="the sides whose segmentation is sampled")
+
+
+class CharTokenizer(CharSide, _BothSides):
+    __doc__ = CharSide.__doc__
+
+
+class WordTokenizer(WordSide, _BothSides):
+    __doc__ = WordSide.__doc__
+
+
+class BPETokenizer(BPESide, _Sampled):
+    __doc__ = BPESide.__doc__
+
+
+class UnigramTokenizer(UnigramSide, _Sampled):
+    __doc__ = UnigramSide.__doc__
+
+
+class SentencePieceTokenizer(SentencePieceSide, _Sampled):
+    __doc__ = SentencePieceSide.__doc__
+
+
+class PairTokenizer(Settings):
+    """Another tokeniser for each side, for example letters to phones: `{source: char, target: word}`."""
+
+    kind: Literal["pair"] = "pair"
+    source: SideChoice
+    target: SideChoice
+    max_length: PositiveInt = Field(1_000, json_schema_extra=HARMLESS, description="longer sources are cut")
+
+    @property
+    def shared(self) -> bool:
+        return False
+
+
+TokenizerSettings = (
+    CharTokenizer | WordTokenizer | BPETokenizer | UnigramTokenizer | SentencePieceTokenizer | PairTokenizer
+)
+
+
+def _two_sides(value: Any) -> Any:
+    """`{source: …, target: …}` needs no kind."""
+    if isinstance(value, dict) and "kind" not in value and {"source", "target"} & set(value):
+        return {"kind": "pair", **value}
+    return value
+
+
+TokenizerChoice = Annotated[TokenizerSettings, Field(discriminator="kind"), BeforeValidator(_two_sides), BY_NAME]
+
+
+def sides(settings: TokenizerSettings) -> tuple[Side, Side]:
+    """How the sources and how the targets become tokens. Tags belong to sources, unless the vocabulary is shared."""
+    if isinstance(settings, PairTokenizer):
+        return settings.source, settings.target
+    return settings, settings if settings.shared else settings.model_copy(update={"tags": False})
+
+
+def samplings(settings: TokenizerSettings) -> tuple[Sampling | None, Sampling | None]:
+    """How the segmentation of each side is sampled in training; None where it is not."""
+    source, target = (None if isinstance(side, CharSide | WordSide) else side.sampling for side in sides(settings))
+    if isinstance(settings, _Sampled):
+        return source if settings.sampled != "target" else None, target if settings.sampled != "source" else None
+    return source, target

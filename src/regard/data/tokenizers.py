@@ -1,55 +1,84 @@
 """Tokenisers: text ↔ ids, on the `tokenizers` library; where each token stood in the text is kept."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import tokenizers
-from tokenizers import decoders, normalizers, pre_tokenizers
-from tokenizers.models import WordLevel
 
-from regard.data.settings import CharTokenizer
+from regard.data import marks
+from regard.data.sentencepiece import build_tokenizer, read_model
+from regard.data.settings import CharSide, SentencePieceSide, Side, TokenizerSettings, sides
+from regard.data.vocabularies import END, PAD, SPECIALS, START, UNKNOWN, collect_tags, learn, tags_of, whole_characters
 from regard.errors import ModelError
 
-PAD, UNKNOWN, START, END = range(4)
-SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
+__all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "Tokenizer", "TokenizerPair", "Tokens"]
+
+Span = tuple[int, int]
 
 
 class Tokens(NamedTuple):
-    """A text in tokens: their ids, how they read, and the span of the text that each stands for."""
+    """A text in tokens: their ids, how they read, and the span of the text that each stands for.
+
+    The space before a word is no part of its span. The bytes of a character all have its span.
+    """
 
     ids: list[int]
     texts: list[str]
-    offsets: list[tuple[int, int]]
+    offsets: list[Span]
+
+    def by_word(self, text: str) -> list[tuple[Span, list[int]]]:
+        """The words of the text that was encoded, each with its span and the places of its tokens; a tag is a word."""
+        spans = [found.span() for found in re.finditer(r"\S+", text)]
+        tags = {span for span, token in zip(self.offsets, self.texts, strict=True) if _is_tag(token)}
+        if tags:
+            first = min(tags)[0]
+            spans = [*(span for span in spans if span[1] < first), *sorted(tags)]
+        words: list[tuple[Span, list[int]]] = [(span, []) for span in spans]
+        at = 0
+        for place, (start, end) in enumerate(self.offsets):
+            while at < len(spans) and spans[at][1] <= start:
+                at += 1
+            if at < len(spans) and max(end, start + 1) > spans[at][0]:
+                words[at][1].append(place)
+        return words
 
 
 class Tokenizer:
-    """Text to ids and back. The special tokens cannot be typed: "<s>" in a text is three characters."""
+    """Text to ids and back. The special tokens cannot be typed: "<s>" in a text is what it reads."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
+        self._tags = {token[1:]: index for token, index in inner.get_vocab().items() if _is_tag(token)}
+        self._tag_names = {index: tag for tag, index in self._tags.items()}
 
     @classmethod
     def characters(cls, texts: Iterable[str]) -> "Tokenizer":
         """One token for each character that occurs; the text is first composed (NFC)."""
-        compose = normalizers.NFC()
-        seen = set().union(*(compose.normalize_str(text) for text in texts))
-        vocabulary = {token: index for index, token in enumerate((*SPECIALS, *sorted(seen)))}
-        inner = tokenizers.Tokenizer(WordLevel(vocabulary, unk_token=SPECIALS[UNKNOWN]))
-        inner.normalizer = compose
-        inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-        inner.decoder = decoders.Fuse()
-        return cls(inner)
+        return cls(learn(CharSide(), texts))
+
+    @classmethod
+    def of(cls, options: Side, texts: Iterable[str]) -> "Tokenizer":
+        """Learned from some texts, which are read once, or read from a file of SentencePiece."""
+        if isinstance(options, SentencePieceSide):
+            model = read_model(Path(options.path))
+            return cls(build_tokenizer(model, collect_tags(texts) if options.tags else set()))
+        return cls(learn(options, texts))
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         if not path.exists():
             raise ModelError(f"{path} is missing, and the model cannot read text without it. Copy it beside the model.")
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing more particular
             raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
+        if tuple(map(inner.id_to_token, range(len(SPECIALS)))) != SPECIALS:
+            raise ModelError(f"{path} does not begin with {' '.join(SPECIALS)}: it was not made by regard.")
+        return cls(inner)
 
     def save(self, path: Path) -> None:
         self._inner.save(str(path))
@@ -62,27 +91,80 @@ class Tokenizer:
         size: int = self._inner.get_vocab_size()
         return size
 
+    @property
+    def inner(self) -> tokenizers.Tokenizer:
+        """The tokeniser of the library; it knows nothing of tags."""
+        return self._inner
+
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids alone, which is quicker for a whole corpus."""
-        return [found.ids for found in self._inner.encode_batch_fast(_whole_characters(texts))]
-
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        found = self._inner.encode_batch_fast([whole_characters(self._head(text)) for text in texts])
+        if not self._tags:
+            return [encoding.ids for encoding in found]
         return [
-            Tokens(found.ids, found.tokens, found.offsets)
-            for found in self._inner.encode_batch(_whole_characters(texts))
+            [*encoding.ids, *(self._tag(tag[0]) for tag in self._tags_in(text))]
+            for encoding, text in zip(found, texts, strict=True)
         ]
 
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        found = self._inner.encode_batch([whole_characters(self._head(text)) for text in texts])
+        encoded = []
+        for text, encoding in zip(texts, found, strict=True):
+            spans = [_trim(text, token, span) for token, span in zip(encoding.tokens, encoding.offsets, strict=True)]
+            tokens = Tokens(encoding.ids, encoding.tokens, spans)
+            for tag in self._tags_in(text):
+                tokens.ids.append(self._tag(tag[0]))
+                tokens.texts.append(marks.TAB + tag[0])
+                tokens.offsets.append(tag.span())
+            encoded.append(tokens)
+        return encoded
+
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._inner.decode(list(ids), skip_special_tokens=False)
-        return text
+        names = [self._tag_names[index] for index in ids if index in self._tag_names]
+        head = [index for index in ids if index not in self._tag_names] if names else list(ids)
+        text: str = self._inner.decode(head, skip_special_tokens=False)
+        return f"{text}{marks.TAB}{';'.join(names)}" if names else text
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [str(self._inner.id_to_token(index)) for index in ids]
 
+    def words(self, texts: Sequence[str]) -> list[list[str]]:
+        """The words that each text is cut into before they are segmented, as they are written; a tag is a word."""
+        normalise, cut = self._inner.normalizer.normalize_str, self._inner.pre_tokenizer.pre_tokenize_str
+        return [
+            [
+                *(word for word, _ in cut(normalise(whole_characters(self._head(text))))),
+                *(marks.TAB + tag[0] for tag in self._tags_in(text)),
+            ]
+            for text in texts
+        ]
 
-def _whole_characters(texts: Sequence[str]) -> list[str]:
-    """Half of a surrogate pair is no character, and becomes a question mark."""
-    return [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+    def segment_words(self, words: Iterable[str]) -> list[list[int]]:
+        """The ids of each word; those of a text's words, one after the other, are the text's."""
+        segment = self._inner.model.tokenize
+        return [[self._tag(word[1:])] if _is_tag(word) else [token.id for token in segment(word)] for word in words]
+
+    def _head(self, text: str) -> str:
+        return text.partition(marks.TAB)[0] if self._tags else text
+
+    def _tags_in(self, text: str) -> Iterable[re.Match[str]]:
+        return tags_of(text, len(self._head(text))) if self._tags else ()
+
+    def _tag(self, tag: str) -> int:
+        return self._tags.get(tag, UNKNOWN)
+
+
+def _is_tag(token: str) -> bool:
+    return len(token) > 1 and token[0] == marks.TAB
+
+
+def _trim(text: str, token: str, span: Span) -> Span:
+    """The span without the space that a mark stands for; nothing where the mark was put there by us."""
+    start, end = span
+    if end - start > 1 and text[start].isspace():
+        return start + 1, end
+    ours = token == marks.MARK and end > start and not text[start].isspace() and text[start] != marks.MARK
+    return (start, start) if ours else span
 
 
 class TokenizerPair(NamedTuple):
@@ -92,14 +174,16 @@ class TokenizerPair(NamedTuple):
     target: Tokenizer
 
     @classmethod
-    def build(cls, settings: CharTokenizer, sources: Iterable[str], targets: Iterable[str]) -> "TokenizerPair":
+    def build(cls, settings: TokenizerSettings, sources: Iterable[str], targets: Iterable[str]) -> "TokenizerPair":
+        """Learned from texts that are read once each."""
+        source, target = sides(settings)
         if settings.shared:
-            shared = Tokenizer.characters([*sources, *targets])
+            shared = Tokenizer.of(source, chain(sources, targets))
             return cls(shared, shared)
-        return cls(Tokenizer.characters(sources), Tokenizer.characters(targets))
+        return cls(Tokenizer.of(source, sources), Tokenizer.of(target, targets))
 
     @classmethod
-    def load(cls, folder: Path, settings: CharTokenizer) -> "TokenizerPair":
+    def load(cls, folder: Path, settings: TokenizerSettings) -> "TokenizerPair":
         source = Tokenizer.load(folder / "tokenizer.json")
         return cls(source, source if settings.shared else Tokenizer.load(folder / "tokenizer.target.json"))
 

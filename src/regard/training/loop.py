@@ -14,7 +14,7 @@ from regard.config import differences, write_yaml
 from regard.data.batching import Batch, Encoded
 from regard.data.corpora import Corpus, load_corpus
 from regard.data.order import ByPairs, ByTokens, Order, padding_share
-from regard.data.preparation import Prepared, prepare
+from regard.data.preparation import Prepared, Request, prepare
 from regard.data.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
 from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError
@@ -90,7 +90,8 @@ class Training:
             _see_that_the_data_is_the_same(folder, newest.state["data"], fingerprint)
         torch.manual_seed(settings.seed)
         own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else None
-        data = prepare(corpus, fingerprint, settings.data, settings.tokenizer, own, narrator.say)
+        request = Request(corpus, fingerprint, settings.data, settings.tokenizer, settings.seed)
+        data = prepare(request, own, narrator.say)
         order = _order(data.train, settings)
         model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
         model = model.to(device).train()
@@ -152,7 +153,8 @@ class Training:
         """What is learned from at a step."""
         first = step * self.settings.training.accumulate
         places = range(first, first + self.settings.training.accumulate)
-        return [self.data.train.batch(self.order.at(place), self.translator.device) for place in places]
+        device, order = self.translator.device, self.order
+        return [self.data.train.batch(order.at(place), device, order.epoch_at(place)) for place in places]
 
     def _step(self) -> tuple[float, int]:
         """One update → (loss, tokens)."""
