@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.errors import ModelError
 from regard.training.folder import FORMAT, Checkpoint, RunFolder, sha256
-from regard.training.metrics import Scores
+from regard.training.scores import Scores
 
 
 @dataclass
@@ -32,13 +32,13 @@ class Progress:
     """Validations since the best one."""
 
     def to_json(self) -> dict[str, Any]:
-        best = {"step": self.best_step, **self.best._asdict()} if self.best else {}
+        best = {"step": self.best_step, **self.best.to_json()} if self.best else {}
         return {**asdict(self), "best": best}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "Progress":
-        best = {name: state["best"][name] for name in Scores._fields} if state["best"] else None
-        return cls(**{**state, "best": Scores(**best) if best else None})
+        best = Scores.from_json(state["best"]) if state["best"] else None
+        return cls(**{**state, "best": best})
 
 
 def save(folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> Checkpoint:

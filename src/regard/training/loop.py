@@ -21,10 +21,10 @@ from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
 from regard.training.folder import RunFolder, write_whole
 from regard.training.losses import backward, is_out_of_memory
-from regard.training.metrics import evaluate
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
+from regard.training.validation import validate
 
 
 def train(settings: RunSettings, folder: RunFolder) -> Progress:
@@ -176,19 +176,16 @@ class _Run:
 
     def _validate(self, events: EventLog, narrator: Narrator) -> None:
         progress = self.progress
-        scores = evaluate(self.translator, self.corpus.dev)
+        scores = validate(self.translator, self.corpus.dev, self.settings.training)
         self.model.train()
         better = scores.better_than(progress.best, self.settings.training.metric)
         if better:
             progress.best, progress.best_step, progress.stale = scores, progress.step, 0
         else:
             progress.stale += 1
-        events.write("validation", step=progress.step, best=better, **scores._asdict())
+        events.write("validation", step=progress.step, best=better, **scores.to_json())
         mark = ", the best so far" if better else ""
-        narrator.say(
-            f"validation at step {progress.step:,}: {scores.accuracy:.1%} of {scores.pairs:,} exactly right, "
-            f"loss {scores.loss:.4f}{mark}"
-        )
+        narrator.say(f"validation at step {progress.step:,}: {scores.told(self.settings.training.metric)}{mark}")
 
     def _save(self) -> None:
         checkpoint.save(self.folder, self.model, self.optimizer, self.progress)
@@ -209,7 +206,7 @@ class _Run:
         early = ""
         if progress.step < self.settings.training.steps:
             early = f"; stopped early, no better in {progress.stale} validations"
-        best = f"{progress.best.accuracy:.1%} of the dev set exactly right" if progress.best else "not validated"
+        best = progress.best.told(self.settings.training.metric) if progress.best else "not validated"
         return f"Best model: step {progress.best_step}, {best}{early}."
 
 
