@@ -53,7 +53,7 @@ class Limit(NamedTuple):
 @click.option("--columns", nargs=2, metavar="A B", help="With --pairs: its columns, by number from 1 or by name.")
 @click.option("--source", metavar="FILE", help="With --target: two parallel files.")
 @click.option("--target", metavar="FILE")
-@click.option("--metric", "metrics", multiple=True, metavar="METRIC...", help=f"Of {', '.join(KINDS)}; see below.")
+@click.option("--metric", "metrics", multiple=True, metavar="METRIC...", help=f"Of {', '.join(KINDS)}; see above.")
 @click.option("--beam", type=click.IntRange(1), help="Hypotheses kept; 1 is greedy. By default as in validation.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting of the search, as of predict.")
 @click.option("--min", "minima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if it is not reached.")
