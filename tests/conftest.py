@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests_shared import SMALL
 Result = subprocess.CompletedProcess[str]
 
 torch.set_num_threads(1)
+os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-cache-")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels then run as plain Python
 

@@ -103,7 +103,7 @@ def test_users_train_on_their_own_files(cli: Run, tmp_path: Path) -> None:
     changed = cli(*command)
     assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")} == before
     assert changed.returncode == 3
-    assert "has changed since it was begun (now 250 training and 49 dev pairs" in changed.stderr
+    assert "dev.tsv: the data has changed since run was begun" in changed.stderr
 
 
 @pytest.mark.parametrize(

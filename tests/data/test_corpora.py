@@ -112,6 +112,24 @@ def test_without_dev_files_some_sources_are_held_back(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("".join(f"s{n % 500}\tt{n}\n" for n in range(1000)))
     corpus = load_corpus(FilesData(train=Files(path=str(path))))
-    assert len(corpus.train) + len(corpus.dev) == 1000
-    assert 10 < len(corpus.dev) < 120
-    assert not set(corpus.train.sources) & set(corpus.dev.sources)
+    train, dev = Pairs.of(corpus.train), Pairs.of(corpus.dev)
+    assert len(train) + len(dev) == 1000
+    assert 10 < len(dev) < 120
+    assert not set(train.sources) & set(dev.sources)
+
+
+def test_of_a_large_corpus_about_two_thousand_pairs_are_held_back(tmp_path: Path) -> None:
+    path = tmp_path / "x.tsv"
+    path.write_text("".join(f"s{n}\tt{n}\n" for n in range(100_000)))
+    corpus = load_corpus(FilesData(train=Files(path=str(path))))
+    assert 1_700 < len(list(corpus.dev)) < 2_300
+
+
+def test_a_stream_reads_its_file_anew_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "x.tsv"
+    path.write_text("a\tb\nc\td\n")
+    corpus = load_corpus(FilesData(train=Files(path=str(path)), dev=Files(path=str(path))))
+    assert list(corpus.train) == list(corpus.train) == [("a", "b"), ("c", "d")]
+    before = corpus.fingerprint()
+    path.write_text("a\tb\nc\te\n")
+    assert corpus.fingerprint() != before

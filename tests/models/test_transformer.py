@@ -229,3 +229,27 @@ def test_the_cache_grows_by_doubling_and_forgets_nothing() -> None:
         torch.testing.assert_close(logits, whole[:, step])
         rooms.add(state.layers[0].cache.values_BHSD.shape[2])
     assert rooms == {33, 66, 132}
+
+
+def test_layers_worked_out_again_have_the_same_gradients_and_keep_less() -> None:
+    settings = {"size": 16, "heads": 2, "layers": 3, "feedforward": 32, "dropout": 0.3}
+    source = Padded(torch.randint(4, 20, (3, 7)), torch.tensor([7, 5, 2]))
+    given = torch.randint(4, 20, (3, 6))
+    found, kept = [], []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        model = build_model(resolve(TransformerModel, {**settings, "recompute": recompute}, {}), 20, 20)
+        sizes: list[int] = []
+
+        def note(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = model(source, given).logits_BTV.square().mean()
+        loss.backward()
+        kept.append(sum(sizes))
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert kept[1] < kept[0] / 2
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name])

@@ -7,10 +7,13 @@ import torch
 
 from regard.config import resolve
 from regard.data.batching import Batch, Encoded
-from regard.data.tokenizers import END
+from regard.data.ragged import Ragged
+from regard.data.tokenizers import END, START, UNKNOWN
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
-from regard.training.losses import backward, token_loss
+from regard.training import parts
+from regard.training.losses import Objective, backward, token_loss
+from regard.training.settings import Consistency, NoConsistency, RDrop, SimCut
 
 V = 9
 
@@ -22,7 +25,8 @@ def model() -> Seq2Seq:
 
 
 def batch(*ids: int) -> Batch:
-    encoded = Encoded([[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]])
+    sources, targets = [[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]]
+    encoded = Encoded(Ragged.of(sources), Ragged.of(targets))
     return encoded.batch(list(ids), torch.device("cpu"))
 
 
@@ -55,10 +59,76 @@ def test_label_smoothing_mixes_in_the_uniform_distribution() -> None:
 @pytest.mark.parametrize("pieces", [2, 4, 8])
 def test_the_gradient_is_the_same_in_pieces(pieces: int) -> None:
     net = model()
-    whole = backward(net, batch(0, 1, 2), 0.1)
+    whole = backward(net, [batch(0, 1, 2)], Objective(0.1))
     expected = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-    in_pieces = backward(net, batch(0, 1, 2), 0.1, pieces)
+    in_pieces = backward(net, [batch(0, 1, 2)], Objective(0.1), pieces)
     assert in_pieces == pytest.approx(whole)
     found = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
     for ours, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-8)
+
+
+def gradients(net: Seq2Seq, objective: Objective, seed: int = 0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    backward(net, [batch(0, 1, 2)], objective)
+    return {name: parameter.grad.clone() for name, parameter in net.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("kind", [NoConsistency(), RDrop(), SimCut(cut=0.5)])
+def test_few_logits_at_a_time_give_the_same_loss_and_gradient(
+    kind: Consistency, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = model().train()
+    objective = Objective(0.1, 0.2, kind)
+    torch.manual_seed(0)
+    loss, expected = objective(net, batch(0, 1, 2)).item(), gradients(net, objective)
+    monkeypatch.setitem(parts.MOST_LOGITS, "cpu", 2 * V)
+    torch.manual_seed(0)
+    assert objective(net, batch(0, 1, 2)).item() == pytest.approx(loss)
+    for name, found in gradients(net, objective).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-8)
+
+
+def test_batches_that_make_one_step_weigh_by_their_tokens() -> None:
+    net = model()
+    whole = gradients(net, Objective())
+    backward(net, [batch(0), batch(1, 2)], Objective())
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-5, atol=1e-8)
+
+
+def test_passes_that_agree_cost_nothing() -> None:
+    """Without dropout both passes of R-Drop are one, and with no token cut those of SimCut are."""
+    net = model().train()
+    plain = Objective(0.1)(net, batch(0, 1, 2)).item()
+    for kind in (RDrop(), SimCut(cut=0.0)):
+        assert Objective(0.1, 0.0, kind)(net, batch(0, 1, 2)).item() == pytest.approx(plain)
+
+
+def test_consistency_is_the_divergence_of_two_passes() -> None:
+    """Worked out from the model's own answers to a pair whole and with every token but the start unknown."""
+    net = model().eval()
+    whole = batch(1)
+    cut_source = whole.source._replace(tokens_BT=torch.full_like(whole.source.tokens_BT, UNKNOWN))
+    cut_given = torch.full_like(whole.given, UNKNOWN)
+    cut_given[:, 0] = whole.given[:, 0]
+    p = net(whole.source, whole.given).logits_BTV.float().log_softmax(-1)
+    q = net(cut_source, cut_given).logits_BTV.float().log_softmax(-1)
+    expected = Objective()(net, whole).item() + 3.0 * (p.exp() * (p - q)).sum().item()
+    everything_cut = SimCut.model_construct(alpha=3.0, cut=1.0)
+    assert Objective(0.0, 0.0, everything_cut)(net, whole).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_dropped_words_become_unknown_but_never_the_start() -> None:
+    source, given = Objective._with_gaps(batch(0, 1), 0.999_999)
+    assert (source.tokens_BT == UNKNOWN).all()
+    assert (given[:, 0] == START).all()
+    assert (given[:, 1:] == UNKNOWN).all()
+
+
+def test_half_the_bits_give_nearly_the_same_gradient() -> None:
+    net = model().float()
+    full, half = gradients(net, Objective()), gradients(net, Objective(halved=True))
+    ours, theirs = (torch.cat([grad.flatten() for grad in grads.values()]) for grads in (half, full))
+    assert torch.linalg.norm(ours - theirs) < 0.03 * torch.linalg.norm(theirs)
+    assert not torch.equal(ours, theirs)

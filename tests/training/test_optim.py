@@ -19,6 +19,18 @@ def test_rises_to_its_peak_and_decays(decay: str, middle: float) -> None:
     assert learning_rate(110, settings) == pytest.approx(2.0 if decay == "none" else 0.0)
 
 
+def test_goes_with_one_over_the_root_of_the_step_after_its_peak() -> None:
+    settings = TrainingSettings(steps=1000, warmup=100, learning_rate=2.0, decay="inverse_sqrt")
+    assert learning_rate(50, settings) == pytest.approx(1.0)
+    assert learning_rate(100, settings) == pytest.approx(2.0)
+    assert learning_rate(400, settings) == pytest.approx(1.0)
+
+
+def test_falls_as_often_as_a_plateau_was_found() -> None:
+    settings = TrainingSettings(warmup=0, learning_rate=2.0, decay="plateau", plateau_factor=0.1)
+    assert [learning_rate(7, settings, falls) for falls in range(3)] == pytest.approx([2.0, 0.2, 0.02])
+
+
 def test_clipping_scales_to_the_norm_and_tells_the_old_one() -> None:
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, 4.0]])

@@ -22,15 +22,15 @@ SETTINGS = {**SMALL, "model.dropout": 0.3, "training.steps": 20, "training.save_
 @contextmanager
 def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process dies, as it were, right before it would take the step after this one."""
-    take = loop._Run._step
+    take = loop.Training._step
 
-    def die(run: loop._Run) -> tuple[float, int]:
+    def die(run: loop.Training) -> tuple[float, int]:
         if run.progress.step == step:
             raise KeyboardInterrupt
         return take(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_step", die)
+        patch.setattr(loop.Training, "_step", die)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -62,6 +62,36 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(
     assert same(undisturbed, run.path)
     clockless = [{k: v for k, v in event.items() if k not in {"time", "tokens_per_second"}} for event in run.events]
     assert [event["step"] for event in clockless] == [5, 10, 10, 15, 20, 20]
+
+
+RECIPE = {
+    "training.batch_tokens": 400,
+    "training.longest": 60,
+    "training.accumulate": 2,
+    "training.ema": 0.9,
+    "training.decay": "plateau",
+    "training.plateau_patience": 1,
+    "training.consistency": "simcut",
+    "training.word_dropout": 0.1,
+    "training.precision": "bfloat16",
+}
+"""All that training keeps or draws beyond the usual."""
+
+
+def test_a_run_with_every_part_of_a_recipe_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SETTINGS, **RECIPE}
+    whole = regard.train("dates", settings, out=tmp_path / "whole")
+    for step in (3, 12):
+        with stopped_at(step, monkeypatch):
+            regard.train("dates", settings, out=tmp_path / "stopped")
+    regard.train("dates", settings, out=tmp_path / "stopped")
+    assert same(whole.path, tmp_path / "stopped")
+    optimisers = [
+        load_file(path / "checkpoints" / "step-20" / "optimizer.safetensors")
+        for path in (whole.path, tmp_path / "stopped")
+    ]
+    assert all(torch.equal(optimisers[0][name], optimisers[1][name]) for name in optimisers[0])
+    assert any(name.startswith("weights/") for name in optimisers[0])
 
 
 @pytest.mark.parametrize(
@@ -137,17 +167,18 @@ def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pyt
     """What PyTorch raises when it cannot allocate, raised for every batch of more than eight pairs."""
     from regard.training import losses
 
-    whole = losses.token_loss
+    whole = losses.Objective._sum
     sizes = []
 
-    def limited(model: object, batch: object, smoothing: float = 0.0) -> object:
-        sizes.append(len(batch.ids))  # type: ignore[attr-defined]
-        if sizes[-1] > 8:
-            torch.empty(2**60)
-        return whole(model, batch, smoothing)  # type: ignore[arg-type]
+    def limited(self: losses.Objective, model: object, batch: object) -> object:
+        if model.training:  # type: ignore[attr-defined]
+            sizes.append(len(batch.ids))  # type: ignore[attr-defined]
+            if sizes[-1] > 8:
+                torch.empty(2**60)
+        return whole(self, model, batch)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(losses, "token_loss", limited)
+        patch.setattr(losses.Objective, "_sum", limited)
         regard.train("dates", SETTINGS | {"model.dropout": 0.0}, out=tmp_path / "little")
     regard.train("dates", SETTINGS | {"model.dropout": 0.0}, out=tmp_path / "plenty")
     assert sizes[:3] == [32, 16, 8]
@@ -159,7 +190,7 @@ def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pyt
 def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.training import losses
 
-    monkeypatch.setattr(losses, "token_loss", lambda *_: torch.empty(2**60))
+    monkeypatch.setattr(losses.Objective, "_sum", lambda *_: torch.empty(2**60))
     with pytest.raises(regard.ResourceError, match=r"one pair at a time.*tokenizer\.max_length"):
         regard.train("dates", SETTINGS, out=tmp_path)
 
@@ -172,13 +203,13 @@ def test_a_loss_that_is_no_number_leaves_the_weights_alone(
 
     seen: list[dict[str, torch.Tensor]] = []
 
-    def spoilt(model: torch.nn.Module, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def spoilt(self: object, model: torch.nn.Module, batch: object) -> torch.Tensor:
         seen.append(model.state_dict())
         before.update({name: value.clone() for name, value in model.state_dict().items()})
-        return sum(p.sum() for p in model.parameters()) * poison, torch.tensor(1)  # type: ignore[return-value]
+        return sum(p.sum() for p in model.parameters()) * poison  # type: ignore[return-value]
 
     before: dict[str, torch.Tensor] = {}
-    monkeypatch.setattr(losses, "token_loss", spoilt)
+    monkeypatch.setattr(losses.Objective, "_sum", spoilt)
     with pytest.raises(regard.DivergedError, match=r"at step 1: .* The batch holds the training pairs \d+"):
         regard.train("dates", SETTINGS, out=tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in seen[0].items())

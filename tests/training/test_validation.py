@@ -11,6 +11,7 @@ import yaml
 
 import regard
 from regard.data.corpora import Pairs
+from regard.training import parts
 from regard.training.checkpoint import Progress
 from regard.training.folder import RunFolder, sha256
 from regard.training.measures import Accuracy, Loss, SymbolErrorRate, read_measure
@@ -107,7 +108,7 @@ def test_the_state_of_an_older_checkpoint_loads() -> None:
 
 def test_a_state_survives_json() -> None:
     best = Scores(9, {"bleu:tokenize=none": 40.0, "loss": 1.5}, {"bleu:tokenize=none": "tok:none"})
-    progress = Progress("0", 4, 2, best, 1)
+    progress = Progress({"dev pairs": "0"}, 4, 2, best, "mean-4", 1)
     assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
 
 
@@ -134,7 +135,11 @@ def test_a_run_of_before_there_were_measures_goes_on(small_run: RunFolder, tmp_p
     assert set(run.best.values) == {"accuracy", "loss"}
 
 
-def test_losses_are_those_that_the_model_scores(model: regard.Model) -> None:
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_losses_are_those_that_the_model_scores(
+    model: regard.Model, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setitem(parts.MOST_LOGITS, "cpu", at_once)
     found = losses(model.translator, Pairs(SOURCES, TARGETS), batch_size=3)
     assert (-found[:, 0]).tolist() == pytest.approx(model.score(SOURCES, TARGETS), rel=1e-5)
     assert found[:, 1].tolist() == [len(target) + 1 for target in TARGETS]

@@ -19,7 +19,10 @@ Examples:
 @click.argument("config", metavar="PRESET|FILE.yaml|RUN")
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--out", metavar="DIR", help="The run's folder; by default runs/NAME.")
-def command(config: str, settings: tuple[str, ...], out: str | None) -> None:
+@click.option(
+    "--find", type=click.Choice(["learning-rate", "batch"]), help="Try out and print a setting instead of training."
+)
+def command(config: str, settings: tuple[str, ...], out: str | None, find: str | None) -> None:
     """Train a model. Given again, the same command goes on where it stopped.
 
     Prints the run's folder; what happens meanwhile is told on stderr.
@@ -27,8 +30,24 @@ def command(config: str, settings: tuple[str, ...], out: str | None) -> None:
     overrides = dict(parse_override(text) for text in settings)
     source, folder = locate(config, out)
     chosen = resolve(RunSettings, source, overrides)
+    if find:
+        _find(find, chosen)
+        return
 
     from regard.training import loop
 
     loop.train(chosen, folder)
     click.echo(folder.path)
+
+
+def _find(what: str, settings: RunSettings) -> None:
+    from regard.training import finder
+
+    if what == "learning-rate":
+        found, key, unit = finder.find_learning_rate(settings), "training.learning_rate", "loss"
+    else:
+        found, key, unit = finder.find_batch(settings), "training.batch_tokens", "tokens/s"
+    every = max(1, len(found.tried) // 20)
+    for value, outcome in found.tried[::every]:
+        click.echo(f"{key}={value:<10.3g} {unit} {outcome:,.4g}", err=True)
+    click.echo(f"{key}={found.suggestion:.2g}" if what == "learning-rate" else f"{key}={found.suggestion:.0f}")

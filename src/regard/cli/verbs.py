@@ -59,6 +59,20 @@ class _Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
+class _Once(logging.Filter):
+    """A file that is gone through several times is complained of once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        new = message not in self._said
+        self._said.add(message)
+        return new
+
+
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     del parameter
     if value:
@@ -74,6 +88,7 @@ def regard() -> None:
     """Sequence-to-sequence learning with attention: train it, run it fast, and see what it looks at."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("note: %(message)s"))
+    handler.addFilter(_Once())
     logger = logging.getLogger("regard")
     logger.handlers = [handler]
     logger.propagate = False

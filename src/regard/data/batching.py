@@ -1,36 +1,34 @@
-"""Batches: which pairs stand together at which step, and the tensors that they become.
-
-The batch at step n is a pure function of (seed, n): a run stopped anywhere goes on with the very same batches.
-"""
+"""Batches: a corpus in token ids, and the tensors that pairs of it become."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from regard.data.corpora import Pairs
+from regard.data.ragged import Ids, Ragged, RaggedFile, map_ragged
 from regard.data.tokenizers import END, PAD, START, TokenizerPair
 from regard.models.contracts import Padded
 
 log = logging.getLogger(__name__)
 
-Indices = NDArray[np.int64]
-
-_POOL = 64
-"""Batches whose pairs are sorted by length together: enough for little padding, few enough to stay mixed."""
+_CHUNK = 20_000
+"""Pairs that are tokenised together: enough to keep all cores at work, few enough to stay small."""
 
 
 class Batch(NamedTuple):
-    """Sources and targets in tensors; a target ends in END. `ids` are their places in the corpus."""
+    """Sources and targets in tensors; a target ends in END. `ids` are their places in the corpus, `tokens` counts those
+    of the targets.
+    """
 
     source: Padded
     target: Padded
     ids: list[int]
+    tokens: int
 
     @property
     def given(self) -> torch.Tensor:
@@ -40,34 +38,70 @@ class Batch(NamedTuple):
 
     def cut(self, pieces: int) -> list["Batch"]:
         """The batch in so many pieces, or in single pairs where it has no more."""
+        if pieces == 1:
+            return [self]
         size = -(-len(self.ids) // pieces)
         return [self._rows(slice(start, start + size)) for start in range(0, len(self.ids), size)]
 
     def _rows(self, rows: slice) -> "Batch":
         source, target = (Padded(part.tokens_BT[rows], part.lengths_B[rows]) for part in self[:2])
-        return Batch(source, target, self.ids[rows])
+        return Batch(source, target, self.ids[rows], int(target.lengths_B.sum()))
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A corpus in token ids."""
+    """A corpus in token ids; its targets end in END."""
 
-    sources: list[list[int]]
-    targets: list[list[int]]
+    sources: Ragged
+    targets: Ragged
 
     @classmethod
-    def of(cls, pairs: Pairs, tokenizers: TokenizerPair, max_length: int) -> "Encoded":
-        sources, targets = tokenizers.source.ids(pairs.sources), tokenizers.target.ids(pairs.targets)
-        note_cut(sum(len(ids) > max_length for ids in (*sources, *targets)), max_length, "sequence")
-        return cls([ids[:max_length] for ids in sources], [[*ids[:max_length], END] for ids in targets])
+    def of(cls, pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int) -> "Encoded":
+        """Held in memory."""
+        chunks = list(_encoded(pairs, tokenizers, max_length))
+        sources, targets = ([row for chunk in chunks for row in chunk[side]] for side in (0, 1))
+        return cls(Ragged.of(sources), Ragged.of(targets))
+
+    @staticmethod
+    def write(folder: Path, pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int) -> None:
+        """To files, a piece at a time: memory does not grow with the corpus."""
+        with (
+            RaggedFile(folder, "source", len(tokenizers.source)) as sources,
+            RaggedFile(folder, "target", len(tokenizers.target)) as targets,
+        ):
+            for chunk in _encoded(pairs, tokenizers, max_length):
+                sources.write(chunk[0])
+                targets.write(chunk[1])
+
+    @classmethod
+    def open(cls, folder: Path) -> "Encoded":
+        """What was written, mapped from its files."""
+        return cls(map_ragged(folder, "source"), map_ragged(folder, "target"))
 
     def __len__(self) -> int:
         return len(self.sources)
 
+    @property
+    def widths(self) -> Ids:
+        """Of each pair, the length of its longer side."""
+        return np.maximum(self.sources.lengths, self.targets.lengths)
+
     def batch(self, ids: Sequence[int], device: torch.device) -> Batch:
-        source = pad([self.sources[index] for index in ids])
-        target = pad([self.targets[index] for index in ids])
-        return Batch(source.to(device), target.to(device), list(ids))
+        source, target = (pad_ragged(side.take(ids)) for side in (self.sources, self.targets))
+        return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))
+
+
+def _encoded(
+    pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int
+) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+    remaining = iter(pairs)
+    cut = 0
+    while chunk := list(islice(remaining, _CHUNK)):
+        sources = tokenizers.source.ids([source for source, _ in chunk])
+        targets = tokenizers.target.ids([target for _, target in chunk])
+        cut += sum(len(ids) > max_length for ids in (*sources, *targets))
+        yield [ids[:max_length] for ids in sources], [[*ids[:max_length], END] for ids in targets]
+    note_cut(cut, max_length, "sequence")
 
 
 def note_cut(count: int, longest: int, what: str = "source") -> None:
@@ -79,51 +113,11 @@ def note_cut(count: int, longest: int, what: str = "source") -> None:
 
 def pad(rows: Sequence[Sequence[int]]) -> Padded:
     """Rows of ids as one tensor, filled up with PAD to the longest, and to a width of at least 1."""
-    width = max(1, *map(len, rows))
-    tokens_BT = torch.full((len(rows), width), PAD)
-    for index, row in enumerate(rows):
-        tokens_BT[index, : len(row)] = torch.as_tensor(row, dtype=torch.long)
-    return Padded(tokens_BT, torch.tensor([len(row) for row in rows]))
+    return pad_ragged(Ragged.of(rows))
 
 
-@dataclass(frozen=True)
-class BatchOrder:
-    """The order of batches: shuffled in each epoch, pairs of like length together."""
-
-    lengths: Indices = field(repr=False)
-    batch_size: int
-    seed: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.lengths) // self.batch_size)
-
-    def at(self, step: int) -> list[int]:
-        """The pairs of the batch at a step, counted from 0 through all epochs."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        batch: list[int] = _epoch(self, epoch)[index].tolist()
-        return batch
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-@lru_cache(maxsize=2)
-def _epoch(order: BatchOrder, epoch: int) -> list[Indices]:
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((order.seed, epoch))))
-    shuffled = generator.permutation(len(order.lengths))
-    batches: list[Indices] = []
-    for start in range(0, len(shuffled), order.batch_size * _POOL):
-        pool = shuffled[start : start + order.batch_size * _POOL]
-        pool = pool[np.argsort(order.lengths[pool], kind="stable")]
-        batches += [pool[at : at + order.batch_size] for at in range(0, len(pool), order.batch_size)]
-    return [batches[index] for index in generator.permutation(len(batches))]
-
-
-def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Everything once, in batches of like length, longest first: for validation and prediction."""
-    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
-    return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+def pad_ragged(rows: Ragged) -> Padded:
+    lengths_B = rows.lengths
+    tokens_BT = np.full((len(rows), max(1, int(lengths_B.max(initial=0)))), PAD, np.int64)
+    tokens_BT[np.arange(tokens_BT.shape[1]) < lengths_B[:, None]] = rows.flat
+    return Padded(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))

@@ -4,17 +4,21 @@ import csv
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from regard.data import dates, sequences
-from regard.data.lines import read_lines
+from regard.data.lines import count_lines, open_file, read_lines
 from regard.data.settings import Data, DatesData, Files, FilesData, SequencesData
 from regard.errors import DataError
 
 log = logging.getLogger(__name__)
+
+HELD_BACK_SHARE, HELD_BACK = 0.05, 2_000
+"""Without dev files, the share of the training pairs that is kept for validation, and about how many at the most."""
 
 Columns = tuple[str | int, str | int]
 
@@ -26,26 +30,56 @@ class Pairs:
     sources: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> "Pairs":
+        listed = list(pairs)
+        return cls([source for source, _ in listed], [target for _, target in listed])
+
     def __len__(self) -> int:
         return len(self.sources)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return zip(self.sources, self.targets, strict=True)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Pairs that are read anew whenever they are gone through, so that they need not fit into memory."""
+
+    read: Callable[[], Iterator[tuple[str, str]]]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self.read()
 
 
 @dataclass(frozen=True)
 class Corpus:
     """The pairs to learn from, to choose by, and (where there are any) to be judged on."""
 
-    train: Pairs
-    dev: Pairs
+    train: Pairs | Stream
+    dev: Pairs | Stream
     test: Pairs | None = None
+    files: tuple[str, ...] = ()
+    """Where the training and dev pairs come from, if from files."""
 
-    def fingerprint(self) -> str:
-        """A hash of what is learned from and chosen by: a resumed run must see the same."""
-        digest = hashlib.sha256()
-        for pairs in (self.train, self.dev):
-            for text in (*pairs.sources, *pairs.targets):
-                digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
-            digest.update(b"\0")
-        return digest.hexdigest()
+    def fingerprint(self) -> dict[str, str]:
+        """A hash of each part of what is learned from and chosen by: a resumed run must see the same."""
+        return {path: _file_hash(path) for path in self.files} or {
+            "training pairs": _pairs_hash(self.train),
+            "dev pairs": _pairs_hash(self.dev),
+        }
+
+
+def _file_hash(path: str) -> str:
+    with open_file(path) as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _pairs_hash(pairs: Iterable[tuple[str, str]]) -> str:
+    digest = hashlib.sha256()
+    for source, target in pairs:
+        digest.update(f"{source}\n{target}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 class Row(NamedTuple):
@@ -67,18 +101,25 @@ def _load_dates(settings: DatesData) -> Corpus:
 
 
 def _built_in(splits: Mapping[str, list[tuple[str, str]]]) -> Corpus:
-    return Corpus(**{name: Pairs(*map(list, zip(*pairs, strict=True))) for name, pairs in splits.items()})
+    train, dev, test = (Pairs.of(splits[name]) for name in ("train", "dev", "test"))
+    return Corpus(train, dev, test)
 
 
 def _load_files(settings: FilesData) -> Corpus:
     keep_going = settings.bad_lines == "skip"
-    train = read_pairs(settings.train, skip_bad_lines=keep_going, drop_empty=True)
     test = read_pairs(settings.test, skip_bad_lines=keep_going) if settings.test else None
+    files = (*settings.train.paths, *(settings.dev.paths if settings.dev else ()))
+    everything = partial(stream_pairs, settings.train, skip_bad_lines=keep_going, drop_empty=True)
     if settings.dev:
         dev = read_pairs(settings.dev, skip_bad_lines=keep_going, drop_empty=True)
-    else:
-        train, dev = _hold_back(train, str(settings.train))
-    return Corpus(train, dev, test)
+        return Corpus(Stream(everything), dev, test, files)
+    held_back = _held_back_share(settings.train)
+
+    def split(dev: bool) -> Iterator[tuple[str, str]]:
+        """By a hash of the source, so that no source stands on both sides and no order matters."""
+        return (pair for pair in everything() if (share(pair[0]) < held_back) == dev)
+
+    return Corpus(Stream(partial(split, False)), Stream(partial(split, True)), test, files)
 
 
 _LOADERS: dict[type, Callable[[Any], Corpus]] = {
@@ -89,10 +130,15 @@ _LOADERS: dict[type, Callable[[Any], Corpus]] = {
 
 
 def read_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False) -> Pairs:
+    """The pairs in one file or two, in memory."""
+    return Pairs.of(stream_pairs(files, skip_bad_lines=skip_bad_lines, drop_empty=drop_empty))
+
+
+def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False) -> Iterator[tuple[str, str]]:
     """The pairs in one file or two. A line that is no pair is an error, or skipped and counted."""
-    pairs = Pairs()
-    bad: list[Row] = []
-    empty: list[Row] = []
+    bad: list[str] = []
+    empty: list[str] = []
+    used = False
     for row in _rows(files):
         if row.problem:
             if not skip_bad_lines:
@@ -100,18 +146,17 @@ def read_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool =
                     f"{row.place}: {row.problem}. Mend the line, say which columns to read (columns: [a, b]), or leave "
                     "such lines out (data.bad_lines=skip)."
                 )
-            bad.append(row)
+            bad.append(row.place)
         elif drop_empty and not (row.source.strip() and row.target.strip()):
-            empty.append(row)
+            empty.append(row.place)
         else:
-            pairs.sources.append(row.source)
-            pairs.targets.append(row.target)
-    for rows, what in ((bad, "that are no pairs"), (empty, "with an empty side")):
-        if rows:
-            log.warning("%s: %d lines %s left out, the first at %s.", files, len(rows), what, rows[0].place)
-    if not pairs:
+            used = True
+            yield row.source, row.target
+    for places, what in ((bad, "that are no pairs"), (empty, "with an empty side")):
+        if places:
+            log.warning("%s: %d lines %s left out, the first at %s.", files, len(places), what, places[0])
+    if not used:
         raise DataError(f"{files}: no pair is left to use. Check the files and their columns.")
-    return pairs
 
 
 def _rows(files: Files) -> Iterator[Row]:
@@ -215,17 +260,9 @@ def _pick(place: str, cells: list[str], columns: tuple[int, int], problem: str |
     return Row(place, cells[columns[0]], cells[columns[1]])
 
 
-def _hold_back(pairs: Pairs, name: str) -> tuple[Pairs, Pairs]:
-    """Split by a hash of the source, so that no source stands on both sides and no order matters."""
-    train, dev = Pairs(), Pairs()
-    for source, target in zip(pairs.sources, pairs.targets, strict=True):
-        side = dev if share(source) < 0.05 else train
-        side.sources.append(source)
-        side.targets.append(target)
-    if not train or not dev:
-        raise DataError(f"{name}: {len(pairs)} pairs are too few to hold some back for validation. Give dev files.")
-    log.warning("No dev files: %d of %d pairs of %s are held back for validation.", len(dev), len(pairs), name)
-    return train, dev
+def _held_back_share(files: Files) -> float:
+    """One pair in twenty, and of a large corpus so many as are enough to choose by."""
+    return min(HELD_BACK_SHARE, HELD_BACK / max(1, count_lines(files.paths[0])))
 
 
 def share(text: str) -> float:

@@ -4,6 +4,7 @@ A line ends at \n and nowhere else: U+2028, U+0085, \x0b, \x0c and \x1c are char
 """
 
 import gzip
+import io
 import logging
 import zlib
 from collections.abc import Iterator
@@ -34,13 +35,8 @@ class Line(NamedTuple):
 
 def read_lines(path: str | Path) -> Iterator[Line]:
     """The lines of a file; a gzip file is known by its first bytes."""
-    with _open(Path(path)) as handle:
-        try:
-            yield from parse_lines(handle, str(path))
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(
-                f"{path} is a damaged gzip file ({error}). It was probably cut short: copy or download it again."
-            ) from None
+    with _unzipped(path) as handle:
+        yield from parse_lines(handle, str(path))
 
 
 def parse_lines(handle: Readable, name: str) -> Iterator[Line]:
@@ -76,8 +72,16 @@ def _decode(number: int, raw: bytes) -> Line:
         return Line(number, replaced, f"byte {error.start} is not UTF-8 (0x{raw[error.start]:02x})")
 
 
+def count_lines(path: str | Path) -> int:
+    """How many lines a file has, without reading them as text."""
+    with _unzipped(path) as handle:
+        return sum(block.count(b"\n") for block in iter(lambda: handle.read(1 << 20), b""))
+
+
 @contextmanager
-def _open(path: Path) -> Iterator[Readable]:
+def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
+    """A file's bytes as they stand on the disk."""
+    path = Path(path)
     try:
         handle = path.open("rb")
     except FileNotFoundError:
@@ -87,12 +91,23 @@ def _open(path: Path) -> Iterator[Readable]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     with handle:
+        yield handle
+
+
+@contextmanager
+def _unzipped(path: str | Path) -> Iterator[Readable]:
+    with open_file(path) as handle:
         # Peeking rather than reading and going back, pipes can be read too.
         start = handle.peek(2)[:2]
         if not start:
             raise DataError(f"{path} is empty. Check that it was written.")
         if start == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=handle) as unzipped:
-                yield unzipped
+            try:
+                with gzip.GzipFile(fileobj=handle) as unzipped:
+                    yield unzipped
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise DataError(
+                    f"{path} is a damaged gzip file ({error}). It was probably cut short: copy or download it again."
+                ) from None
         else:
             yield handle

@@ -24,8 +24,12 @@ class Files(Settings):
             raise ValueError("give either one file of pairs (path), or two parallel files (source and target).")
         return self
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if self.path else (str(self.source), str(self.target))
+
     def __str__(self) -> str:
-        return self.path or f"{self.source} and {self.target}"
+        return " and ".join(self.paths)
 
 
 def _path(value: Any) -> Any:
@@ -70,7 +74,9 @@ class SequencesData(Settings):
 
 
 class FilesData(Settings):
-    """Pairs from files. Without dev files, one source sentence in twenty is held back from training."""
+    """Pairs from files. Without dev files, one source sentence in twenty (of a large corpus, about 2,000 in all) is
+    held back from training.
+    """
 
     kind: Literal["files"] = "files"
     train: FilesChoice

@@ -1,5 +1,6 @@
 """Tokenisers: text ↔ ids, on the `tokenizers` library; where each token stood in the text is kept."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +54,10 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         self._inner.save(str(path))
 
+    def to_json(self) -> str:
+        text: str = self._inner.to_str()
+        return text
+
     def __len__(self) -> int:
         size: int = self._inner.get_vocab_size()
         return size
@@ -97,6 +102,10 @@ class TokenizerPair(NamedTuple):
     def load(cls, folder: Path, settings: CharTokenizer) -> "TokenizerPair":
         source = Tokenizer.load(folder / "tokenizer.json")
         return cls(source, source if settings.shared else Tokenizer.load(folder / "tokenizer.target.json"))
+
+    def fingerprint(self) -> list[str]:
+        """A hash of each side's tokeniser."""
+        return [hashlib.sha256(side.to_json().encode()).hexdigest() for side in self]
 
     def save(self, folder: Path, write: Callable[[Path, Callable[[Path], object]], object]) -> None:
         """Save through `write(path, save)`, which decides how a file comes to its place."""

@@ -43,7 +43,7 @@ class EnsembleDecoder(Decoder):
     def forward(self, tokens_BT: Tensor, memory: Any) -> Decoded:
         said = [decoder(tokens_BT, own) for decoder, own in zip(self._decoders(), memory, strict=True)]
         terms: tuple[LossTerm, ...] = sum((decoded.terms for decoded in said), ())
-        return Decoded(_mean([decoded.logits_BTV for decoded in said]), terms)
+        return Decoded.of_logits(_mean([decoded.logits_BTV for decoded in said]), terms)
 
     def _decoders(self) -> list[Decoder]:
         return [decoder for decoder in self.decoders if isinstance(decoder, Decoder)]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.record import record
-from regard.data.batching import Batch, by_length, note_cut, pad
+from regard.data.batching import Batch, note_cut, pad
+from regard.data.order import by_length
 from regard.data.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
 from regard.decoding.risk import least_risk
 from regard.decoding.rules import Banned, MustSay, NoRepeat, NotBefore, Prefix, Repetition, Rule
@@ -101,7 +102,7 @@ class Translator:
         target = pad([[*ids, END] for ids in self.tokenizers.target.ids(targets)]).to(self.device)
         self.model.eval()
         with torch.inference_mode():
-            logits_BTV = self.model(source, Batch(source, target, []).given).logits_BTV
+            logits_BTV = self.model(source, Batch(source, target, [], 0).given).logits_BTV
             log_p_BTV = logits_BTV.float().log_softmax(-1)
             log_p_BT = log_p_BTV.gather(-1, target.tokens_BT.unsqueeze(-1)).squeeze(-1)
             scores: list[float] = log_p_BT.masked_fill(~target.valid_BT, 0.0).double().sum(-1).tolist()

@@ -92,8 +92,7 @@ class AttentiveDecoder(Decoder, ABC):
         if self.attention.select.marginal:
             return self._marginal_step(token_B, embedded_BD, state, keys)
         taken = self._advance(self.layers.project(embedded_BD), state, keys)
-        logits_BTV = self._say([taken], embedded_BD.unsqueeze(1), keys)
-        return logits_BTV.squeeze(1), taken.state
+        return self._say([taken], embedded_BD.unsqueeze(1), keys).logits_BTV.squeeze(1), taken.state
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         keys, state = self.begin(memory)
@@ -102,14 +101,13 @@ class AttentiveDecoder(Decoder, ABC):
             for token_B in tokens_BT.unbind(1):
                 logits_BV, state = self.step(token_B, state, keys)
                 said.append(logits_BV)
-            return Decoded(torch.stack(said, 1))
+            return Decoded.of_logits(torch.stack(said, 1))
         embedded_BTD = self.dropout(self.embedding(tokens_BT))
         steps = []
         for gates_BG in self.layers.project(embedded_BTD).unbind(1):
             steps.append(self._advance(gates_BG, state, keys))
             state = steps[-1].state
-        choices = [taken.attended.choice for taken in steps if taken.attended.choice is not None]
-        return Decoded(self._say(steps, embedded_BTD, keys), _terms(choices))
+        return self._say(steps, embedded_BTD, keys)
 
     @abstractmethod
     def _first_fed(self, output_BH: Tensor) -> Tensor | None:
@@ -126,13 +124,13 @@ class AttentiveDecoder(Decoder, ABC):
     def _attend(self, query_BH: Tensor, state: AttentiveState, keys: AttentiveKeys) -> attending.Attended:
         return self.attention.read(query_BH.unsqueeze(1), keys.attention, state.past, weights=self._copies)
 
-    def _say(self, steps: list[_Step], embedded_BTD: Tensor, keys: AttentiveKeys) -> Tensor:
+    def _say(self, steps: list[_Step], embedded_BTD: Tensor, keys: AttentiveKeys) -> Decoded:
         outputs_BTH = torch.stack([taken.output_BH for taken in steps], 1)
         contexts_BTD = torch.stack([taken.context_BD for taken in steps], 1)
         weights = [taken.attended.weights for taken in steps if taken.attended.weights is not None]
         pointed = self._pointed(torch.cat(weights, dim=-2) if self._copies else None, keys)
-        logits_BTV: Tensor = self.readout(self._known(outputs_BTH, embedded_BTD), contexts_BTD, pointed)
-        return logits_BTV
+        choices = [taken.attended.choice for taken in steps if taken.attended.choice is not None]
+        return self.readout.decoded(self._known(outputs_BTH, embedded_BTD), contexts_BTD, pointed, _terms(choices))
 
     def _pointed(self, weights: Tensor | None, keys: AttentiveKeys) -> Pointed | None:
         """Where the decoder looked, of several heads in the mean; None where nothing is copied."""
@@ -227,8 +225,8 @@ class LuongDecoder(AttentiveDecoder):
         outputs_BTH, _ = self.layers(embedded_BTD, state=state.layers)
         attended = self.attention.read(outputs_BTH, keys.attention, state.past, weights=self._copies)
         pointed = self._pointed(attended.weights, keys)
-        logits_BTV: Tensor = self.readout(outputs_BTH, attended.context_BTD, pointed)
-        return Decoded(logits_BTV, _terms([attended.choice] if attended.choice is not None else []))
+        terms = _terms([attended.choice] if attended.choice is not None else [])
+        return self.readout.decoded(outputs_BTH, attended.context_BTD, pointed, terms)
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         if state.fed_BX is not None:

@@ -5,6 +5,8 @@ B rows, T target steps, S memory slots, D width, V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -37,11 +39,27 @@ LossTerm = Callable[[Tensor, Tensor], Tensor]
 """What a mechanism adds to the loss: a function of the targets' log-probabilities (B, T) and of where they count."""
 
 
-class Decoded(NamedTuple):
-    """The logits of the token that follows each given one, and what the mechanisms behind them add to the loss."""
+@dataclass(frozen=True)
+class Decoded:
+    """What follows each given token: features and the output layer that makes logits of them, so that the logits need
+    not all be there at once; and what the mechanisms behind them add to the loss.
+    """
 
-    logits_BTV: Tensor
+    features: Tensor
+    output: Callable[[Tensor], Tensor]
+    vocabulary: int
+    weights: tuple[Tensor, ...] = ()
+    """What the output layer learns."""
     terms: tuple[LossTerm, ...] = ()
+
+    @classmethod
+    def of_logits(cls, logits_BTV: Tensor, terms: tuple[LossTerm, ...] = ()) -> "Decoded":
+        """Where logits are no function of features alone."""
+        return cls(logits_BTV, lambda logits: logits, logits_BTV.shape[-1], (), terms)
+
+    @cached_property
+    def logits_BTV(self) -> Tensor:
+        return self.output(self.features)
 
 
 class Memory(NamedTuple):

@@ -8,6 +8,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.models.contracts import Decoded, LossTerm
+
 
 class Pointed(NamedTuple):
     """Where the decoder looked, (B, T, S), and which tokens stand there, (B, S)."""
@@ -40,6 +42,19 @@ class Readout(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         logits: Tensor = self.output(self.dropout(features))
         return logits
+
+    def decoded(
+        self,
+        known_BTD: Tensor,
+        context_BTD: Tensor,
+        pointed: Pointed | None = None,
+        terms: tuple[LossTerm, ...] = (),
+    ) -> Decoded:
+        """All steps of a target; the logits are left to be worked out where they can be."""
+        if self.generate is not None and pointed is not None:
+            return Decoded.of_logits(self(known_BTD, context_BTD, pointed), terms)
+        weights = tuple(self.output.parameters())
+        return Decoded(self.features(known_BTD, context_BTD), self.logits, self.output.out_features, weights, terms)
 
     def forward(self, known: Tensor, context: Tensor, pointed: Pointed | None = None) -> Tensor:
         """What comes next; `pointed` is needed where tokens may be copied."""

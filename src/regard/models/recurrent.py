@@ -95,15 +95,13 @@ class FixedDecoder(Decoder):
         context_BD = share(keys, len(token_B))
         gates_BG = self.layers.project(torch.cat([embedded_BD, context_BD], dim=-1))
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
-        return self._logits(output_BH, embedded_BD, context_BD), state._replace(layers=after)
+        logits_BV = self.readout(torch.cat([output_BH, embedded_BD], dim=-1), context_BD)
+        return logits_BV, state._replace(layers=after)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         context_BD, state = self.begin(memory)
         embedded_BTD = self.dropout(self.embedding(tokens_BT))
         context_BTD = context_BD.unsqueeze(1).expand(-1, tokens_BT.shape[1], -1)
         outputs_BTH, _ = self.layers(torch.cat([embedded_BTD, context_BTD], dim=-1), state=state.layers)
-        return Decoded(self._logits(outputs_BTH, embedded_BTD, context_BTD))
-
-    def _logits(self, output: Tensor, embedded: Tensor, context: Tensor) -> Tensor:
-        logits: Tensor = self.readout(torch.cat([output, embedded], dim=-1), context)
-        return logits
+        known_BTD = torch.cat([outputs_BTH, embedded_BTD], dim=-1)
+        return self.readout.decoded(known_BTD, context_BTD)

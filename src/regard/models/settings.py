@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from regard.attention.settings import AttentionChoice, AttentionSettings, ScaledDot, Score, scope_kinds
-from regard.config import BY_NAME, Settings
+from regard.config import BY_NAME, HARMLESS, Settings
 from regard.recurrent.settings import RecurrentSettings
 
 
@@ -120,6 +120,9 @@ class TransformerModel(Settings):
     encoder_score: Score = ScaledDot()
     self_score: Score = ScaledDot()
     cross_score: Score = ScaledDot()
+    recompute: bool = Field(
+        False, json_schema_extra=HARMLESS, description="layers are worked out again for their gradient: less memory"
+    )
 
     @property
     def shares_vocabulary(self) -> bool:

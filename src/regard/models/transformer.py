@@ -5,10 +5,11 @@ B rows, T target steps, S source positions, D width, H heads, V vocabulary.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.attention.attention import Keys, Past
 from regard.attention.heads import Cache, MultiHeadAttention
@@ -138,6 +139,7 @@ class TransformerEncoder(Encoder):
     def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
         super().__init__()
         self.embedding = Embedding(settings, vocabulary)
+        self.through = _again if settings.recompute else _once
         self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
         self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()
         _draw(self.layers)
@@ -145,7 +147,7 @@ class TransformerEncoder(Encoder):
     def forward(self, source: Padded) -> Memory:
         x_BSD, valid_BS = self.embedding(source.tokens_BT), source.valid_BT
         for layer in self.layers:
-            x_BSD = layer(x_BSD, valid_BS)
+            x_BSD = self.through(layer, x_BSD, valid_BS)
         slots_BSD = self.norm(x_BSD).masked_fill(~valid_BS.unsqueeze(-1), 0.0)
         summary_BD = slots_BSD.sum(1) / source.lengths_B.clamp(min=1).unsqueeze(-1)
         return Memory(slots_BSD, valid_BS, summary_BD, source.tokens_BT)
@@ -206,6 +208,7 @@ class TransformerDecoder(Decoder):
     def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
         super().__init__()
         self.embedding = Embedding(settings, vocabulary)
+        self.through = _again if settings.recompute else _once
         layers = settings.decoder_layers or settings.layers
         self.layers = nn.ModuleList(DecoderLayer(settings) for _ in range(layers))
         self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()
@@ -234,8 +237,8 @@ class TransformerDecoder(Decoder):
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         x_BTD = self.embedding(tokens_BT)
         for layer, key in zip(self._layers(), self._keys(memory), strict=True):
-            x_BTD = layer(x_BTD, key)
-        return Decoded(self.output(self.norm(x_BTD)))
+            x_BTD = self.through(layer, x_BTD, key)
+        return Decoded(self.norm(x_BTD), self.output, self.output.out_features, (self.output.weight,))
 
     def _keys(self, memory: Memory) -> tuple[Keys, ...]:
         return tuple(
@@ -244,6 +247,17 @@ class TransformerDecoder(Decoder):
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
+
+def _once(layer: nn.Module, x: Tensor, given: Any) -> Tensor:
+    made: Tensor = layer(x, given)
+    return made
+
+
+def _again(layer: nn.Module, x: Tensor, given: Any) -> Tensor:
+    """Nothing within the layer is kept for its gradient; it is worked out again when needed (Chen et al. 2016)."""
+    made: Tensor = checkpoint(layer, x, given, use_reentrant=False)
+    return made
 
 
 def _draw(layers: nn.Module) -> None:

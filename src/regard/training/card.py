@@ -25,7 +25,7 @@ def write(folder: RunFolder, settings: RunSettings, progress: Progress, model: n
 | steps | {progress.step:,} |
 | best checkpoint | step {progress.best_step} |
 | validation | {reached} |
-| data | SHA-256 {progress.data} |
+| data | {", ".join(f"{name} (SHA-256 {found})" for name, found in progress.data.items())} |
 
 Use it: `regard predict {folder.path} "…"`; look inside: `regard look {folder.path} "…"`.
 

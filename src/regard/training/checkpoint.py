@@ -5,6 +5,7 @@ most the checkpoint being written.
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,33 @@ from torch import Tensor, nn
 from regard.errors import ModelError
 from regard.training.folder import FORMAT, Checkpoint, RunFolder, sha256
 from regard.training.scores import Scores
+from regard.training.weights import MovingAverage
 
 
 @dataclass
 class Progress:
     """How far a run has come; with the tensors of a checkpoint, all that it needs to go on."""
 
-    data: str
+    data: dict[str, str]
+    """A hash of each part of what is learned from."""
     step: int = 0
     best_step: int | None = None
     best: Scores | None = None
+    best_name: str | None = None
+    """The folder of the best checkpoint, where it is not that of its step."""
     stale: int = 0
     """Validations since the best one."""
+    waited: int = 0
+    """Validations since the best one or the last fall of the learning rate."""
+    falls: int = 0
+    """How often the learning rate has fallen on a plateau."""
+    pieces: int = 1
+    """In how many pieces a batch is worked out; doubled when memory gives out."""
+    averaged: bool = False
+    """Whether the mean of the last checkpoints has been tried."""
 
     def to_json(self) -> dict[str, Any]:
-        best = {"step": self.best_step, **self.best.to_json()} if self.best else {}
+        best = {"step": self.best_step, "name": self.best_name, **self.best.to_json()} if self.best else {}
         return {**asdict(self), "best": best}
 
     @classmethod
@@ -41,16 +54,40 @@ class Progress:
         return cls(**{**state, "best": best})
 
 
-def save(folder: RunFolder, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> Checkpoint:
+def save(
+    folder: RunFolder,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    average: MovingAverage | None = None,
+) -> Checkpoint:
+    """All that a run needs to go on. Where an average of the weights is used, it is the model, and the weights that it
+    is of stand with the optimiser.
+    """
+    moving = _optimizer_tensors(model, optimizer)
+    if average is not None:
+        moving |= {f"weights/{name}": parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with average.in_place_of(model) if average is not None else nullcontext():
+        return _write(folder, f"step-{progress.step}", _tensors(model), moving, progress)
+
+
+def save_mean(folder: RunFolder, model: nn.Module, progress: Progress) -> Checkpoint:
+    """A model to be used, which no training goes on from."""
+    return _write(folder, f"mean-{progress.step}", _tensors(model), {}, progress)
+
+
+def _write(
+    folder: RunFolder, name: str, model: dict[str, Tensor], optimizer: dict[str, Tensor], progress: Progress
+) -> Checkpoint:
     """Write beside, sync, rename, sync: the checkpoint is there whole or not at all."""
     folder.checkpoints.mkdir(exist_ok=True)
-    final = folder.checkpoints / f"step-{progress.step}"
-    draft = folder.checkpoints / f".step-{progress.step}"
+    final, draft = folder.checkpoints / name, folder.checkpoints / f".{name}"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     # Serialised here and written by Python, a full disk raises OSError like everywhere else.
-    (draft / "model.safetensors").write_bytes(serialize(_tensors(model)))
-    (draft / "optimizer.safetensors").write_bytes(serialize(_optimizer_tensors(model, optimizer)))
+    (draft / "model.safetensors").write_bytes(serialize(model))
+    if optimizer:
+        (draft / "optimizer.safetensors").write_bytes(serialize(optimizer))
     (draft / "state.json").write_text(json.dumps(progress.to_json(), indent=1), "utf-8")
     files = {entry.name: sha256(entry) for entry in sorted(draft.iterdir())}
     (draft / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1), "utf-8")
@@ -100,8 +137,10 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     model.load_state_dict(found, strict=False)  # a matrix that goes by two names is there once
 
 
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> Progress:
-    """Set a model, its optimiser and the random generators to where a checkpoint left them."""
+def restore(
+    model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint, average: MovingAverage | None = None
+) -> Progress:
+    """Set a model, its optimiser, its weights' average and the random generators to where a checkpoint left them."""
     path = checkpoint.path / "optimizer.safetensors"
     if not path.exists():
         raise ModelError(f"{path} is missing: this is a model without its optimiser, and cannot be trained on.")
@@ -113,6 +152,11 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Chec
         optimizer.state[parameter] = {
             key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
         }
+    if average is not None:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                average.weights[name].copy_(parameter)
+                parameter.copy_(tensors[f"weights/{name}"])
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])

@@ -54,9 +54,14 @@ def _step(line: str) -> int:
 class Narrator:
     """Tells people on stderr how training goes: a bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, steps: int, done: int) -> None:
+    def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
+        self._steps = 0
+        self._started = (time.monotonic(), 0)
+
+    def begin(self, steps: int, done: int) -> None:
+        """So many steps are to be taken, of which some have been."""
         self._steps = steps
         self._started = (time.monotonic(), done)
         if self.console.is_terminal:
@@ -68,10 +73,9 @@ class Narrator:
                 console=self.console,
             )
             self._task: TaskID = self._bar.add_task("training", total=steps, completed=done, news="")
+            self._bar.start()
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,6 +4,7 @@ damaged model is told before anything heavy is loaded.
     config.yaml            the settings, resolved
     tokenizer.json         (and tokenizer.target.json where the vocabularies differ)
     checkpoints/step-N/    model.safetensors, optimizer.safetensors, state.json, manifest.json (SHA-256)
+    checkpoints/mean-N/    the same without the optimiser: the mean of the last checkpoints, where it was the best
     events.jsonl           what happened, a line each
     card.md                what this model is, for people
 
@@ -43,7 +44,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        return int(self.path.name.removeprefix("step-"))
+        return int(self.path.name.split("-")[1])
 
     @property
     def state(self) -> dict[str, Any]:
@@ -127,10 +128,11 @@ class RunFolder:
             damaged = [problem for entry in self.all_checkpoints() if (problem := entry.problem())]
             why = f"{damaged[0]}, and no checkpoint before it is whole" if damaged else "it has no checkpoint yet"
             raise ModelError(f"{self.path} cannot be used: {why}. Train it (again), or copy it anew.")
-        chosen = newest.state.get("best", {}).get("step")
-        if chosen is None or chosen == newest.step:
+        chosen = newest.state.get("best", {})
+        name = chosen.get("name") or f"step-{chosen.get('step', newest.step)}"
+        best = Checkpoint(self.checkpoints / name)
+        if best == newest:
             return newest
-        best = Checkpoint(self.checkpoints / f"step-{chosen}")
         problem = best.problem()
         if problem is None:
             return best
@@ -160,7 +162,7 @@ class RunFolder:
         """Remove what a killed process was in the middle of writing, and set damaged checkpoints aside."""
         if not self.checkpoints.is_dir():
             return
-        for entry in self.checkpoints.glob(".step-*"):
+        for entry in (*self.checkpoints.glob(".step-*"), *self.checkpoints.glob(".mean-*")):
             shutil.rmtree(entry)
         for checkpoint in self.all_checkpoints():
             problem = checkpoint.problem()

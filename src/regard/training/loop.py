@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ import numpy as np
 import torch
 
 from regard.config import differences, write_yaml
-from regard.data.batching import Batch, BatchOrder, Encoded
+from regard.data.batching import Batch, Encoded
 from regard.data.corpora import Corpus, load_corpus
+from regard.data.order import ByPairs, ByTokens, Order, padding_share
+from regard.data.preparation import Prepared, prepare
 from regard.data.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
 from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError
@@ -20,11 +23,14 @@ from regard.training import card, checkpoint
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
 from regard.training.folder import RunFolder, write_whole
-from regard.training.losses import backward, is_out_of_memory
+from regard.training.losses import Objective, backward, is_out_of_memory
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
 from regard.training.validation import validate
+from regard.training.weights import MovingAverage, mean_of
+
+log = logging.getLogger(__name__)
 
 
 def train(settings: RunSettings, folder: RunFolder) -> Progress:
@@ -34,8 +40,8 @@ def train(settings: RunSettings, folder: RunFolder) -> Progress:
             _see_that_it_is_the_same(folder, settings)
         corpus = load_corpus(settings.data)
         folder.clear_remains()
-        with _threads(settings.training.threads):
-            return _Run.begin(settings, folder, corpus).finish()
+        with _threads(settings.training.threads), Narrator() as narrator:
+            return Training.begin(settings, folder, corpus, narrator).finish(narrator)
 
 
 def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
@@ -48,80 +54,80 @@ def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
         )
 
 
+def _see_that_the_data_is_the_same(folder: RunFolder, before: dict[str, str], now: dict[str, str]) -> None:
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        raise DataError(
+            f"{' and '.join(changed)}: the data has changed since {folder.path} was begun. Bring the old data back to "
+            "go on, or choose another folder with --out."
+        )
+
+
 @dataclass
-class _Run:
+class Training:
     """What the loop holds in its hands."""
 
     settings: RunSettings
     folder: RunFolder
-    corpus: Corpus
-    data: Encoded
-    order: BatchOrder
+    data: Prepared
+    order: Order
     model: Seq2Seq
+    worked: Seq2Seq
+    """The model as its loss is worked out: itself, or compiled."""
+    objective: Objective
     optimizer: torch.optim.Optimizer
+    average: MovingAverage | None
     translator: Translator
     progress: Progress
-    pieces: int = 1
-    """In how many pieces a batch is worked out; doubled when memory gives out."""
 
     @classmethod
-    def begin(cls, settings: RunSettings, folder: RunFolder, corpus: Corpus) -> "_Run":
+    def begin(cls, settings: RunSettings, folder: RunFolder, corpus: Corpus, narrator: Narrator) -> "Training":
         """A run at step 0, or where its newest whole checkpoint left it."""
-        torch.manual_seed(settings.seed)
-        tokenizers = TokenizerPair.build(settings.tokenizer, corpus.train.sources, corpus.train.targets)
-        max_length = settings.tokenizer.max_length
-        data = Encoded.of(corpus.train, tokenizers, max_length)
-        lengths = np.array([len(source) for source in data.sources])
-        model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
-        model = model.to(_device(settings.training.device)).train()
-        optimizer = build_optimizer(model, settings.training)
-        progress = Progress(data=corpus.fingerprint())
+        training, device = settings.training, _device(settings.training.device)
         newest = folder.newest()
+        fingerprint = corpus.fingerprint()
         if newest is not None:
-            before = newest.state["data"]
-            if before != progress.data:
-                raise DataError(
-                    f"The data of {folder.path} has changed since it was begun (now {len(corpus.train):,} training "
-                    f"and {len(corpus.dev):,} dev pairs, SHA-256 {progress.data[:12]}…, then {before[:12]}…). "
-                    "Bring the old files back to go on, or choose another folder with --out."
-                )
-            progress = checkpoint.restore(model, optimizer, newest)
+            _see_that_the_data_is_the_same(folder, newest.state["data"], fingerprint)
+        torch.manual_seed(settings.seed)
+        own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else None
+        data = prepare(corpus, fingerprint, settings.data, settings.tokenizer, own, narrator.say)
+        order = _order(data.train, settings)
+        model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
+        model = model.to(device).train()
+        optimizer = build_optimizer(model, training)
+        average = MovingAverage(model, training.ema) if training.ema else None
+        progress = Progress(data=fingerprint)
+        if newest is not None:
+            progress = checkpoint.restore(model, optimizer, newest, average)
         # Only now that nothing can be refused any more is anything written.
-        tokenizers.save(folder.path, write_whole)
+        data.tokenizers.save(folder.path, write_whole)
         write_whole(folder.config, lambda path: write_yaml(path, settings))
-        return cls(
-            settings,
-            folder,
-            corpus,
-            data,
-            BatchOrder(lengths, settings.training.batch_size, settings.seed),
-            model,
-            optimizer,
-            Translator(model, tokenizers, settings.decoding, max_length),
-            progress,
-        )
+        translator = Translator(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
+        objective = Objective.of(training, device)
+        worked: Seq2Seq = torch.compile(model, dynamic=True) if training.compile else model  # type: ignore[assignment]
+        return cls(settings, folder, data, order, model, worked, objective, optimizer, average, translator, progress)
 
     @property
     def done(self) -> bool:
         training = self.settings.training
         return self.progress.step >= training.steps or self.progress.stale >= training.patience
 
-    def finish(self) -> Progress:
+    def finish(self, narrator: Narrator) -> Progress:
         """Take steps until all are taken, no better model is in sight, or somebody asks to stop."""
         training, progress = self.settings.training, self.progress
-        with (
-            EventLog(self.folder.events, progress.step) as events,
-            Narrator(training.steps, progress.step) as narrator,
-            stop_on_signals() as stop,
-        ):
+        with EventLog(self.folder.events, progress.step) as events, stop_on_signals() as stop:
             narrator.say(self._opening())
+            narrator.begin(training.steps, progress.step)
             since, tokens = time.monotonic(), 0
             while not self.done:
                 loss, count = self._step()
                 tokens += count
                 if progress.step % training.log_every == 0:
                     speed = tokens / (time.monotonic() - since)
-                    events.write("train", step=progress.step, loss=loss, tokens_per_second=round(speed))
+                    rate = self.optimizer.param_groups[0]["lr"]
+                    events.write(
+                        "train", step=progress.step, loss=loss, learning_rate=rate, tokens_per_second=round(speed)
+                    )
                     narrator.step(progress.step, loss, speed)
                     since, tokens = time.monotonic(), 0
                 validated = progress.step % training.validate_every == 0 or progress.step == training.steps
@@ -136,60 +142,97 @@ class _Run:
                         f"Stopped by {stop.by.name} after step {progress.step:,}; the state is saved. "
                         "Give the same command to go on."
                     )
+            if training.average > 1 and not progress.averaged:
+                self._try_mean(events, narrator)
             narrator.say(self._closing())
         card.write(self.folder, self.settings, progress, self.model)
         return progress
 
+    def batches(self, step: int) -> list[Batch]:
+        """What is learned from at a step."""
+        first = step * self.settings.training.accumulate
+        places = range(first, first + self.settings.training.accumulate)
+        return [self.data.train.batch(self.order.at(place), self.translator.device) for place in places]
+
     def _step(self) -> tuple[float, int]:
-        """One batch, one update → (loss, tokens)."""
-        step = self.progress.step
-        batch = self.data.batch(self.order.at(step), self.translator.device)
+        """One update → (loss, tokens)."""
+        step, training = self.progress.step, self.settings.training
+        batches = self.batches(step)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step + 1, self.settings.training)
-        loss, tokens = self._gradient(batch)
-        norm = clip_gradients(self.model, self.settings.training.clip)
+            group["lr"] = learning_rate(step + 1, training, self.progress.falls)
+        loss, tokens = self._gradient(batches)
+        norm = clip_gradients(self.model, training.clip)
         if norm is None or not np.isfinite(loss):
             raise DivergedError(
                 f"Training diverged at step {step + 1:,}: the loss is {loss} and its gradient is no longer finite. "
-                f"The weights were not updated. The batch holds the training pairs {_some(batch.ids)}. Try a lower "
+                f"The weights were not updated. The batch holds the training pairs {_some(batches)}. Try a lower "
                 "training.learning_rate or a longer training.warmup."
             )
         self.optimizer.step()
         self.progress.step = step + 1
+        if self.average is not None:
+            self.average.update(self.model, step + 1)
         return loss, tokens
 
-    def _gradient(self, batch: Batch) -> tuple[float, int]:
-        """The gradient of a batch, in halves, quarters … where memory does not hold the whole."""
+    def _gradient(self, batches: list[Batch]) -> tuple[float, int]:
+        """The gradient of batches, in halves, quarters … where memory does not hold them whole."""
+        progress = self.progress
         while True:
             try:
-                return backward(self.model, batch, self.settings.training.label_smoothing, self.pieces)
+                return backward(self.worked, batches, self.objective, progress.pieces)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                if self.pieces >= len(batch.ids):
+                if progress.pieces >= max(len(batch.ids) for batch in batches):
+                    longest = max(batch.source.tokens_BT.shape[1] for batch in batches)
                     raise ResourceError(
-                        f"Memory gave out at step {self.progress.step + 1:,} even with one pair at a time (the "
-                        f"longest of the batch has {batch.source.tokens_BT.shape[1]} tokens). Make the model or "
+                        f"Memory gave out at step {progress.step + 1:,} even with one pair at a time (the "
+                        f"longest of the batch has {longest} tokens). Make the model or "
                         "tokenizer.max_length smaller."
                     ) from None
-                self.pieces *= 2
+                progress.pieces *= 2
 
     def _validate(self, events: EventLog, narrator: Narrator) -> None:
+        training, progress = self.settings.training, self.progress
+        with self.average.in_place_of(self.model) if self.average is not None else contextlib.nullcontext():
+            better = self._judge(events, narrator)
+        if better:
+            progress.stale = progress.waited = 0
+            return
+        progress.stale, progress.waited = progress.stale + 1, progress.waited + 1
+        if training.decay == "plateau" and progress.waited >= training.plateau_patience:
+            progress.waited, progress.falls = 0, progress.falls + 1
+
+    def _judge(self, events: EventLog, narrator: Narrator, name: str | None = None) -> bool:
+        """Score the model as it is, and say whether it is the best so far."""
         progress = self.progress
-        scores = validate(self.translator, self.corpus.dev, self.settings.training)
+        scores = validate(self.translator, self.data.dev, self.settings.training)
         self.model.train()
         better = scores.better_than(progress.best, self.settings.training.metric)
         if better:
-            progress.best, progress.best_step, progress.stale = scores, progress.step, 0
-        else:
-            progress.stale += 1
+            progress.best, progress.best_step, progress.best_name = scores, progress.step, name
         events.write("validation", step=progress.step, best=better, **scores.to_json())
         mark = ", the best so far" if better else ""
         narrator.say(f"validation at step {progress.step:,}: {scores.told(self.settings.training.metric)}{mark}")
+        return better
 
     def _save(self) -> None:
-        checkpoint.save(self.folder, self.model, self.optimizer, self.progress)
-        checkpoint.prune(self.folder, self.settings.training.keep, self.progress.best_step)
+        training = self.settings.training
+        checkpoint.save(self.folder, self.model, self.optimizer, self.progress, self.average)
+        checkpoint.prune(self.folder, max(training.keep, training.average), self.progress.best_step)
+
+    def _try_mean(self, events: EventLog, narrator: Narrator) -> None:
+        """Use the mean of the last checkpoints if validation finds it better than each."""
+        whole = [entry for entry in self.folder.all_checkpoints() if entry.problem() is None]
+        last = whole[: self.settings.training.average]
+        weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.model.load_state_dict(mean_of(last), strict=False)  # a matrix that goes by two names is there once
+        narrator.say(f"the mean of the last {len(last)} checkpoints:")
+        if self._judge(events, narrator, f"mean-{self.progress.step}"):
+            checkpoint.save_mean(self.folder, self.model, self.progress)
+        self.model.load_state_dict(weights)
+        self.progress.averaged = True
+        self._save()
 
     def _opening(self) -> str:
         if self.done:
@@ -197,9 +240,15 @@ class _Run:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         start = f"from step {self.progress.step:,} " if self.progress.step else ""
         return (
-            f"Training {parameters:,} parameters on {len(self.corpus.train):,} pairs {start}"
-            f"in {self.folder.path}, on {self.translator.device}."
+            f"Training {parameters:,} parameters on {len(self.data.train):,} pairs {start}"
+            f"in {self.folder.path}, on {self.translator.device}{self.objective.told()}. {self._told_of_batches()}"
         )
+
+    def _told_of_batches(self) -> str:
+        sides = (self.data.train.sources.lengths, self.data.train.targets.lengths)
+        padding = sum(padding_share(self.order, lengths) for lengths in sides) / 2
+        steps = -(-self.order.steps_per_epoch // self.settings.training.accumulate)
+        return f"An epoch has {steps:,} steps; {padding:.0%} of the batches is padding."
 
     def _closing(self) -> str:
         progress = self.progress
@@ -207,7 +256,25 @@ class _Run:
         if progress.step < self.settings.training.steps:
             early = f"; stopped early, no better in {progress.stale} validations"
         best = progress.best.told(self.settings.training.metric) if progress.best else "not validated"
-        return f"Best model: step {progress.best_step}, {best}{early}."
+        which = "the mean of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
+        return f"Best model: {which}, {best}{early}."
+
+
+def _order(data: Encoded, settings: RunSettings) -> Order:
+    training = settings.training
+    if training.batch_tokens is None:
+        return ByPairs(data.sources.lengths, training.batch_size, settings.seed)
+    longest = min(training.longest or training.batch_tokens, training.batch_tokens)
+    order = ByTokens(data.widths, training.batch_tokens, settings.seed, longest)
+    left_out = int((data.widths > longest).sum())
+    if left_out == len(data):
+        raise DataError(
+            f"Every training pair has more than {longest:,} tokens on a side. Raise training.batch_tokens"
+            f"{' or training.longest' if training.longest else ''}."
+        )
+    if left_out:
+        log.warning("%d pairs of more than %d tokens on a side are left out of training.", left_out, longest)
+    return order
 
 
 def _device(name: str) -> torch.device:
@@ -248,6 +315,7 @@ def _told_when_disk_fails(folder: RunFolder) -> Iterator[None]:
         ) from None
 
 
-def _some(ids: list[int]) -> str:
+def _some(batches: list[Batch]) -> str:
+    ids = [index for batch in batches for index in batch.ids]
     shown = ", ".join(map(str, ids[:8]))
     return f"{shown} … ({len(ids)} in all)" if len(ids) > 8 else shown

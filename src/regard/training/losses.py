@@ -1,13 +1,21 @@
-"""The loss: −log p(y | x), summed over the tokens of a batch.
+"""The loss: −log p(y | x), summed over the tokens of a batch, and what may be added to it.
 
-B rows, T target steps, V vocabulary.
+B rows, T target steps, N tokens that count, D width, V vocabulary.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from regard.data.batching import Batch
+from regard.data.tokenizers import UNKNOWN
+from regard.models.contracts import Decoded, Padded
 from regard.models.seq2seq import Seq2Seq
+from regard.training.parts import sum_of_parts
+from regard.training.settings import Consistency, NoConsistency, TrainingSettings
+
+NO_CONSISTENCY = NoConsistency()
 
 
 def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -15,32 +23,119 @@ def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tu
 
     In training, what the model's mechanisms bring of their own is added.
     """
-    decoded = model(batch.source, batch.given)
-    valid_BT, tokens_BT = batch.target.valid_BT, batch.target.tokens_BT
-    logits_NV = decoded.logits_BTV[valid_BT].float()
-    total = nn.functional.cross_entropy(
-        logits_NV, tokens_BT[valid_BT], reduction="sum", label_smoothing=label_smoothing
-    )
-    if decoded.terms:
-        log_p_BT = decoded.logits_BTV.float().log_softmax(-1).gather(-1, tokens_BT.unsqueeze(-1)).squeeze(-1)
-        for term in decoded.terms:
-            total = total + term(log_p_BT, valid_BT)
-    return total, valid_BT.sum()
+    return Objective(label_smoothing)(model, batch), batch.target.lengths_B.sum()
 
 
-def backward(model: Seq2Seq, batch: Batch, label_smoothing: float, pieces: int = 1) -> tuple[float, int]:
+@dataclass(frozen=True)
+class Objective:
+    """What training makes small: the loss, with smoothed labels, dropped words, and consistency where they are set."""
+
+    label_smoothing: float = 0.0
+    word_dropout: float = 0.0
+    consistency: Consistency = NO_CONSISTENCY
+    halved: bool = False
+    """Whether matrix products are worked out in bfloat16."""
+
+    @classmethod
+    def of(cls, settings: TrainingSettings, device: torch.device) -> "Objective":
+        halved = settings.precision == "bfloat16" or (settings.precision == "auto" and made_for_bfloat16(device))
+        return cls(settings.label_smoothing, settings.word_dropout, settings.consistency, halved)
+
+    def told(self) -> str:
+        return " in bfloat16" if self.halved else ""
+
+    def __call__(self, model: Seq2Seq, batch: Batch) -> Tensor:
+        """The sum over the batch's tokens."""
+        with torch.autocast(batch.source.tokens_BT.device.type, torch.bfloat16, enabled=self.halved):
+            return self._sum(model, batch)
+
+    def _sum(self, model: Seq2Seq, batch: Batch) -> Tensor:
+        source, given = self._with_gaps(batch, self.word_dropout)
+        valid_BT, tokens_BT = batch.target.valid_BT, batch.target.tokens_BT
+        tokens_N = tokens_BT[valid_BT]
+        if self.consistency.kind == "none":
+            decoded = model(source, given)
+            total = _cross_entropy(decoded, decoded.features[valid_BT], tokens_N, self.label_smoothing)
+            return total + _terms(decoded, batch.target)
+        # Both passes are the halves of one batch.
+        again, given_again = source, given
+        if self.consistency.kind == "simcut":
+            again, given_again = self._with_gaps(batch, self.consistency.cut)
+        twice = Padded(torch.cat([source.tokens_BT, again.tokens_BT]), source.lengths_B.repeat(2))
+        decoded = model(twice, torch.cat([given, given_again]))
+        first_ND, second_ND = (half[valid_BT] for half in decoded.features.chunk(2))
+        total = _cross_entropy(decoded, first_ND, tokens_N, self.label_smoothing)
+        if self.consistency.kind == "r-drop":
+            total = 0.5 * (total + _cross_entropy(decoded, second_ND, tokens_N, self.label_smoothing))
+        apart = _divergence(decoded, first_ND, second_ND, both_ways=self.consistency.kind == "r-drop")
+        doubled = Padded(tokens_BT.repeat(2, 1), batch.target.lengths_B.repeat(2))
+        return total + self.consistency.weight * apart + 0.5 * _terms(decoded, doubled)
+
+    @staticmethod
+    def _with_gaps(batch: Batch, share: float) -> tuple[Padded, Tensor]:
+        """The batch's two inputs with a share of their tokens unknown; the start stays."""
+        if not share:
+            return batch.source, batch.given
+        source_BS, given_BT = batch.source.tokens_BT, batch.given
+        gaps_BS = torch.rand(source_BS.shape, device=source_BS.device) < share
+        gaps_BT = torch.rand(given_BT.shape, device=given_BT.device) < share
+        gaps_BT[:, 0] = False
+        source = Padded(source_BS.masked_fill(gaps_BS, UNKNOWN), batch.source.lengths_B)
+        return source, given_BT.masked_fill(gaps_BT, UNKNOWN)
+
+
+def backward(model: Seq2Seq, batches: list[Batch], objective: Objective, pieces: int = 1) -> tuple[float, int]:
     """Leave the gradient of the mean loss on the model, worked out in so many pieces → (loss, tokens)."""
     model.zero_grad(set_to_none=True)
-    tokens = int(batch.target.lengths_B.sum())
-    loss = 0.0
-    for piece in batch.cut(pieces):
-        total, _ = token_loss(model, piece, label_smoothing)
-        mean = total / tokens
-        mean.backward()  # type: ignore[no-untyped-call]
-        loss += float(mean.detach())
-    return loss, tokens
+    tokens = sum(batch.tokens for batch in batches)
+    loss: Tensor | float = 0.0
+    for batch in batches:
+        for piece in batch.cut(pieces):
+            mean = objective(model, piece) / tokens
+            mean.backward()  # type: ignore[no-untyped-call]
+            loss = loss + mean.detach()
+    return float(loss), tokens
+
+
+def made_for_bfloat16(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 are much faster: GPUs since Ampere, CPUs with AMX."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether PyTorch could not allocate: CUDA has a class for it, the CPU only words."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _cross_entropy(decoded: Decoded, features_ND: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
+    def part(features_ND: Tensor, tokens_N: Tensor) -> Tensor:
+        logits_NV = decoded.output(features_ND).float()
+        return nn.functional.cross_entropy(logits_NV, tokens_N, reduction="sum", label_smoothing=label_smoothing)
+
+    return sum_of_parts(part, decoded, features_ND, tokens_N)
+
+
+def _divergence(decoded: Decoded, first_ND: Tensor, second_ND: Tensor, *, both_ways: bool) -> Tensor:
+    """KL(p ‖ q), or the mean of both directions; the gradient flows through both sides."""
+
+    def part(first_ND: Tensor, second_ND: Tensor) -> Tensor:
+        p_NV, q_NV = (decoded.output(half).float().log_softmax(-1) for half in (first_ND, second_ND))
+        apart = nn.functional.kl_div(q_NV, p_NV, reduction="sum", log_target=True)
+        if both_ways:
+            apart = 0.5 * (apart + nn.functional.kl_div(p_NV, q_NV, reduction="sum", log_target=True))
+        return apart
+
+    return sum_of_parts(part, decoded, first_ND, second_ND)
+
+
+def _terms(decoded: Decoded, target: Padded) -> Tensor:
+    """What the mechanisms behind a model add, as functions of the targets' log-probabilities."""
+    total = decoded.features.new_zeros((), dtype=torch.float32)
+    if decoded.terms:
+        log_p_BTV = decoded.logits_BTV.float().log_softmax(-1)
+        log_p_BT = log_p_BTV.gather(-1, target.tokens_BT.unsqueeze(-1)).squeeze(-1)
+        for term in decoded.terms:
+            total = total + term(log_p_BT, target.valid_BT)
+    return total

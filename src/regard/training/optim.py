@@ -1,4 +1,4 @@
-"""The optimiser: AdamW, a learning rate that is a pure function of the step, clipping that refuses NaN."""
+"""The optimiser: AdamW, a learning rate that is a pure function of progress, clipping that refuses NaN."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,9 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, foreach=True)
+    betas = (0.9, settings.beta2)
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, foreach=not fused, fused=fused)
 
 
 _DECAYS: dict[str, Callable[[float], float]] = {
@@ -27,12 +29,20 @@ _DECAYS: dict[str, Callable[[float], float]] = {
 }
 
 
-def learning_rate(step: int, settings: TrainingSettings) -> float:
-    """The learning rate of a step, counted from 1: a linear rise to the peak, then the decay."""
+def learning_rate(step: int, settings: TrainingSettings, falls: int = 0) -> float:
+    """The learning rate of a step, counted from 1: a linear rise to the peak, then the decay.
+
+    `falls` is how often validation has found a plateau, which counts where that is the decay.
+    """
+    peak = settings.learning_rate
     if step <= settings.warmup:
-        return settings.learning_rate * step / settings.warmup
+        return peak * step / settings.warmup
+    if settings.decay == "inverse_sqrt":
+        return peak * math.sqrt(max(1, settings.warmup) / step)
+    if settings.decay == "plateau":
+        return float(peak * settings.plateau_factor**falls)
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
-    return settings.learning_rate * _DECAYS[settings.decay](min(1.0, done))
+    return peak * _DECAYS[settings.decay](min(1.0, done))
 
 
 def clip_gradients(model: nn.Module, largest: float) -> float | None:

@@ -53,5 +53,5 @@ class Scores:
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         """Also from what was written when accuracy and loss were all there was."""
-        values = {name: value for name, value in state.items() if name not in {"step", "pairs", "signatures"}}
+        values = {name: value for name, value in state.items() if name not in {"step", "name", "pairs", "signatures"}}
         return cls(state["pairs"], values, dict(state.get("signatures", {})))

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from regard.config import HARMLESS, Settings
+from regard.config import BY_NAME, HARMLESS, Settings
 from regard.data.settings import CharTokenizer, Data, TokenizerChoice
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.models.settings import FixedModel, Model, RecurrentModel
@@ -25,17 +25,79 @@ def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str | dict) else value
 
 
+class NoConsistency(Settings):
+    """Each pair is seen once a step."""
+
+    kind: Literal["none"] = "none"
+    weight: float = 0.0
+
+
+class RDrop(Settings):
+    """Two passes under different dropout shall agree: (α/4)(KL(p‖q) + KL(q‖p)) is added to the mean of their losses
+    (Liang et al. 2021).
+    """
+
+    kind: Literal["r-drop"] = "r-drop"
+    alpha: NonNegativeFloat = 5.0
+
+    @property
+    def weight(self) -> float:
+        return self.alpha / 2
+
+
+class SimCut(Settings):
+    """A pass over the pair with a share of its tokens cut out shall agree with one over the whole: α KL(p‖q) is added
+    (Gao et al. 2022).
+    """
+
+    kind: Literal["simcut"] = "simcut"
+    alpha: NonNegativeFloat = 3.0
+    cut: float = Field(0.05, ge=0, lt=1, description="share of the tokens that are cut out")
+
+    @property
+    def weight(self) -> float:
+        return self.alpha
+
+
+Consistency = NoConsistency | RDrop | SimCut
+ConsistencyChoice = Annotated[Consistency, Field(discriminator="kind"), BY_NAME]
+
+
 class TrainingSettings(Settings):
     """The loop: how long, how fast, how often to look."""
 
     steps: PositiveInt = 1_000
     batch_size: PositiveInt = Field(64, description="pairs in a batch")
+    batch_tokens: PositiveInt | None = Field(
+        None, description="in place of batch_size: tokens in a batch, on the longer side and with padding"
+    )
+    longest: PositiveInt | None = Field(
+        None, description="pairs with more tokens on a side are left out of training; needs batch_tokens"
+    )
+    accumulate: PositiveInt = Field(1, description="batches that make one step")
     learning_rate: float = Field(1e-3, gt=0, le=1e30, description="at its peak")
     warmup: NonNegativeInt = Field(100, description="steps in which the learning rate rises to its peak")
-    decay: Literal["cosine", "linear", "none"] = Field("cosine", description="from the peak to zero at the last step")
+    decay: Literal["cosine", "linear", "none", "inverse_sqrt", "plateau"] = Field(
+        "cosine",
+        description="cosine and linear fall to zero at the last step, inverse_sqrt goes with √(warmup / step), plateau "
+        "falls when validation gets no better",
+    )
+    plateau_patience: PositiveInt = Field(3, description="validations without a better one before a plateau's fall")
+    plateau_factor: float = Field(0.5, gt=0, lt=1, description="what the learning rate is multiplied by then")
+    beta2: float = Field(0.999, gt=0, lt=1, description="Adam's memory of squared gradients")
     weight_decay: NonNegativeFloat = 0.01
     clip: PositiveFloat = Field(1.0, description="the largest norm of the gradient")
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    word_dropout: float = Field(0.0, ge=0, lt=1, description="share of the tokens given that become unknown")
+    consistency: ConsistencyChoice = NoConsistency()
+    ema: float = Field(0.0, ge=0, lt=1, description="memory of a moving average of the weights, used in their place")
+    average: PositiveInt = Field(
+        1, description="at the end, the mean of so many last checkpoints is tried, and used if it is better"
+    )
+    precision: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32", description="of matrix products; auto is bfloat16 where the device is made for it"
+    )
+    compile: bool = Field(False, description="let torch.compile work on the model; slow to start")
     validate_every: PositiveInt = 100
     metric: MeasureChoice = Field(Accuracy(), description="by which the best checkpoint is chosen; ties by the loss")
     also: Annotated[tuple[MeasureChoice, ...], BeforeValidator(_one_or_more)] = Field(
@@ -56,6 +118,14 @@ class TrainingSettings(Settings):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             raise ValueError(f"'{device}' is no device; write auto, cpu, cuda or cuda:N.")
         return device
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.longest is not None and self.batch_tokens is None:
+            raise ValueError("longest: only batches by tokens leave long pairs out. Set batch_tokens too.")
+        if self.ema and self.average > 1:
+            raise ValueError("ema: a moving average of the weights and a mean of checkpoints exclude each other.")
+        return self
 
     @property
     def measures(self) -> list[Measure]:

@@ -1,6 +1,6 @@
 """Validation and evaluation: a model's answers, and what the measures make of them.
 
-B rows, T target steps, V vocabulary, N pairs.
+B rows, T target steps, D width, N pairs or tokens.
 """
 
 import math
@@ -13,12 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.data.batching import Encoded, by_length
+from regard.data.batching import Batch, Encoded
 from regard.data.corpora import Pairs
+from regard.data.order import by_length
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator
+from regard.models.seq2seq import Seq2Seq
 from regard.training.measures import Measure
 from regard.training.metrics import Evidence, Judgement, Questions, Statistics, judge
+from regard.training.parts import rows_at_once
 from regard.training.scores import Scores
 from regard.training.settings import TrainingSettings
 
@@ -147,15 +150,25 @@ def losses(translator: Translator, pairs: Pairs, batch_size: int) -> Statistics:
     model.eval()
     try:
         with torch.inference_mode():
-            for ids in by_length([len(source) for source in encoded.sources], batch_size):
-                batch = encoded.batch(ids, translator.device)
-                logits_BTV = model(batch.source, batch.given).logits_BTV
-                tokens_BT, valid_BT = batch.target.tokens_BT, batch.target.valid_BT
-                loss_BT = torch.zeros(tokens_BT.shape, dtype=torch.float64, device=translator.device)
-                loss_BT[valid_BT] = nn.functional.cross_entropy(
-                    logits_BTV[valid_BT].float(), tokens_BT[valid_BT], reduction="none"
-                ).double()
-                found_N2[ids] = torch.stack([loss_BT.sum(-1), valid_BT.sum(-1)], dim=-1).cpu().numpy()
+            for ids in by_length(encoded.sources.lengths, batch_size):
+                found_N2[ids] = _losses(model, encoded.batch(ids, translator.device))
     finally:
         model.train(was_training)
     return found_N2
+
+
+def _losses(model: Seq2Seq, batch: Batch) -> Statistics:
+    decoded = model(batch.source, batch.given)
+    tokens_BT, valid_BT = batch.target.tokens_BT, batch.target.valid_BT
+    loss_BT = torch.zeros(tokens_BT.shape, dtype=torch.float64, device=tokens_BT.device)
+    rows = rows_at_once(decoded)
+    wholes = (decoded.features[valid_BT], tokens_BT[valid_BT])
+    parts = zip(*(torch.split(whole, rows) for whole in wholes), strict=True)
+    loss_BT[valid_BT] = torch.cat(
+        [
+            nn.functional.cross_entropy(decoded.output(features_ND).float(), tokens_N, reduction="none")
+            for features_ND, tokens_N in parts
+        ]
+    ).double()
+    loss_N2: Statistics = torch.stack([loss_BT.sum(-1), valid_BT.sum(-1)], dim=-1).cpu().numpy()
+    return loss_N2

@@ -1,0 +1,83 @@
+"""Rows of ids of many lengths, end to end in one array: in memory, or mapped from a file however large."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[Any]
+"""Whole numbers of any width."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Row n is `flat[offsets[n] : offsets[n + 1]]`."""
+
+    flat: Ids = field(repr=False)
+    offsets: Ids = field(repr=False)
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[int] | Ids]) -> "Ragged":
+        listed = [np.asarray(row, dtype=np.int64) for row in rows]
+        flat = np.concatenate(listed) if listed else np.empty(0, np.int64)
+        return cls(flat, offsets_of([len(row) for row in listed]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Ids:
+        part: Ids = self.flat[self.offsets[row] : self.offsets[row + 1]]
+        return part
+
+    @property
+    def lengths(self) -> Ids:
+        return np.diff(self.offsets)
+
+    def take(self, rows: Sequence[int] | Ids) -> "Ragged":
+        """Some of the rows, in the order given."""
+        rows = np.asarray(rows, dtype=np.int64)
+        starts = self.offsets[rows]
+        offsets = offsets_of(self.offsets[rows + 1] - starts)
+        within = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
+        return Ragged(self.flat[within].astype(np.int64), offsets)
+
+
+def offsets_of(lengths: Sequence[int] | Ids) -> Ids:
+    """Where rows of these lengths begin, and where the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+class RaggedFile:
+    """Writes rows to `NAME.uint16` or `.uint32` as they come, and their offsets to `NAME.offsets.npy` at the end."""
+
+    def __init__(self, folder: Path, name: str, largest: int) -> None:
+        self._type = np.dtype(np.uint16 if largest < 1 << 16 else np.uint32)
+        self._handle = (folder / f"{name}.{self._type.name}").open("wb")
+        self._offsets = folder / f"{name}.offsets.npy"
+        self._lengths: list[Ids] = []
+
+    def write(self, rows: Sequence[Sequence[int]]) -> None:
+        self._lengths.append(np.fromiter(map(len, rows), np.int32, len(rows)))
+        flat = np.fromiter((index for row in rows for index in row), self._type, int(self._lengths[-1].sum()))
+        self._handle.write(flat.tobytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.close()
+        np.save(self._offsets, offsets_of(np.concatenate([np.empty(0, np.int32), *self._lengths])))
+
+
+def map_ragged(folder: Path, name: str) -> Ragged:
+    """What a `RaggedFile` wrote, read from the disk as it is needed."""
+    [path] = folder.glob(f"{name}.uint*")
+    offsets = np.load(folder / f"{name}.offsets.npy", allow_pickle=False)
+    if not offsets[-1]:  # an empty file cannot be mapped
+        return Ragged(np.empty(0, np.int64), offsets)
+    return Ragged(np.memmap(path, dtype=path.suffix.removeprefix("."), mode="r"), offsets)

@@ -1,0 +1,108 @@
+"""Finders: a learning rate and a batch that suit a model, its data and the machine, tried out in a minute."""
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from regard.data.corpora import load_corpus
+from regard.data.order import ByTokens
+from regard.errors import DataError
+from regard.training.events import Narrator
+from regard.training.folder import RunFolder
+from regard.training.loop import Training
+from regard.training.losses import backward, is_out_of_memory
+from regard.training.optim import clip_gradients
+from regard.training.settings import RunSettings
+
+
+class Found(NamedTuple):
+    """What was tried, with what came of it, and what to take."""
+
+    tried: list[tuple[float, float]]
+    suggestion: float
+
+
+@contextmanager
+def _rehearsal(settings: RunSettings) -> Iterator[Training]:
+    """A training that leaves nothing behind."""
+    with tempfile.TemporaryDirectory(prefix="regard.") as folder, Narrator() as narrator:
+        yield Training.begin(settings, RunFolder(Path(folder)), load_corpus(settings.data), narrator)
+
+
+def find_learning_rate(settings: RunSettings, lowest: float = 1e-6, highest: float = 1.0, steps: int = 100) -> Found:
+    """Raise the learning rate from step to step until the loss bursts (Smith 2017).
+
+    The suggestion is where the smoothed loss falls fastest: a rate to peak at after a warm-up.
+    """
+    tried: list[tuple[float, float]] = []
+    smoothed, memory = 0.0, 0.9
+    with _rehearsal(settings) as training:
+        for step in range(steps):
+            rate = lowest * (highest / lowest) ** (step / (steps - 1))
+            for group in training.optimizer.param_groups:
+                group["lr"] = rate
+            loss, _ = backward(training.model, training.batches(step), training.objective)
+            if not math.isfinite(loss) or clip_gradients(training.model, settings.training.clip) is None:
+                break
+            training.optimizer.step()
+            smoothed = memory * smoothed + (1 - memory) * loss
+            tried.append((rate, smoothed / (1 - memory ** (step + 1))))
+            if tried[-1][1] > 2 * min(loss for _, loss in tried):
+                break
+    return Found(tried, steepest(tried))
+
+
+def steepest(tried: list[tuple[float, float]]) -> float:
+    """The rate at which the loss falls fastest, before its lowest."""
+    rates, losses = np.array(tried).T
+    end = max(3, int(losses.argmin()) + 1)
+    if len(rates) < 3:
+        raise DataError("The loss was no number from the start: no learning rate can be found. Check the data.")
+    slopes = np.gradient(losses[:end], np.log(rates[:end]))
+    return float(rates[int(slopes.argmin())])
+
+
+def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) -> Found:
+    """Double the tokens of a batch while that makes training faster, and memory holds it.
+
+    What is tried are batches of the longest pairs, which need the most memory, by tokens a second.
+    """
+    tried: list[tuple[float, float]] = []
+    with _rehearsal(settings) as training:
+        longest = int(training.data.train.widths.max())
+        tokens = max(smallest, longest)
+        while tokens <= int(training.data.train.widths.sum()):
+            order = ByTokens(training.data.train.widths, tokens, settings.seed, tokens)
+            try:
+                tried.append((tokens, _speed(training, order)))
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                break
+            if len(tried) > 1 and tried[-1][1] < gain * tried[-2][1]:
+                break
+            tokens *= 2
+    if not tried:
+        raise DataError("Memory does not hold a batch of one pair of the longest. Set training.longest.")
+    return Found(tried, max(tried, key=lambda entry: entry[1])[0])
+
+
+def _speed(training: Training, order: ByTokens, repeats: int = 3) -> float:
+    """Target tokens a second, after a first batch to warm up."""
+    widths = training.data.train.widths
+    places = sorted(range(order.steps_per_epoch), key=lambda place: -int(widths[order.at(place)].max()))
+    seconds, tokens = 0.0, 0
+    for number in range(repeats + 1):
+        place = places[number % len(places)]
+        batch = training.data.train.batch(order.at(place), training.translator.device)
+        start = time.perf_counter()
+        _, count = backward(training.model, [batch], training.objective)
+        if number:
+            seconds, tokens = seconds + time.perf_counter() - start, tokens + count
+    return tokens / seconds

@@ -1,0 +1,71 @@
+"""A sum over rows of logits without ever holding all logits: a part of the rows at a time, its gradient with it.
+
+N rows, D width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.models.contracts import Decoded
+
+MOST_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Logits that are held at once: on a CPU so many as stay in its cache."""
+
+Part = Callable[[Tensor, Tensor], Tensor]
+
+
+def sum_of_parts(part: Part, decoded: Decoded, left_N: Tensor, right_N: Tensor) -> Tensor:
+    """Σ part(rows of left, rows of right), where `part` makes logits of the rows by the output layer."""
+    rows = rows_at_once(decoded)
+    if len(left_N) <= rows:
+        return part(left_N, right_N)
+    if not torch.is_grad_enabled():
+        return torch.stack([part(*halves) for halves in _cut(left_N, right_N, rows)]).sum()
+    total: Tensor = _Sum.apply(part, rows, left_N, right_N, *decoded.weights)  # type: ignore[no-untyped-call]
+    return total
+
+
+def rows_at_once(decoded: Decoded) -> int:
+    """Of how many rows the logits may be held."""
+    return max(1, MOST_LOGITS.get(decoded.features.device.type, 1 << 26) // decoded.vocabulary)
+
+
+def _cut(left_N: Tensor, right_N: Tensor, rows: int) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(torch.split(left_N, rows), torch.split(right_N, rows), strict=True))
+
+
+class _Sum(torch.autograd.Function):
+    """The gradient of each part is worked out right after it, while its logits are there; of the sum it is then a
+    multiple.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, part: Part, rows: int, left_N: Tensor, right_N: Tensor, *weights: Tensor) -> Tensor:
+        wanted = [left_N.requires_grad, right_N.requires_grad]
+        sides = [side.detach() for side in (left_N, right_N)]
+        gradients = [torch.empty_like(side) if needed else None for side, needed in zip(sides, wanted, strict=True)]
+        learned = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+        total = left_N.new_zeros((), dtype=torch.float32)
+        for start in range(0, len(left_N), rows):
+            place = slice(start, start + rows)
+            with torch.enable_grad():
+                own = [side[place].requires_grad_(needed) for side, needed in zip(sides, wanted, strict=True)]
+                value = part(*own)
+                inputs = [side for side, needed in zip(own, wanted, strict=True) if needed]
+                found = list(torch.autograd.grad(value, (*inputs, *weights)))
+            total += value.detach()
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient[place] = found.pop(0)
+            for sum_, grad in zip(learned, found, strict=True):
+                sum_ += grad
+        ctx.save_for_backward(*gradients, *learned)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> Any:
+        return None, None, *(None if saved is None else saved * scale.to(saved.dtype) for saved in ctx.saved_tensors)

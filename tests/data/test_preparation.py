@@ -1,0 +1,140 @@
+"""The cache: made once, the same as in memory, made anew when anything changes, and never trusted half written."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.data import cache, preparation
+from regard.data.batching import Encoded
+from regard.data.corpora import load_corpus
+from regard.data.ragged import Ragged, RaggedFile, map_ragged
+from regard.data.settings import CharTokenizer, Files, FilesData
+from regard.data.tokenizers import END
+from regard.errors import DataError
+
+ROWS = st.lists(st.lists(st.integers(0, 70_000), max_size=5), max_size=8)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def data(tmp_path: Path, pairs: int = 60) -> FilesData:
+    path = tmp_path / "train.tsv"
+    path.write_text("".join(f"word{n}\tWORD{n}\n" for n in range(pairs)))
+    return FilesData(train=Files(path=str(path)))
+
+
+def prepared(settings: FilesData, said: list[str] | None = None) -> preparation.Prepared:
+    corpus = load_corpus(settings)
+    say = (said if said is not None else []).append
+    return preparation.prepare(corpus, corpus.fingerprint(), settings, CharTokenizer(), None, say)
+
+
+@given(rows=ROWS, picked=st.data())
+def test_rows_are_taken_as_a_list_would_give_them(rows: list[list[int]], picked: st.DataObject) -> None:
+    ragged = Ragged.of(rows)
+    places = picked.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6)) if rows else []
+    taken = ragged.take(places)
+    assert [taken[index].tolist() for index in range(len(taken))] == [rows[place] for place in places]
+    assert ragged.lengths.tolist() == [len(row) for row in rows]
+
+
+@pytest.mark.parametrize(("largest", "width"), [(65_535, np.uint16), (65_536, np.uint32)])
+def test_rows_come_back_from_the_disk_in_as_few_bytes_as_hold_them(tmp_path: Path, largest: int, width: type) -> None:
+    with RaggedFile(tmp_path, "x", largest) as file:
+        file.write([[1, largest - 1], []])
+        file.write([[7]])
+    mapped = map_ragged(tmp_path, "x")
+    assert [mapped[index].tolist() for index in range(3)] == [[1, largest - 1], [], [7]]
+    assert mapped.flat.dtype == width
+
+
+def test_nothing_at_all_can_be_written_and_mapped(tmp_path: Path) -> None:
+    with RaggedFile(tmp_path, "x", 10):
+        pass
+    assert len(map_ragged(tmp_path, "x")) == 0
+
+
+def test_what_is_mapped_is_what_memory_would_hold(tmp_path: Path) -> None:
+    settings = data(tmp_path)
+    found = prepared(settings)
+    corpus = load_corpus(settings)
+    held = Encoded.of(corpus.train, found.tokenizers, 1_000)
+    assert len(found.train) == len(held) > 0
+    for index in range(len(held)):
+        assert found.train.sources[index].tolist() == held.sources[index].tolist()
+        assert found.train.targets[index].tolist() == held.targets[index].tolist()
+        assert found.train.targets[index][-1] == END
+    assert list(found.dev) == list(corpus.dev)
+
+
+def test_a_corpus_is_tokenised_once(tmp_path: Path) -> None:
+    settings = data(tmp_path)
+    first: list[str] = []
+    again: list[str] = []
+    prepared(settings, first)
+    prepared(settings, again)
+    assert [line.split()[0] for line in first] == ["Tokeniser", "Corpus"]
+    assert again == []
+
+
+def test_another_file_another_entry(tmp_path: Path) -> None:
+    before = prepared(data(tmp_path))
+    after = prepared(data(tmp_path, pairs=61))
+    assert len(after.train) + len(after.dev) == len(before.train) + len(before.dev) + 1
+
+
+@pytest.mark.parametrize("harm", ["cut", "remove", "forget"])
+def test_an_entry_that_is_not_whole_is_made_anew(tmp_path: Path, own_cache: Path, harm: str) -> None:
+    settings = data(tmp_path)
+    expected = prepared(settings).train.sources.flat.tolist()
+    [ids] = (own_cache / "corpora").glob("*/source.uint16")
+    if harm == "cut":
+        ids.write_bytes(ids.read_bytes()[:-2])
+    elif harm == "remove":
+        ids.unlink()
+    else:
+        (ids.parent / "sizes.json").unlink()
+    said: list[str] = []
+    assert prepared(settings, said).train.sources.flat.tolist() == expected
+    assert len(said) == 1
+
+
+def test_a_build_that_fails_leaves_nothing(own_cache: Path) -> None:
+    def fail(place: Path) -> None:
+        (place / "half").write_text("half")
+        raise DataError("bad line")
+
+    with pytest.raises(DataError):
+        cache.remember("corpora", "key", fail)
+    assert list((own_cache / "corpora").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "file" / "below"))
+    assert len(prepared(data(tmp_path)).train)
+    assert "for this run alone" in caplog.text
+
+
+def test_too_few_pairs_to_hold_any_back_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "one.tsv"
+    path.write_text("a\tb\n")
+    with pytest.raises(DataError, match=r"one.tsv: 1 pairs are too few .* Give dev files"):
+        prepared(FilesData(train=Files(path=str(path))))
+
+
+def test_the_cache_goes_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("REGARD_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.cache_folder() == tmp_path / "regard"
+    assert cache.key_of({"b": 1, "a": 2}) == cache.key_of(json.loads('{"a": 2, "b": 1}'))
