@@ -82,8 +82,8 @@ def row(mechanism: Mechanism, place: Path) -> list[str]:
     spread = entropy(model, test.sources[:200])
     return [
         mechanism.name,
-        f"{scores.accuracy:.1%}",
-        f"{scores.loss:.4f}",
+        f"{scores['accuracy']:.1%}",
+        f"{scores['loss']:.4f}",
         f"{spread:.2f}",
         f"{seconds(RunFolder(place / mechanism.name)):.0f}",
         needed or "–",

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("attention", "recurrent", "models", "tokenisation")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("attention", "recurrent", "models", "tokenisation", "evaluation")),
 ]
 BLOCKS = [
     block

@@ -8,7 +8,6 @@ from typing import Any, overload
 import torch
 
 from regard.config import resolve
-from regard.data.corpora import Pairs
 from regard.data.tokenizers import TokenizerPair
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator, Wishes
@@ -19,8 +18,11 @@ from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import checkpoint, loop
 from regard.training.events import read_events
 from regard.training.folder import Checkpoint, RunFolder, locate, open_model
-from regard.training.metrics import Scores, evaluate
+from regard.training.measures import read_measures
+from regard.training.metrics import Questions, note_tokenised
+from regard.training.scores import Scores
 from regard.training.settings import RunSettings
+from regard.training.validation import Evaluation, evaluate
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,30 @@ class Model:
         settings = self.settings.model.model_dump(mode="json")
         return Trace.of(self.predict(source), {"step": self.step, **settings})
 
-    def evaluate(self, sources: Sequence[str], targets: Sequence[str], *, batch_size: int = 256) -> Scores:
-        """How many answers are exactly right, and the loss of the right ones."""
-        return evaluate(self.translator, Pairs(list(sources), list(targets)), batch_size)
+    def evaluate(
+        self,
+        sources: Sequence[str] | Sequence[tuple[str, str]],
+        references: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        *,
+        metrics: Sequence[Any] | None = None,
+        batch_size: int = 256,
+        confidence: bool = False,
+        **search: Any,
+    ) -> Evaluation:
+        """How good the answers to sources are, held against references: one for each, or a list for each.
+
+        In place of the two, a list of pairs; those with the same source share their references. `metrics` are names
+        (`"bleu"`, `"bleu:tokenize=none"`) or mappings; by default those the model was validated by, with accuracy,
+        chrF and loss. `search` are settings of the search, by default that of validation; `confidence` adds
+        intervals.
+
+        >>> print(model.evaluate(sources, references, metrics=["bleu", "chrf"], beam=5))
+        """
+        if batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size}, and must be at least 1.")
+        training = self.settings.training
+        measures = training.usual_measures if metrics is None else read_measures(metrics)
+        options = resolve(SearchSettings, training.validation.model_dump(), search)
+        questions = Questions.read(sources, references)
+        note_tokenised(questions, measures)
+        return evaluate(self.translator, questions, measures, options, batch_size=batch_size, confidence=confidence)

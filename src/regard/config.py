@@ -232,6 +232,9 @@ def _locate(schema: type[Settings], loc: Path_) -> tuple[Path_, type[Settings]]:
     owner: type[Settings] = schema
     here: Any = schema
     for part in loc:
+        if isinstance(part, int):  # a place in a list, whose annotation holds for each
+            path.append(part)
+            continue
         alternatives = dict(_alternatives(here))
         if part in alternatives:
             here = alternatives[part]

@@ -1,4 +1,4 @@
-"""Predicting, evaluating, looking: N lines in, N lines out, and models that cannot be used."""
+"""Predicting, looking: N lines in, N lines out, and models that cannot be used."""
 
 import json
 import shutil
@@ -106,26 +106,6 @@ def test_an_output_that_is_full_or_closed_is_no_traceback(small_run: RunFolder, 
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
-
-
-def test_evaluation_scores_and_holds_to_a_minimum(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
-    done = cli("evaluate", small_run.path, "--json")
-    scores = json.loads(done.stdout)
-    assert done.returncode == 0
-    assert scores["pairs"] == 40
-    assert 0 <= scores["accuracy"] <= 1
-    answers = cli("predict", small_run.path, "3 mai 2009", "x").stdout.split("\n")
-    (tmp_path / "right.tsv").write_text(f"3 mai 2009\t{answers[0]}\nx\tnever this\n")
-    half = ["evaluate", small_run.path, "--pairs", "right.tsv"]
-    assert "50.00%" in cli(*half).stdout
-    assert cli(*half, "--min", "accuracy=0.5").returncode == 0
-    missed = cli(*half, "--min", "accuracy=0.6")
-    assert missed.returncode == 1
-    assert "accuracy is 0.5000, below 0.6" in missed.stderr
-    wrong = cli(*half, "--min", "acuracy=0.6")
-    assert wrong.returncode == 2
-    assert "Did you mean 'accuracy'?" in wrong.stderr
-    assert cli("evaluate", small_run.path, "--source", "a").returncode == 2
 
 
 @pytest.fixture

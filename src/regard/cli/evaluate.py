@@ -1,51 +1,108 @@
 """regard evaluate"""
 
 import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from regard.cli.tables import table
+from regard.cli.several import SeveralWords
+from regard.config import parse_override, resolve
 from regard.data.settings import Files
-from regard.errors import ConfigError, DataError, did_you_mean
+from regard.decoding.settings import SearchSettings
+from regard.errors import ConfigError, DataError
 from regard.training.folder import open_model
+from regard.training.measures import KINDS, Measure, read_measure, read_measures
 
-METRICS = ("accuracy", "loss")
+if TYPE_CHECKING:
+    from regard.training.validation import Evaluation
 
 EXAMPLES = """\b
 Examples:
   regard evaluate runs/dates
   regard evaluate runs/dates --pairs test.tsv --min accuracy=0.99
-  regard evaluate runs/dates --source test.txt --target test.iso --json"""
+  regard evaluate runs/german --source test.en --target test.de --metric bleu chrf --beam 5 --confidence
+  regard evaluate runs/german --pairs test.tsv --metric bleu:tokenize=none,lowercase=true
+  regard evaluate runs/words --pairs test.tsv --columns 1 3 --metric wer per --max wer=25 --json
+  regard evaluate runs/dates --pairs test.tsv --out answers.txt"""
 
 
-@click.command(epilog=EXAMPLES)
+def _names_a_metric(word: str) -> bool:
+    return word.partition(":")[0].partition("=")[0] in KINDS
+
+
+class Limit(NamedTuple):
+    """What a value must reach, or not exceed, for the answer to be yes."""
+
+    measure: Measure
+    value: float
+
+    def missed(self, reached: float) -> str | None:
+        if self.measure.higher_is_better:
+            kept, side = reached >= self.value, "below"
+        else:
+            kept, side = reached <= self.value, "above"
+        return None if kept else f"{self.measure.label} is {reached:.4f}, {side} {self.value:g}"
+
+
+@click.command(cls=SeveralWords, several=("--metric", "--min", "--max"), known=_names_a_metric, epilog=EXAMPLES)
 @click.argument("model")
 @click.option("--pairs", metavar="FILE", help="TSV, CSV or JSONL, plain or gzipped.")
+@click.option("--columns", nargs=2, metavar="A B", help="With --pairs: its columns, by number from 1 or by name.")
 @click.option("--source", metavar="FILE", help="With --target: two parallel files.")
 @click.option("--target", metavar="FILE")
-@click.option("--metric", "metrics", multiple=True, help=f"One of {', '.join(METRICS)}; by default all.")
+@click.option("--metric", "metrics", multiple=True, metavar="METRIC...", help=f"Of {', '.join(KINDS)}; see above.")
+@click.option("--beam", type=click.IntRange(1), help="Hypotheses kept; 1 is greedy. By default as in validation.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting of the search, as of predict.")
 @click.option("--min", "minima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if it is not reached.")
+@click.option("--max", "maxima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if it is exceeded.")
+@click.option("--confidence", is_flag=True, help="Intervals of 95 %, from 1,000 resamples of the sentences.")
 @click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="For the answers.")
+@click.option("--json", "as_json", is_flag=True, help="Values, signatures, search, seconds as a JSON object.")
 def command(
     model: str,
     pairs: str | None,
+    columns: tuple[str, str] | None,
     source: str | None,
     target: str | None,
     metrics: tuple[str, ...],
+    beam: int | None,
+    settings: tuple[str, ...],
     minima: tuple[str, ...],
+    maxima: tuple[str, ...],
+    confidence: bool,
     batch_size: int,
+    out: Path | None,
     as_json: bool,
 ) -> None:
     """Score a model on pairs; without files, on the test set of its own corpus.
 
-    accuracy is the share of answers that are the reference to the letter (decoded greedily), loss the mean
-    of −log p of a reference's tokens, in nats.
-    """
-    wanted = [_known(metric) for metric in metrics] or list(METRICS)
-    floors = dict(_floor(text) for text in minima)
-    files = _files(pairs, source, target)
+    Without --metric, by what the model was validated by, with accuracy, chrf and loss.
+
+    \b
+    accuracy    share of answers that are a reference to the letter, 0 to 1
+    wer         per cent of answers that are no reference (words of a dictionary)
+    per, cer    per cent of edits, in symbols between white space, or characters
+    bleu        tokenize=13a|none|intl|char|zh, lowercase, smooth, references
+    chrf, ter   as sacrebleu has them; word_order=2 is chrF++
+    loss        −log p of a reference's token, in nats; perplexity is e^loss
+
+    Pairs with the same source share their references in accuracy, wer, per and cer; in bleu, chrf and ter
+    with references=by_source.
+    """  # noqa: D301 - click wants its \b as it stands
+    wanted = read_measures(metrics)
+    limits = [_limit("--min", text, wanted) for text in minima] + [_limit("--max", text, wanted) for text in maxima]
+    files = _files(pairs, source, target, columns)
+    search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
     folder, chosen = open_model(model)
+    training = folder.settings().training
+    resolve(SearchSettings, training.validation.model_dump(), search)
+    wanted = list(dict.fromkeys([*(wanted or training.usual_measures), *(limit.measure for limit in limits)]))
+    if out:
+        _see_that_answers_can_be_written(out, wanted)
 
     from regard.api import Model
     from regard.data.corpora import load_corpus, read_pairs
@@ -53,42 +110,66 @@ def command(
     test = read_pairs(files) if files else load_corpus(folder.settings().data).test
     if test is None:
         raise DataError(f"{model} was trained without a test set. Name one with --pairs, or --source and --target.")
-    scores = Model.open(folder, chosen).evaluate(test.sources, test.targets, batch_size=batch_size)
-    reached = scores._asdict()
+    found = Model.open(folder, chosen).evaluate(
+        test.sources, test.targets, metrics=wanted, batch_size=batch_size, confidence=confidence, **search
+    )
+    if out:
+        out.write_text("".join(answer.replace("\n", " ") + "\n" for answer in found.answers), "utf-8")
     if as_json:
-        shown = {name: reached[name] for name in ("pairs", *wanted)}
-        click.echo(json.dumps({**shown, "step": chosen.step, "search": "greedy"}))
+        click.echo(json.dumps({"model": model, "step": chosen.step, **found.to_json()}))
     else:
-        texts = {"accuracy": f"{scores.accuracy:.2%}", "loss": f"{scores.loss:.4f}"}
-        rows = [[name, texts[name]] for name in wanted]
-        click.echo(table(["metric", f"on {scores.pairs:,} pairs"], rows))
-        click.echo(f"{model}, step {chosen.step}, greedy search", err=True)
-    missed = [
-        f"{name} is {reached[name]:.4f}, below {least}" for name, least in floors.items() if reached[name] < least
-    ]
+        click.echo(str(found))
+        click.echo(f"{model}, step {chosen.step}, {_told(found)}", err=True)
+    missed = [text for limit in limits if (text := limit.missed(found[limit.measure.label]))]
     if missed:
         click.echo(f"regard: {'; '.join(missed)}.", err=True)
         raise click.exceptions.Exit(1)
 
 
-def _known(metric: str) -> str:
-    if metric not in METRICS:
-        near = did_you_mean(metric, METRICS)
-        raise ConfigError(f"There is no metric '{metric}'.{near} Metrics: {', '.join(METRICS)}.")
-    return metric
-
-
-def _floor(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
+def _limit(option: str, text: str, wanted: Sequence[Measure]) -> Limit:
+    """`bleu=40`: of the measure so called, or of the one that is wanted of that kind."""
+    name, _, number = text.rpartition("=")
     try:
-        return _known(name), float(value)
+        value = float(number)
     except ValueError:
-        raise ConfigError(f"--min {text}: write METRIC=VALUE, for example --min accuracy=0.99.") from None
+        value = math.nan
+    if not name or not math.isfinite(value):
+        raise ConfigError(f"{option} {text}: write METRIC=VALUE, for example --min accuracy=0.99 or --max wer=20.")
+    alike = [measure for measure in wanted if name == measure.kind]
+    measure = alike[0] if len(alike) == 1 else read_measure(name)
+    right = "--min" if measure.higher_is_better else "--max"
+    if option != right:
+        better = "higher" if measure.higher_is_better else "lower"
+        raise ConfigError(f"{option} {text}: {measure.kind} is the better the {better} it is. Use {right} {text}.")
+    return Limit(measure, value)
 
 
-def _files(pairs: str | None, source: str | None, target: str | None) -> Files | None:
+def _files(pairs: str | None, source: str | None, target: str | None, columns: tuple[str, str] | None) -> Files | None:
     if pairs and (source or target):
         raise click.UsageError("Give --pairs, or --source and --target, not both.")
     if bool(source) != bool(target):
         raise click.UsageError("--source and --target go together.")
-    return Files(path=pairs, source=source, target=target) if pairs or source else None
+    if columns and not pairs:
+        raise click.UsageError("--columns goes with --pairs.")
+    if not (pairs or source):
+        return None
+    given: dict[str, Any] = {"path": pairs, "source": source, "target": target}
+    if columns:
+        given |= {"columns": [int(name) for name in columns] if all(map(str.isdecimal, columns)) else list(columns)}
+    return resolve(Files, given, {})
+
+
+def _see_that_answers_can_be_written(out: Path, wanted: Sequence[Measure]) -> None:
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}. Make it first.")
+    if not any(measure.of_answers for measure in wanted):
+        raise ConfigError("--out: loss and perplexity need no answers. Ask for a metric that does, as accuracy.")
+
+
+def _told(found: "Evaluation") -> str:
+    """How the answers were looked for, and how long it took."""
+    if not found.answers:
+        return "no answers were looked for"
+    changed = found.search.model_dump(exclude_defaults=True)
+    search = ", ".join(f"{name} {value}" for name, value in changed.items()) or "greedy search"
+    return f"{search}; {found.seconds:.1f} s, {found.tokens_per_second:,.0f} tokens/s"

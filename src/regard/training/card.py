@@ -11,7 +11,8 @@ from regard.training.settings import RunSettings
 def write(folder: RunFolder, settings: RunSettings, progress: Progress, model: nn.Module) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     best = progress.best
-    reached = f"{best.accuracy:.2%} exactly right, loss {best.loss:.4f}, on {best.pairs:,} dev pairs" if best else "–"
+    reached = best.told(settings.training.metric) if best else "–"
+    signatures = "\n".join(f"- {label}: `{text}`" for label, text in best.signatures.items()) if best else "–"
     chosen = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     folder.card.write_text(
         f"""# {folder.path.name}
@@ -22,11 +23,15 @@ def write(folder: RunFolder, settings: RunSettings, progress: Progress, model: n
 |---|---|
 | parameters | {parameters:,} |
 | steps | {progress.step:,} |
-| best checkpoint | step {progress.best_step} |
+| best checkpoint | {progress.best_name or f"step-{progress.best_step}"} |
 | validation | {reached} |
 | data | {", ".join(f"{name} (SHA-256 {found})" for name, found in progress.data.items())} |
 
 Use it: `regard predict {folder.path} "…"`; look inside: `regard look {folder.path} "…"`.
+
+## Signatures of the measures
+
+{signatures}
 
 ## Settings
 

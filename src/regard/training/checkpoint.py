@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.errors import ModelError
 from regard.training.folder import FORMAT, Checkpoint, RunFolder, sha256
-from regard.training.metrics import Scores
+from regard.training.scores import Scores
 from regard.training.weights import MovingAverage
 
 
@@ -45,13 +45,13 @@ class Progress:
     """Whether the mean of the last checkpoints has been tried."""
 
     def to_json(self) -> dict[str, Any]:
-        best = {"step": self.best_step, "name": self.best_name, **self.best._asdict()} if self.best else {}
+        best = {"step": self.best_step, "name": self.best_name, **self.best.to_json()} if self.best else {}
         return {**asdict(self), "best": best}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "Progress":
-        best = {name: state["best"][name] for name in Scores._fields} if state["best"] else None
-        return cls(**{**state, "best": Scores(**best) if best else None})
+        best = Scores.from_json(state["best"]) if state["best"] else None
+        return cls(**{**state, "best": best})
 
 
 def save(

@@ -24,10 +24,10 @@ from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
 from regard.training.folder import RunFolder, write_whole
 from regard.training.losses import Objective, backward, is_out_of_memory
-from regard.training.metrics import evaluate
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
+from regard.training.validation import validate
 from regard.training.weights import MovingAverage, mean_of
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,12 @@ def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
         )
 
 
-def _see_that_the_data_is_the_same(folder: RunFolder, before: dict[str, str], now: dict[str, str]) -> None:
+def _see_that_the_data_is_the_same(folder: RunFolder, before: dict[str, str] | str, now: dict[str, str]) -> None:
+    if isinstance(before, str):  # format 1 had one hash for all
+        raise DataError(
+            f"{folder.path} was begun by an earlier version of regard, which kept no hash of each file: it can be used, "
+            "and not be trained on. Choose another folder with --out."
+        )
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
         raise DataError(
@@ -208,17 +213,14 @@ class Training:
     def _judge(self, events: EventLog, narrator: Narrator, name: str | None = None) -> bool:
         """Score the model as it is, and say whether it is the best so far."""
         progress = self.progress
-        scores = evaluate(self.translator, self.data.dev)
+        scores = validate(self.translator, self.data.dev, self.settings.training)
         self.model.train()
         better = scores.better_than(progress.best, self.settings.training.metric)
         if better:
             progress.best, progress.best_step, progress.best_name = scores, progress.step, name
-        events.write("validation", step=progress.step, best=better, **scores._asdict())
+        events.write("validation", step=progress.step, best=better, **scores.to_json())
         mark = ", the best so far" if better else ""
-        narrator.say(
-            f"validation at step {progress.step:,}: {scores.accuracy:.1%} of {scores.pairs:,} exactly right, "
-            f"loss {scores.loss:.4f}{mark}"
-        )
+        narrator.say(f"validation at step {progress.step:,}: {scores.told(self.settings.training.metric)}{mark}")
         return better
 
     def _save(self) -> None:
@@ -260,7 +262,7 @@ class Training:
         early = ""
         if progress.step < self.settings.training.steps:
             early = f"; stopped early, no better in {progress.stale} validations"
-        best = f"{progress.best.accuracy:.1%} of the dev set exactly right" if progress.best else "not validated"
+        best = progress.best.told(self.settings.training.metric) if progress.best else "not validated"
         which = "the mean of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
         return f"Best model: {which}, {best}{early}."
 

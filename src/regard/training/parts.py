@@ -19,13 +19,18 @@ Part = Callable[[Tensor, Tensor], Tensor]
 
 def sum_of_parts(part: Part, decoded: Decoded, left_N: Tensor, right_N: Tensor) -> Tensor:
     """Σ part(rows of left, rows of right), where `part` makes logits of the rows by the output layer."""
-    rows = max(1, MOST_LOGITS.get(left_N.device.type, 1 << 26) // decoded.vocabulary)
+    rows = rows_at_once(decoded)
     if len(left_N) <= rows:
         return part(left_N, right_N)
     if not torch.is_grad_enabled():
         return torch.stack([part(*halves) for halves in _cut(left_N, right_N, rows)]).sum()
     total: Tensor = _Sum.apply(part, rows, left_N, right_N, *decoded.weights)  # type: ignore[no-untyped-call]
     return total
+
+
+def rows_at_once(decoded: Decoded) -> int:
+    """Of how many rows the logits may be held."""
+    return max(1, MOST_LOGITS.get(decoded.features.device.type, 1 << 26) // decoded.vocabulary)
 
 
 def _cut(left_N: Tensor, right_N: Tensor, rows: int) -> list[tuple[Tensor, Tensor]]:

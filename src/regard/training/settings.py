@@ -1,9 +1,10 @@
 """What may be set in training, and the settings of a whole run."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -15,8 +16,13 @@ from pydantic import (
 
 from regard.config import BY_NAME, HARMLESS, Settings
 from regard.data.settings import CharTokenizer, Data, TokenizerChoice
-from regard.decoding.settings import DecodingSettings
+from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.models.settings import FixedModel, Model, RecurrentModel
+from regard.training.measures import Accuracy, Chrf, Loss, Measure, MeasureChoice
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str | dict) else value
 
 
 class NoConsistency(Settings):
@@ -93,7 +99,12 @@ class TrainingSettings(Settings):
     )
     compile: bool = Field(False, description="let torch.compile work on the model; slow to start")
     validate_every: PositiveInt = 100
-    metric: Literal["accuracy", "loss"] = Field("accuracy", description="by which the best checkpoint is chosen")
+    metric: MeasureChoice = Field(Accuracy(), description="by which the best checkpoint is chosen; ties by the loss")
+    also: Annotated[tuple[MeasureChoice, ...], BeforeValidator(_one_or_more)] = Field(
+        (), json_schema_extra=HARMLESS, description="measures to be told beside it"
+    )
+    validation: SearchSettings = Field(SearchSettings(), description="how answers are looked for in validation")
+    validation_pairs: PositiveInt | None = Field(None, description="the first so many dev pairs; by default all")
     patience: PositiveInt = Field(10, description="validations without a better one before training stops")
     save_every: PositiveInt = Field(100, json_schema_extra=HARMLESS)
     keep: PositiveInt = Field(2, json_schema_extra=HARMLESS, description="checkpoints kept beside the best")
@@ -115,6 +126,16 @@ class TrainingSettings(Settings):
         if self.ema and self.average > 1:
             raise ValueError("ema: a moving average of the weights and a mean of checkpoints exclude each other.")
         return self
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All that validation works out, each but once; the loss always, since it decides between equals."""
+        return list(dict.fromkeys([self.metric, *self.also, Loss()]))
+
+    @property
+    def usual_measures(self) -> list[Measure]:
+        """What a finished model is evaluated by where nothing is asked for in particular."""
+        return list(dict.fromkeys([self.metric, *self.also, Accuracy(), Chrf(), Loss()]))
 
 
 class RunSettings(Settings):

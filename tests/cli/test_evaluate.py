@@ -1,0 +1,151 @@
+"""`regard evaluate` in a real process: values with signatures, limits with exit codes, files in and out."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from sacrebleu.metrics.bleu import BLEU
+
+import regard
+from regard.training.folder import RunFolder
+from regard.training.measures import KINDS
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SOURCES = ["3 mai 2009", "x", "May 3, 2009", "3 mai 2009"]
+
+
+@pytest.fixture
+def answers(small_run: RunFolder, tmp_path: Path) -> list[str]:
+    """Those of the model, and files of pairs in which it is right about the first source alone."""
+    found = [prediction.text for prediction in regard.load(small_run.path).predict(SOURCES, attention=False)]
+    targets = [found[0], "never this", "nor this", "or this"]
+    lines = [f"{source}\t{target}\n" for source, target in zip(SOURCES, targets, strict=True)]
+    (tmp_path / "half.tsv").write_text("".join(lines[:2]))
+    (tmp_path / "all.tsv").write_text("".join(lines))
+    (tmp_path / "three.tsv").write_text("".join(f"{n}\t{line}" for n, line in enumerate(lines)))
+    (tmp_path / "a.txt").write_text("".join(f"{source}\n" for source in SOURCES))
+    (tmp_path / "b.txt").write_text("".join(f"{target}\n" for target in targets))
+    return found
+
+
+def test_without_files_a_model_is_scored_on_its_own_test_set(cli: Run, small_run: RunFolder) -> None:
+    done = cli("evaluate", small_run.path, "--json")
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)
+    assert scores["pairs"] == 40
+    assert list(scores["values"]) == list(scores["signatures"]) == ["accuracy", "chrf", "loss"]
+    assert scores["search"]["beam"] == 1
+    assert scores["seconds"] > 0
+    assert scores["tokens_per_second"] > 0
+    assert scores["step"] == small_run.best().step
+
+
+def test_a_table_goes_to_stdout_and_the_rest_to_stderr(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+    done = cli("evaluate", small_run.path, "--pairs", "half.tsv", "--metric", "accuracy", "bleu:tokenize=none")
+    header, accuracy, bleu = done.stdout.splitlines()
+    assert header.split() == ["metric", "on", "2", "pairs", "signature"]
+    assert accuracy.split()[:2] == ["accuracy", "50.00%"]
+    assert bleu.startswith("bleu:tokenize=none")
+    assert "|tok:none|" in bleu
+    assert "greedy search" in done.stderr
+    assert "tokens/s" in done.stderr
+
+
+def test_every_measure_is_worked_out_with_confidence(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+    command = ["evaluate", small_run.path, "--pairs", "all.tsv", "--metric", *KINDS, "--confidence", "--json"]
+    scores = json.loads(cli(*command).stdout)
+    assert list(scores["values"]) == list(KINDS)
+    assert (scores["pairs"], scores["sources"]) == (4, 3)
+    assert scores["values"]["accuracy"] == pytest.approx(1 / 3)
+    assert scores["values"]["wer"] == pytest.approx(200 / 3)
+    assert all(low <= scores["values"][kind] <= high for kind, (low, high) in scores["confidence"].items())
+    assert json.loads(cli(*command).stdout)["confidence"] == scores["confidence"]
+
+
+def test_limits_decide_the_exit_code(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+    half = ["evaluate", small_run.path, "--pairs", "half.tsv"]
+    assert cli(*half, "--min", "accuracy=0.5", "--max", "wer=50").returncode == 0
+    missed = cli(*half, "--min", "accuracy=0.6", "chrf=0", "--max", "wer=49.9")
+    assert missed.returncode == 1
+    assert "accuracy is 0.5000, below 0.6; wer is 50.0000, above 49.9." in missed.stderr
+    assert "50.00%" in missed.stdout
+
+
+def test_a_limit_is_of_the_measure_that_was_asked_for(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+    half = ["evaluate", small_run.path, "--pairs", "half.tsv", "--json"]
+    values = json.loads(cli(*half, "--metric", "bleu:tokenize=char", "--min", "bleu=0").stdout)["values"]
+    assert list(values) == ["bleu:tokenize=char"]
+    values = json.loads(cli(*half, "--metric", "loss", "--min", "bleu:tokenize=char=0").stdout)["values"]
+    assert list(values) == ["loss", "bleu:tokenize=char"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--min", "acuracy=0.6"], "Did you mean 'accuracy'?"),
+        (["--min", "accuracy"], "write METRIC=VALUE"),
+        (["--min", "accuracy=high"], "write METRIC=VALUE"),
+        (["--min", "accuracy=nan"], "write METRIC=VALUE"),
+        (["--min", "=0.6"], "write METRIC=VALUE"),
+        (["--min", "wer=20"], "wer is the better the lower it is. Use --max wer=20."),
+        (["--max", "bleu=20"], "bleu is the better the higher it is. Use --min bleu=20."),
+        (["--metric", "bleu", "chrff"], "Did you mean 'chrf'?"),
+        (["--metric", "bleu:tokenise=none"], "Did you mean 'tokenize'?"),
+        (["--set", "bean=5"], "Did you mean 'beam'?"),
+        (["--set", "beam"], "write key=value"),
+        (["--beam", "0"], "--beam"),
+        (["--source", "a"], "go together"),
+        (["--pairs", "a", "--source", "a", "--target", "b"], "not both"),
+        (["--columns", "1", "2"], "--columns goes with --pairs"),
+        (["--pairs", "a", "--columns", "0", "1"], "columns"),
+        (["--out", "nowhere/answers.txt"], "there is no folder nowhere"),
+        (["--out", "answers.txt", "--metric", "loss"], "need no answers"),
+    ],
+)
+def test_a_mistake_is_told_before_the_model_is_loaded(
+    cli: Run, small_run: RunFolder, options: list[str], words: str
+) -> None:
+    done = cli("evaluate", small_run.path, *options)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_answers_are_written_one_line_each(cli: Run, small_run: RunFolder, answers: list[str], tmp_path: Path) -> None:
+    files = ["--source", "a.txt", "--target", "b.txt"]
+    done = cli("evaluate", small_run.path, *files, "--out", "out.txt", "--metric", "bleu", "--json")
+    written = (tmp_path / "out.txt").read_text().splitlines()
+    assert written == answers
+    references = (tmp_path / "b.txt").read_text().splitlines()
+    expected = BLEU().corpus_score(written, [references]).score
+    assert json.loads(done.stdout)["values"]["bleu"] == pytest.approx(expected)
+
+
+def test_columns_and_search_are_chosen(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+    command = ["evaluate", small_run.path, "--pairs", "three.tsv", "--columns", "2", "3", "--json"]
+    scores = json.loads(cli(*command, "--beam", "3", "--set", "length_penalty=0").stdout)
+    assert scores["pairs"] == 4
+    assert (scores["search"]["beam"], scores["search"]["length_penalty"]) == (3, 0)
+    assert cli(*command[:4], "--columns", "2", "9").returncode == 3
+
+
+def test_metrics_may_stand_before_the_model(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+    done = cli("evaluate", "--json", "--pairs", "half.tsv", "--metric", "bleu", "per", small_run.path)
+    assert list(json.loads(done.stdout)["values"]) == ["bleu", "per"]
+
+
+def test_a_model_is_evaluated_as_it_was_validated(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(small_run.path, tmp_path / "model")
+    config = yaml.safe_load((tmp_path / "model" / "config.yaml").read_text("utf-8"))
+    config["training"] |= {"metric": "wer", "also": ["per"], "validation": {"beam": 2}}
+    (tmp_path / "model" / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    scores = json.loads(cli("evaluate", "model", "--json").stdout)
+    assert list(scores["values"]) == ["wer", "per", "accuracy", "chrf", "loss"]
+    assert scores["search"]["beam"] == 2
+    assert json.loads(cli("evaluate", "model", "--json", "--beam", "1").stdout)["search"]["beam"] == 1
