@@ -12,7 +12,7 @@ VERBS = {
     "train": "train a model, or go on with one that was stopped",
     "predict": "answer text: from the arguments, or a line at a time from stdin",
     "evaluate": "score a model on pairs",
-    "look": "draw what a model looks at while it answers",
+    "look": "draw what a model looks at while it answers, or how it learned",
     "presets": "list the settings that come with regard",
     "explain": "say what a config computes, which kernels it takes and why",
     "mechanisms": "list the mechanisms of attention by their names in the literature",
