@@ -13,6 +13,7 @@ VERBS = {
     "predict": "answer text: from the arguments, or a line at a time from stdin",
     "evaluate": "score a model on pairs",
     "look": "draw what a model looks at while it answers, or how it learned",
+    "data": "check pairs for problems (check), or count and measure them (stats)",
     "presets": "list the settings that come with regard",
     "explain": "say what a config computes, which kernels it takes and why",
     "mechanisms": "list the mechanisms of attention by their names in the literature",

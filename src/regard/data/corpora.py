@@ -153,7 +153,7 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
     bad: list[str] = []
     empty: list[str] = []
     used = False
-    for row in _rows(files):
+    for row in read_rows(files):
         if row.problem:
             if not skip_bad_lines:
                 raise DataError(
@@ -173,7 +173,7 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
         raise DataError(f"{files}: no pair is left to use. Check the files and their columns.")
 
 
-def _rows(files: Files) -> Iterator[Row]:
+def read_rows(files: Files) -> Iterator[Row]:
     if files.path is None:
         return _parallel(str(files.source), str(files.target))
     name = files.path.removesuffix(".gz")
@@ -270,7 +270,7 @@ def _pick(place: str, cells: list[str], columns: tuple[int, int], problem: str |
     needed = max(columns) + 1
     if len(cells) < needed:
         found = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        return Row(place, "", "", f"{found} where {needed} are needed, with a {sign} between")
+        return Row(place, " ".join(cells), "", f"{found} where {needed} are needed, with a {sign} between")
     return Row(place, cells[columns[0]], cells[columns[1]])
 
 
