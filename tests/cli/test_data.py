@@ -51,6 +51,14 @@ def test_each_way_to_name_the_pairs(cli: Run, data: Path, arguments: list[str], 
     assert cli("data", "check", *arguments, cwd=data).stdout.endswith("No problems found.\n")
 
 
+def test_what_is_held_out_is_known_by_a_word_in_its_name(cli: Run, tmp_path: Path) -> None:
+    names = ["a-dev.tsv", "b_test2013.tsv", "devanagari.tsv", "latest.tsv"]
+    for name in names:
+        (tmp_path / name).write_text(tsv(PAIRS))
+    found = json.loads(cli("data", "check", *names, "--json").stdout)
+    assert list(found["pairs"]) == ["devanagari.tsv", "latest.tsv", "a-dev.tsv", "b_test2013.tsv"]
+
+
 def test_a_run_is_checked_by_its_own_data(cli: Run, small_run: RunFolder) -> None:
     done = cli("data", "stats", small_run.path, "--json")
     assert [split["pairs"] for split in json.loads(done.stdout)["splits"]] == [400, 40, 40]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,8 @@ Examples:
   regard data stats dates
   regard data stats --source train.en.gz --target train.de.gz --json"""
 
-HELD_OUT = ("dev", "val", "test", "tst", "eval")
+HELD_OUT = {"dev", "devel", "val", "valid", "validation", "test", "tst", "eval"}
+"""Words that, in the name of a file, say that nothing is learned from it."""
 
 
 @click.group(epilog=EXAMPLES)
@@ -157,7 +159,7 @@ def _splits(
         chosen = {f"{source} and {target}": _files(f"{source},{target}", columns)}
     else:
         # Shells sort, and put dev before train.
-        ordered = sorted(files, key=lambda path: any(word in Path(path).name.lower() for word in HELD_OUT))
+        ordered = sorted(files, key=lambda path: not HELD_OUT.isdisjoint(re.findall("[a-z]+", Path(path).name.lower())))
         chosen = {
             name: _files(path, columns) for name, path in (named or dict(zip(ordered, ordered, strict=True))).items()
         }
