@@ -86,7 +86,7 @@ def test_public_names_are_sorted_and_all_there() -> None:
     [
         "import regard",
         "import regard.cli.train, regard.cli.predict, regard.cli.evaluate, regard.cli.look",
-        "import regard.cli.presets, regard.cli.mechanisms",
+        "import regard.cli.presets, regard.cli.mechanisms, regard.cli.data",
         "from regard.training.settings import RunSettings",
         "import regard; regard.mechanisms()",
     ],

@@ -4,24 +4,65 @@ from pathlib import Path
 
 import click
 
-from regard.training.folder import open_model
+from regard.errors import ModelError
+from regard.training.folder import RunFolder, open_model
 
 EXAMPLES = """\b
 Examples:
   regard look runs/dates "3 mai 2009"
   regard look runs/dates "2009年5月3日" -o alignment.svg
-  regard look runs/dates "3 mai 2009" -o alignment.pdf -o alignment.html"""
+  regard look runs/dates "3 mai 2009" -o alignment.pdf -o alignment.html
+  regard look runs/dates
+  regard look runs/dates runs/luong -o curves.svg"""
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
-@click.argument("text")
+@click.argument("words", metavar="[TEXT | RUN...]", nargs=-1)
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    help="A figure: .svg, .png, .pdf, .html, or the numbers as .json.",
+    help="A figure: .svg, .png, .pdf; of an alignment also .html, or the numbers as .json.",
 )  # fmt: skip
-def command(model: str, text: str, outputs: tuple[Path, ...]) -> None:
-    """Draw which source tokens (across) the model looked at for each token of its answer (down)."""
+def command(model: str, words: tuple[str, ...], outputs: tuple[Path, ...]) -> None:
+    """Draw which source tokens (across) the model looked at for each token of its answer (down).
+
+    Without a TEXT, draw the learning curves of the run, or of several over each other.
+    """
+    others = [RunFolder(Path(word)) for word in words]
+    strangers = [other.path for other in others if not other.exists()]
+    if not strangers:
+        _draw_curves([RunFolder(Path(model)), *others], outputs)
+    elif len(words) == 1:
+        _draw_alignment(model, words[0], outputs)
+    else:
+        raise click.UsageError(f"Give one TEXT, in quotes, or runs alone: '{strangers[0]}' is no run.")
+
+
+def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
+    for folder in folders:
+        if not folder.exists():
+            raise ModelError(f"{folder.path} holds no run: there is no {folder.config}.")
+
+    from rich.console import Console
+
+    from regard.inspection import braille, curves
+
+    for output in outputs:
+        curves.check_ending(output)
+    panels = curves.panels(folders)
+    for output in outputs:
+        curves.draw(panels, output)
+        click.echo(f"wrote {output}", err=True)
+    if outputs:
+        return
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(braille.plot(panels, min(console.width, 120)))
+    else:
+        click.echo("\n".join(line.rstrip() for line in braille.plot(panels).plain.split("\n")))
+
+
+def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:
     folder, chosen = open_model(model)
 
     from rich.console import Console

@@ -10,9 +10,9 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from regard.data import dates, sequences
+from regard.data import dates, pronunciations, sequences
 from regard.data.lines import count_lines, open_file, read_lines
-from regard.data.settings import Data, DatesData, Files, FilesData, SequencesData
+from regard.data.settings import Data, DatesData, Files, FilesData, PronounceData, SequencesData
 from regard.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,19 @@ def _built_in(splits: Mapping[str, list[tuple[str, str]]]) -> Corpus:
     return Corpus(train, dev, test)
 
 
+def _load_pronunciations(settings: PronounceData) -> Corpus:
+    """Split by a hash of the word, so that nobody is judged on a word whose other pronunciation was learned."""
+    splits: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
+    for word, phones in pronunciations.read(settings):
+        place = share(word)
+        name = "test" if place < settings.test else "dev" if place < settings.test + settings.dev else "train"
+        splits[name].append((word, phones))
+    for name, pairs in splits.items():
+        if not pairs:
+            raise DataError(f"{settings.path}: too few words, none is left for {name}. Use a larger dictionary.")
+    return _built_in(splits)
+
+
 def _load_files(settings: FilesData) -> Corpus:
     keep_going = settings.bad_lines == "skip"
     test = read_pairs(settings.test, skip_bad_lines=keep_going) if settings.test else None
@@ -125,6 +138,7 @@ def _load_files(settings: FilesData) -> Corpus:
 _LOADERS: dict[type, Callable[[Any], Corpus]] = {
     DatesData: _load_dates,
     SequencesData: lambda settings: _built_in(sequences.sample(settings)),
+    PronounceData: _load_pronunciations,
     FilesData: _load_files,
 }
 
@@ -139,7 +153,7 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
     bad: list[str] = []
     empty: list[str] = []
     used = False
-    for row in _rows(files):
+    for row in read_rows(files):
         if row.problem:
             if not skip_bad_lines:
                 raise DataError(
@@ -159,7 +173,7 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
         raise DataError(f"{files}: no pair is left to use. Check the files and their columns.")
 
 
-def _rows(files: Files) -> Iterator[Row]:
+def read_rows(files: Files) -> Iterator[Row]:
     if files.path is None:
         return _parallel(str(files.source), str(files.target))
     name = files.path.removesuffix(".gz")
@@ -256,7 +270,7 @@ def _pick(place: str, cells: list[str], columns: tuple[int, int], problem: str |
     needed = max(columns) + 1
     if len(cells) < needed:
         found = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        return Row(place, "", "", f"{found} where {needed} are needed, with a {sign} between")
+        return Row(place, " ".join(cells), "", f"{found} where {needed} are needed, with a {sign} between")
     return Row(place, cells[columns[0]], cells[columns[1]])
 
 

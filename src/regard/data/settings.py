@@ -82,6 +82,17 @@ class SequencesData(Settings):
         return self
 
 
+class PronounceData(Settings):
+    """English words → their phones (HH AH L OW), from CMUdict; all pronunciations of a word stand in one split."""
+
+    kind: Literal["pronounce"] = "pronounce"
+    path: str | None = Field(None, description="a dictionary of the same form; by default the package cmudict's")
+    stress: bool = Field(False, description="keep the marks of stress on the vowels (AH0, OW1)")
+    letters_only: bool = Field(True, description="drop words with other characters, as in a.m. and can't")
+    dev: float = Field(0.05, gt=0, lt=0.5, description="the share of the words to choose by")
+    test: float = Field(0.1, gt=0, lt=0.5, description="the share of the words to be judged on")
+
+
 class FilesData(Settings):
     """Pairs from files. Without dev files, one source sentence in twenty (of a large corpus, about 2,000 in all) is
     held back from training.
@@ -94,7 +105,7 @@ class FilesData(Settings):
     bad_lines: Literal["error", "skip"] = Field("error", description="what to do with a line that is no pair")
 
 
-Data = Annotated[DatesData | SequencesData | FilesData, Field(discriminator="kind"), BY_NAME]
+Data = Annotated[DatesData | SequencesData | PronounceData | FilesData, Field(discriminator="kind"), BY_NAME]
 
 
 class _Spelling(Settings):

@@ -2,35 +2,49 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 
+class Listener(Protocol):
+    """Whoever is told of each event as it is written."""
+
+    def write(self, event: str, **values: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class EventLog:
-    """Appends events to a file. What a killed run wrote after its last checkpoint is cut off first, so that
-    the file tells one story.
+    """Appends events to a file, and tells the listeners. What a killed run wrote after its last checkpoint is cut
+    off first, so that the file tells one story.
     """
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, listeners: Sequence[Listener] = ()) -> None:
         kept = [line for line in _lines(path) if _step(line) <= step]
         draft = path.with_suffix(".draft")
         draft.write_text("".join(kept), "utf-8")
         draft.replace(path)
         self._handle = path.open("a", encoding="utf-8")
+        self._listeners = listeners
 
     def write(self, event: str, **values: Any) -> None:
         line = {"event": event, **values, "time": round(time.time(), 3)}
         self._handle.write(json.dumps(line) + "\n")
         self._handle.flush()
+        for listener in self._listeners:
+            listener.write(**line)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handle.close()
+        for listener in self._listeners:
+            listener.close()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from regard.data.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
 from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.training import card, checkpoint
+from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
 from regard.training.folder import RunFolder, write_whole
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 def train(settings: RunSettings, folder: RunFolder) -> Progress:
     """Train in a folder, or go on where it stopped; the same command always ends with the same weights."""
+    tracking.require(settings.training)
     with _told_when_disk_fails(folder), folder.lock():
         if folder.all_checkpoints():
             _see_that_it_is_the_same(folder, settings)
@@ -121,7 +122,8 @@ class Training:
     def finish(self, narrator: Narrator) -> Progress:
         """Take steps until all are taken, no better model is in sight, or somebody asks to stop."""
         training, progress = self.settings.training, self.progress
-        with EventLog(self.folder.events, progress.step) as events, stop_on_signals() as stop:
+        listeners = tracking.listeners(training, self.folder, progress.step)
+        with EventLog(self.folder.events, progress.step, listeners) as events, stop_on_signals() as stop:
             narrator.say(self._opening())
             narrator.begin(training.steps, progress.step)
             since, tokens = time.monotonic(), 0

@@ -109,6 +109,9 @@ class TrainingSettings(Settings):
     save_every: PositiveInt = Field(100, json_schema_extra=HARMLESS)
     keep: PositiveInt = Field(2, json_schema_extra=HARMLESS, description="checkpoints kept beside the best")
     log_every: PositiveInt = Field(20, json_schema_extra=HARMLESS)
+    track: Literal["tensorboard"] | None = Field(
+        None, json_schema_extra=HARMLESS, description="write the events for TensorBoard too, in RUN/tensorboard"
+    )
     device: str = Field("auto", json_schema_extra=HARMLESS, description="auto, cpu, cuda or cuda:N")
     threads: PositiveInt = Field(1, description="CPU threads; more than one pays for large models alone")
 

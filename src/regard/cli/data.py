@@ -1,0 +1,196 @@
+"""regard data"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regard.config import presets, resolve
+from regard.data.settings import Files, FilesData
+from regard.errors import ConfigError, did_you_mean
+from regard.training.folder import RunFolder, locate
+from regard.training.settings import RunSettings
+
+if TYPE_CHECKING:
+    from regard.data.survey import Split
+
+EXAMPLES = """\b
+Examples:
+  regard data check train.tsv dev.tsv test.tsv
+  regard data stats runs/dates"""
+
+CHECK_EXAMPLES = """\b
+Examples:
+  regard data check train.tsv dev.tsv test.tsv
+  regard data check --source train.en --target train.de
+  regard data check --train train.en,train.de --dev dev.en,dev.de --ignore markup
+  regard data check pairs.csv --columns de,en --fix cleaned
+  regard data check my-settings.yaml --json"""
+
+STATS_EXAMPLES = """\b
+Examples:
+  regard data stats train.tsv dev.tsv
+  regard data stats dates
+  regard data stats --source train.en.gz --target train.de.gz --json"""
+
+HELD_OUT = {"dev", "devel", "val", "valid", "validation", "test", "tst", "eval"}
+"""Words that, in the name of a file, say that nothing is learned from it."""
+
+
+@click.group(epilog=EXAMPLES)
+def command() -> None:
+    """Look at pairs before they are learned from: what is wrong with them, and what they are like."""
+
+
+def inputs(function: Any) -> Any:
+    """The arguments by which both verbs are told what to read."""
+    for option in (
+        click.option("--columns", metavar="A,B", help="Names, or numbers from 1, of the columns of source and target."),
+        click.option("--target", metavar="FILE"),
+        click.option("--source", metavar="FILE", help="With --target: two parallel files."),
+        click.option("--test", metavar="FILE"),
+        click.option("--dev", metavar="FILE"),
+        click.option("--train", metavar="FILE", help="A file of pairs, or SOURCE,TARGET; so for --dev and --test."),
+        click.argument("files", metavar="[FILE|PRESET|FILE.yaml|RUN]...", nargs=-1),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command(epilog=CHECK_EXAMPLES)
+@inputs
+@click.option("--ignore", metavar="NAME", multiple=True, help="Leave out a kind of problem, by its name.")
+@click.option("--max-chars", type=click.IntRange(1), default=1_000, show_default=True, help="More are very long.")
+@click.option("--max-words", type=click.IntRange(1), default=200, show_default=True, help="More are very long.")
+@click.option("--examples", type=click.IntRange(0), default=3, show_default=True, help="Places shown of each kind.")
+@click.option("--fix", metavar="FOLDER", type=click.Path(path_type=Path), help="Write a cleaned copy, as TSV, there.")
+@click.option("--json", "as_json", is_flag=True)
+def check(
+    ignore: tuple[str, ...],
+    max_chars: int,
+    max_words: int,
+    examples: int,
+    fix: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Find problems in pairs, with file, line and remedy; exit with 1 if there are errors or warnings.
+
+    FILES are TSV, CSV or JSONL, plain or gzipped, one for each split (SOURCE,TARGET names two parallel files), or one
+    config whose data is meant. What is held out (its name says dev, val or test) is compared with what is learned from.
+
+    --fix mends what is certain and leaves other errors and warnings out of what is learned from; what is held out loses
+    only lines that are no pairs.
+    """
+    from regard.cli.reports import problems_as_json, problems_as_text
+    from regard.data import cleaning, faults, problems
+    from regard.data.scripts import Characters
+    from regard.data.survey import take
+
+    names = [kind.name for kind in faults.KINDS]
+    for name in ignore:
+        if name not in names:
+            raise ConfigError(f"There is no problem '{name}'.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+    characters = Characters()
+    surveys = [take(split, characters) for split in _splits(**given)]
+    found = problems.judge(surveys, characters, problems.Limits(max_chars, max_words))
+    found = [finding for finding in found if finding.kind.name not in ignore]
+    shown = problems.examples(found, examples)
+    shown = {finding: shown[finding] for finding in found}
+    click.echo(problems_as_json(surveys, shown) if as_json else problems_as_text(surveys, shown))
+    if fix:
+        for line in cleaning.summary(cleaning.clean(surveys, found, fix)):
+            click.echo(line, err=True)
+    if any(finding.severity != "note" for finding in found):
+        raise click.exceptions.Exit(1)
+
+
+@command.command(epilog=STATS_EXAMPLES)
+@inputs
+@click.option("--json", "as_json", is_flag=True)
+def stats(as_json: bool, **given: Any) -> None:
+    """Count pairs, words, characters, scripts and tokens; tell how long texts are, and what splits share."""
+    from regard.cli.reports import statistics_as_text
+    from regard.data import faults, problems
+    from regard.data.scripts import Characters
+    from regard.data.statistics import measure
+
+    characters = Characters()
+    measured = [measure(split, characters) for split in _splits(**given)]
+    surveys = [survey for survey, _ in measured]
+    overlaps = [
+        finding
+        for finding in problems.judge(surveys, characters, problems.Limits())
+        if finding.kind in {faults.DUPLICATE, faults.AMBIGUOUS, faults.LEAK, faults.OVERLAP}
+    ]
+    if as_json:
+        shared = [
+            {"kind": found.kind.name, "split": found.survey.name, "count": found.count, "told": found.told}
+            for found in overlaps
+        ]
+        click.echo(json.dumps({"splits": [told for _, told in measured], "shared": shared}, ensure_ascii=False))
+    else:
+        click.echo(statistics_as_text([told for _, told in measured], overlaps))
+
+
+def _splits(
+    files: tuple[str, ...],
+    train: str | None,
+    dev: str | None,
+    test: str | None,
+    source: str | None,
+    target: str | None,
+    columns: str | None,
+) -> "list[Split]":
+    """What is to be read, what is learned from before what is held out."""
+    named = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path}
+    ways = [bool(files), bool(named), bool(source or target)]
+    if sum(ways) != 1 or bool(source) != bool(target):
+        raise click.UsageError("Give FILES, or --train, --dev and --test, or --source with --target.")
+    if len(files) == 1 and _is_config(files[0]):
+        return _configured(files[0])
+
+    from regard.data.survey import Split
+
+    if source:
+        chosen = {f"{source} and {target}": _files(f"{source},{target}", columns)}
+    else:
+        # Shells sort, and put dev before train.
+        ordered = sorted(files, key=lambda path: not HELD_OUT.isdisjoint(re.findall("[a-z]+", Path(path).name.lower())))
+        chosen = {
+            name: _files(path, columns) for name, path in (named or dict(zip(ordered, ordered, strict=True))).items()
+        }
+    return [Split.of_files(name, settings) for name, settings in chosen.items()]
+
+
+def _files(path: str, columns: str | None) -> Files:
+    source, comma, target = path.partition(",")
+    given: dict[str, Any] = (
+        {"source": source, "target": target} if comma and not os.path.exists(path) else {"path": path}
+    )
+    if columns:
+        names = columns.split(",")
+        given["columns"] = [int(name) for name in names] if all(name.isdecimal() for name in names) else names
+    return resolve(Files, given, {})
+
+
+def _is_config(path: str) -> bool:
+    if RunFolder(Path(path)).exists() or path.endswith((".yaml", ".yml")):
+        return True
+    return path in presets() and not Path(path).exists()
+
+
+def _configured(config: str) -> "list[Split]":
+    """The splits of the data of a config: its files, or what is built in."""
+    from regard.data.corpora import load_corpus
+    from regard.data.survey import Split
+
+    data = resolve(RunSettings, locate(config, None)[0], {}).data
+    names = ("train", "dev", "test")
+    if isinstance(data, FilesData):
+        return [Split.of_files(name, files) for name in names if (files := getattr(data, name)) is not None]
+    corpus = load_corpus(data)
+    return [Split.of_pairs(name, pairs) for name in names if (pairs := getattr(corpus, name)) is not None]

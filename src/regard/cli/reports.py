@@ -1,0 +1,154 @@
+"""What `regard data` found, as text for people and as JSON for programs."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import click
+
+from regard.cli.tables import table
+from regard.data.corpora import Row
+from regard.data.problems import Finding, spot
+from regard.data.statistics import SUBWORDS, bars
+from regard.data.survey import Survey
+from regard.inspection.heatmap import label
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_WIDEST = 70
+
+Stats = Mapping[str, Any]
+
+
+def problems_as_text(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence[Row]]) -> str:
+    """A block for each kind of problem: how many, where, why, examples, and the remedy."""
+    counts = table(["split", "pairs"], [[survey.name, f"{len(survey):,}"] for survey in surveys])
+    grouped = [list(group) for _, group in groupby(shown, key=lambda finding: finding.kind)]
+    blocks = [_block(findings, shown[findings[0]]) for findings in grouped]
+    return "\n\n".join([counts, *blocks, _verdict(grouped)])
+
+
+def _block(findings: Sequence[Finding], rows: Sequence[Row]) -> str:
+    """A kind of problem in all splits that have it; the examples are from the first."""
+    kind, severity = findings[0].kind, _worst(findings)
+    lines = [f"{click.style(severity, fg=_COLOURS[severity], bold=True)}: {kind.what} [{kind.name}]"]
+    for place, finding in enumerate(findings):
+        share = finding.count / (len(finding.survey) + finding.survey.no_pairs)
+        news = finding.told if place == 0 or finding.told != findings[place - 1].told else ""
+        lines.append(f"  {finding.survey.name}: {finding.count:,} ({share:.2%}){'; ' if news else ''}{news}")
+    for row in rows:
+        texts = [_short(text, spot(kind, text)) for text in (row.source, row.target)]
+        lines.append(f"  {row.place}  {row.problem or ' → '.join(texts)}")
+    lines.append(f"  remedy: {kind.remedy}")
+    return "\n".join(lines)
+
+
+def _worst(findings: Sequence[Finding]) -> str:
+    return min((finding.severity for finding in findings), key=list(_COLOURS).index)
+
+
+def _short(text: str, place: int) -> str:
+    """The text round a place, such that it cannot upset a terminal: what is not printable is shown by its code."""
+    start = max(0, place - _WIDEST // 2) if place >= _WIDEST - 1 else 0
+    cut = text[start : start + _WIDEST]
+    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in cut)
+    return f"“{'…' if start else ''}{shown}{'…' if start + _WIDEST < len(text) else ''}”"
+
+
+def _verdict(grouped: Sequence[Sequence[Finding]]) -> str:
+    if not grouped:
+        return "No problems found."
+    counts = Counter(_worst(findings) for findings in grouped)
+    told = ", ".join(f"{counts[name]} {name}{'s' if counts[name] > 1 else ''}" for name in _COLOURS if counts[name])
+    if counts["error"] or counts["warning"]:
+        return f"{told}. --fix FOLDER writes a copy without errors and warnings; --ignore NAME leaves a kind out."
+    return f"{told}, and nothing that must be mended."
+
+
+def problems_as_json(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence[Row]]) -> str:
+    found = [
+        {
+            "kind": finding.kind.name,
+            "severity": finding.severity,
+            "split": finding.survey.name,
+            "count": finding.count,
+            "what": finding.kind.what,
+            "told": finding.told,
+            "remedy": finding.kind.remedy,
+            "examples": [
+                {"place": row.place, "problem": row.problem}
+                if row.problem
+                else {"place": row.place, "source": row.source, "target": row.target}
+                for row in rows
+            ],
+        }
+        for finding, rows in shown.items()
+    ]
+    pairs = {survey.name: len(survey) for survey in surveys}
+    return json.dumps({"pairs": pairs, "problems": found}, ensure_ascii=False)
+
+
+def statistics_as_text(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> str:
+    """Counts of all splits beside each other, then the two sides of each."""
+    header = ["", *(stats["name"] for stats in splits)]
+    rows = [
+        ["pairs", *(f"{stats['pairs']:,}" for stats in splits)],
+        ["lines that are no pair", *(f"{stats['no_pairs']:,}" for stats in splits)],
+    ]
+    full = [stats for stats in splits if stats["pairs"]]
+    if len(full) == len(splits):
+        rows += [
+            ["distinct pairs", *(f"{stats['distinct_pairs']:,}" for stats in splits)],
+            ["distinct sources", *(f"{stats['source']['distinct']:,}" for stats in splits)],
+            ["distinct targets", *(f"{stats['target']['distinct']:,}" for stats in splits)],
+        ]
+    parts = [table(header, rows)]
+    parts += [_split_as_text(stats) for stats in full]
+    parts += [
+        f"{finding.count:,} {finding.kind.what}: of {finding.survey.name}, {finding.told}" for finding in overlaps
+    ]
+    return "\n\n".join(parts)
+
+
+def _split_as_text(stats: Stats) -> str:
+    columns = ["mean", "median", "p95", "p99", "max"]
+    measures = [
+        ("source characters", stats["source"]["chars"]),
+        ("target characters", stats["target"]["chars"]),
+        ("source words", stats["source"]["words"]),
+        ("target words", stats["target"]["words"]),
+        ("target/source characters", stats["length_ratio"]),
+    ]
+    rows = [[name, *(_number(values[column]) for column in columns)] for name, values in measures]
+    lengths = table([stats["name"], "mean", "median", "95 %", "99 %", "most"], rows)
+    return "\n".join([lengths, _side_as_text("source", stats["source"]), _side_as_text("target", stats["target"])])
+
+
+def _side_as_text(name: str, side: Stats) -> str:
+    drawn = side["histogram"]
+    last = (len(drawn["counts"]) - 1) * drawn["bin"]
+    scripts = [
+        f"{script} {share:.1%}" if share >= 0.001 else f"{script} below 0.1%"
+        for script, share in list(side["scripts"].items())[:5]
+    ]
+    outside = [
+        f"{f'U+{ord(sign):04X}' if sign.isspace() else label(sign)} {count:,}"
+        for sign, count in side["outside_main_script"].items()
+    ]
+    rows = [
+        [f"{name} lengths", f"0 {bars(drawn['counts'])} {last:,}+ {drawn['unit']}"],
+        ["scripts", ", ".join(scripts) or "no letters"],
+        ["alphabet", f"{side['alphabet']:,} characters"],
+        ["outside it", "  ".join(outside) or "nothing but ASCII"],
+        ["words", f"{side['total_words']:,}, of which {side['distinct_words']:,} distinct"],
+        [
+            "tokens",
+            f"{side['tokens']['char']:,} characters; about {side['tokens']['subword']:,} subwords of {SUBWORDS:,}",
+        ],
+    ]
+    return "\n" + table(["", ""], rows).strip("\n")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"

@@ -1,0 +1,88 @@
+"""A cleaned copy: what is certain is mended, what is not is left out, and what is held out stays as it is."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from regard.data.cleaning import clean, summary
+from regard.data.corpora import read_pairs
+from regard.data.problems import Finding, Limits, judge
+from regard.data.scripts import Characters
+from regard.data.settings import Files
+from regard.data.survey import Split, Survey, take
+from regard.errors import DataError
+
+SOUND = [(f"мы и они {n} раз", f"we and they {n} times") for n in range(100, 300)]
+BAD = [
+    ("we all are here", "мы все здесь"),
+    ("мы  в кафе ", "we are in the cafÃ©"),
+    ("и\u200bки", "i ki"),
+    ("один", ""),
+    ("это по-английски", "это тоже по-русски"),
+]
+KEPT = [("this  is English", "so is this")]
+SHARED = [("и это тоже", "and this too")]
+
+
+def findings(folder: Path, **splits: str) -> tuple[list[Survey], list[Finding]]:
+    characters = Characters()
+    surveys = []
+    for name, text in splits.items():
+        (folder / f"{name}.tsv").write_text(text, "utf-8")
+        surveys.append(take(Split.of_files(name, Files(path=str(folder / f"{name}.tsv"))), characters))
+    return surveys, judge(surveys, characters, Limits())
+
+
+def tsv(pairs: list[tuple[str, str]]) -> str:
+    return "".join(f"{source}\t{target}\n" for source, target in pairs)
+
+
+def test_a_cleaned_copy_has_no_problem_left(tmp_path: Path) -> None:
+    train, dev = tsv(SOUND[:20] + BAD + SHARED + SOUND[20:]) + "no pair\n", tsv(SHARED) + "one\t\n" + tsv(KEPT)
+    surveys, found = findings(tmp_path, train=train, dev=dev)
+    told = clean(surveys, found, tmp_path / "out")
+    learned = read_pairs(Files(path=str(tmp_path / "out" / "train.tsv")))
+    mended = [("мы все здесь", "we all are here"), ("мы в кафе", "we are in the café"), ("ики", "i ki")]
+    assert list(zip(learned.sources, learned.targets, strict=True)) == SOUND[:20] + mended + SOUND[20:]
+    held = read_pairs(Files(path=str(tmp_path / "out" / "dev.tsv")))
+    assert list(zip(held.sources, held.targets, strict=True)) == SHARED + KEPT
+    assert told[tmp_path / "out" / "train.tsv"] == Counter(
+        {
+            "written": 203,
+            "left out: no-pair": 1,
+            "left out: empty": 1,
+            "left out: script": 1,
+            "left out: leak": 1,
+            "mended: swapped": 1,
+            "mended: misread": 1,
+            "mended: control": 1,
+            "mended: spaces": 1,
+        }
+    )
+    assert "dev.tsv: 2 pairs written; left out: empty 1" in summary(told)[1]
+    again = (tmp_path / "out" / "train.tsv").read_text("utf-8")
+    (tmp_path / "again").mkdir()
+    assert findings(tmp_path / "again", train=again)[1] == []
+
+
+def test_what_is_merely_worth_a_note_stays(tmp_path: Path) -> None:
+    surveys, found = findings(tmp_path, train=tsv([("это", "this"), ("это", "that"), ("и &amp; и", "and & and")]))
+    assert {finding.kind.name for finding in found} == {"ambiguous", "markup"}
+    clean(surveys, found, tmp_path / "out")
+    assert (tmp_path / "out" / "train.tsv").read_text() == (tmp_path / "train.tsv").read_text()
+
+
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
+    surveys, found = findings(tmp_path, train=tsv(SOUND))
+    with pytest.raises(DataError, match="is there already"):
+        clean(surveys, found, tmp_path)
+    assert (tmp_path / "train.tsv").read_text("utf-8") == tsv(SOUND)
+
+
+def test_tabs_from_other_formats_do_not_break_the_columns(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"source": "a\\tb", "target": "c"}\n')
+    characters = Characters()
+    survey = take(Split.of_files("x.jsonl", Files(path=str(tmp_path / "x.jsonl"))), characters)
+    clean([survey], [], tmp_path)
+    assert (tmp_path / "x.tsv").read_text() == "a b\tc\n"

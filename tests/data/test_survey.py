@@ -1,0 +1,250 @@
+"""Problems are found where they are, by numbers that agree with plain Python, and nowhere else."""
+
+import json
+import random
+import unicodedata
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.data import faults, problems
+from regard.data.corpora import Pairs
+from regard.data.problems import Finding, Limits, judge
+from regard.data.scripts import Characters, Trait
+from regard.data.settings import Files
+from regard.data.statistics import bars, measure
+from regard.data.survey import Mark, Split, Survey, read_again, take
+
+texts = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12), min_size=1)
+
+
+def of(*pairs: tuple[str, str], name: str = "train") -> Split:
+    return Split.of_pairs(name, Pairs([source for source, _ in pairs], [target for _, target in pairs]))
+
+
+def found_in(*splits: Split, limits: Limits | None = None) -> dict[str, list[int]]:
+    """The rows of each kind of problem in the first split."""
+    characters = Characters()
+    surveys = [take(split, characters) for split in splits]
+    findings = judge(surveys, characters, limits or Limits())
+    return {finding.kind.name: finding.rows_M.tolist() for finding in findings if finding.survey is surveys[0]}
+
+
+def sound(count: int = 200) -> list[tuple[str, str]]:
+    """Russian and English of like length, each pair once."""
+    generator = random.Random(1)
+
+    def sentence(letters: str, size: int) -> str:
+        return " ".join("".join(generator.choices(letters, k=generator.randint(2, 8))) for _ in range(size))
+
+    return [(sentence("абвгдежзик", n % 9 + 3), sentence("abcdefghij", n % 9 + 3)) for n in range(count)]
+
+
+@settings(deadline=None)
+@given(texts)
+def test_sizes_and_traits_agree_with_plain_python(sample: list[str]) -> None:
+    profile = Characters().profile(sample)
+    assert profile.chars_N.tolist() == [len(text) for text in sample]
+    assert profile.words_N.tolist() == [len(text.split()) for text in sample]
+    assert Counter(profile.counts) == Counter(ord(sign) for text in sample for sign in text)
+    for text, traits in zip(sample, profile.traits_N, strict=True):
+        assert bool(traits & Trait.SPACES) == (
+            text != text.strip() or any(one.isspace() and other.isspace() for one, other in pairwise(text))
+        )
+        if not traits & Trait.COMPOSED:
+            assert unicodedata.is_normalized("NFC", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        ("Straße", "Latin"), ("Ｔｏｋｙｏ", "Latin"), ("мир и a", "Cyrillic"), ("ελλάς", "Greek"), ("東京都庁", "Han"),
+        ("トーキョー", "Katakana"), ("ひらがな", "Hiragana"), ("서울시", "Hangul"), ("שלום", "Hebrew"),
+        ("नमस्ते", "Devanagari"), ("სამი", "Georgian"), ("ไทยๆ", "Thai"), ("12 % — 3", "none"), ("ok", "none"),
+    ],
+)  # fmt: skip
+def test_the_script_of_a_text_is_that_of_most_of_its_letters(text: str, script: str) -> None:
+    characters = Characters()
+    survey = take(of((text, "")), characters)
+    assert characters.scripts[survey.source.script_N[0]] == script
+
+
+def test_sound_pairs_have_no_problem() -> None:
+    assert found_in(of(*sound())) == {}
+
+
+@pytest.mark.parametrize(
+    ("pair", "kind"),
+    [
+        (("", "nobody there"), faults.EMPTY),
+        (("и никого", " \u3000\t"), faults.EMPTY),
+        (("мы и они все", "we and\x08 they"), faults.CONTROL),
+        (("мы и\u200b они", "we and they"), faults.CONTROL),
+        (("мы и они все", "we and they \ufffd"), faults.REPLACED),
+        (("мы и они все", "we and theÃ© they"), faults.MISREAD),
+        (("мы и они все", "itâ€™s we and they"), faults.MISREAD),
+        (("мы и они все", "we and cafe\u0301s"), faults.UNNORMALISED),
+        (("мы и они все", "we &amp; they <b>all"), faults.MARKUP),
+        (("мы и они все", "we and  they"), faults.SPACES),
+        (("мы и они все ", "we and they"), faults.SPACES),
+        (("we are all here", "we and they"), faults.SCRIPT),
+        (("мы и они все", "мы и они тоже"), faults.SCRIPT),
+        (("мы и они и вы", "мы и они и вы"), faults.COPY),
+        (("we and they all", "мы и они все"), faults.SWAPPED),
+        (("мы и они все и вы и еще кто-то" * 3, "nothing"), faults.RATIO),
+        (("нет и нет", "there is a lot more here than can be said in so few words"), faults.RATIO),
+        (("мы и они все " * 20, "we and they all " * 17), faults.LONG),
+    ],
+)  # fmt: skip
+def test_each_kind_is_found_where_it_stands(pair: tuple[str, str], kind: faults.Kind) -> None:
+    pairs = sound()
+    found = found_in(of(*pairs[:77], pair, *pairs[77:]), limits=Limits(250, 100))
+    assert found[kind.name] == [77]
+    if kind is not faults.COPY and kind is not faults.LONG and not pair[1].isspace():
+        assert list(found) == [kind.name]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Écris sur «\xa0l'Amitié\xa0».", "CAFÉ»", "Spaß…", "NÃO à toa", "Ärger – und Öl",
+        "naïve élève", "R&D x < y > z", "50 °C",
+    ],
+)  # fmt: skip
+def test_what_looks_odd_and_is_right_is_left_alone(text: str) -> None:
+    survey = take(of((text, text)), Characters())
+    assert survey.marks_N[0] & ~np.uint8(Mark.COPY) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "codec"),
+    [
+        ("Ça coûte 5 €, n’est-ce pas ?", "cp1252"),
+        ("Ça coûte 5 €, n’est-ce pas ?", "latin-1"),
+        ("naïve – “quoted", "cp1252"),
+        ("привет", "cp1252"),
+        ("привет", "latin-1"),
+        ("日本語です", "latin-1"),
+    ],
+)
+def test_utf8_read_as_something_else_is_read_again(text: str, codec: str) -> None:
+    misread = text.encode().decode(codec)
+    assert misread != text
+    assert read_again(misread) == text
+    assert read_again(text) == text
+
+
+def test_markup_is_an_entity_or_a_tag_and_not_an_ampersand() -> None:
+    marks = take(of(("a & b", "x"), ("5 < 6 > 4", "x"), ("&#39;", "x"), ("a</p>", "x")), Characters()).marks_N
+    assert [bool(mark & Mark.MARKUP) for mark in marks] == [False, False, True, True]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), min_size=1), st.data())
+def test_repetitions_and_overlaps_agree_with_plain_python(pairs: list[tuple[str, str]], data: st.DataObject) -> None:
+    others = data.draw(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), min_size=1))
+    found = found_in(of(*pairs), of(*others, name="dev"))
+    assert found.get("duplicate", []) == [n for n, pair in enumerate(pairs) if pair in pairs[:n]]
+    targets = Counter(source for source, _ in set(pairs))
+    ambiguous = [n for n, pair in enumerate(pairs) if targets[pair[0]] > 1 and pair not in pairs[:n]]
+    assert sorted(found.get("ambiguous", [])) == ambiguous
+    assert found.get("leak", []) == [n for n, pair in enumerate(pairs) if pair in others]
+    sources = {source for source, _ in others}
+    by_source = [n for n, pair in enumerate(pairs) if pair[0] in sources and pair not in others]
+    assert found.get("overlap", []) == by_source
+
+
+def test_the_pairs_that_are_met_are_counted_in_the_split_that_is_held_out() -> None:
+    characters = Characters()
+    train, dev = (
+        of(("a", "x"), ("a", "x"), ("b", "y"), ("c", "z")),
+        of(("a", "x"), ("b", "other"), ("d", "w"), name="dev"),
+    )
+    findings = judge([take(train, characters), take(dev, characters)], characters, Limits())
+    told = {finding.kind.name: finding.told for finding in findings}
+    assert told["leak"] == "they meet 1 of the 3 pairs of dev (33.3%)"
+    assert told["overlap"] == "they meet 1 of the 3 pairs of dev (33.3%)"
+
+
+def test_a_few_copies_and_duplicates_are_worth_a_note_and_many_a_warning() -> None:
+    def severity(kind: faults.Kind, count: int) -> str:
+        survey = Survey(of(), marks_N=np.zeros(1000, np.uint8))
+        return Finding(kind, survey, np.arange(count)).severity
+
+    assert [severity(faults.COPY, count) for count in (1, 2)] == ["note", "warning"]
+    assert [severity(faults.DUPLICATE, count) for count in (10, 11)] == ["note", "warning"]
+    assert severity(faults.EMPTY, 1) == "error"
+
+
+def test_scripts_are_judged_where_one_prevails_alone() -> None:
+    mixed = [("мир и мы", "peace and we"), ("peace and we", "мир и мы")] * 30
+    assert "script" not in found_in(of(*mixed))
+    assert "swapped" not in found_in(of(*mixed))
+    japanese = [("ひらがなと漢字", f"word {n}") for n in range(40)]
+    assert "script" not in found_in(of(*japanese, ("カタカナ", "katakana word"), ("漢字漢字", "kanji word")))
+
+
+def test_examples_are_read_again_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    rows = [{"source": f"s {n}", "target": "" if n in (3, 7, 8, 9) else f"t {n}"} for n in range(12)]
+    path.write_text("broken\n" + "".join(json.dumps(row) + "\n" for row in rows))
+    characters = Characters()
+    survey = take(Split.of_files("x", Files(path=str(path))), characters)
+    shown = problems.examples(judge([survey], characters, Limits()), 2)
+    named = {finding.kind.name: [row.place for row in places] for finding, places in shown.items()}
+    assert named == {"no-pair": [f"{path}:1"], "empty": [f"{path}:5", f"{path}:9"]}
+
+
+@pytest.mark.parametrize(("sign", "name"), [("  ", "two spaces"), (" ||| ", "three bars"), (",", "a comma")])
+def test_what_stands_in_place_of_a_tab_is_named(tmp_path: Path, sign: str, name: str) -> None:
+    (tmp_path / "x.txt").write_text(f"HELLO{sign}HH AH L OW\nWORLD{sign}W ER L D\n")
+    characters = Characters()
+    survey = take(Split.of_files("x", Files(path=str(tmp_path / "x.txt"))), characters)
+    told = judge([survey], characters, Limits())[0].told
+    assert told == f"{name} where a tab is expected: sed 's/{sign}/\\t/' makes TSV of them"
+
+
+def test_a_pair_takes_less_than_fifty_bytes_however_long_it_is() -> None:
+    survey = take(of(*((f"{n} " * 500, f"{n} " * 400) for n in range(1000))), Characters())
+    owners = (survey, survey.source, survey.target)
+    columns = [value for owner in owners for value in vars(owner).values() if isinstance(value, np.ndarray)]
+    assert all(len(column) == 1000 for column in columns)
+    assert sum(column.nbytes for column in columns) < 50 * 1000
+
+
+def test_statistics_worked_by_hand() -> None:
+    pairs = [("a bb", "ж"), ("a bb", "жж é"), ("ccc a bb", "жжж"), ("a", "")]
+    survey, told = measure(of(*pairs), Characters())
+    assert len(survey) == told["pairs"] == 4
+    assert (told["distinct_pairs"], told["source"]["distinct"], told["target"]["distinct"]) == (4, 3, 4)
+    assert told["source"]["chars"] == {"mean": 4.25, "median": 4, "p95": 7.4, "p99": 7.88, "max": 8}
+    assert (told["source"]["total_words"], told["source"]["distinct_words"]) == (8, 3)
+    assert told["target"]["scripts"] == {"Cyrillic": 6 / 7, "Latin": 1 / 7}
+    assert told["target"]["outside_main_script"] == {"é": 1}
+    assert told["source"]["alphabet"] == 4
+    assert told["source"]["tokens"]["char"] == 17 + 4
+    assert told["source"]["histogram"] == {"unit": "characters", "bin": 1, "counts": [0, 1, 0, 0, 2, 0, 0, 1]}
+    assert bars(told["source"]["histogram"]["counts"]) == " ▄  █  ▄"
+
+
+def test_subwords_are_fewer_than_characters_and_more_than_words() -> None:
+    _, told = measure(of(*sound(2000)), Characters())
+    for side in ("source", "target"):
+        ends = told["pairs"]
+        assert told[side]["total_words"] + ends <= told[side]["tokens"]["subword"] < told[side]["tokens"]["char"]
+
+
+def test_a_sample_is_spread_over_all_pairs() -> None:
+    from regard.data.statistics import _SAMPLE, _Sample
+
+    sample, numbers = _Sample(), [str(n) for n in range(10 * _SAMPLE + 7)]
+    for start in range(0, len(numbers), 999):
+        sample.add(numbers[start : start + 999], numbers[start : start + 999])
+    kept = [int(source) for source, _ in sample.pairs]
+    assert kept == list(range(0, len(numbers), sample.every))
+    assert _SAMPLE <= len(kept) <= 2 * _SAMPLE
