@@ -58,8 +58,8 @@ def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
 def _see_that_the_data_is_the_same(folder: RunFolder, before: dict[str, str] | str, now: dict[str, str]) -> None:
     if isinstance(before, str):  # format 1 had one hash for all
         raise DataError(
-            f"{folder.path} was begun by an earlier version of regard, which kept no hash of each file: it can be used, "
-            "and not be trained on. Choose another folder with --out."
+            f"{folder.path} was begun by an earlier version of regard, which kept no hash of each file: it can be "
+            "used, and not be trained on. Choose another folder with --out."
         )
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
