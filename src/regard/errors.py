@@ -13,6 +13,7 @@ Exit code 0 is success, 1 an answer that is "no" (a threshold missed), 2 also a 
 A message is one paragraph: what happened, where (file, line, key), and how to mend it.
 """
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
@@ -50,6 +51,14 @@ class ResourceError(RegardError):
 
 class Interrupted(RegardError):  # noqa: N818 - not an error: the state is saved
     exit_code = 75
+
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+
+def is_disk_failure(error: OSError) -> bool:
+    """Whether it is the disk that gave out, and not a wrong path or a permission."""
+    return error.errno in _DISK
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

@@ -1,6 +1,11 @@
 """The cache: made once, the same as in memory, made anew when anything changes, and never trusted half written."""
 
 import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +19,7 @@ from regard.data.corpora import load_corpus
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import BPETokenizer, CharTokenizer, Files, FilesData, TokenizerSettings
 from regard.data.tokenizers import END
-from regard.errors import DataError
+from regard.errors import DataError, ResourceError
 
 ROWS = st.lists(st.lists(st.integers(0, 70_000), max_size=5), max_size=8)
 
@@ -96,20 +101,123 @@ def test_another_file_another_entry(tmp_path: Path) -> None:
     assert len(after.train) + len(after.dev) == len(before.train) + len(before.dev) + 1
 
 
-@pytest.mark.parametrize("harm", ["cut", "remove", "forget"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "remove", "forget"])
 def test_an_entry_that_is_not_whole_is_made_anew(tmp_path: Path, own_cache: Path, harm: str) -> None:
     settings = data(tmp_path)
     expected = prepared(settings).train.sources.flat.tolist()
     [ids] = (own_cache / "corpora").glob("*/source.uint16")
     if harm == "cut":
         ids.write_bytes(ids.read_bytes()[:-2])
+    elif harm == "flip":
+        ids.write_bytes(bytes([ids.read_bytes()[0] ^ 1]) + ids.read_bytes()[1:])
     elif harm == "remove":
         ids.unlink()
     else:
-        (ids.parent / "sizes.json").unlink()
+        (ids.parent / "manifest.json").unlink()
     said: list[str] = []
     assert prepared(settings, said).train.sources.flat.tolist() == expected
     assert len(said) == 1
+
+
+def test_without_the_hash_a_flipped_byte_would_be_learned_from(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = data(tmp_path)
+    expected = prepared(settings).train.sources.flat.tolist()
+    [ids] = (own_cache / "corpora").glob("*/source.uint16")
+    ids.write_bytes(bytes([ids.read_bytes()[0] ^ 1]) + ids.read_bytes()[1:])
+    monkeypatch.setattr(cache, "_hash", lambda path: json.loads((path.parent / "manifest.json").read_text())[path.name])
+    assert prepared(settings).train.sources.flat.tolist() != expected
+
+
+SLOW = """
+import sys, time
+from regard.data.cache import remember
+
+def build(place):
+    (place / "first").write_text("first")
+    print("building", flush=True)
+    time.sleep(float(sys.argv[2]))
+    (place / "last").write_text("last")
+
+print(remember("corpora", sys.argv[1], build), flush=True)
+"""
+
+
+def building(key: str, seconds: float) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", SLOW, key, str(seconds)], stdout=subprocess.PIPE, text=True)
+
+
+def test_of_two_processes_one_works_and_the_other_waits_for_it(own_cache: Path) -> None:
+    processes = [building("key", 0.5) for _ in range(3)]
+    said = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    assert sorted(len(lines) for lines in said) == [1, 1, 2]
+    assert {lines[-1] for lines in said} == {str(own_cache / "corpora" / "key")}
+    assert [entry.name for entry in (own_cache / "corpora").iterdir()] == ["key"]
+    assert (own_cache / "corpora" / "key" / "last").read_text() == "last"
+
+
+def test_a_process_killed_while_it_writes_leaves_no_entry_and_its_remains_go(own_cache: Path) -> None:
+    killed, alive = building("killed", 60), building("alive", 1.5)
+    for process in (killed, alive):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "building\n"
+    killed.kill()
+    killed.communicate()
+    assert not (own_cache / "corpora" / "killed").exists()
+    cache.remember("corpora", "other", lambda _: None)
+    assert sorted(entry.name for entry in (own_cache / "corpora").iterdir()) == [".alive", "other"]
+    assert alive.communicate(timeout=60)[0] == f"{own_cache / 'corpora' / 'alive'}\n"
+    again = building("killed", 0)
+    assert again.communicate(timeout=60)[0].splitlines()[0] == "building"
+    names = sorted(entry.name for entry in (own_cache / "corpora" / "killed").iterdir())
+    assert names == ["first", "last", "manifest.json"]
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A limit on the size of files stands in for a full disk: the same calls fail in the same places."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_full_disk_is_told_wherever_the_cache_is_being_written(
+    tmp_path: Path, own_cache: Path, dropout: float
+) -> None:
+    settings, bpe = data(tmp_path, pairs=1_000), BPETokenizer(vocabulary=100, dropout=dropout, drawn=4)
+    prepared(settings, tokenizer=bpe)
+    sizes = sorted({path.stat().st_size for path in own_cache.rglob("*") if path.is_file()})
+    assert len(sizes) >= 7
+    for size in sizes:
+        for kind in ("tokenizers", "corpora"):
+            for entry in (own_cache / kind).iterdir():
+                (entry / "manifest.json").unlink()
+        with (
+            largest_file(size - 1),
+            pytest.raises(ResourceError, match=r"could not be written: File too large.*REGARD_CACHE"),
+        ):
+            prepared(settings, tokenizer=bpe)
+        assert not list(own_cache.glob("*/.*"))
+        prepared(settings, tokenizer=bpe)
+
+
+def test_a_file_that_changes_while_it_is_read_is_told_and_nothing_is_kept(tmp_path: Path, own_cache: Path) -> None:
+    settings = data(tmp_path)
+    path = Path(str(settings.train.path))
+
+    class Meddler(list[str]):
+        def append(self, said: str) -> None:
+            super().append(said)
+            path.write_text(path.read_text() + "one\tmore\n")
+
+    with pytest.raises(DataError, match=r"train.tsv changed while it was read"):
+        prepared(settings, Meddler())
+    assert list((own_cache / "corpora").iterdir()) == []
 
 
 def test_a_build_that_fails_leaves_nothing(own_cache: Path) -> None:

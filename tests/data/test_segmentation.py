@@ -1,5 +1,6 @@
 """Sampled segmentations: the distributions worked by hand, whole words back, and a pure function of the seed."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -199,6 +200,17 @@ def test_a_table_is_saved_and_loaded_without_pickle(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(ModelError, match="no table of segmentations"):
         Segmentations.load(path)
+
+
+def test_a_table_with_a_pickle_in_it_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    np.savez(tmp_path / "words.npz", ids=np.array([Harmful()], dtype=object), offsets=np.zeros(2), drawn=np.int64(1))
+    with pytest.raises(ModelError, match="no table of segmentations"):
+        Segmentations.load(tmp_path / "words.npz")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_tokeniser_that_cannot_be_sampled_is_refused() -> None:

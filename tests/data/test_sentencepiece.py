@@ -1,5 +1,7 @@
 """SentencePiece models: read without the package, and segmented as the package does."""
 
+import os
+import pickle
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,10 @@ from typing import Any
 import pytest
 import sentencepiece
 
+from regard.data import preparation
+from regard.data.corpora import Corpus, Pairs
 from regard.data.segmentation import Segmentations
-from regard.data.settings import PairTokenizer, Sampling, SentencePieceTokenizer, samplings
+from regard.data.settings import DatesData, PairTokenizer, Sampling, SentencePieceTokenizer, samplings
 from regard.data.tokenizers import SPECIALS, Tokenizer, TokenizerPair
 from regard.errors import DataError
 
@@ -135,3 +139,36 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="of kind char, which cannot be read"):
         read(tmp_path / "m.model")
+
+
+def test_another_file_under_the_same_name_is_another_tokeniser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    corpus = Corpus(Pairs(LINES, LINES), Pairs(LINES[:1], LINES[:1]))
+    (tmp_path / "lines.txt").write_text("\n".join(LINES), "utf-8")
+    path = tmp_path / "my.model"
+    sizes = []
+    for vocabulary in (150, 90):
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(tmp_path / "lines.txt"), model_prefix=str(tmp_path / "my"), vocab_size=vocabulary, minloglevel=2
+        )
+        request = preparation.Request(
+            corpus, corpus.fingerprint(), DatesData(), SentencePieceTokenizer(path=str(path)), 0
+        )
+        sizes.append(len(preparation.prepare(request, None, str).tokenizers.source))
+    assert sizes == [151, 91]  # with a token for padding, which SentencePiece has none of
+
+
+class _Harmful:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.pkl", "tokenizer.model"])
+def test_a_pickle_is_refused_and_runs_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(pickle.dumps(_Harmful(tmp_path / "ran")))
+    with pytest.raises(DataError, match="is no SentencePiece model"):
+        read(tmp_path / name)
+    assert not (tmp_path / "ran").exists()

@@ -1,6 +1,5 @@
 """Failures at the command line: one paragraph on stderr and an exit code, never a traceback unless asked."""
 
-import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from regard.errors import RegardError
+from regard.errors import RegardError, is_disk_failure
 
 
 @contextmanager
@@ -38,7 +37,7 @@ def reported(*, debug: bool) -> Iterator[None]:
     except OSError as error:
         if debug:
             raise
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+        if is_disk_failure(error):
             _end(f"The output could not be written: {error.strerror}. Free some space and try again.", 7)
         _end(f"{error.filename or 'A file'}: {error.strerror}.", 3)
     except MemoryError:

@@ -3,20 +3,25 @@
 It lies in $REGARD_CACHE, or in `regard` under $XDG_CACHE_HOME (~/.cache), and may be removed at any time.
 """
 
+import atexit
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from regard.errors import ResourceError, is_disk_failure
+
 log = logging.getLogger(__name__)
 
-_SIZES = "sizes.json"
-"""Written last: a folder without it, or with files of other sizes, is no entry."""
+_MANIFEST = "manifest.json"
+"""The SHA-256 of each file, written last: a folder without it, or with other files, is no entry."""
 
 
 def cache_folder() -> Path:
@@ -32,38 +37,101 @@ def key_of(*parts: Any) -> str:
 
 
 def remember(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """The folder that `build` filled when it was last called for the same key, or fills now."""
+    """The folder that `build` filled when it was last called for the same key, or fills now.
+
+    Of several processes that want the same at once, one works and the others wait for it.
+    """
     place = cache_folder() / kind / key
-    if _is_whole(place):
-        return place
+    draft = place.with_name(f".{key}")
+    while not _is_whole(place):
+        try:
+            draft.mkdir(parents=True, exist_ok=True)
+            handle = os.open(draft, os.O_RDONLY)
+        except OSError as error:
+            log.warning("%s cannot be written (%s): the corpus is tokenised for this run alone.", place, error.strerror)
+            return _without_cache(build)
+        with _locked(handle, draft) as ours:
+            if ours:
+                _fill(draft, place, build)
+    return place
+
+
+def _without_cache(build: Callable[[Path], None]) -> Path:
+    draft = Path(tempfile.mkdtemp(prefix="regard."))
+    atexit.register(shutil.rmtree, draft, ignore_errors=True)
+    build(draft)
+    return draft
+
+
+def _fill(draft: Path, place: Path, build: Callable[[Path], None]) -> None:
+    """The draft comes to its place when it is whole, and goes if it never is."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=place.parent))
-    except OSError as error:
-        draft = Path(tempfile.mkdtemp(prefix="regard."))
-        log.warning("%s cannot be written (%s): the corpus is tokenised for this run alone.", place, error.strerror)
+        if _is_whole(place):  # by now, another process having been quicker
+            return
+        _clear_remains(draft)
         build(draft)
-        return draft
-    try:
-        build(draft)
-        (draft / _SIZES).write_text(json.dumps(_sizes(draft)), "utf-8")
+        (draft / _MANIFEST).write_text(json.dumps(_hashes(draft)), "utf-8")
         shutil.rmtree(place, ignore_errors=True)
         draft.rename(place)
-    except OSError:
-        if not _is_whole(place):  # otherwise another process was as quick
+    except OSError as error:
+        if not is_disk_failure(error):
             raise
+        raise ResourceError(
+            f"The cache {place.parent} could not be written: {error.strerror}. Free some space, or name a folder that "
+            "has some in the variable REGARD_CACHE."
+        ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return place
+
+
+@contextmanager
+def _locked(handle: int, draft: Path) -> Iterator[bool]:
+    """Whether the draft is ours to fill, and not gone to its place while we waited for the process that filled it.
+
+    The lock is on the folder itself: it goes with the process, however that ends.
+    """
+    try:
+        if not _lock_at_once(handle):
+            log.warning("Another process tokenises the same corpus; it is waited for.")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield draft.exists() and os.path.samestat(os.fstat(handle), draft.stat())
+    finally:
+        os.close(handle)
+
+
+def _lock_at_once(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _clear_remains(own: Path) -> None:
+    """Remove what killed processes were in the middle of writing: in our draft, and drafts that nobody fills."""
+    for entry in own.iterdir():
+        entry.unlink()
+    for draft in own.parent.glob(".*"):
+        handle = os.open(draft, os.O_RDONLY)
+        try:
+            if _lock_at_once(handle):  # our own draft, being locked, is passed over too
+                shutil.rmtree(draft, ignore_errors=True)
+        finally:
+            os.close(handle)
 
 
 def _is_whole(place: Path) -> bool:
     try:
-        listed = json.loads((place / _SIZES).read_text("utf-8"))
+        listed = json.loads((place / _MANIFEST).read_text("utf-8"))
+        return bool(listed == _hashes(place))
     except (OSError, ValueError):
         return False
-    return bool(listed == _sizes(place))
 
 
-def _sizes(place: Path) -> dict[str, int]:
-    return {entry.name: entry.stat().st_size for entry in sorted(place.iterdir()) if entry.name != _SIZES}
+def _hashes(place: Path) -> dict[str, str]:
+    return {entry.name: _hash(entry) for entry in sorted(place.iterdir()) if entry.name != _MANIFEST}
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -3,9 +3,10 @@
 All of it is worked out once, and from then on mapped from the cache.
 """
 
+import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,8 @@ from regard.data.cache import key_of, remember
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import RaggedFile, map_ragged
 from regard.data.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
-from regard.data.settings import Data, Sampling, TokenizerSettings, samplings
+from regard.data.sentencepiece import read_bytes
+from regard.data.settings import Data, Sampling, SentencePieceSide, TokenizerSettings, samplings, sides
 from regard.data.tokenizers import END, Tokenizer, TokenizerPair
 from regard.errors import DataError
 
@@ -54,12 +56,11 @@ def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared
     corpus, settings = request.corpus, request.tokenizer
     made_of = (_FORMAT, request.fingerprint, request.data.model_dump(mode="json"))
     if given is None:
-        key = key_of(*made_of, settings.model_dump(mode="json"))
-        folder = remember("tokenizers", key, lambda place: _learn(corpus, settings, place, say))
+        key = key_of(*made_of, settings.model_dump(mode="json"), _models_read(settings))
+        folder = remember("tokenizers", key, lambda place: _learn(request, place, say))
         given = TokenizerPair.load(folder, settings)
-    sampled = samplings(settings)
-    key = key_of(*made_of, given.fingerprint(), settings.max_length, sampled)
-    folder = remember("corpora", key, lambda place: _encode(corpus, given, sampled, settings.max_length, place, say))
+    key = key_of(*made_of, given.fingerprint(), settings.max_length, samplings(settings))
+    folder = remember("corpora", key, lambda place: _encode(request, given, place, say))
     train = Encoded(*(_open(folder, side, request.seed) for side in _SIDES))
     dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     if not len(train) or not len(dev):
@@ -69,37 +70,51 @@ def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared
     return Prepared(given, train, dev)
 
 
-def _learn(corpus: Corpus, settings: TokenizerSettings, place: Path, say: Say) -> None:
+def _models_read(settings: TokenizerSettings) -> list[str]:
+    """A hash of each file that a tokeniser is read from: under its name there may be another by now."""
+    paths = [Path(side.path) for side in sides(settings) if isinstance(side, SentencePieceSide)]
+    return [hashlib.sha256(read_bytes(path)).hexdigest() for path in paths]
+
+
+def _learn(request: Request, place: Path, say: Say) -> None:
     start = time.monotonic()
+    corpus, settings = request.corpus, request.tokenizer
     sources, targets = (source for source, _ in corpus.train), (target for _, target in corpus.train)
     learned = TokenizerPair.build(settings, sources, targets)
+    _see_that_it_stayed(request)
     learned.save(place, lambda path, save: save(path))
     sizes = f"{len(learned.source):,}" + ("" if settings.shared else f" and {len(learned.target):,}")
     say(f"Tokeniser of {sizes} tokens learned in {time.monotonic() - start:.1f} s.")
 
 
-def _encode(
-    corpus: Corpus,
-    tokenizers: TokenizerPair,
-    sampled: Sequence[Sampling | None],
-    max_length: int,
-    place: Path,
-    say: Say,
-) -> None:
+def _encode(request: Request, tokenizers: TokenizerPair, place: Path, say: Say) -> None:
     """To files, a piece at a time: memory does not grow with the corpus."""
     start = time.monotonic()
+    corpus, max_length = request.corpus, request.tokenizer.max_length
     pairs = iter(corpus.train)
     with ExitStack() as stack:
         writers = [
             stack.enter_context(_Writer(place, side, tokenizer, sampling, max_length))
-            for side, tokenizer, sampling in zip(_SIDES, tokenizers, sampled, strict=True)
+            for side, tokenizer, sampling in zip(_SIDES, tokenizers, samplings(request.tokenizer), strict=True)
         ]
         while chunk := list(islice(pairs, _CHUNK)):
             for writer, texts in zip(writers, zip(*chunk, strict=True), strict=True):
                 writer.write(texts)
     note_cut(sum(writer.cut for writer in writers), max_length, "sequence")
+    _see_that_it_stayed(request)
     (place / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False), "utf-8")
     say(f"Corpus tokenised in {time.monotonic() - start:.1f} s; it is kept in {place.parent} for the next run.")
+
+
+def _see_that_it_stayed(request: Request) -> None:
+    """What was read must be what the hash is of, or the cache would keep it under the wrong name."""
+    files = request.corpus.files
+    now = request.corpus.fingerprint() if files else request.fingerprint
+    changed = [name for name in files if now[name] != request.fingerprint[name]]
+    if changed:
+        raise DataError(
+            f"{' and '.join(changed)} changed while it was read. Wait until it is written, and begin again."
+        )
 
 
 class _Writer:

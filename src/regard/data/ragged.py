@@ -1,5 +1,6 @@
 """Rows of ids of many lengths, end to end in one array: in memory, or mapped from a file however large."""
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,9 +74,12 @@ class RaggedFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._handle.close()
-        np.save(self._offsets, offsets_of(np.concatenate([np.empty(0, np.int32), *self._lengths])))
+        if failure[0] is None:
+            offsets = io.BytesIO()  # numpy itself does not say why a file cannot be written
+            np.save(offsets, offsets_of(np.concatenate([np.empty(0, np.int32), *self._lengths])))
+            self._offsets.write_bytes(offsets.getbuffer())
 
 
 def map_ragged(folder: Path, name: str) -> Ragged:

@@ -42,13 +42,16 @@ class SentencePieceModel(NamedTuple):
     suffix: bool
 
 
-def read_model(path: Path) -> SentencePieceModel:
+def read_bytes(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} (tokenizer.path) cannot be read: {error.strerror}. {_FOREIGN}") from None
+
+
+def read_model(path: Path) -> SentencePieceModel:
     try:
-        model = _parse(data)
+        model = _parse(read_bytes(path))
     except (ValueError, KeyError, IndexError, struct.error) as error:
         raise DataError(f"{path} (tokenizer.path) is no SentencePiece model ({error}). {_FOREIGN}") from None
     if model.kind not in {"unigram", "bpe"} or model.suffix:

@@ -81,7 +81,8 @@ class Tokenizer:
         return cls(inner)
 
     def save(self, path: Path) -> None:
-        self._inner.save(str(path))
+        # Written by Python, a full disk raises OSError like everywhere else.
+        path.write_text(self._inner.to_str(pretty=True), "utf-8")
 
     def to_json(self) -> str:
         text: str = self._inner.to_str()

@@ -1,7 +1,6 @@
 """The loop: one readable function that trains any model of the house and survives what may happen to it."""
 
 import contextlib
-import errno
 import logging
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from regard.data.order import ByPairs, ByTokens, Order, padding_share
 from regard.data.preparation import Prepared, Request, prepare
 from regard.data.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
-from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError
+from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError, is_disk_failure
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
@@ -316,7 +315,7 @@ def _told_when_disk_fails(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}:
+        if not is_disk_failure(error):
             raise
         raise ResourceError(
             f"{folder.path} could not be written: {error.strerror}. The checkpoints before are whole: free some "
