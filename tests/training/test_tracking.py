@@ -26,7 +26,7 @@ def numbers(path: Path) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
     for event in read_events(path):
         for name, value in event.items():
-            if name not in {"event", "step", "time", "best"}:
+            if name not in {"event", "step", "time", "best", "signatures"}:
                 curves.setdefault(f"{event['event']}/{name}", []).append((event["step"], float(value)))
     return curves
 
@@ -75,7 +75,7 @@ def test_without_the_mark_steps_would_be_told_twice(tmp_path: Path) -> None:
 
 def test_numbers_are_taken_and_other_things_left(tmp_path: Path) -> None:
     board = tracking.TensorBoard(tmp_path / "board", 0)
-    with EventLog(tmp_path / "events.jsonl", 0, [board]) as events:
+    with EventLog(tmp_path / "events.jsonl", lambda _: True, [board]) as events:
         events.write("validation", step=7, best=True, bleu=31.5, signature="nrefs:1")
         events.write("note", text="no step", size=3)
     assert scalars(tmp_path / "board") == {"validation/bleu": [(7, 31.5)]}

@@ -5,6 +5,7 @@ most the checkpoint being written.
 import json
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -108,12 +109,14 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(distinct.values())
 
 
-def prune(folder: RunFolder, keep: int, best_step: int | None) -> None:
-    """Remove old checkpoints. Only whole ones count towards those to keep, and the best always stays."""
+def prune(folder: RunFolder, keep: int, best_step: int | None, counts: Callable[[int], bool] = lambda _: True) -> None:
+    """Remove old checkpoints. Only whole ones count towards those to keep, and of these only the steps that `counts`
+    says; the best always stays.
+    """
     whole = 0
     for checkpoint in folder.all_checkpoints():
         if whole < keep:
-            whole += checkpoint.problem() is None
+            whole += counts(checkpoint.step) and checkpoint.problem() is None
         elif checkpoint.step != best_step:
             shutil.rmtree(checkpoint.path)
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -23,8 +23,10 @@ class EventLog:
     off first, so that the file tells one story.
     """
 
-    def __init__(self, path: Path, step: int, listeners: Sequence[Listener] = ()) -> None:
-        kept = [line for line in _lines(path) if _step(line) <= step]
+    def __init__(
+        self, path: Path, has_happened: Callable[[dict[str, Any]], bool], listeners: Sequence[Listener] = ()
+    ) -> None:
+        kept = [line for line, event in _lines(path) if has_happened(event)]
         draft = path.with_suffix(".draft")
         draft.write_text("".join(kept), "utf-8")
         draft.replace(path)
@@ -48,21 +50,19 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in _lines(path)]
+    return [event for _, event in _lines(path)]
 
 
-def _lines(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n") and _step(line) >= 0]
-
-
-def _step(line: str) -> int:
-    try:
-        return int(json.loads(line).get("step", 0))
-    except (ValueError, AttributeError):
-        return -1
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines that are whole, and the event that each holds."""
+    text = path.read_text("utf-8", errors="replace") if path.exists() else ""
+    for line in text.splitlines(keepends=True):
+        try:
+            event = json.loads(line) if line.endswith("\n") else None
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield line, event
 
 
 class Narrator:

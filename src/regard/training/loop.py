@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
-from regard.training.folder import RunFolder, write_whole
+from regard.training.folder import Checkpoint, RunFolder, write_whole
 from regard.training.losses import Objective, backward, is_out_of_memory
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate
 from regard.training.settings import RunSettings
@@ -45,7 +46,11 @@ def train(settings: RunSettings, folder: RunFolder) -> Progress:
 
 
 def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
-    changed = differences(folder.settings(), settings)
+    before = folder.settings()
+    changed = differences(before, settings)
+    saved = (before.training.save_every, settings.training.save_every)
+    if settings.training.average > 1 and saved[0] != saved[1]:  # harmless, where no mean is made of what is saved
+        changed["training.save_every"] = saved
     if changed:
         listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items())
         raise ConfigError(
@@ -122,7 +127,7 @@ class Training:
         """Take steps until all are taken, no better model is in sight, or somebody asks to stop."""
         training, progress = self.settings.training, self.progress
         listeners = tracking.listeners(training, self.folder, progress.step)
-        with EventLog(self.folder.events, progress.step, listeners) as events, stop_on_signals() as stop:
+        with EventLog(self.folder.events, self._has_happened, listeners) as events, stop_on_signals() as stop:
             narrator.say(self._opening())
             narrator.begin(training.steps, progress.step)
             since, tokens = time.monotonic(), 0
@@ -137,11 +142,10 @@ class Training:
                     )
                     narrator.step(progress.step, loss, speed)
                     since, tokens = time.monotonic(), 0
-                validated = progress.step % training.validate_every == 0 or progress.step == training.steps
-                if validated:
+                if progress.step % training.validate_every == 0 or progress.step == training.steps:
                     self._validate(events, narrator)
                     since, tokens = time.monotonic(), 0
-                if stop or validated or self.done or progress.step % training.save_every == 0:
+                if stop or self._saved_at(progress.step):
                     self._save()
                 if stop:
                     assert stop.by is not None
@@ -149,7 +153,9 @@ class Training:
                         f"Stopped by {stop.by.name} after step {progress.step:,}; the state is saved. "
                         "Give the same command to go on."
                     )
-            if training.average > 1 and not progress.averaged:
+            if progress.averaged:
+                self._see_that_the_mean_is_whole()
+            elif training.average > 1:
                 self._try_mean(events, narrator)
             narrator.say(self._closing())
         card.write(self.folder, self.settings, progress, self.model)
@@ -219,28 +225,58 @@ class Training:
         better = scores.better_than(progress.best, self.settings.training.metric)
         if better:
             progress.best, progress.best_step, progress.best_name = scores, progress.step, name
-        events.write("validation", step=progress.step, best=better, **scores.to_json())
+        of = {"of": name} if name else {}
+        events.write("validation", step=progress.step, **of, best=better, **scores.to_json())
         mark = ", the best so far" if better else ""
         narrator.say(f"validation at step {progress.step:,}: {scores.told(self.settings.training.metric)}{mark}")
         return better
 
+    def _saved_at(self, step: int) -> bool:
+        """Whether a run that nobody stops is saved after this step."""
+        training = self.settings.training
+        return step % training.validate_every == 0 or step % training.save_every == 0 or step == training.steps
+
+    def _has_happened(self, event: dict[str, Any]) -> bool:
+        """Whether an event belongs to what the run goes on from; the mean is tried after the last step."""
+        in_time: bool = event.get("step", 0) <= self.progress.step
+        return in_time and (self.progress.averaged or "of" not in event)
+
     def _save(self) -> None:
         training = self.settings.training
         checkpoint.save(self.folder, self.model, self.optimizer, self.progress, self.average)
-        checkpoint.prune(self.folder, max(training.keep, training.average), self.progress.best_step)
+        checkpoint.prune(self.folder, max(training.keep, training.average), self.progress.best_step, self._saved_at)
 
     def _try_mean(self, events: EventLog, narrator: Narrator) -> None:
         """Use the mean of the last checkpoints if validation finds it better than each."""
-        whole = [entry for entry in self.folder.all_checkpoints() if entry.problem() is None]
-        last = whole[: self.settings.training.average]
-        weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        self.model.load_state_dict(mean_of(last), strict=False)  # a matrix that goes by two names is there once
+        last = self._last_checkpoints()
         narrator.say(f"the mean of the last {len(last)} checkpoints:")
-        if self._judge(events, narrator, f"mean-{self.progress.step}"):
-            checkpoint.save_mean(self.folder, self.model, self.progress)
-        self.model.load_state_dict(weights)
         self.progress.averaged = True
+        with self._mean_in_place(last):
+            if self._judge(events, narrator, f"mean-{self.progress.step}"):
+                checkpoint.save_mean(self.folder, self.model, self.progress)
         self._save()
+
+    def _see_that_the_mean_is_whole(self) -> None:
+        """A mean that was lost or damaged since is made again."""
+        name = self.progress.best_name
+        if name is not None and Checkpoint(self.folder.checkpoints / name).problem() is not None:
+            with self._mean_in_place(self._last_checkpoints()):
+                checkpoint.save_mean(self.folder, self.model, self.progress)
+
+    def _last_checkpoints(self) -> list[Checkpoint]:
+        """Those that the mean is of: the same whether or not a signal had the run saved at other steps too."""
+        own = (entry for entry in self.folder.all_checkpoints() if self._saved_at(entry.step))
+        return [entry for entry in own if entry.problem() is None][: self.settings.training.average]
+
+    @contextlib.contextmanager
+    def _mean_in_place(self, checkpoints: list[Checkpoint]) -> Iterator[None]:
+        """For a while, the model has the mean of some checkpoints' weights."""
+        weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.model.load_state_dict(mean_of(checkpoints), strict=False)  # a matrix that goes by two names is there once
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(weights)
 
     def _opening(self) -> str:
         if self.done:
