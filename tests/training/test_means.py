@@ -61,15 +61,15 @@ def test_a_signal_between_saves_does_not_change_what_the_mean_is_of(
     take = loop.Training._step
 
     def signalled(run: loop.Training) -> tuple[float, int]:
-        if run.progress.step == 46:
+        if run.progress.step == 56:
             os.kill(os.getpid(), signal.SIGTERM)
         return take(run)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Training, "_step", signalled)
-        with pytest.raises(regard.Interrupted, match="after step 47"):
+        with pytest.raises(regard.Interrupted, match="after step 57"):
             train(tmp_path / "run")
-    assert (tmp_path / "run" / "checkpoints" / "step-47").exists()
+    assert (tmp_path / "run" / "checkpoints" / "step-57").exists()
     train(tmp_path / "run")
     assert end(tmp_path / "run") == end(undisturbed)
 
