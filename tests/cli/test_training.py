@@ -172,7 +172,7 @@ def test_an_error_of_fsync_is_told_and_the_checkpoint_before_loads(cli: Run, tmp
     first = cli("train", "dates", *words({**SMALL, "training.steps": 10}), "--out", "run")
     assert first.returncode == 0
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    inject = ["strace", "-f", "-o", "/dev/null", "-e", "trace=fsync", "-e", "inject=fsync:error=EIO:when=8"]
+    inject = ["strace", "-f", "-o", "/dev/null", "-e", "trace=fsync", "-e", "inject=fsync:error=EIO:when=13"]
     command = [*inject, sys.executable, "-m", "regard", *DATES]
     (tmp_path / "run" / "config.yaml").unlink()
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
+import regard
 from regard.training.folder import RunFolder, sha256
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -162,65 +164,66 @@ def spoil_manifest(folder: RunFolder) -> str:
 def test_a_model_that_cannot_be_used_is_told_in_under_a_second(
     cli: Run, broken: RunFolder, spoil: Callable[[RunFolder], str]
 ) -> None:
-    message = spoil(broken)
+    told_in_under_a_second(cli, broken, spoil(broken))
+
+
+def told_in_under_a_second(cli: Run, folder: RunFolder, message: str) -> None:
     times = []
     for _ in range(3):
         begun = time.perf_counter()
-        done = cli("predict", broken.path, "3 mai 2009")
+        done = cli("predict", folder.path, "3 mai 2009")
         times.append(time.perf_counter() - begun)
-    assert done.returncode == 4
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+        assert done.returncode == 4
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        if times[-1] < 1.0:
+            break
     assert min(times) < 1.0
 
 
-def rewrite(folder: RunFolder, change: Callable[[dict[str, object]], None]) -> None:
-    """Change the weights and make the manifest agree, as a careless tool might."""
+Change = Callable[[dict[str, torch.Tensor]], object]
+CHANGES: list[tuple[Change, str, str]] = [
+    (lambda t: t.update({BIAS: t[BIAS][:-1].clone()}), f"tensor {BIAS} has the shape (15,)", f"tensor {BIAS} has the"),
+    (lambda t: t.pop(BIAS), f"tensor {BIAS} is missing", f"has no tensor {BIAS}"),
+    (lambda t: t.update({"more": t[BIAS].clone()}), "tensor more has the shape", "config.yaml does not know: more"),
+]
+"""What is done to the tensors, how it is told at once, and how by a model that was saved without their shapes."""
+
+
+def agree(folder: RunFolder, **changes: object) -> None:
+    """Make the manifest agree with what is there, as a careless tool might."""
     path = folder.all_checkpoints()[0].path
-    tensors = load_file(path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, path / "model.safetensors")
-    manifest = json.loads((path / "manifest.json").read_text())
+    manifest = {**json.loads((path / "manifest.json").read_text()), **changes}
     manifest["files"]["model.safetensors"] = sha256(path / "model.safetensors")
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: t.update({BIAS: t[BIAS][:-1].clone()}), f"the tensor {BIAS} has the shape"),
-        (lambda t: t.pop(BIAS), f"has no tensor {BIAS}"),
-        (lambda t: t.update({"more": t[BIAS].clone()}), "a tensor that its config.yaml does not know: more"),
-    ],
-    ids=["shape", "missing", "extra"],
-)
+@pytest.mark.parametrize(("change", "message", "later"), CHANGES, ids=["shape", "missing", "extra"])
 def test_a_tensor_that_does_not_fit_is_named(
-    cli: Run, broken: RunFolder, change: Callable[[dict[str, object]], None], message: str
+    cli: Run, broken: RunFolder, change: Change, message: str, later: str
 ) -> None:
-    rewrite(broken, change)
-    done = cli("predict", broken.path, "3 mai 2009")
-    assert done.returncode == 4
-    assert message in done.stderr
+    path = broken.all_checkpoints()[0].path / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    agree(broken)
+    told_in_under_a_second(cli, broken, message)
+    agree(broken, shapes={name: list(tensor.shape) for name, tensor in tensors.items()})
+    with pytest.raises(regard.ModelError, match=later):
+        regard.load(broken.path)
 
 
 def test_tensors_that_overlap_are_refused(cli: Run, broken: RunFolder) -> None:
-    def overlap(path: Path) -> None:
-        content = path.read_bytes()
-        size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])
-        names = [name for name in header if name != "__metadata__"]
-        header[names[1]]["data_offsets"] = header[names[0]]["data_offsets"]
-        text = json.dumps(header).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
-
-    path = broken.all_checkpoints()[0].path
-    overlap(path / "model.safetensors")
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["model.safetensors"] = sha256(path / "model.safetensors")
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    done = cli("predict", broken.path, "3 mai 2009")
-    assert done.returncode == 4
-    assert "model.safetensors is damaged" in done.stderr
+    path = broken.all_checkpoints()[0].path / "model.safetensors"
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    names = [name for name in header if name != "__metadata__"]
+    header[names[1]]["data_offsets"] = header[names[0]]["data_offsets"]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    agree(broken)
+    told_in_under_a_second(cli, broken, "model.safetensors is damaged")
 
 
 def test_a_pickle_is_refused(cli: Run, tmp_path: Path) -> None:

@@ -66,16 +66,19 @@ def command(
     from regard.api import Model
 
     loaded = Model.open(folder, chosen)
-    waiting = sys.stdin.isatty()
+    waiting = sys.stdin is not None and sys.stdin.isatty()
     lines: Iterator[str] = iter(texts)
     if not texts or texts == ("-",):
+        if sys.stdin is None:
+            raise click.UsageError("Standard input is closed. Give TEXT, or a file with < FILE.")
         lines = _usable(parse_lines(sys.stdin.buffer, "stdin"), replace_invalid=replace_invalid)
     truncated = 0
     # A person at the keyboard is answered at every line; files go in pieces that keep memory flat.
     while chunk := list(islice(lines, 1 if waiting else 16 * batch_size)):
         for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, banned=banned, **search):
             for prediction in (best, *best.alternatives):
-                text = prediction.text if nbest == 1 else f"{prediction.score:.4f}\t{prediction.text}"
+                line = prediction.text.replace("\n", " ")  # which a model that writes bytes can say
+                text = line if nbest == 1 else f"{prediction.score:.4f}\t{line}"
                 click.echo(_as_json(prediction, attention=attention) if as_json else text)
                 truncated += prediction.truncated
     if truncated:

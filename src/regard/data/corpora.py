@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -122,6 +123,12 @@ def _load_files(settings: FilesData) -> Corpus:
     keep_going = settings.bad_lines == "skip"
     test = read_pairs(settings.test, skip_bad_lines=keep_going) if settings.test else None
     files = (*settings.train.paths, *(settings.dev.paths if settings.dev else ()))
+    for path in filter(os.path.exists, files):
+        if not os.path.isfile(path) and not os.path.isdir(path):
+            raise DataError(
+                f"{path} is no file but a pipe or a device, and what is learned from is read several times. "
+                "Write it to a file first."
+            )
     everything = partial(stream_pairs, settings.train, skip_bad_lines=keep_going, drop_empty=True)
     if settings.dev:
         dev = read_pairs(settings.dev, skip_bad_lines=keep_going, drop_empty=True)

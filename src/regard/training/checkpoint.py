@@ -3,7 +3,6 @@ most the checkpoint being written.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from regard.errors import ModelError
-from regard.training.folder import FORMAT, Checkpoint, RunFolder, sha256
+from regard.training.folder import FORMAT, Checkpoint, RunFolder, sha256, sync
 from regard.training.scores import Scores
 from regard.training.weights import MovingAverage
 
@@ -91,13 +90,15 @@ def _write(
         (draft / "optimizer.safetensors").write_bytes(serialize(optimizer))
     (draft / "state.json").write_text(json.dumps(progress.to_json(), indent=1), "utf-8")
     files = {entry.name: sha256(entry) for entry in sorted(draft.iterdir())}
-    (draft / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1), "utf-8")
+    shapes = {name: list(tensor.shape) for name, tensor in model.items()}
+    manifest = {"format": FORMAT, "files": files, "shapes": shapes}
+    (draft / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
     for entry in draft.iterdir():
-        _sync(entry)
-    _sync(draft)
+        sync(entry)
+    sync(draft)
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
-    _sync(folder.checkpoints)
+    sync(folder.checkpoints)
     return Checkpoint(final)
 
 
@@ -183,11 +184,3 @@ def _read(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

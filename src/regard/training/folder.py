@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from regard.config import resolve
 from regard.errors import ConfigError, ModelError, RunInUseError
 from regard.training.settings import RunSettings
@@ -75,6 +77,24 @@ class Checkpoint:
             if sha256(file) != expected:
                 return f"{file} is damaged: its SHA-256 is not the one in the manifest"
         return None
+
+    def see_that_tensors_are_those_saved(self) -> None:
+        """Refuse a file that a careless tool wrote anew, manifest and all, naming the tensor."""
+        path = self.path / "model.safetensors"
+        try:
+            with safe_open(path, framework="numpy") as file:
+                found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
+        saved = json.loads((self.path / "manifest.json").read_text("utf-8")).get("shapes", found)
+        for name in sorted(found.keys() | saved.keys()):
+            if found.get(name) != saved.get(name):
+                is_now = f"has the shape {tuple(found[name])}" if name in found else "is missing"
+                was = f"had the shape {tuple(saved[name])}" if name in saved else "was not there"
+                raise ModelError(
+                    f"{path}: the tensor {name} {is_now}, and {was} when the model was saved. Copy it again from where "
+                    "it was trained."
+                )
 
 
 @dataclass(frozen=True)
@@ -192,7 +212,9 @@ def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
     for name in names:
         if not (path / name).is_file():
             raise ModelError(f"{path / name} is missing, and the model cannot read text without it. Copy it there.")
-    return folder, folder.best()
+    chosen = folder.best()
+    chosen.see_that_tensors_are_those_saved()
+    return folder, chosen
 
 
 def locate(
@@ -223,7 +245,18 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file beside its place and move it there: whoever looks, and whenever, finds it whole."""
     draft = path.with_name(f".{path.name}")
     write(draft)
+    sync(draft)
     draft.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have a file or a folder on the disk before going on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def sha256(path: Path) -> str:

@@ -87,7 +87,7 @@ class Objective:
 def backward(model: Seq2Seq, batches: list[Batch], objective: Objective, pieces: int = 1) -> tuple[float, int]:
     """Leave the gradient of the mean loss on the model, worked out in so many pieces → (loss, tokens)."""
     model.zero_grad(set_to_none=True)
-    tokens = sum(batch.tokens for batch in batches)
+    tokens = max(1, sum(batch.tokens for batch in batches))  # nothing but padding weighs nothing
     loss: Tensor | float = 0.0
     for batch in batches:
         for piece in batch.cut(pieces):
