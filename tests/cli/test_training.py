@@ -165,20 +165,3 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_loads(cli: Run, small_run
     again = cli(*DATES)
     assert again.returncode == 0
     assert not list((tmp_path / "run" / "checkpoints").glob(".step-*"))
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects the error, and is not installed")
-def test_an_error_of_fsync_is_told_and_the_checkpoint_before_loads(cli: Run, tmp_path: Path) -> None:
-    first = cli("train", "dates", *words({**SMALL, "training.steps": 10}), "--out", "run")
-    assert first.returncode == 0
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    inject = ["strace", "-f", "-o", "/dev/null", "-e", "trace=fsync", "-e", "inject=fsync:error=EIO:when=13"]
-    command = [*inject, sys.executable, "-m", "regard", *DATES]
-    (tmp_path / "run" / "config.yaml").unlink()
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 7, done.stderr
-    assert "Input/output error" in done.stderr
-    newest = RunFolder(tmp_path / "run").newest()
-    assert newest is not None
-    assert newest.step == 10
-    assert cli(*DATES).returncode == 0

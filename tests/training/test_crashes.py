@@ -1,0 +1,51 @@
+"""A crash or an error of the disk at every call of fsync and rename in a run: it ends with the same bits."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.training.events import read_events
+from regard.training.folder import RunFolder, sha256
+from tests_doomed import LAST, SETTINGS
+
+ROOT = Path(__file__).parents[2]
+
+
+def end(path: Path) -> tuple[dict[str, str], list[object]]:
+    """Every byte of the last checkpoint, and what happened, without the clock."""
+    files = {file.name: sha256(file) for file in (path / "checkpoints" / "step-4").iterdir()}
+    timed = {"time", "tokens_per_second"}
+    events = [
+        {key: value for key, value in event.items() if key not in timed} for event in read_events(path / "events.jsonl")
+    ]
+    return files, events
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects what goes wrong, and is not installed")
+@pytest.mark.parametrize("injected", ["signal=SIGKILL", "error=EIO"])
+def test_whatever_call_goes_wrong_the_run_goes_on_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, injected: str
+) -> None:
+    trace = ["strace", "-f", "-o", os.devnull, "-e", "trace=fsync,rename"]
+    inject = ["-e", f"inject=fsync,rename:{injected}:when={LAST}"]
+    script = [sys.executable, str(ROOT / "tests" / "tests_doomed.py"), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*trace, *inject, *script], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = end(tmp_path / "undisturbed")
+    runs = [*tmp_path.glob("fsync-*"), *tmp_path.glob("rename-*")]
+    assert len(runs) > 20
+    for run in runs:
+        folder = RunFolder(run)
+        newest = folder.newest()  # which reports what is not whole: there is no such thing
+        assert newest is None or newest.step in {2, 4}
+        assert [entry.problem() for entry in folder.all_checkpoints()] == [None] * len(folder.all_checkpoints())
+        monkeypatch.setenv("REGARD_CACHE", str(run / "cache"))
+        regard.train("dates", SETTINGS, out=run)
+        assert end(run) == expected, run.name
+        assert not list(run.glob("checkpoints/.*")) + list(run.glob("cache/*/.*")), run.name
