@@ -13,7 +13,7 @@ from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
 from regard.training import parts
 from regard.training.losses import Objective, backward, token_loss
-from regard.training.settings import Consistency, NoConsistency, RDrop, SimCut
+from regard.training.settings import Consistency, NoConsistency, RDrop, RunSettings, SimCut
 
 V = 9
 
@@ -46,6 +46,27 @@ def test_padding_counts_for_nothing() -> None:
     together, count = token_loss(net, batch(0, 1, 2))
     torch.testing.assert_close(together, alone)
     assert count == 9
+
+
+@pytest.mark.parametrize("consistency", [NoConsistency(), RDrop(), SimCut()], ids=lambda choice: choice.kind)
+@pytest.mark.parametrize("kind", ["recurrent", "fixed", "transformer"])
+def test_a_batch_of_nothing_but_padding_and_sources_without_a_token_give_numbers(
+    kind: str, consistency: Consistency
+) -> None:
+    torch.manual_seed(0)
+    settings = resolve(RunSettings, "dates", {"model": kind, "tokenizer.shared": True}).model
+    net = build_model(settings, V, V).train()
+    device, nothing = torch.device("cpu"), Ragged.of([[], []])
+    padding = Encoded(nothing, nothing).batch([0, 1], device)
+    assert padding.target.tokens_BT.shape == (2, 1)
+    loss, _ = backward(net, [padding], Objective(consistency=consistency))
+    assert loss == 0.0
+    assert all(not parameter.grad.any() for parameter in net.parameters() if parameter.grad is not None)
+    silent = Encoded(nothing, Ragged.of([[5, END], [END]])).batch([0, 1], device)
+    for batches in ([silent], [silent, padding]):
+        loss, tokens = backward(net, batches, Objective(consistency=consistency))
+        assert (math.isfinite(loss), tokens) == (True, 3)
+        assert all(parameter.grad.isfinite().all() for parameter in net.parameters() if parameter.grad is not None)
 
 
 def test_label_smoothing_mixes_in_the_uniform_distribution() -> None:

@@ -195,6 +195,39 @@ def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch
         regard.train("dates", SETTINGS, out=tmp_path)
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {},
+        {"training.accumulate": 2},
+        {"training.consistency": "r-drop"},
+        {"training.consistency": "simcut", "training.ema": 0.9},
+        {"training.precision": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_a_run_that_diverges_by_itself_keeps_the_weights_of_the_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, object]
+) -> None:
+    take = loop.Training._step
+    before: dict[str, torch.Tensor] = {}
+    runs: list[loop.Training] = []
+
+    def watched(run: loop.Training) -> tuple[float, int]:
+        runs.append(run)
+        before.update({name: value.clone() for name, value in run.model.state_dict().items()})
+        return take(run)
+
+    monkeypatch.setattr(loop.Training, "_step", watched)
+    wild = {"training.learning_rate": 1e30, "training.warmup": 0, "training.batch_size": 5}
+    pairs = 5 * int(str(recipe.get("training.accumulate", 1)))
+    with pytest.raises(
+        regard.DivergedError, match=rf"step \d+: the loss is .* pairs \d+(, \d+){{{min(pairs, 8) - 1}}}"
+    ):
+        regard.train("dates", {**SETTINGS, **wild, **recipe}, out=tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in runs[-1].model.state_dict().items())
+
+
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 def test_a_loss_that_is_no_number_leaves_the_weights_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poison: float
