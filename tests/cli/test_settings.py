@@ -25,6 +25,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ("training.steps", "write key=value"),
         ("model.attention.heads=7", "7 heads must divide decoder.hidden (128) and the encoder's states (128)"),
         ("model.encoder.bidirectional=maybe", "model.encoder.bidirectional = 'maybe'"),
+        ("model={kind: transformer, size: 64, heads: 7}", "7 heads must divide"),
+        ("model={kind: transformer, tied: all}", "source and target need one vocabulary. Set tokenizer.shared=true"),
+        ("training.learning_rate=.inf", "learning_rate"),
         ("data.train=-5", "data.train = -5: input should be greater than 0"),
     ],
 )

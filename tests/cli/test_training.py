@@ -51,6 +51,30 @@ def test_a_signal_ends_the_step_and_saves(cli: Run, tmp_path: Path, number: sign
     assert cli("predict", "run", "3 mai 2009").returncode == 0
 
 
+WAITING = """
+import time
+from regard.training.signals import stop_on_signals
+
+with stop_on_signals() as stop:
+    print("ready", flush=True)
+    while not stop:
+        time.sleep(0.01)
+    print("asked", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
+    """In the middle of a step that would take a minute."""
+    with subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for said in ("ready", "asked"):
+            assert process.stdout.readline() == f"{said}\n"
+            process.send_signal(number)
+        assert process.wait(timeout=20) == 128 + number
+
+
 def test_a_second_process_is_told_who_trains_and_the_lock_goes_with_kill_9(cli: Run, tmp_path: Path) -> None:
     process = start(tmp_path, *LONG)
     wait_for(process, "step 5/")

@@ -100,14 +100,21 @@ def test_windows_line_ends_are_left_out_with_a_notice(cli: Run, small_run: RunFo
 
 
 @pytest.mark.parametrize("where", ["> /dev/full", ">&-", "| true"])
-def test_an_output_that_is_full_or_closed_is_no_traceback(small_run: RunFolder, where: str) -> None:
-    command = (
-        f"set -o pipefail; yes '3 mai 2009' | head -3000 | {sys.executable} -m regard predict {small_run.path} {where}"
-    )
+@pytest.mark.parametrize("verb", ["predict", "evaluate", "data check"])
+def test_an_output_that_is_full_or_closed_is_no_traceback(small_run: RunFolder, verb: str, where: str) -> None:
+    lines = "yes '3 mai 2009' | head -3000 | " if verb == "predict" else ""
+    command = f"set -o pipefail; {lines}{sys.executable} -m regard {verb} {small_run.path} {where}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
+    assert done.returncode == (1 if where == "| true" else 7)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+def test_an_input_that_is_closed_is_told(small_run: RunFolder) -> None:
+    command = f"{sys.executable} -m regard predict {small_run.path} <&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Standard input is closed" in done.stderr
 
 
 @pytest.fixture

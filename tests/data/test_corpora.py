@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,47 @@ def test_missing_files_and_folders_are_told_apart(tmp_path: Path) -> None:
         read_pairs(Files(path=str(tmp_path / "none.tsv")))
     with pytest.raises(DataError, match="is a folder"):
         read_pairs(Files(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no file"),
+        (b"", "is empty"),
+        (b"a\tb\nc\0\td\n", "bad:2: a NUL byte"),
+        (b"a\t" + b"b" * 1_000_000 + b"\n", "bad:1: the line is longer"),
+        (b"a\tb\nc\t\xff\n", "bad:2: byte 2 is not UTF-8"),
+        (gzip.compress(b"a\tb\n" * 999, mtime=0)[:-20], "damaged gzip"),
+        (gzip.compress(b"", mtime=0), "no pair is left"),
+    ],
+    ids=["missing", "empty", "nul", "long", "utf-8", "gzip cut", "gzip of nothing"],
+)
+def test_each_split_is_held_to_the_same(tmp_path: Path, split: str, content: bytes | None, message: str) -> None:
+    (tmp_path / "good").write_text("a\tb\nc\td\n")
+    if content is not None:
+        (tmp_path / "bad").write_bytes(content)
+    files = {
+        name: Files(path=str(tmp_path / ("bad" if name == split else "good"))) for name in ("train", "dev", "test")
+    }
+    with pytest.raises(DataError, match=message):
+        list(load_corpus(FilesData(**files)).train)
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_folders_unequal_counts_and_pipes_are_refused_in_each_split(tmp_path: Path, split: str) -> None:
+    good = Files(path=str(tmp_path / "good"))
+    (tmp_path / "good").write_text("a\tb\nc\td\n")
+    (tmp_path / "three").write_text("x\n" * 3)
+    (tmp_path / "four").write_text("x\n" * 4)
+    os.mkfifo(tmp_path / "pipe")
+    for files, message in (
+        (Files(path=str(tmp_path)), "is a folder"),
+        (Files(source=str(tmp_path / "three"), target=str(tmp_path / "four")), "three has 3 lines and .*four has 4"),
+        *([(Files(path=str(tmp_path / "pipe")), "read several times")] if split != "test" else []),
+    ):
+        with pytest.raises(DataError, match=message):
+            list(load_corpus(FilesData(**{"train": good, "dev": good, split: files})).train)
 
 
 @pytest.mark.parametrize("counts", [(3, 5), (5, 3)])

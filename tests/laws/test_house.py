@@ -71,6 +71,44 @@ def test_no_file_is_too_long_or_vague(path: Path) -> None:
     assert path.stem not in {"utils", "util", "helpers", "helper", "common", "misc", "base", "core"}
 
 
+RUNS_CODE = {
+    "pickle",
+    "torch.load",
+    "joblib",
+    "dill",
+    "eval",
+    "exec",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "np.load",
+    "marshal",
+}
+"""What can run code that stands in a file; `np.load` can, unless it is told not to."""
+
+
+def code_runners(path: Path) -> set[str]:
+    """Where a module imports or calls one of them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
+        elif isinstance(node, ast.Call):
+            safe = any(word.arg == "allow_pickle" and ast.unparse(word.value) == "False" for word in node.keywords)
+            found |= set() if safe else {ast.unparse(node.func)}
+    return found & RUNS_CODE
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_that_is_read_can_run_code(path: Path) -> None:
+    assert code_runners(path) == set()
+
+
+def test_the_test_of_code_that_is_run_sees_it(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.py"
+    path.write_text("import pickle\nnp.load(a, allow_pickle=True)\nnp.load(a, allow_pickle=False)\ntorch.load(a)\n")
+    assert code_runners(path) == {"pickle", "np.load", "torch.load"}
+
+
 def test_public_names_are_sorted_and_all_there() -> None:
     def order(name: str) -> tuple[int, str]:
         return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)

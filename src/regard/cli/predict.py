@@ -61,16 +61,17 @@ def command(
     resolve(SearchSettings, search, {})
     if attention and not as_json:
         raise click.UsageError("--attention goes with --json; `regard look` draws the weights.")
+    from_stdin = not texts or texts == ("-",)
+    if from_stdin and sys.stdin is None:
+        raise click.UsageError("Standard input is closed. Give TEXT, or a file with < FILE.")
     folder, chosen = open_model(model)
 
     from regard.api import Model
 
     loaded = Model.open(folder, chosen)
-    waiting = sys.stdin is not None and sys.stdin.isatty()
+    waiting = from_stdin and sys.stdin.isatty()
     lines: Iterator[str] = iter(texts)
-    if not texts or texts == ("-",):
-        if sys.stdin is None:
-            raise click.UsageError("Standard input is closed. Give TEXT, or a file with < FILE.")
+    if from_stdin:
         lines = _usable(parse_lines(sys.stdin.buffer, "stdin"), replace_invalid=replace_invalid)
     truncated = 0
     # A person at the keyboard is answered at every line; files go in pieces that keep memory flat.
