@@ -138,6 +138,20 @@ def lose_tokenizer(folder: RunFolder) -> str:
     return "tokenizer.json is missing"
 
 
+def change_tokenizer(folder: RunFolder) -> str:
+    """One letter for another, in a file that reads well."""
+    path = folder.path / "tokenizer.json"
+    text = path.read_text("utf-8")
+    assert text.count('"m": ') == text.count('"ǂ": ') + 1 == 1
+    path.write_text(text.replace('"m": ', '"ǂ": '), "utf-8")
+    return "tokenizer.json is missing, damaged or of another run"
+
+
+def spoil_tokenizer(folder: RunFolder) -> str:
+    (folder.path / "tokenizer.json").write_text("{")
+    return "tokenizer.json is missing, damaged or of another run"
+
+
 def lose_model(folder: RunFolder) -> str:
     (folder.all_checkpoints()[0].path / "model.safetensors").unlink()
     return "model.safetensors is missing"
@@ -166,7 +180,17 @@ def spoil_manifest(folder: RunFolder) -> str:
 
 @pytest.mark.parametrize(
     "spoil",
-    [truncate, lose_tokenizer, lose_model, lose_checkpoints, come_from_the_future, lose_config, spoil_manifest],
+    [
+        truncate,
+        lose_tokenizer,
+        spoil_tokenizer,
+        change_tokenizer,
+        lose_model,
+        lose_checkpoints,
+        come_from_the_future,
+        lose_config,
+        spoil_manifest,
+    ],
 )
 def test_a_model_that_cannot_be_used_is_told_in_under_a_second(
     cli: Run, broken: RunFolder, spoil: Callable[[RunFolder], str]

@@ -1,5 +1,7 @@
 """A run goes on to the bit, whatever stopped it; with negative controls that show the test can fail."""
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ from safetensors.torch import load_file
 
 import regard
 from regard.training import checkpoint, loop
-from regard.training.folder import RunFolder
+from regard.training.folder import RunFolder, sha256
 from tests_shared import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -127,9 +129,28 @@ def test_a_flipped_byte_is_noticed_and_the_checkpoint_before_is_used(
     assert (tmp_path / "run" / "checkpoints" / "damaged-step-10").exists()
 
 
-def test_only_whole_checkpoints_count_when_old_ones_are_removed(undisturbed: Path, tmp_path: Path) -> None:
-    import shutil
+def test_a_tokeniser_that_is_not_the_runs_own_is_not_trained_on_with(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    path = tmp_path / "run" / "tokenizer.json"
+    path.write_text(path.read_text("utf-8").replace('"m": ', '"ǂ": '), "utf-8")
+    with pytest.raises(regard.ModelError, match=r"tokenizer.json is missing, damaged or of another run"):
+        regard.train("dates", SETTINGS, out=tmp_path / "run")
 
+
+def test_a_state_of_another_version_is_told(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    newest = RunFolder(tmp_path / "run").all_checkpoints()[0].path
+    state = newest / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "novelty": 1}))
+    manifest = json.loads((newest / "manifest.json").read_text())
+    manifest["files"]["state.json"] = sha256(state)
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(regard.ModelError, match=r"state.json was written by another version of regard .*novelty"):
+        regard.train("dates", SETTINGS, out=tmp_path / "run")
+    assert regard.load(tmp_path / "run").predict("3 mai 2009").text is not None
+
+
+def test_only_whole_checkpoints_count_when_old_ones_are_removed(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10, 5]

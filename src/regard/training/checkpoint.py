@@ -91,7 +91,8 @@ def _write(
     (draft / "state.json").write_text(json.dumps(progress.to_json(), indent=1), "utf-8")
     files = {entry.name: sha256(entry) for entry in sorted(draft.iterdir())}
     shapes = {name: list(tensor.shape) for name, tensor in model.items()}
-    manifest = {"format": FORMAT, "files": files, "shapes": shapes}
+    tokenizers = {entry.name: sha256(entry) for entry in sorted(folder.path.glob("tokenizer*.json"))}
+    manifest = {"format": FORMAT, "files": files, "shapes": shapes, "tokenizers": tokenizers}
     (draft / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
     for entry in draft.iterdir():
         sync(entry)
@@ -164,7 +165,13 @@ def restore(
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])
-    return Progress.from_json(checkpoint.state)
+    try:
+        return Progress.from_json(checkpoint.state)
+    except (TypeError, KeyError) as error:
+        raise ModelError(
+            f"{checkpoint.path / 'state.json'} was written by another version of regard ({error}): the model can be "
+            "used, and not be trained on."
+        ) from None
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -53,6 +53,11 @@ class Checkpoint:
         state: dict[str, Any] = json.loads((self.path / "state.json").read_text("utf-8"))
         return state
 
+    @property
+    def _manifest(self) -> dict[str, Any]:
+        manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text("utf-8"))
+        return manifest
+
     def problem(self) -> str | None:
         """What is wrong with it, naming the file; None if every file is what the manifest says."""
         manifest = self.path / "manifest.json"
@@ -78,6 +83,16 @@ class Checkpoint:
                 return f"{file} is damaged: its SHA-256 is not the one in the manifest"
         return None
 
+    def see_that_tokenizers_are_those_saved(self) -> None:
+        """Refuse a tokeniser other than the one that the model was trained with: its ids would mean other tokens."""
+        for name, expected in self._manifest.get("tokenizers", {}).items():
+            path = self.path.parent.parent / name
+            if not path.is_file() or sha256(path) != expected:
+                raise ModelError(
+                    f"{path} is missing, damaged or of another run: it is not the one that {self.path} was trained "
+                    "with. Copy it again from where it was trained."
+                )
+
     def see_that_tensors_are_those_saved(self) -> None:
         """Refuse a file that a careless tool wrote anew, manifest and all, naming the tensor."""
         path = self.path / "model.safetensors"
@@ -86,7 +101,7 @@ class Checkpoint:
                 found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
-        saved = json.loads((self.path / "manifest.json").read_text("utf-8")).get("shapes", found)
+        saved = self._manifest.get("shapes", found)
         for name in sorted(found.keys() | saved.keys()):
             if found.get(name) != saved.get(name):
                 is_now = f"has the shape {tuple(found[name])}" if name in found else "is missing"
@@ -213,6 +228,7 @@ def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
         if not (path / name).is_file():
             raise ModelError(f"{path / name} is missing, and the model cannot read text without it. Copy it there.")
     chosen = folder.best()
+    chosen.see_that_tokenizers_are_those_saved()
     chosen.see_that_tensors_are_those_saved()
     return folder, chosen
 

@@ -98,6 +98,7 @@ class Training:
         fingerprint = corpus.fingerprint()
         if newest is not None:
             _see_that_the_data_is_the_same(folder, newest.state["data"], fingerprint)
+            newest.see_that_tokenizers_are_those_saved()
         torch.manual_seed(settings.seed)
         own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else None
         request = Request(corpus, fingerprint, settings.data, settings.tokenizer, settings.seed)
@@ -111,7 +112,8 @@ class Training:
         if newest is not None:
             progress = checkpoint.restore(model, optimizer, newest, average)
         # Only now that nothing can be refused any more is anything written.
-        data.tokenizers.save(folder.path, write_whole)
+        if newest is None:
+            data.tokenizers.save(folder.path, write_whole)
         write_whole(folder.config, lambda path: write_yaml(path, settings))
         translator = Translator(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
         objective = Objective.of(training, device)
