@@ -22,9 +22,9 @@ SETTINGS = {
     "data.train": 60,
     "data.dev": 5,
     "model.dropout": 0.3,
-    "training.steps": 4,
-    "training.save_every": 2,
-    "training.validate_every": 4,
+    "training.steps": 2,
+    "training.save_every": 1,
+    "training.validate_every": 2,
     "training.keep": 1,
 }
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def end(path: Path) -> tuple[dict[str, str], list[object]]:
     """Every byte of the last checkpoint, and what happened, without the clock."""
-    files = {file.name: sha256(file) for file in (path / "checkpoints" / "step-4").iterdir()}
+    files = {file.name: sha256(file) for file in (path / "checkpoints" / "step-2").iterdir()}
     timed = {"time", "tokens_per_second"}
     events = [
         {key: value for key, value in event.items() if key not in timed} for event in read_events(path / "events.jsonl")
@@ -43,7 +43,7 @@ def test_whatever_call_goes_wrong_the_run_goes_on_to_the_bit(
     for run in runs:
         folder = RunFolder(run)
         newest = folder.newest()  # which reports what is not whole: there is no such thing
-        assert newest is None or newest.step in {2, 4}
+        assert newest is None or newest.step in {1, 2}
         assert [entry.problem() for entry in folder.all_checkpoints()] == [None] * len(folder.all_checkpoints())
         monkeypatch.setenv("REGARD_CACHE", str(run / "cache"))
         regard.train("dates", SETTINGS, out=run)
