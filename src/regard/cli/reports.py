@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from regard.cli.tables import table
-from regard.data.corpora import Row
 from regard.data.problems import Finding, spot
+from regard.data.readers import Row
 from regard.data.statistics import SUBWORDS, bars
 from regard.data.survey import Survey
 from regard.inspection.heatmap import label

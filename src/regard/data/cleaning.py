@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from regard.data import faults
-from regard.data.corpora import Row
 from regard.data.faults import Kind
 from regard.data.problems import Finding
+from regard.data.readers import Row
 from regard.data.scripts import Trait, traits_of
 from regard.data.survey import Survey, quiet, read_again
 from regard.errors import DataError

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data import faults
-from regard.data.corpora import Row
 from regard.data.faults import KINDS, Kind, Severity
+from regard.data.readers import Row
 from regard.data.scripts import Characters, Trait, traits_of
 from regard.data.survey import MARKUP, Mark, Side, Survey, bits, read_again
 

@@ -15,6 +15,8 @@ from pydantic import (
 
 from regard.config import BY_NAME, HARMLESS, Settings
 
+Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
+
 
 class Files(Settings):
     """One file of pairs (`path`, or just the path itself), or two parallel files (`source` and `target`)."""
@@ -22,9 +24,12 @@ class Files(Settings):
     path: str | None = None
     source: str | None = None
     target: str | None = None
-    format: Literal["auto", "tsv", "csv", "jsonl"] = Field("auto", description="by default told by the name")
-    columns: tuple[str, str] | tuple[PositiveInt, PositiveInt] | None = Field(
-        None, description="names, or numbers from 1, of the source's and the target's column"
+    format: Literal["auto", "tsv", "csv", "jsonl", "dictionary"] = Field(
+        "auto",
+        description="by default told by the name; a dictionary has a word and what it means, with spaces between",
+    )
+    columns: tuple[str | PositiveInt, str | PositiveInt] | None = Field(
+        None, description="names, or numbers from 1, of the source's and the target's column; 1+3 are two fields"
     )
 
     @model_validator(mode="after")
@@ -32,6 +37,16 @@ class Files(Settings):
         if (self.path is None) == (self.source is None or self.target is None):
             raise ValueError("give either one file of pairs (path), or two parallel files (source and target).")
         return self
+
+    @property
+    def fields(self) -> Columns | None:
+        """The columns that make the source, and those that make the target: names, or numbers from 1."""
+        if self.columns is None:
+            return None
+        left, right = (
+            tuple(int(name) if name.isdecimal() else name for name in str(column).split("+")) for column in self.columns
+        )
+        return left, right
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.corpora import Pairs, Row, Stream, read_rows
+from regard.data.corpora import Pairs, Stream
+from regard.data.readers import Row, read_rows
 from regard.data.scripts import WINDOWS, Characters, Profile, Trait
 from regard.data.settings import Files
 
