@@ -1,6 +1,6 @@
 """Train, load, predict: what most users need, in a few names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -8,6 +8,7 @@ from typing import Any, overload
 import torch
 
 from regard.config import resolve
+from regard.data.settings import FilesData
 from regard.data.tokenizers import TokenizerPair
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator, Wishes
@@ -15,8 +16,10 @@ from regard.errors import ConfigError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.training import checkpoint, loop
+from regard.training import checkpoint, choice, loop
+from regard.training.choice import Chosen
 from regard.training.events import read_events
+from regard.training.finder import find_pace
 from regard.training.folder import Checkpoint, RunFolder, locate, open_model
 from regard.training.measures import read_measures
 from regard.training.metrics import Questions, note_tokenised
@@ -56,6 +59,29 @@ def train(
     settings = resolve(RunSettings, source, overrides or {})
     progress = loop.train(settings, folder)
     return Run(folder.path, progress.best, progress.step)
+
+
+def choose(
+    data: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    minutes: float = 10.0,
+    say: Callable[[str], object] = lambda _: None,
+) -> Chosen:
+    """Settings for pairs in files, chosen from what they are like and from how fast this machine is; the reasons are
+    said as they are found.
+
+    >>> chosen = regard.choose({"train": "pairs.tsv"})
+    >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
+    """
+    given = dict(overrides or {})
+    files = resolve(FilesData, data, {})
+    chosen = choice.choose(files, given, cuda=torch.cuda.is_available())
+    for reason in chosen.reasons:
+        say(reason)
+    fitted = choice.fit(chosen, find_pace(chosen.settings), minutes, given)
+    say(fitted.reasons[-1])
+    return fitted
 
 
 def load(path: str | Path) -> "Model":

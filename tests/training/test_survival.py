@@ -22,7 +22,7 @@ SETTINGS = {**SMALL, "model.dropout": 0.3, "training.steps": 20, "training.save_
 @contextmanager
 def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process dies, as it were, right before it would take the step after this one."""
-    take = loop.Training._step
+    take = loop.Training.take_step
 
     def die(run: loop.Training) -> tuple[float, int]:
         if run.progress.step == step:
@@ -30,7 +30,7 @@ def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return take(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "_step", die)
+        patch.setattr(loop.Training, "take_step", die)
         with pytest.raises(KeyboardInterrupt):
             yield
 
