@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.config import presets, resolve
-from regard.data.settings import Files, FilesData
+from regard.data.settings import SPLITS, Files, FilesData
 from regard.errors import ConfigError, did_you_mean
 from regard.training.folder import RunFolder, locate
 from regard.training.settings import RunSettings
@@ -189,8 +189,7 @@ def _configured(config: str) -> "list[Split]":
     from regard.data.survey import Split
 
     data = resolve(RunSettings, locate(config, None)[0], {}).data
-    names = ("train", "dev", "test")
     if isinstance(data, FilesData):
-        return [Split.of_files(name, files) for name in names if (files := getattr(data, name)) is not None]
+        return [Split.of_files(name, files) for name in SPLITS if (files := data.files(name)) is not None]
     corpus = load_corpus(data)
-    return [Split.of_pairs(name, pairs) for name in names if (pairs := getattr(corpus, name)) is not None]
+    return [Split.of_pairs(name, pairs) for name in SPLITS if (pairs := getattr(corpus, name)) is not None]

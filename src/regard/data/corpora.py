@@ -10,7 +10,7 @@ from typing import Any
 from regard.data import dates, pronunciations, sequences
 from regard.data.lines import count_lines, open_file
 from regard.data.readers import read_rows
-from regard.data.settings import Data, DatesData, Files, FilesData, PronounceData, SequencesData
+from regard.data.settings import SPLITS, Data, DatesData, Files, FilesData, PronounceData, SequencesData
 from regard.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -107,13 +107,15 @@ def _load_pronunciations(settings: PronounceData) -> Corpus:
 
 def _load_files(settings: FilesData) -> Corpus:
     keep_going = settings.bad_lines == "skip"
-    test = read_pairs(settings.test, skip_bad_lines=keep_going) if settings.test else None
-    files = (*settings.train.paths, *(settings.dev.paths if settings.dev else ()))
-    everything = partial(stream_pairs, settings.train, skip_bad_lines=keep_going, drop_empty=True)
-    if settings.dev:
-        dev = read_pairs(settings.dev, skip_bad_lines=keep_going, drop_empty=True)
+    learned, chosen, judged = (settings.files(split) for split in SPLITS)
+    assert learned is not None
+    test = read_pairs(judged, skip_bad_lines=keep_going) if judged else None
+    files = (*learned.paths, *(chosen.paths if chosen else ()))
+    everything = partial(stream_pairs, learned, skip_bad_lines=keep_going, drop_empty=True)
+    if chosen:
+        dev = read_pairs(chosen, skip_bad_lines=keep_going, drop_empty=True)
         return Corpus(Stream(everything), dev, test, files)
-    held_back = _held_back_share(settings.train)
+    held_back = _held_back_share(learned)
 
     def split(dev: bool) -> Iterator[tuple[str, str]]:
         """By a hash of the source, so that no source stands on both sides and no order matters."""

@@ -1,7 +1,8 @@
 """What may be set in the data: where the pairs come from, and how text becomes tokens."""
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -108,16 +109,35 @@ class PronounceData(Settings):
     test: float = Field(0.1, gt=0, lt=0.5, description="the share of the words to be judged on")
 
 
+SplitName = Literal["train", "dev", "test"]
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+
+
 class FilesData(Settings):
     """Pairs from files. Without dev files, one source sentence in twenty (of a large corpus, about 2,000 in all) is
     held back from training.
     """
 
     kind: Literal["files"] = "files"
+    folder: str = Field("", description="where the files are, if not here")
+    language: str = Field("", description="what stands for {language} in their names")
     train: FilesChoice
     dev: FilesChoice | None = None
     test: FilesChoice | None = None
     bad_lines: Literal["error", "skip"] = Field("error", description="what to do with a line that is no pair")
+
+    def files(self, split: SplitName) -> Files | None:
+        """The files of a split, with folder and language in their names."""
+        given: Files | None = getattr(self, split)
+        if given is None:
+            return None
+        names = {name: getattr(given, name) for name in ("path", "source", "target")}
+        found = {
+            name: str(Path(self.folder) / path.replace("{language}", self.language))
+            for name, path in names.items()
+            if path is not None
+        }
+        return given.model_copy(update=found)
 
 
 Data = Annotated[DatesData | SequencesData | PronounceData | FilesData, Field(discriminator="kind"), BY_NAME]

@@ -35,6 +35,11 @@ class Readout(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.generate = nn.Linear(known + context, 1) if copy else None
 
+    def share(self, embedding: nn.Embedding) -> None:
+        """Give the output layer the matrix of an embedding (Press and Wolf 2017), drawn so that logits are small."""
+        nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
+        self.output.weight = embedding.weight
+
     def features(self, known: Tensor, context: Tensor) -> Tensor:
         """The hidden layer, tanh(U [known; context])."""
         return torch.tanh(self.hidden(torch.cat([known, context], dim=-1)))

@@ -83,7 +83,9 @@ class FixedDecoder(Decoder):
         self.bridge = nn.Linear(memory, settings.decoder.start_size)
         self.layers = layers.Stack(settings.decoder, settings.embedding + context)
         known = settings.decoder.hidden + settings.embedding
-        self.readout = Readout(known, context, settings.decoder.hidden, vocabulary, settings.dropout)
+        self.readout = Readout(known, context, settings.readout, vocabulary, settings.dropout_before_output)
+        if settings.tied != "none":
+            self.readout.share(self.embedding)
 
     def begin(self, memory: Memory) -> tuple[Tensor, FixedState]:
         start = self.layers.start_from(torch.tanh(self.bridge(memory.summary_BD)))

@@ -46,7 +46,8 @@ class _Choice:
 
 def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chosen:
     """Look at the training pairs and decide on tokeniser, model and schedule; what is overridden stands."""
-    files = resolve(FilesData, data.model_dump(mode="json"), _below("data.", overrides)).train
+    files = resolve(FilesData, data.model_dump(mode="json"), _below("data.", overrides)).files("train")
+    assert files is not None
     _, facts = measure(Split.of_files(str(files), files), Characters())
     if not facts["pairs"]:
         raise DataError(f"{data.train}: no pair is left to use. Check the file and its columns.")
