@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,32 @@ def _plain(kind: str, kept: dict[str, Tokenizer] = {}) -> Tokenizer:  # noqa: B0
     if kind not in kept:
         kept[kind] = build(kind)
     return kept[kind]
+
+
+@pytest.mark.parametrize("kind", ["word", "bpe", "unigram"])
+@pytest.mark.parametrize("split", ["spaces", "classes"])
+@given(text=st.text(st.sampled_from("ab cäÄß \t▁▂1<s>Σς́ ")) | st.text(st.characters(codec="utf-8")))
+@example(text="a  b")
+@example(text=" a")
+@example(text="e\u0301 \u0301e")
+@example(text="Ας ΑΣ ΣΑΣ Α")
+def test_words_met_before_have_the_ids_that_the_whole_text_has(kind: str, split: str, text: str) -> None:
+    tokenizer = _without_symbols(kind, split)
+    assert tokenizer._segmented is not None
+    encoded = [tokens.ids for tokens in tokenizer.encode([text, text.lower()])]
+    assert tokenizer.ids([text, text.lower()]) == encoded
+    assert tokenizer.ids([text, text.lower()]) == encoded
+
+
+@cache
+def _without_symbols(kind: str, split: str) -> Tokenizer:
+    return build(kind, byte_fallback=True, **({} if kind == "word" else {"split": split}))
+
+
+def test_symbols_are_looked_for_in_the_whole_text() -> None:
+    tokenizer = build("bpe", symbols=["<url>"])
+    text = "<url> low <url>low low"
+    assert tokenizer.ids([text]) == [tokenizer.encode([text])[0].ids]
 
 
 def test_a_token_knows_where_it_stood() -> None:
