@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from regard.config import resolve
 from regard.data.tokenizers import END, PAD, START, UNKNOWN
+from regard.decoding.beam import BeamOptions, beam
 from regard.decoding.rules import NotBefore
-from regard.decoding.search import BeamOptions, Symbols, beam
+from regard.decoding.search import Symbols
 from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import TransformerModel

@@ -6,17 +6,21 @@ V vocabulary: START, END and some letters.
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.decoding.beam import BeamOptions, BeamStep, beam
 from regard.decoding.ensemble import EnsembleDecoder
 from regard.decoding.rules import Banned, MustSay, NoRepeat, NotBefore, Prefix, Repetition, Rule, Said
 from regard.decoding.sampling import Draw
-from regard.decoding.search import BeamOptions, BeamStep, Hypothesis, Symbols, beam, greedy, likeliest, walk
+from regard.decoding.search import Hypothesis, Symbols, greedy, likeliest, walk
 from regard.models.contracts import Decoded, Decoder, Memory, share
 
 START, END = 0, 1
@@ -99,11 +103,11 @@ def test_stopping_early_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPat
     decoder, limits = Random(6, seed), torch.tensor([9, 9, 9])
     early = beam(decoder, memory(1, 2, 3), SYMBOLS, limits, BeamOptions(3, 2))
 
-    def never(finished: object, numbers: list[int], *rest: object) -> Tensor:
-        del finished, rest
-        return torch.zeros(len(numbers), dtype=torch.bool)
+    def never(ledger: object, best_BG: NDArray[Any]) -> NDArray[Any]:
+        del ledger
+        return np.zeros(len(best_BG), dtype=bool)
 
-    monkeypatch.setattr("regard.decoding.search._decided", never)
+    monkeypatch.setattr("regard.decoding.beam._Ledger._decided", never)
     late = beam(decoder, memory(1, 2, 3), SYMBOLS, limits, BeamOptions(3, 2))
     assert [[answer.tokens for answer in answers] for answers in early] == [
         [answer.tokens for answer in answers] for answers in late

@@ -227,5 +227,5 @@ def test_the_cache_grows_by_doubling_and_forgets_nothing() -> None:
     for step in range(100):
         logits, state = model.decoder.step(tokens[:, step], state, keys)
         torch.testing.assert_close(logits, whole[:, step])
-        rooms.add(state.layers[0].cache.values_BHSD.shape[2])
-    assert rooms == {33, 66, 132}
+        rooms.add(state.layers.cache.stores[0].values_BHSD.shape[2])
+    assert rooms == {32, 64, 128}

@@ -26,9 +26,12 @@ class Said(NamedTuple):
 class Rule(ABC):
     """Changes the log-probabilities of the next token."""
 
+    only_bars: bool = True
+    """Whether all that it does is to make tokens impossible."""
+
     @abstractmethod
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        """The log-probabilities as the rule leaves them."""
+        """The log-probabilities as the rule leaves them; it may write to what it is given."""
 
 
 @final
@@ -40,7 +43,6 @@ class Never(Rule):
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
         del said
-        log_p_NV = log_p_NV.clone()
         for token in self.tokens:  # few, and no list of them has to go to the device at every step
             log_p_NV[:, token] = -torch.inf
         return log_p_NV
@@ -66,7 +68,6 @@ class Banned(Rule):
     sequences: tuple[tuple[int, ...], ...]
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        log_p_NV = log_p_NV.clone()
         for sequence in self.sequences:
             before = torch.tensor(sequence[:-1], dtype=torch.long, device=log_p_NV.device)
             if len(before) <= said.steps:
@@ -90,7 +91,7 @@ class NoRepeat(Rule):
         same_NW = (windows_NWL[..., :context] == said.tokens_NT[:, None, said.steps - context :]).all(-1)
         # What followed the same tokens before is barred; a place that followed others bars nothing.
         bar_NV = torch.zeros_like(log_p_NV).scatter_reduce(1, windows_NWL[..., -1], same_NW.to(log_p_NV.dtype), "amax")
-        return log_p_NV.masked_fill(bar_NV > 0, -torch.inf)
+        return log_p_NV.masked_fill_(bar_NV > 0, -torch.inf)
 
 
 @final
@@ -99,11 +100,12 @@ class Repetition(Rule):
     """What has been said is less likely to be said again: log p times the penalty (after Keskar et al. 2019)."""
 
     penalty: float
+    only_bars = False
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
         if said.steps == 0:
             return log_p_NV
-        return log_p_NV.scatter(1, said.tokens_NT, log_p_NV.gather(1, said.tokens_NT) * self.penalty)
+        return log_p_NV.scatter_(1, said.tokens_NT, log_p_NV.gather(1, said.tokens_NT) * self.penalty)
 
 
 @final
@@ -112,6 +114,7 @@ class Prefix(Rule):
     """Each answer begins with the given tokens of its sentence."""
 
     prefixes: Sequence[Sequence[int]]
+    only_bars = False
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
         forced = [prefix[said.steps] if said.steps < len(prefix) else -1 for prefix in self.prefixes]
@@ -130,6 +133,7 @@ class MustSay(Rule):
     sequences: Sequence[Sequence[Sequence[int]]]
     limits: Sequence[int]
     end: int
+    only_bars = False
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
         forced, barred = [], []

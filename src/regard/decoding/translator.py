@@ -10,10 +10,11 @@ from torch import Tensor
 from regard.attention.record import record
 from regard.data.batching import Batch, by_length, note_cut, pad
 from regard.data.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
+from regard.decoding.beam import BeamOptions, BeamStep, beam
 from regard.decoding.risk import least_risk
 from regard.decoding.rules import Banned, MustSay, NoRepeat, NotBefore, Prefix, Repetition, Rule
 from regard.decoding.sampling import Draw
-from regard.decoding.search import BeamOptions, BeamStep, Hypothesis, Symbols, beam, likeliest, walk
+from regard.decoding.search import Hypothesis, Symbols, likeliest, walk
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq
