@@ -234,7 +234,7 @@ class _Ledger:
         """The sentences of which no hypothesis can still rise among the n-best."""
         bound_BG = best_BG / ((5 + self.limits_B[:, None]) / 6) ** self.options.length_penalty
         settled_BG: Array = self.least_BG >= bound_BG
-        decided: Array = settled_BG.all(axis=-1)
+        decided: Array = np.logical_and.reduce(settled_BG, axis=-1)
         return decided
 
     def best(self) -> list[list[Hypothesis]]:
