@@ -7,8 +7,8 @@ answers must be the same.
     python benchmarks/decoding.py --cell lstm --score additive             # a recurrent model against Joey NMT
 
 The Transformer is compared with MarianMTModel.generate (`pip install transformers`); the recurrent model, in Luong's
-order with input feeding, with Joey NMT's (`pip install joeynmt`), which knows that order alone, with an additive score or
-a general one. All are made to say exactly `--tokens` tokens, so that all do the same work. On a CPU with one thread the
+order with input feeding, with Joey NMT's (`pip install joeynmt`), which knows that order alone, with an additive or a
+general score. All are made to say exactly `--tokens` tokens, so that all do the same work. On a CPU with one thread the
 processor's seconds are counted, so that a busy machine changes little.
 """
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.decoding.rules import Rule
+from regard.decoding.rules import Progress, Rule
 from regard.decoding.search import Batch, Hypothesis, Symbols, worth_leaving
 from regard.models.contracts import Decoder, Memory
 
@@ -65,8 +65,9 @@ def beam(
     At each step the K best continuations that do not end go on; one that ends is kept if it is among the K best of all.
     A sentence is over once no hypothesis can come to rank above its n-best: log-probabilities only fall, and no
     penalty is greater than the one at the limit, so stopping then is exact. In groups (Vijayakumar et al. 2018) each
-    has a beam of its own, and pays for tokens that the groups before it have said at the same step. Hypotheses are
-    ranked by what the rules leave of their log-probability, and scored by all of it.
+    has a beam of its own, and pays for tokens that the groups before it have said at the same step. Where answers must
+    say something, those that have said more of it keep places of their own (`_by_progress`). Hypotheses are ranked by
+    what the rules leave of their log-probability, and scored by all of it.
     """
     ledger = _Ledger(limits_B.cpu().numpy(), options)
     batch = Batch.begin(decoder, memory, symbols, rules, limits_B, options.beam)
@@ -80,7 +81,8 @@ def beam(
             batch.leave(rows_B)
             ruled_BGK, score_BGK = ruled_BGK[rows_B], score_BGK[rows_B]
         log_p_NV, ruled_NV = batch.log_p()
-        candidates = _candidates(log_p_NV, ruled_NV, ruled_BGK, score_BGK, options, symbols.end)
+        ahead = _Ahead(log_p_NV, ruled_NV, batch.progress(log_p_NV.shape[1]))
+        candidates = _candidates(ahead, ruled_BGK, score_BGK, options, symbols.end)
         going, ended = _divide(candidates, symbols.end, options.width)
         first_B = torch.arange(len(ruled_BGK), device=device) * options.beam
         batch.say(going.token.flatten(), (first_B.view(-1, 1, 1) + going.parent).flatten())
@@ -103,41 +105,87 @@ class _Candidates(NamedTuple):
         return _Candidates(*(part.gather(-1, index) for part in self))
 
 
-def _candidates(
-    log_p_NV: Tensor, ruled_NV: Tensor, ruled_BGK: Tensor, score_BGK: Tensor, options: BeamOptions, end: int
-) -> _Candidates:
+class _Ahead(NamedTuple):
+    """What may come next: as the model has it, as the rules leave it, and how far it leads to what must be said."""
+
+    log_p_NV: Tensor
+    ruled_NV: Tensor
+    progress: Progress | None
+
+    def of_group(self, group: int, groups: int, width: int) -> "_Ahead":
+        """That of one group alone, its rows next to each other."""
+
+        def own(part: Tensor) -> Tensor:
+            return part.view(-1, groups, width, *part.shape[1:])[:, group].flatten(0, 1)
+
+        progress = None if self.progress is None else Progress(*map(own, self.progress))
+        return _Ahead(own(self.log_p_NV), own(self.ruled_NV), progress)
+
+
+def _candidates(ahead: _Ahead, ruled_BGK: Tensor, score_BGK: Tensor, options: BeamOptions, end: int) -> _Candidates:
     """The 2 K best continuations of each group: enough for K that go on, whatever ends."""
     rows, groups, width = ruled_BGK.shape
-    apart = (rows, groups, width, -1)
-    log_p_BGKV, ruled_BGKV = log_p_NV.view(apart), ruled_NV.view(apart)
     found: list[_Candidates] = []
     for group in range(groups):
-        own_BKV = ruled_BGKV[:, group]
-        wanted_BKV = own_BKV - options.diversity * _taken(found, log_p_BGKV, end, width) if group else own_BKV
-        token_NC = best_of(wanted_BKV.reshape(rows * width, -1), 2 * width)
-        token_BKC = token_NC.view(rows, width, -1)
-        base_BK1, own_BK1 = ruled_BGK[:, group].unsqueeze(-1), score_BGK[:, group].unsqueeze(-1)
-        wanted_BX = (base_BK1 + wanted_BKV.gather(-1, token_BKC)).flatten(1)
-        index_BC = wanted_BX.topk(min(2 * width, wanted_BX.shape[1]), dim=-1).indices
-        every = _Candidates(
-            token_BKC.flatten(1),
-            (torch.arange(width, device=token_BKC.device).view(1, -1, 1) + group * width)
-            .expand_as(token_BKC)
-            .flatten(1),
-            (base_BK1 + own_BKV.gather(-1, token_BKC)).flatten(1),
-            (own_BK1 + log_p_BGKV[:, group].gather(-1, token_BKC)).flatten(1),
+        log_p_NV, ruled_NV, progress = ahead.of_group(group, groups, width)
+        wanted_NV = ruled_NV
+        if group:
+            taken_BV = _taken(found, log_p_NV.shape[1], end, width)
+            wanted_NV = ruled_NV - options.diversity * taken_BV.repeat_interleave(width, dim=0)
+        token_NC, value_NC = _next(wanted_NV, progress, width)
+        base_N1, own_N1 = ruled_BGK[:, group].reshape(-1, 1), score_BGK[:, group].reshape(-1, 1)
+        wanted_BX = (base_N1 + value_NC).view(rows, -1)
+        parent_N1 = torch.arange(width, device=token_NC.device).repeat(rows).unsqueeze(1) + group * width
+        parts = (
+            token_NC,
+            parent_N1.expand_as(token_NC),
+            (base_N1 + ruled_NV.gather(1, token_NC)).masked_fill(value_NC == -torch.inf, -torch.inf),
+            own_N1 + log_p_NV.gather(1, token_NC),
         )
-        found.append(every.at(index_BC))
+        every = _Candidates(*(part.reshape(rows, -1) for part in parts))
+        count = min(2 * width, wanted_BX.shape[1])
+        if progress is None:
+            best_BC = wanted_BX.topk(count, dim=-1).indices
+        else:
+            best_BC = _by_progress(wanted_BX, progress.then_NV.gather(1, token_NC).view(rows, -1))[:, :count]
+        found.append(every.at(best_BC))
     return _Candidates(*(torch.stack(part, dim=1) for part in zip(*found, strict=True)))
 
 
-def _taken(found: list[_Candidates], like_BGKV: Tensor, end: int, width: int) -> Tensor:
-    """How many hypotheses of the groups before say each token at this step, (B, 1, V)."""
-    taken_BV = torch.zeros_like(like_BGKV[:, 0, 0])
-    for before in found:
-        said_BK = _divide(before, end, width)[0].token
-        taken_BV.scatter_add_(1, said_BK, torch.ones_like(said_BK, dtype=taken_BV.dtype))
-    return taken_BV.unsqueeze(1)
+def _next(wanted_NV: Tensor, progress: Progress | None, width: int) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens after each hypothesis, and those that lead on to what must be said; −∞ for one that stands
+    there already.
+    """
+    token_NC = best_of(wanted_NV, 2 * width)
+    value_NC = wanted_NV.gather(1, token_NC)
+    if progress is None:
+        return token_NC, value_NC
+    leads_NV = wanted_NV.masked_fill(progress.then_NV <= progress.now_N.unsqueeze(1), -torch.inf)
+    lead_NC = best_of(leads_NV.scatter_(1, token_NC, -torch.inf), width)
+    return torch.cat([token_NC, lead_NC], dim=1), torch.cat([value_NC, leads_NV.gather(1, lead_NC)], dim=1)
+
+
+def _taken(found: list[_Candidates], vocabulary: int, end: int, width: int) -> Tensor:
+    """How many hypotheses of the groups before say each token at this step."""
+    said_BX = torch.cat([_divide(before, end, width)[0].token for before in found], dim=1)
+    taken_BV = torch.zeros(len(said_BX), vocabulary, device=said_BX.device)
+    return taken_BV.scatter_add_(1, said_BX, torch.ones_like(said_BX, dtype=taken_BV.dtype))
+
+
+def _by_progress(wanted_BX: Tensor, progress_BX: Tensor) -> Tensor:
+    """The order in which candidates are taken where answers must say something: the best of each bank, those with equal
+    progress, the furthest bank first; then the second of each, and so on. So each bank has an equal share of the beam,
+    and one with too few leaves its places to the others (after Post and Vilar 2018).
+    """
+    order_BX = wanted_BX.argsort(dim=1, descending=True, stable=True)
+    by_bank_BX = progress_BX.gather(1, order_BX).argsort(dim=1, descending=True, stable=True)
+    order_BX = order_BX.gather(1, by_bank_BX)
+    bank_BX, place_X = progress_BX.gather(1, order_BX), torch.arange(wanted_BX.shape[1], device=wanted_BX.device)
+    first_BX = torch.cat([torch.ones_like(bank_BX[:, :1]), bank_BX[:, 1:] != bank_BX[:, :-1]], dim=1).bool()
+    rank_BX = place_X - torch.where(first_BX, place_X, 0).cummax(dim=1).values
+    impossible_BX = wanted_BX.gather(1, order_BX) == -torch.inf
+    rank_BX = rank_BX.masked_fill(impossible_BX, wanted_BX.shape[1])
+    return order_BX.gather(1, rank_BX.argsort(dim=1, stable=True))
 
 
 def _divide(candidates: _Candidates, end: int, width: int) -> tuple[_Candidates, _Candidates]:

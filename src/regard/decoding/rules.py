@@ -23,6 +23,13 @@ class Said(NamedTuple):
         return self.tokens_NT.shape[1]
 
 
+class Progress(NamedTuple):
+    """How much of what must be said a hypothesis has said, in tokens: now, and after each token that may come next."""
+
+    now_N: Tensor
+    then_NV: Tensor
+
+
 class Rule(ABC):
     """Changes the log-probabilities of the next token."""
 
@@ -32,6 +39,12 @@ class Rule(ABC):
     @abstractmethod
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
         """The log-probabilities as the rule leaves them; it may write to what it is given."""
+
+    def progress(self, said: Said, vocabulary: int) -> Progress | None:  # noqa: ARG002
+        """Towards what the rule makes answers say, None where that is nothing: a beam keeps places for hypotheses that
+        are further than others.
+        """
+        return None
 
 
 @final
@@ -121,45 +134,6 @@ class Prefix(Rule):
         if max(forced, default=-1) < 0:
             return log_p_NV
         return _forced(log_p_NV, [forced[number] for number in said.sentence_N.tolist()])
-
-
-@final
-@dataclass(frozen=True)
-class MustSay(Rule):
-    """Each answer contains the given sequences of its sentence: it may not end before, and where the room that is left
-    is just enough for what is missing, that is said.
-    """
-
-    sequences: Sequence[Sequence[Sequence[int]]]
-    limits: Sequence[int]
-    end: int
-    only_bars = False
-
-    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        forced, barred = [], []
-        for tokens, sentence in zip(said.tokens_NT.tolist(), said.sentence_N.tolist(), strict=True):
-            missing = [sequence for sequence in self.sequences[sentence] if not _contains(tokens, sequence)]
-            left = self.limits[sentence] - 1 - len(tokens)
-            barred.append(bool(missing))
-            forced.append(-1)
-            # A token of its own choice may undo what has been begun: it has one only where there is room for all.
-            if missing and left <= sum(map(len, missing)):
-                furthest = max(missing, key=lambda sequence: _begun(tokens, sequence))
-                forced[-1] = furthest[_begun(tokens, furthest)]
-        log_p_NV = log_p_NV.clone()
-        log_p_NV[torch.tensor(barred, device=log_p_NV.device), self.end] = -torch.inf
-        return _forced(log_p_NV, forced)
-
-
-def _contains(tokens: Sequence[int], sequence: Sequence[int]) -> bool:
-    size = len(sequence)
-    return any(list(tokens[first : first + size]) == list(sequence) for first in range(len(tokens) - size + 1))
-
-
-def _begun(tokens: Sequence[int], sequence: Sequence[int]) -> int:
-    """How much of a sequence stands at the end of what has been said."""
-    longest = min(len(sequence) - 1, len(tokens))
-    return next((n for n in range(longest, 0, -1) if list(tokens[-n:]) == list(sequence[:n])), 0)
 
 
 def _forced(log_p_NV: Tensor, forced: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.decoding.rules import Never, Rule, Said
+from regard.decoding.rules import Never, Progress, Rule, Said
 from regard.models.contracts import Decoder, Keys, Memory, State, reorder
 
 
@@ -89,6 +89,11 @@ class Batch:
         for rule in self.rules:
             ruled_NV = rule(ruled_NV, said)
         return log_p_NV, ruled_NV
+
+    def progress(self, vocabulary: int) -> Progress | None:
+        """Towards what the answers must say; None where nothing is asked of them."""
+        found = (rule.progress(self.said, vocabulary) for rule in self.rules)
+        return next((progress for progress in found if progress is not None), None)
 
     def say(self, token_N: Tensor, from_N: Tensor | None = None) -> None:
         """Go on with these tokens, each said by the hypothesis it comes from, one of the same sentence."""

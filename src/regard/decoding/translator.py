@@ -11,8 +11,9 @@ from regard.attention.record import record
 from regard.data.batching import Batch, by_length, note_cut, pad
 from regard.data.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
 from regard.decoding.beam import BeamOptions, BeamStep, beam
+from regard.decoding.phrases import MustSay
 from regard.decoding.risk import least_risk
-from regard.decoding.rules import Banned, MustSay, NoRepeat, NotBefore, Prefix, Repetition, Rule
+from regard.decoding.rules import Banned, NoRepeat, NotBefore, Prefix, Repetition, Rule
 from regard.decoding.sampling import Draw
 from regard.decoding.search import Hypothesis, Symbols, likeliest, walk
 from regard.decoding.settings import DecodingSettings, SearchSettings
