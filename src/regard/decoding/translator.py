@@ -17,6 +17,7 @@ from regard.decoding.rules import Banned, NoRepeat, NotBefore, Prefix, Repetitio
 from regard.decoding.sampling import Draw
 from regard.decoding.search import Hypothesis, Symbols, likeliest, walk
 from regard.decoding.settings import DecodingSettings, SearchSettings
+from regard.errors import ConfigError
 from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq
 
@@ -147,12 +148,21 @@ class Translator:
 
     def _spoken(self, wishes: Wishes) -> "_Spoken":
         """The wishes in tokens."""
-        ids = self.tokenizers.target.ids
         return _Spoken(
-            ids(wishes.prefixes) if wishes.prefixes else [],
-            [[phrase for phrase in ids(own) if phrase] if own else [] for own in wishes.phrases],
-            tuple(tuple(phrase) for phrase in ids(wishes.banned) if phrase) if wishes.banned else (),
+            self._sayable("prefix", wishes.prefixes),
+            [[phrase for phrase in self._sayable("must_say", own) if phrase] for own in wishes.phrases],
+            tuple(tuple(phrase) for phrase in self.tokenizers.target.ids(wishes.banned) if phrase),
         )
+
+    def _sayable(self, wish: str, texts: Sequence[str]) -> list[list[int]]:
+        found = self.tokenizers.target.ids(texts)
+        for text, ids in zip(texts, found, strict=True):
+            if UNKNOWN in ids:
+                raise ConfigError(
+                    f"{wish}: the model's vocabulary lacks part of {text!r}, so that no answer can contain it. Wish "
+                    "for something that is made of tokens it was trained on."
+                )
+        return found
 
     def _weights(self, found: list[list[Hypothesis]], source: Padded) -> dict[str, Tensor]:
         """A second pass over the finished answers keeps the search free of weights, whatever its strategy."""
