@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.attention import Keys
-
 ROOM = 32
 
 
@@ -40,9 +38,9 @@ class Steps(NamedTuple):
     def slots(self) -> int:
         return self.origin_NT.shape[1] * self.block
 
-    def write(self, store: Store | None, new: Keys) -> Store:
+    def write(self, store: Store | None, prepared: Tensor, values_NHTD: Tensor) -> Store:
         """The store with the slots of this step, written in place: the store before must not be used again."""
-        parts = (_with_heads(new.prepared), new.values_BHSD)
+        parts = (_with_heads(prepared), values_NHTD)
         if store is None:
             store = Store(*(part.new_zeros(_roomy(part, self.block)) for part in parts))
         elif self.slots > store.values_BHSD.shape[2]:

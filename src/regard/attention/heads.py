@@ -107,7 +107,8 @@ class MultiHeadAttention(nn.Module):
         used = steps.origin_NT.shape[1] - 1
         if self.rotary:
             query, key = self._turn(query, used), self._turn(key, used)
-        store = steps.write(store, self.attention.prepare(key, value))
+        score = self.attention.score
+        store = steps.write(store, score.prepare(key), score.values(value))
         if self.attention.fused:
             shown = None if steps.bias_BKS is None else Shown(steps.bias_BKS.unsqueeze(1), None)
             query_BKD = query.reshape(-1, steps.block, query.shape[-1])
@@ -115,7 +116,7 @@ class MultiHeadAttention(nn.Module):
         else:
             keys_NHTD, values_NHTD = steps.apart(store)
             position_N = torch.full((len(x_N1D),), used, device=x_N1D.device)
-            prepared = keys_NHTD if self.attention.score.reads_keys else keys_NHTD.squeeze(1)
+            prepared = keys_NHTD if score.reads_keys else keys_NHTD.squeeze(1)
             keys = Keys(prepared, values_NHTD, None, position_N + 1)
             context_N1D = self.attention.read(query, keys, Past(position_N)).context_BTD
         return self.output(context_N1D), store

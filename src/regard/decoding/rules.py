@@ -6,6 +6,7 @@ B sentences, N hypotheses, T tokens said so far, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
@@ -81,11 +82,12 @@ class Banned(Rule):
     sequences: tuple[tuple[int, ...], ...]
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        for sequence in self.sequences:
-            before = torch.tensor(sequence[:-1], dtype=torch.long, device=log_p_NV.device)
+        for *before, last in self.sequences:
             if len(before) <= said.steps:
-                stands_N = (said.tokens_NT[:, said.steps - len(before) :] == before).all(-1)
-                log_p_NV[stands_N, sequence[-1]] = -torch.inf
+                stands_N = torch.ones_like(said.sentence_N, dtype=torch.bool)
+                for token_N, token in zip(said.tokens_NT[:, said.steps - len(before) :].unbind(1), before, strict=True):
+                    stands_N = stands_N & (token_N == token)
+                log_p_NV[:, last].masked_fill_(stands_N, -torch.inf)
         return log_p_NV
 
 
@@ -130,15 +132,18 @@ class Prefix(Rule):
     only_bars = False
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        forced = [prefix[said.steps] if said.steps < len(prefix) else -1 for prefix in self.prefixes]
-        if max(forced, default=-1) < 0:
+        if said.steps >= self._padded.shape[1]:
             return log_p_NV
-        return _forced(log_p_NV, [forced[number] for number in said.sentence_N.tolist()])
+        forced_B = self._padded[:, said.steps].to(log_p_NV.device)
+        forced_N1 = forced_B[said.sentence_N].unsqueeze(1)
+        tokens_V = torch.arange(log_p_NV.shape[1], device=log_p_NV.device)
+        barred_NV = (forced_N1 >= 0) & (tokens_V != forced_N1)
+        # What is forced is possible, however unlikely or unwelcome to other rules.
+        return torch.where(forced_N1 >= 0, log_p_NV.clamp_min(-1e9), log_p_NV).masked_fill_(barred_NV, -torch.inf)
 
-
-def _forced(log_p_NV: Tensor, forced: Sequence[int]) -> Tensor:
-    """Where a token is forced (not −1), no other is possible, and it is however unlikely."""
-    forced_N = torch.tensor(forced, device=log_p_NV.device)
-    tokens_V = torch.arange(log_p_NV.shape[1], device=log_p_NV.device)
-    barred_NV = (forced_N >= 0).unsqueeze(1) & (tokens_V != forced_N.unsqueeze(1))
-    return log_p_NV.clamp_min(-1e9).where((forced_N >= 0).unsqueeze(1), log_p_NV).masked_fill(barred_NV, -torch.inf)
+    @cached_property
+    def _padded(self) -> Tensor:
+        """The prefixes filled up to the longest with −1."""
+        longest = max(map(len, self.prefixes), default=0)
+        rows = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in self.prefixes]
+        return torch.tensor(rows, dtype=torch.long).view(len(rows), longest)
