@@ -135,6 +135,24 @@ def test_batch_mates_and_who_leaves_first_change_nothing(seed: int) -> None:
         assert found.tokens == walked[row][0].tokens
 
 
+def test_sentences_that_are_over_and_wait_to_leave_change_nothing() -> None:
+    """Of many sentences the first to be over stay in the batch for a while; their answers are those they have alone."""
+    decoder, limits = Random(6, 2), torch.arange(25) % 9
+    numbers = range(25)
+    history: list[BeamStep] = []
+    together = beam(decoder, memory(*numbers), SYMBOLS, limits, BeamOptions(3, 3, history=history))
+    walked = walk(decoder, memory(*numbers), SYMBOLS, limits, likeliest)
+    for row in numbers:
+        own = limits[row : row + 1]
+        [alone] = beam(decoder, memory(row), SYMBOLS, own, BeamOptions(3, 3))
+        assert [(a.tokens, a.truncated) for a in together[row]] == [(a.tokens, a.truncated) for a in alone]
+        assert [a.tokens for a in walked[row]] == [
+            a.tokens for [a] in walk(decoder, memory(row), SYMBOLS, own, likeliest)
+        ]
+        steps = sum(row in step.sentences for step in history)
+        assert steps <= int(limits[row])
+
+
 def test_nbest_are_sorted_and_distinct() -> None:
     for answers in beam(Random(6, 3), memory(1, 2, 3), SYMBOLS, torch.tensor([6, 6, 6]), BeamOptions(6, 6)):
         ranks = [answer.rank for answer in answers if not answer.truncated]
