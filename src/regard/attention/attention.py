@@ -142,7 +142,8 @@ class Attention(Recordable):
         prepared, values_BHSD = self.score.prepare(keys), self.score.values(values)
         shown = None
         if allowed_BTS is not None and allowed_BTS.shape[1] == 1 and self._fusible:
-            shown = kernels.Shown.of(allowed_BTS.unsqueeze(1), values_BHSD.dtype)
+            # A row that may see nothing is shown its slots, all of which hold zeros: no need to ask at every read.
+            shown = kernels.Shown.of(allowed_BTS.unsqueeze(1), values_BHSD.dtype)._replace(seen=None)
         return Keys(prepared, values_BHSD, allowed_BTS, within_BS.amax(-1), shown)
 
     def begin(self, keys: Keys) -> Past:
@@ -177,10 +178,12 @@ class Attention(Recordable):
         return self._join(kernels.fused(self.score, query_BTD, prepared, values_BHSD, shown, dropout))
 
     def _read(self, query_BTD: Tensor, keys: Keys, past: Past, steps: int, *, weights: bool) -> Attended:
-        after = past._replace(position_B=past.position_B + steps)
+        # Where a query stands in the target is asked by scopes alone, and not by a global one.
+        everywhere = isinstance(self.scope, Global)
+        after = past if everywhere else past._replace(position_B=past.position_B + steps)
         if self.fused and not weights:
             mask = keys.shown
-            if mask is None or not isinstance(self.scope, Global):
+            if mask is None or not everywhere:
                 allowed = self._view(query_BTD, keys, past).allowed_BTS
                 mask = None if allowed is None else kernels.Shown.of(allowed, keys.values_BHSD.dtype)
             return Attended(self.read_shown(query_BTD, keys.prepared, keys.values_BHSD, mask), None, after)

@@ -69,10 +69,10 @@ class Shown(NamedTuple):
 def fused(
     score: Score, query_BTD: Tensor, prepared_BHSD: Tensor, values_BHSD: Tensor, shown: Shown | None, dropout: float
 ) -> Tensor:
-    """Σ_j softmax_j(q'ᵀ k'_j) v_j without the weights ever lying in memory → (B, H, T, D)."""
+    """Σ_j softmax_j(f q'ᵀ k'_j) v_j without the weights ever lying in memory → (B, H, T, D)."""
     assert isinstance(score, InnerProduct)
     bias, seen = (None, None) if shown is None else shown
     context_BHTD = nn.functional.scaled_dot_product_attention(
-        score.query(query_BTD), prepared_BHSD, values_BHSD, bias, dropout_p=dropout, scale=1.0
+        score.query(query_BTD), prepared_BHSD, values_BHSD, bias, dropout_p=dropout, scale=score.factor
     )
     return context_BHTD if seen is None else torch.where(seen, context_BHTD, 0.0)

@@ -149,6 +149,8 @@ def _candidates(ahead: _Ahead, ruled_BGK: Tensor, score_BGK: Tensor, options: Be
         else:
             best_BC = _by_progress(wanted_BX, progress.then_NV.gather(1, token_NC).view(rows, -1))[:, :count]
         found.append(every.at(best_BC))
+    if groups == 1:
+        return _Candidates(*(part.unsqueeze(1) for part in found[0]))
     return _Candidates(*(torch.stack(part, dim=1) for part in zip(*found, strict=True)))
 
 
@@ -230,11 +232,13 @@ class _Ledger:
 
     def note(self, going: _Candidates, ended: _Candidates) -> None:
         """A step is taken: all that is known of it comes over at once."""
-        told = torch.stack([part.double() for part in (*going, *ended)]).cpu().numpy()
+        numbers = torch.stack([going.token, going.parent, ended.parent]).float()  # exact below 2²⁴
+        values = torch.stack([going.ruled, going.score, ended.ruled, ended.score])
+        told = torch.cat([numbers, values]).cpu().numpy()
         rows = told.shape[1]
-        token, parent, ruled, score = told[:4].reshape(4, rows, -1)
+        token, parent, ruled, score = told[[0, 1, 3, 4]].reshape(4, rows, -1)
         self.step += 1
-        self._keep(*told[5:], penalty=self.options.penalty(self.step))
+        self._keep(*told[[2, 5, 6]], penalty=self.options.penalty(self.step))
         before_BKT = np.take_along_axis(self.said_BKT, parent.astype(np.int64)[..., None], axis=1)
         self.said_BKT = np.concatenate([before_BKT, token.astype(np.int64)[..., None]], axis=2)
         if self.options.history is not None:

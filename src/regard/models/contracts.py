@@ -5,13 +5,13 @@ B rows, T target steps, S memory slots, D width, V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 State = Any
-"""Any nesting of tuples, lists and dicts of tensors with rows on axis 0, and of parts that are `Movable`."""
+"""Any nesting of tuples, lists and dicts of tensors with rows on axis 0, and of parts that can be `reordered`."""
 
 Keys = Any
 """What a decoder works out once per source; shared by the hypotheses of a sentence, never reordered."""
@@ -86,19 +86,12 @@ def share(keys: Tensor, rows: int) -> Tensor:
     return keys if len(keys) == rows else keys.repeat_interleave(rows // len(keys), dim=0)
 
 
-@runtime_checkable
-class Movable(Protocol):
-    """A part of a state or of keys that knows how to move its rows, or that it has none."""
-
-    def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> Any: ...
-
-
 def reorder(state: State, rows: Tensor, *, block: int = 1, blocks: Tensor | None = None) -> State:
     """The state with its rows picked and ordered by index; the model behind it is not asked.
 
     Search knows more: its rows lie in blocks, the hypotheses of a sentence, and none leaves its block. With `block`
     above 1, so many rows each, the rows of new block b come from the old block `blocks[b]`, or where that is None from
-    block b itself. A part that is `Movable` may then move less than its rows.
+    block b itself. A part with a method `reordered(rows, block, blocks)` is moved by that, which may move less.
     """
     moved = _Moved(rows, block, rows if block == 1 and blocks is None else blocks)
     return moved.state(state)
@@ -114,7 +107,7 @@ class _Moved(NamedTuple):
             return state.index_select(0, self.rows)
         if isinstance(state, dict):
             return {name: self.state(part) for name, part in state.items()}
-        if isinstance(state, Movable):
+        if hasattr(state, "reordered"):
             return state.reordered(*self)
         if isinstance(state, tuple) and hasattr(state, "_fields"):
             return type(state)(*map(self.state, state))

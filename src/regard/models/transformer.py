@@ -77,7 +77,7 @@ class Residual(nn.Module):
 
     def leave(self, x: Tensor, made: Tensor) -> Tensor:
         """X with what the part made of it."""
-        after: Tensor = x + self.dropout(made)
+        after: Tensor = x + (self.dropout(made) if self.training else made)
         return after if self.first else self.norm(after)
 
 
