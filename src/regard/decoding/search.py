@@ -117,7 +117,7 @@ def _log_softmax(logits_NV: Tensor) -> Tensor:
     """In place and piece by piece on a CPU, where fresh memory of this size costs more than the sums."""
     if logits_NV.device.type != "cpu" or logits_NV.requires_grad:
         return logits_NV.log_softmax(-1)
-    for piece in torch.split(logits_NV, max(1, 2**20 // logits_NV.shape[1])):
+    for piece in torch.split(logits_NV, max(1, 2**17 // logits_NV.shape[1])):
         piece.copy_(piece.log_softmax(-1))
     return logits_NV
 
