@@ -237,9 +237,9 @@ def _rules(search: SearchSettings, spoken: _Spoken, limits_B: Tensor) -> list[Ru
         rules.append(Repetition(search.repetition_penalty))
     if spoken.banned:
         rules.append(Banned(spoken.banned))
-    if spoken.phrases:
+    if any(spoken.phrases):
         rules.append(MustSay(spoken.phrases, limits_B.tolist(), END))
-    if spoken.prefixes:
+    if any(spoken.prefixes):
         rules.append(Prefix(spoken.prefixes))
     return rules
 
