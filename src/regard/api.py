@@ -1,7 +1,7 @@
 """Train, load, predict: what most users need, in a few names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -10,9 +10,10 @@ import torch
 from regard.config import resolve
 from regard.data.settings import FilesData
 from regard.data.tokenizers import TokenizerPair
+from regard.decoding.ensemble import ensemble
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator, Wishes
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ModelError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -84,9 +85,12 @@ def choose(
     return fitted
 
 
-def load(path: str | Path) -> "Model":
-    """The model in a run's folder: the checkpoint that validation chose."""
-    return Model.open(*open_model(path))
+def load(path: str | Path, *others: str | Path) -> "Model":
+    """The model in a run's folder: the checkpoint that validation chose. Several answer together, as an ensemble.
+
+    >>> model = regard.load("runs/one", "runs/other")
+    """
+    return Model.together([open_model(each) for each in (path, *others)])
 
 
 class Model:
@@ -106,6 +110,22 @@ class Model:
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         translator = Translator(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
         return cls(translator, settings, chosen.step)
+
+    @classmethod
+    def together(cls, opened: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":
+        """One model that says what the given ones say in the mean; they must read and write the same tokens."""
+        first, *others = opened
+        for folder, _ in others:
+            _refuse_other_tokens(first[0], folder)
+        models = [cls.open(*each) for each in opened]
+        if not others:
+            return models[0]
+        translator = replace(
+            models[0].translator,
+            model=ensemble([model.network for model in models]).eval(),
+            max_length=min(model.translator.max_length for model in models),
+        )
+        return cls(translator, models[0].settings, models[0].step)
 
     @property
     def network(self) -> Seq2Seq:
@@ -195,3 +215,15 @@ class Model:
         questions = Questions.read(sources, references)
         note_tokenised(questions, measures)
         return evaluate(self.translator, questions, measures, options, batch_size=batch_size, confidence=confidence)
+
+
+def _refuse_other_tokens(one: RunFolder, other: RunFolder) -> None:
+    """Models whose tokenisers differ cannot answer together: a token of one would be another's something else."""
+    ours, theirs = ({file.name: file.read_bytes() for file in run.path.glob("tokenizer*")} for run in (one, other))
+    for name in sorted({*ours, *theirs}):
+        if ours.get(name) != theirs.get(name):
+            raise ModelError(
+                f"{other.path / name} is not that of {one.path}: models that answer together must have the same "
+                "tokenisers. Train them on the same data with the same settings of the "
+                "tokeniser."
+            )
