@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from peers import joey, marian
 from regard.config import resolve
-from regard.data.tokenizers import END, PAD, START, UNKNOWN
+from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
 from regard.decoding.beam import BeamOptions, beam
 from regard.decoding.rules import NotBefore
 from regard.decoding.search import Symbols

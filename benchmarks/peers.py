@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from regard.data.tokenizers import END, PAD, START, UNKNOWN
+from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
 from regard.models.attentive import LuongDecoder
 from regard.models.recurrent import RecurrentEncoder
 from regard.models.seq2seq import Seq2Seq

@@ -9,7 +9,7 @@ import torch
 
 from regard.config import resolve
 from regard.data.settings import FilesData
-from regard.data.tokenizers import TokenizerPair
+from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.ensemble import ensemble
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator, Wishes

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.data.batching import pad
-from regard.data.tokenizers import START
+from regard.data.tokens.tokenizers import START
 from regard.training.folder import RunFolder, sha256
 from tests_shared import SMALL
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from regard.data.ragged import Ids, Ragged
-from regard.data.tokenizers import END, PAD, START, TokenizerPair
+from regard.data.tokens.tokenizers import END, PAD, START, TokenizerPair
 from regard.models.contracts import Padded
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from regard.data.batching import Encoded, Side, note_cut
 from regard.data.cache import key_of, remember
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import RaggedFile, map_ragged
-from regard.data.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
 from regard.data.settings import Data, Sampling, TokenizerSettings, samplings
-from regard.data.tokenizers import END, Tokenizer, TokenizerPair
+from regard.data.tokens.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
+from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.errors import DataError
 
 _FORMAT = 2

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.attention.record import record
 from regard.data.batching import Batch, note_cut, pad
 from regard.data.order import by_length
-from regard.data.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
+from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
 from regard.decoding.beam import BeamOptions, BeamStep, beam
 from regard.decoding.phrases import MustSay
 from regard.decoding.risk import least_risk

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from regard.config import resolve
-from regard.data.scripts import Characters
 from regard.data.settings import FilesData
-from regard.data.statistics import measure
-from regard.data.survey import Split
+from regard.data.survey.passes import Split
+from regard.data.survey.scripts import Characters
+from regard.data.survey.statistics import measure
 from regard.errors import DataError
 from regard.training.settings import RunSettings
 

@@ -15,7 +15,7 @@ from regard.data.batching import Batch, Encoded
 from regard.data.corpora import Corpus, load_corpus
 from regard.data.order import ByPairs, ByTokens, Order, padding_share
 from regard.data.preparation import Prepared, Request, prepare
-from regard.data.tokenizers import TokenizerPair
+from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
 from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError
 from regard.models.seq2seq import Seq2Seq, build_model

@@ -9,10 +9,20 @@ from typing import NamedTuple
 
 import tokenizers
 
-from regard.data import marks
-from regard.data.sentencepiece import build_tokenizer, read_model
 from regard.data.settings import CharSide, SentencePieceSide, Side, TokenizerSettings, sides
-from regard.data.vocabularies import END, PAD, SPECIALS, START, UNKNOWN, collect_tags, learn, tags_of, whole_characters
+from regard.data.tokens import marks
+from regard.data.tokens.sentencepiece import build_tokenizer, read_model
+from regard.data.tokens.vocabularies import (
+    END,
+    PAD,
+    SPECIALS,
+    START,
+    UNKNOWN,
+    collect_tags,
+    learn,
+    tags_of,
+    whole_characters,
+)
 from regard.errors import ModelError
 
 __all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "Tokenizer", "TokenizerPair", "Tokens"]

@@ -24,7 +24,7 @@ from regard.data.settings import (
     WordTokenizer,
     samplings,
 )
-from regard.data.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
+from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
 from regard.errors import ConfigError, DataError, ModelError
 from regard.training.settings import RunSettings
 
@@ -190,7 +190,7 @@ def test_the_likeliest_pieces_are_those_of_the_text() -> None:
 
 def test_a_unigram_vocabulary_is_the_same_in_every_process() -> None:
     code = (
-        "import sys; from regard.data.tokenizers import *; from regard.data.settings import *\n"
+        "import sys; from regard.data.tokens.tokenizers import *; from regard.data.settings import *\n"
         "lines = [f'{n * n} times {n} and {n + 3} ' for n in range(200)]\n"
         "pair = TokenizerPair.build(UnigramTokenizer(vocabulary=90), lines, [])\n"
         "print(pair.source.inner.to_str())"
@@ -384,7 +384,8 @@ def test_which_sides_are_sampled() -> None:
 def test_text_is_read_once_and_not_kept(kind: str) -> None:
     """60 MB of text pass in far less memory."""
     code = (
-        "import resource, sys\nfrom regard.data.tokenizers import *\nfrom regard.training.settings import RunSettings\n"
+        "import resource, sys\nfrom regard.data.tokens.tokenizers import *\n"
+        "from regard.training.settings import RunSettings\n"
         "from regard.config import resolve\n"
         f"settings = resolve(RunSettings, 'dates', {{'tokenizer': '{kind}'}}).tokenizer\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
@@ -398,7 +399,7 @@ def test_text_is_read_once_and_not_kept(kind: str) -> None:
 
 def test_a_fork_after_tokenising_is_quiet_and_the_child_can_tokenise() -> None:
     code = (
-        "import os\nfrom regard.data.tokenizers import Tokenizer\n"
+        "import os\nfrom regard.data.tokens.tokenizers import Tokenizer\n"
         "t = Tokenizer.characters(['abc'])\nt.ids(['abc'] * 1000)\npid = os.fork()\n"
         "if pid == 0:\n    t.ids(['abc'] * 1000)\n    os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"
     )
