@@ -17,6 +17,7 @@ from regard.attention.scores import Score, build_score
 from regard.attention.selections import Hard, HardMonotonic, Selected, build_selection
 from regard.attention.settings import AttentionSettings
 from regard.config import resolve
+from regard.dropout import Dropout
 from regard.errors import ConfigError, did_you_mean
 
 Part = str | Mapping[str, Any]
@@ -113,7 +114,7 @@ class Attention(Recordable):
             raise ConfigError("hard_monotonic moves its own window along the memory: take the scope global.")
         self.query_size, self.key_size = query_size, key_size
         self.heads = heads
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     @classmethod
     def named(cls, name: str, query_size: int, key_size: int, **changes: Any) -> "Attention":

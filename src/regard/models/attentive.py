@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import attention as attending
+from regard.dropout import Dropout
 from regard.models.contracts import Decoded, Decoder, LossTerm, Memory, share
 from regard.models.readout import Pointed, Readout
 from regard.models.settings import RecurrentModel
@@ -63,7 +64,7 @@ class AttentiveDecoder(Decoder, ABC):
         super().__init__()
         hidden, embedding = settings.decoder.hidden, settings.embedding
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.dropout, self.slot_dropout = nn.Dropout(settings.dropout), nn.Dropout(settings.slot_dropout)
+        self.dropout, self.slot_dropout = Dropout(settings.dropout), Dropout(settings.slot_dropout)
         self.bridge = nn.Linear(memory, settings.decoder.start_size)
         self.attention = attending.Attention.from_settings(settings.attention, hidden, memory)
         self.layers = layers.Stack(settings.decoder, embedding + fed)

@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.dropout import Dropout
 from regard.models.contracts import Decoded, LossTerm
 
 
@@ -32,7 +33,7 @@ class Readout(nn.Module):
         super().__init__()
         self.hidden = nn.Linear(known + context, hidden)
         self.output = nn.Linear(hidden, vocabulary)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.generate = nn.Linear(known + context, 1) if copy else None
 
     def share(self, embedding: nn.Embedding) -> None:

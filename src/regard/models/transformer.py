@@ -16,6 +16,7 @@ from regard.attention.cache import Cache, Steps, Store
 from regard.attention.heads import MultiHeadAttention, Packed
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.settings import Score
+from regard.dropout import Dropout
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded
 from regard.models.settings import TransformerModel
 
@@ -45,7 +46,7 @@ class FeedForward(nn.Module):
         gates = 2 if settings.activation == "swiglu" else 1
         self.inner = nn.Linear(settings.size, gates * settings.feedforward)
         self.outer = nn.Linear(settings.feedforward, settings.size)
-        self.dropout = nn.Dropout(settings.activation_dropout)
+        self.dropout = Dropout(settings.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
@@ -65,7 +66,7 @@ class Residual(nn.Module):
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
         self.norm = _norm(settings)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.first = settings.norm == "pre"
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
@@ -91,7 +92,7 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(vocabulary, settings.size)
         nn.init.normal_(self.tokens.weight, std=settings.size**-0.5)
         self.scale = math.sqrt(settings.size)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         learned = settings.positions == "learned"
         self.learned = LearnedPositions(settings.max_positions, settings.size) if learned else None
         self.has_waves = settings.positions == "sinusoidal"
