@@ -24,11 +24,15 @@ _PASSES = ((5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
 """Below so many pairs, so often each is seen; beyond them 10 times."""
 
 
+_FEW_PASSES = 5
+
+
 class Chosen(NamedTuple):
     """Settings, and for people why they are what they are."""
 
     settings: RunSettings
     reasons: list[str]
+    steps_per_pass: float
 
 
 @dataclass
@@ -38,6 +42,7 @@ class _Choice:
     data: FilesData
     keys: dict[str, Any] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
+    steps_per_pass: float = 1.0
 
     def settle(self, reason: str, **keys: Any) -> None:
         self.keys |= {key.replace("__", "."): value for key, value in keys.items()}
@@ -55,10 +60,11 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     forms = (form_of(facts["source"]), form_of(facts["target"]))
     _tokenizer(choice, facts, forms)
     _model(choice, facts["pairs"], cuda=cuda)
-    _training(choice, facts, forms)
+    _training(choice, facts, forms, cuda=cuda)
     chosen = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
     settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
-    return Chosen(settings, choice.reasons + [f"As you wish: {key}={value}." for key, value in overrides.items()])
+    wishes = [f"As you wish: {key}={value}." for key, value in overrides.items()]
+    return Chosen(settings, choice.reasons + wishes, choice.steps_per_pass)
 
 
 def _below(prefix: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,13 +130,14 @@ def _model(choice: _Choice, pairs: int, *, cuda: bool) -> None:
     )  # fmt: skip
 
 
-def _training(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form]) -> None:
+def _training(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], *, cuda: bool) -> None:
     unit = "subword" if "sentences" in forms else "char"
     tokens = max(facts[side]["tokens"][unit] for side in ("source", "target"))
     longest = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
-    batch = max(2_048 if facts["pairs"] < 50_000 else 4_096, 2 * int(longest))
+    batch = max(8_192 if cuda and facts["pairs"] >= 50_000 else 2_048, 2 * int(longest))
     passes = next((passes for pairs, passes in _PASSES if facts["pairs"] < pairs), 10)
-    steps = max(500, int(1.1 * passes * tokens / batch))
+    choice.steps_per_pass = 1.1 * tokens / batch
+    steps = max(500, int(passes * choice.steps_per_pass))
     transformer = choice.keys["model"]["kind"] == "transformer"
     metric, also = {"sentences": ("bleu", ["chrf"]), "symbols": ("wer", ["per"]), "words": ("accuracy", ["cer"])}[
         forms[1]
@@ -161,13 +168,18 @@ def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides:
         "save_every": every,
         "threads": threads,
     }
-    wanted = {f"training.{name}": value for name, value in keys.items() if f"training.{name}" not in overrides}
+    wanted: dict[str, Any] = {f"training.{name}": value for name, value in keys.items()}
+    passes = steps / chosen.steps_per_pass
+    if passes < _FEW_PASSES:  # what is seen so seldom is not learned by heart
+        wanted["model.dropout"] = min(0.1, chosen.settings.model.dropout)
+    wanted = {key: value for key, value in wanted.items() if key not in overrides}
     settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), wanted)
     about = steps * seconds[threads] / 60 / 0.85
     told = f"{about:.0f} minutes" if about >= 1.5 else f"{60 * about:.0f} seconds"
     limit = f", as many as {minutes:g} minutes hold (--minutes)" if steps == possible < training.steps else ""
     reason = (
         f"Time: {steps:,} steps of {seconds[threads]:.2f} s on {threads} thread{'s' if threads > 1 else ''}, about "
-        f"{told}{limit}."
+        f"{told}{limit}. Each pair is seen {passes:.1f} times"
+        f"{f', and dropout is {settings.model.dropout}' if 'model.dropout' in wanted else ''}."
     )
-    return Chosen(settings, [*chosen.reasons, reason])
+    return Chosen(settings, [*chosen.reasons, reason], chosen.steps_per_pass)
