@@ -11,7 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("attention", "recurrent", "models", "tokenisation", "evaluation")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("attention", "recurrent", "models", "training", "tokenisation", "evaluation")
+    ),
 ]
 BLOCKS = [
     block

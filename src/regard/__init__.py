@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.api import Model, Run, load, train
+    from regard.api import Model, Run, choose, load, train
     from regard.attention.attention import Attention
     from regard.attention.equation import attend
     from regard.attention.heads import MultiHeadAttention
@@ -49,6 +49,7 @@ _HOMES = {
     "Score": "regard.attention.scores",
     "Trace": "regard.inspection.trace",
     "attend": "regard.attention.equation",
+    "choose": "regard.api",
     "load": "regard.api",
     "mechanisms": "regard.attention.mechanisms",
     "record": "regard.attention.record",
@@ -79,6 +80,7 @@ __all__ = [
     "Score",
     "Trace",
     "attend",
+    "choose",
     "load",
     "mechanisms",
     "record",

@@ -1,22 +1,26 @@
 """Train, load, predict: what most users need, in a few names."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 
 from regard.config import resolve
-from regard.data.tokenizers import TokenizerPair
+from regard.data.settings import FilesData
+from regard.data.tokens.tokenizers import TokenizerPair
+from regard.decoding.ensemble import ensemble
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator, Wishes
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ModelError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.training import checkpoint, loop
+from regard.training import checkpoint, choice, loop
+from regard.training.choice import Chosen
 from regard.training.events import read_events
+from regard.training.finder import find_pace
 from regard.training.folder import Checkpoint, RunFolder, locate, open_model
 from regard.training.measures import read_measures
 from regard.training.metrics import Questions, note_tokenised
@@ -58,9 +62,35 @@ def train(
     return Run(folder.path, progress.best, progress.step)
 
 
-def load(path: str | Path) -> "Model":
-    """The model in a run's folder: the checkpoint that validation chose."""
-    return Model.open(*open_model(path))
+def choose(
+    data: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    minutes: float = 10.0,
+    say: Callable[[str], object] = lambda _: None,
+) -> Chosen:
+    """Settings for pairs in files, chosen from what they are like and from how fast this machine is; the reasons are
+    said as they are found.
+
+    >>> chosen = regard.choose({"train": "pairs.tsv"})
+    >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
+    """
+    given = dict(overrides or {})
+    files = resolve(FilesData, data, {})
+    chosen = choice.choose(files, given, cuda=torch.cuda.is_available())
+    for reason in chosen.reasons:
+        say(reason)
+    fitted = choice.fit(chosen, find_pace(chosen.settings), minutes, given)
+    say(fitted.reasons[-1])
+    return fitted
+
+
+def load(path: str | Path, *others: str | Path) -> "Model":
+    """The model in a run's folder: the checkpoint that validation chose. Several answer together, as an ensemble.
+
+    >>> model = regard.load("runs/one", "runs/other")
+    """
+    return Model.together([open_model(each) for each in (path, *others)])
 
 
 class Model:
@@ -80,6 +110,22 @@ class Model:
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         translator = Translator(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
         return cls(translator, settings, chosen.step)
+
+    @classmethod
+    def together(cls, opened: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":
+        """One model that says what the given ones say in the mean; they must read and write the same tokens."""
+        first, *others = opened
+        for folder, _ in others:
+            _refuse_other_tokens(first[0], folder)
+        models = [cls.open(*each) for each in opened]
+        if not others:
+            return models[0]
+        translator = replace(
+            models[0].translator,
+            model=ensemble([model.network for model in models]).eval(),
+            max_length=min(model.translator.max_length for model in models),
+        )
+        return cls(translator, models[0].settings, models[0].step)
 
     @property
     def network(self) -> Seq2Seq:
@@ -169,3 +215,15 @@ class Model:
         questions = Questions.read(sources, references)
         note_tokenised(questions, measures)
         return evaluate(self.translator, questions, measures, options, batch_size=batch_size, confidence=confidence)
+
+
+def _refuse_other_tokens(one: RunFolder, other: RunFolder) -> None:
+    """Models whose tokenisers differ cannot answer together: a token of one would be another's something else."""
+    ours, theirs = ({file.name: file.read_bytes() for file in run.path.glob("tokenizer*")} for run in (one, other))
+    for name in sorted({*ours, *theirs}):
+        if ours.get(name) != theirs.get(name):
+            raise ModelError(
+                f"{other.path / name} is not that of {one.path}: models that answer together must have the same "
+                "tokenisers. Train them on the same data with the same settings of the "
+                "tokeniser."
+            )

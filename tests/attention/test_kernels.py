@@ -160,3 +160,18 @@ def test_dropout_falls_on_the_weights_in_training_alone() -> None:
     first, second = (attention.train()(query, keys, weights=False)[0] for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(*(attention.eval()(query, keys, weights=False)[0] for _ in range(2)))
+
+
+def test_in_bfloat16_on_a_cpu_the_gradients_are_those_of_the_reference() -> None:
+    torch.manual_seed(0)
+    attention = regard.MultiHeadAttention(model_size=16, heads=2)
+    x = torch.randn(3, 7, 16)
+    allowed = torch.arange(7) < torch.tensor([[7], [4], [0]])
+    found = []
+    for halved in (False, True):
+        attention.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=halved):
+            output, _ = attention(x, allowed=allowed)
+        output.float().square().sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in attention.parameters() if p.grad is not None]))
+    assert torch.linalg.norm(found[0] - found[1]) < 0.03 * torch.linalg.norm(found[0])

@@ -8,12 +8,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 import regard
+from regard.data.batching import pad
+from regard.data.tokens.tokenizers import START
 from regard.training.folder import RunFolder, sha256
+from tests_shared import SMALL
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 BIAS = "decoder.bridge.bias"
@@ -72,6 +77,73 @@ def test_settings_of_the_search_are_checked_before_the_model_is_loaded(
     done = cli("predict", small_run.path, *options, "3 mai 2009")
     assert done.returncode == 2
     assert words in done.stderr
+
+
+def test_answers_begin_with_and_contain_what_is_wished_for(cli: Run, small_run: RunFolder) -> None:
+    wishes = ["--prefix", "20", "--must-say=-05-", "--must-say", "777", "--banned", "9"]
+    for options in ([], ["--beam", "4"]):
+        done = cli("predict", small_run.path, *options, *wishes, stdin="3 mai 2009\n\nMay 3, 2009\n")
+        assert done.returncode == 0, done.stderr
+        first, empty, second = done.stdout.splitlines()
+        assert empty == ""
+        for answer in (first, second):
+            assert answer.startswith("20")
+            assert "-05-" in answer
+            assert "777" in answer
+            assert "9" not in answer
+    done = cli("predict", small_run.path, "--must-say", "2009年", "3 mai 2009")
+    assert done.returncode == 2
+    assert "must_say: the model's vocabulary lacks part of '2009年'" in done.stderr
+
+
+@pytest.fixture(scope="session")
+def second_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Another architecture, trained on the same data: the same tokenisers."""
+    path = tmp_path_factory.mktemp("runs") / "second"
+    regard.train("dates", {**SMALL, "model.decoder.order": "luong"}, out=path)
+    return RunFolder(path)
+
+
+def test_models_answer_together(cli: Run, small_run: RunFolder, second_run: RunFolder) -> None:
+    texts = ["3 mai 2009", "May 3, 2009"]
+    command = ["predict", small_run.path, "--beam", "3", "--json"]
+    together = cli(*command, "--with", second_run.path, *texts)
+    assert together.returncode == 0, together.stderr
+    model = regard.load(small_run.path, second_run.path)
+    one, other = regard.load(small_run.path), regard.load(second_run.path)
+    for text, line in zip(texts, together.stdout.splitlines(), strict=True):
+        found = json.loads(line)
+        assert found["text"] == model.predict(text, beam=3).text
+        if found["truncated"]:
+            continue
+        assert found["score"] == pytest.approx(model.score(text, found["text"]), abs=1e-3)
+    alone, twice = (cli(*command, *more, *texts).stdout for more in ([], ["--with", small_run.path]))
+    assert [json.loads(line)["text"] for line in twice.splitlines()] == [one.predict(t, beam=3).text for t in texts]
+    assert [json.loads(line)["text"] for line in alone.splitlines()] == [one.predict(t, beam=3).text for t in texts]
+    # The first character of an answer is as likely as the two say in the mean.
+    mean = (_first(one, texts[0]) + _first(other, texts[0])) / 2
+    np.testing.assert_allclose(_first(model, texts[0]), mean, rtol=1e-4)
+
+
+def _first(model: regard.Model, text: str) -> NDArray[np.float32]:
+    tokenizers = model.translator.tokenizers
+    with torch.no_grad():
+        logits = model.network(pad(tokenizers.source.ids([text])), torch.tensor([[START]])).logits_BTV
+    return logits[0, 0].softmax(-1).numpy()
+
+
+def test_models_with_other_tokens_do_not_answer_together(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(small_run.path, tmp_path / "other")
+    path = tmp_path / "other" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"a"', '"ä"', 1))
+    for manifest in (tmp_path / "other" / "checkpoints").glob("*/manifest.json"):
+        told = json.loads(manifest.read_text())
+        told["tokenizers"]["tokenizer.json"] = sha256(path)
+        manifest.write_text(json.dumps(told))
+    done = cli("predict", small_run.path, "--with", tmp_path / "other", "3 mai 2009")
+    assert done.returncode == 4
+    assert "must have the same tokenisers" in done.stderr
+    assert cli("predict", small_run.path, "--with", "nowhere", "3 mai 2009").returncode == 4
 
 
 def test_endless_answers_are_cut_and_said(cli: Run, small_run: RunFolder) -> None:

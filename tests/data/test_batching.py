@@ -6,7 +6,7 @@ import torch
 from regard.data.batching import Encoded, pad
 from regard.data.order import ByPairs, ByTokens, by_length, padding_share
 from regard.data.ragged import Ragged
-from regard.data.tokenizers import END, PAD, START
+from regard.data.tokens.tokenizers import END, PAD, START
 
 LENGTHS = np.random.Generator(np.random.PCG64(0)).integers(1, 60, 1000)
 
@@ -56,11 +56,13 @@ def test_by_length_covers_everything_once() -> None:
     assert batches == [[1, 3], [0, 2]]
 
 
-WIDTHS = np.random.Generator(np.random.PCG64(1)).integers(1, 90, 5000)
+PAIRS = np.random.Generator(np.random.PCG64(1)).integers(1, 90, (5000, 1)).repeat(2, 1)
+PAIRS[:, 1] = np.maximum(1, PAIRS[:, 1] - np.arange(5000) % 5)
+WIDTHS = PAIRS.max(1)
 
 
 def test_batches_by_tokens_hold_no_more_than_asked_for_and_every_pair_once() -> None:
-    order = ByTokens(WIDTHS, tokens=600, seed=3, longest=80)
+    order = ByTokens(PAIRS, tokens=600, seed=3, longest=80)
     for epoch in range(2):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
         assert all(len(batch) * WIDTHS[batch].max() <= 600 for batch in batches)
@@ -68,7 +70,7 @@ def test_batches_by_tokens_hold_no_more_than_asked_for_and_every_pair_once() -> 
 
 
 def test_batches_by_tokens_depend_on_seed_and_step_alone() -> None:
-    one, other = (ByTokens(WIDTHS, tokens=600, seed=3, longest=80) for _ in range(2))
+    one, other = (ByTokens(PAIRS, tokens=600, seed=3, longest=80) for _ in range(2))
     walked = [one.at(step) for step in range(2 * one.steps_per_epoch)]
     assert [other.at(step) for step in (500, 3, 40)] == [walked[500], walked[3], walked[40]]
     assert walked[: one.steps_per_epoch] != walked[one.steps_per_epoch :]
@@ -76,10 +78,21 @@ def test_batches_by_tokens_depend_on_seed_and_step_alone() -> None:
 
 
 def test_batches_by_tokens_have_few_shapes_and_little_padding() -> None:
-    order = ByTokens(WIDTHS, tokens=600, seed=0, longest=80)
+    order = ByTokens(PAIRS, tokens=600, seed=0, longest=80)
     rows = {len(order.at(step)) for step in range(order.steps_per_epoch)}
-    assert len(rows) < 60
-    assert padding_share(order, WIDTHS) < 0.06
+    assert len(rows) < 30
+    assert padding_share(order, PAIRS[:, 0]) < 0.03
+    assert padding_share(order, PAIRS[:, 1]) < 0.08
+
+
+def test_pairs_meet_others_in_each_epoch() -> None:
+    order = ByTokens(PAIRS, tokens=600, seed=0, longest=80)
+    mates = []
+    for epoch in range(2):
+        batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
+        mates.append({index: frozenset(batch) for batch in batches for index in batch})
+    alike = np.mean([len(mates[0][i] & mates[1][i]) / len(mates[0][i]) for i in mates[0]])
+    assert alike < 0.35
 
 
 def test_padding_share_counts_the_places_that_hold_nothing() -> None:
@@ -88,6 +101,6 @@ def test_padding_share_counts_the_places_that_hold_nothing() -> None:
 
 
 def test_a_corpus_smaller_than_a_batch_is_one_batch() -> None:
-    order = ByTokens(np.array([3, 5, 4]), tokens=4096, seed=0, longest=4096)
+    order = ByTokens(np.array([[3, 1], [5, 5], [4, 2]]), tokens=4096, seed=0, longest=4096)
     assert order.steps_per_epoch == 1
     assert sorted(order.at(0)) == [0, 1, 2]

@@ -175,3 +175,33 @@ def test_a_stream_reads_its_file_anew_each_time(tmp_path: Path) -> None:
     before = corpus.fingerprint()
     path.write_text("a\tb\nc\te\n")
     assert corpus.fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.tsv", "laufen\tlief\tV;PST\n"),
+        ("x.csv", "laufen,lief,V;PST\n"),
+    ],
+)
+def test_several_columns_make_one_side(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    files = Files(path=str(tmp_path / name), columns=("1+3", 2))
+    assert read_pairs(files) == Pairs(["laufen\tV;PST"], ["lief"])
+
+
+def test_several_named_columns_make_one_side(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("lemma,form,tags\nlaufen,lief,V;PST\n")
+    (tmp_path / "x.jsonl").write_text('{"lemma": "laufen", "form": "lief", "tags": "V;PST"}\n')
+    for name in ("x.csv", "x.jsonl"):
+        files = Files(path=str(tmp_path / name), columns=("lemma+tags", "form"))
+        assert read_pairs(files) == Pairs(["laufen\tV;PST"], ["lief"])
+
+
+def test_a_dictionary_has_a_word_and_what_it_sounds_like(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("HELLO  HH AH L OW\nA B\n")
+    files = Files(path=str(tmp_path / "words.txt"), format="dictionary")
+    assert read_pairs(files) == Pairs(["HELLO", "A"], ["HH AH L OW", "B"])
+    (tmp_path / "bad.dict").write_text("HELLO\n")
+    with pytest.raises(DataError, match=r"bad\.dict:1: 1 column where 2 are needed, with a space between"):
+        read_pairs(Files(path=str(tmp_path / "bad.dict")))

@@ -18,7 +18,7 @@ from regard.data.batching import Encoded
 from regard.data.corpora import load_corpus
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import BPETokenizer, CharTokenizer, Files, FilesData, TokenizerSettings
-from regard.data.tokenizers import END
+from regard.data.tokens.tokenizers import END
 from regard.errors import DataError, ResourceError
 
 ROWS = st.lists(st.lists(st.integers(0, 70_000), max_size=5), max_size=8)

@@ -6,17 +6,22 @@ V vocabulary: START, END and some letters.
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.decoding.beam import BeamOptions, BeamStep, _by_progress, beam, best_of
 from regard.decoding.ensemble import EnsembleDecoder
-from regard.decoding.rules import Banned, MustSay, NoRepeat, NotBefore, Prefix, Repetition, Rule, Said
+from regard.decoding.phrases import MustSay
+from regard.decoding.rules import Banned, NoRepeat, NotBefore, Prefix, Repetition, Rule, Said
 from regard.decoding.sampling import Draw
-from regard.decoding.search import BeamOptions, BeamStep, Hypothesis, Symbols, beam, greedy, likeliest, walk
+from regard.decoding.search import Hypothesis, Symbols, greedy, likeliest, walk
 from regard.models.contracts import Decoded, Decoder, Memory, share
 
 START, END = 0, 1
@@ -47,6 +52,10 @@ class Random(Decoder):
         raise NotImplementedError
 
 
+def contains(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
+    return any(list(tokens[first : first + len(phrase)]) == list(phrase) for first in range(len(tokens)))
+
+
 def memory(*sentences: int) -> Memory:
     summary = torch.tensor([[float(number)] for number in sentences])
     return Memory(summary.unsqueeze(1), torch.ones(len(sentences), 1, dtype=torch.bool), summary)
@@ -61,10 +70,13 @@ def log_p(decoder: Random, sentence: int, tokens: Sequence[int]) -> float:
     return total
 
 
-def brute_force(decoder: Random, sentence: int, limit: int, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
-    """Every answer that ends within the limit, the best first."""
+def brute_force(
+    decoder: Random, sentence: int, limit: int, alpha: float, phrases: Sequence[Sequence[int]] = ()
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Every answer that ends within the limit and contains the phrases, the best first."""
     letters = range(2, decoder.vocabulary)
     answers = [tokens for size in range(limit) for tokens in itertools.product(letters, repeat=size)]
+    answers = [tokens for tokens in answers if all(contains(tokens, phrase) for phrase in phrases)]
     penalty = {size: ((5 + size) / 6) ** alpha for size in range(1, limit + 1)}
     return sorted(((log_p(decoder, sentence, t) / penalty[len(t) + 1], t) for t in answers), reverse=True)
 
@@ -99,11 +111,11 @@ def test_stopping_early_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPat
     decoder, limits = Random(6, seed), torch.tensor([9, 9, 9])
     early = beam(decoder, memory(1, 2, 3), SYMBOLS, limits, BeamOptions(3, 2))
 
-    def never(finished: object, numbers: list[int], *rest: object) -> Tensor:
-        del finished, rest
-        return torch.zeros(len(numbers), dtype=torch.bool)
+    def never(ledger: object, best_BG: NDArray[Any]) -> NDArray[Any]:
+        del ledger
+        return np.zeros(len(best_BG), dtype=bool)
 
-    monkeypatch.setattr("regard.decoding.search._decided", never)
+    monkeypatch.setattr("regard.decoding.beam._Ledger._decided", never)
     late = beam(decoder, memory(1, 2, 3), SYMBOLS, limits, BeamOptions(3, 2))
     assert [[answer.tokens for answer in answers] for answers in early] == [
         [answer.tokens for answer in answers] for answers in late
@@ -121,6 +133,24 @@ def test_batch_mates_and_who_leaves_first_change_nothing(seed: int) -> None:
     for row in range(4):
         [found] = greedy(decoder, memory(row + 1), SYMBOLS, limits[row : row + 1])
         assert found.tokens == walked[row][0].tokens
+
+
+def test_sentences_that_are_over_and_wait_to_leave_change_nothing() -> None:
+    """Of many sentences the first to be over stay in the batch for a while; their answers are those they have alone."""
+    decoder, limits = Random(6, 2), torch.arange(25) % 9
+    numbers = range(25)
+    history: list[BeamStep] = []
+    together = beam(decoder, memory(*numbers), SYMBOLS, limits, BeamOptions(3, 3, history=history))
+    walked = walk(decoder, memory(*numbers), SYMBOLS, limits, likeliest)
+    for row in numbers:
+        own = limits[row : row + 1]
+        [alone] = beam(decoder, memory(row), SYMBOLS, own, BeamOptions(3, 3))
+        assert [(a.tokens, a.truncated) for a in together[row]] == [(a.tokens, a.truncated) for a in alone]
+        assert [a.tokens for a in walked[row]] == [
+            a.tokens for [a] in walk(decoder, memory(row), SYMBOLS, own, likeliest)
+        ]
+        steps = sum(row in step.sentences for step in history)
+        assert steps <= int(limits[row])
 
 
 def test_nbest_are_sorted_and_distinct() -> None:
@@ -168,10 +198,6 @@ def under(rule: Rule, decoder: Random, sentences: int, limit: int, width: int) -
     return beam(decoder, given_memory, SYMBOLS, limits, BeamOptions(width, width), [rule])
 
 
-def contains(tokens: list[int], phrase: Sequence[int]) -> bool:
-    return any(tokens[first : first + len(phrase)] == list(phrase) for first in range(len(tokens)))
-
-
 @pytest.mark.parametrize("width", [1, 4])
 def test_rules_are_kept_by_every_strategy(width: int) -> None:
     decoder = Random(5, 11, sharpness=2.5)
@@ -190,6 +216,101 @@ def test_rules_are_kept_by_every_strategy(width: int) -> None:
     for own, answers in zip(phrases, under(MustSay(phrases, [8] * 6, END), decoder, 6, 8, width), strict=True):
         for answer in answers:
             assert all(contains(answer.tokens, phrase) for phrase in own)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocabulary=st.integers(3, 5),
+    limit=st.integers(2, 5),
+    alpha=st.sampled_from([0.0, 1.0]),
+    data=st.data(),
+)
+def test_a_beam_wide_enough_finds_the_best_of_all_sequences_with_the_phrase(
+    seed: int, vocabulary: int, limit: int, alpha: float, data: st.DataObject
+) -> None:
+    decoder = Random(vocabulary, seed)
+    letters = st.integers(2, vocabulary - 1)
+    phrase = data.draw(st.lists(letters, min_size=1, max_size=limit - 1))
+    options = BeamOptions((vocabulary - 1) ** (limit - 1), 3, alpha)
+    rule = MustSay([[phrase]], [limit], END)
+    [found] = beam(decoder, memory(7), SYMBOLS, torch.tensor([limit]), options, [rule])
+    expected = brute_force(decoder, 7, limit, alpha, [phrase])[:3]
+    whole = [answer for answer in found if not answer.truncated]
+    assert [tuple(answer.tokens) for answer in whole] == [tokens for _, tokens in expected]
+    assert [answer.rank for answer in whole] == pytest.approx([rank for rank, _ in expected], abs=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), width=st.integers(1, 6), groups=st.sampled_from([1, 2]), data=st.data())
+def test_every_phrase_is_said_whatever_the_beam_and_however_short_the_room(
+    seed: int, width: int, groups: int, data: st.DataObject
+) -> None:
+    phrase = st.lists(st.integers(2, 5), min_size=1, max_size=3)
+    phrases = data.draw(st.lists(st.lists(phrase, max_size=3), min_size=2, max_size=4))
+    limits = [1 + sum(map(len, own)) + data.draw(st.integers(0, 3)) for own in phrases]
+    given_memory, rule = memory(*range(len(phrases))), MustSay(phrases, limits, END)
+    if width == 1:
+        found = walk(Random(6, seed), given_memory, SYMBOLS, torch.tensor(limits), likeliest, [rule])
+    else:
+        options = BeamOptions(width * groups, width, groups=groups)
+        found = beam(Random(6, seed), given_memory, SYMBOLS, torch.tensor(limits), options, [rule])
+    for own, answers in zip(phrases, found, strict=True):
+        assert answers
+        assert all(contains(answer.tokens, each) for answer in answers for each in own)
+
+
+def test_places_in_the_beam_go_round_the_banks() -> None:
+    """Banks 0, 1 and 2 have three candidates, two and one: the best of each, then the second, then the third."""
+    wanted = torch.tensor([[-1.0, -2.0, -3.0, -9.0, -8.0, -20.0, -torch.inf]])
+    progress = torch.tensor([[0, 0, 0, 1, 1, 2, 2]])
+    assert _by_progress(wanted, progress).tolist() == [[5, 4, 0, 3, 1, 2, 6]]
+
+
+def test_places_kept_for_phrases_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A narrow beam that keeps places for hypotheses with more of the phrases finds likelier answers than one that is
+    made to say them in the end.
+    """
+
+    def mean() -> float:
+        phrases = [[(2, 3), (5, 4)]] * 40
+        rule = MustSay(phrases, [12] * 40, END)
+        limits = torch.full((40,), 12)
+        options = BeamOptions(6, 1, length_penalty=0.0)
+        found = beam(Random(12, 3, sharpness=2.0), memory(*range(40)), SYMBOLS, limits, options, [rule])
+        return sum(answers[0].score for answers in found) / 40
+
+    with_places = mean()
+    monkeypatch.setattr("regard.decoding.search.Batch.progress", lambda *_: None)
+    assert with_places > mean() + 1.0
+
+
+def test_a_penalty_on_repetition_ranks_but_does_not_score() -> None:
+    decoder = Random(5, 4, sharpness=2.0)
+    limits = torch.tensor([8, 8, 8])
+    found = beam(decoder, memory(1, 2, 3), SYMBOLS, limits, BeamOptions(4, 4, length_penalty=0.0), [Repetition(1.7)])
+    penalised = 0
+    for sentence, answers in zip((1, 2, 3), found, strict=True):
+        whole = [answer for answer in answers if not answer.truncated]
+        assert [answer.rank for answer in whole] == sorted((answer.rank for answer in whole), reverse=True)
+        for answer in whole:
+            ruled, said = 0.0, [START]
+            for token in (*answer.tokens, END):
+                log_p_V = decoder.logits(sentence, said).log_softmax(-1)
+                ruled += float(log_p_V[token]) * (1.7 if token in said[1:] else 1.0)
+                said.append(token)
+            assert answer.score == pytest.approx(log_p(decoder, sentence, answer.tokens), abs=1e-4)
+            assert answer.rank == pytest.approx(ruled, abs=1e-4)
+            penalised += answer.rank < answer.score - 1e-3
+    assert penalised
+
+
+@pytest.mark.parametrize("vocabulary", [7, 200, 4096, 5000])
+def test_the_best_of_long_rows_are_the_best(vocabulary: int) -> None:
+    rows = torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(0))
+    rows[1, -1], rows[2, ::3] = 9.0, -torch.inf
+    count = min(6, vocabulary)
+    torch.testing.assert_close(rows.gather(1, best_of(rows, 6)), rows.topk(count, dim=-1).values)
 
 
 def test_repetition_makes_what_was_said_less_likely() -> None:

@@ -6,7 +6,7 @@ import torch
 
 import regard
 from regard.data.batching import pad
-from regard.data.tokenizers import END, START
+from regard.data.tokens.tokenizers import END, START
 from regard.training.folder import RunFolder
 
 TEXTS = ["3 mai 2009", "", "Sunday, May 3, 2009", "2009年5月3日", "\ufffd ☃", "x"]

@@ -190,3 +190,32 @@ def test_hypotheses_share_the_keys_of_their_sentence(model: Seq2Seq) -> None:
         logits, copied = model.decoder.step(tokens, copied, copied_keys)
         torch.testing.assert_close(shared_logits, logits)
         tokens = tokens.roll(1)
+
+
+def test_hypotheses_that_move_within_their_sentence_move_as_any_rows_do(model: Seq2Seq) -> None:
+    """What a state may spare itself where rows keep to blocks, and where blocks go, changes nothing."""
+    memory = model.encoder(SOURCE)
+    keys, state = model.decoder.begin(memory)
+    state = reorder(state, torch.arange(4).repeat_interleave(3))
+    plain_keys, plain = model.decoder.begin(memory)
+    plain = reorder(plain, torch.arange(4).repeat_interleave(3))
+    token = torch.arange(12) % 7 + 4
+    moves = torch.tensor([[0, 2, 1], [0, 0, 0], [2, 2, 0], [1, 1, 2]]) + 3 * torch.arange(4).unsqueeze(1)
+    for step in range(4):
+        logits, state = model.decoder.step(token, state, keys)
+        expected, plain = model.decoder.step(token, plain, plain_keys)
+        torch.testing.assert_close(logits, expected)
+        rows = moves.roll(step, dims=1).flatten()
+        state, plain, token = reorder(state, rows, block=3), reorder(plain, rows), token.roll(1)
+    stay = torch.tensor([3, 1])
+    rows = (3 * stay.unsqueeze(1) + torch.arange(3)).flatten()
+    keys, plain_keys = reorder(keys, stay), reorder(plain_keys, stay)
+    state, plain = reorder(state, rows, block=3, blocks=stay), reorder(plain, rows)
+    logits, state = model.decoder.step(token[:6], state, keys)
+    expected, plain = model.decoder.step(token[:6], plain, plain_keys)
+    torch.testing.assert_close(logits, expected)
+    mixed = torch.tensor([5, 0, 3, 3])
+    keys = reorder(keys, torch.tensor([1, 0, 1, 1]))
+    logits, _ = model.decoder.step(token[:4], reorder(state, mixed), keys)
+    expected, _ = model.decoder.step(token[:4], reorder(plain, mixed), keys)
+    torch.testing.assert_close(logits, expected)

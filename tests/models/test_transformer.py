@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import regard
+from peers import marian
 from regard.config import resolve
 from regard.data.batching import pad
 from regard.models.contracts import Padded
@@ -93,67 +94,10 @@ def test_equals_torch(norm: str, activation: str) -> None:
     torch.testing.assert_close(model(SOURCE, TOKENS).logits_BTV, model.decoder.output(hidden), rtol=1e-9, atol=1e-9)
 
 
-def halves() -> Tensor:
-    """Marian has all sines before all cosines; ours alternate. The order of dimensions is nobody's business but that of
-    the position table, so all weights are put into its order.
-    """
-    return torch.cat([torch.arange(0, SIZE, 2), torch.arange(1, SIZE, 2)])
-
-
-@torch.no_grad()
-def marians(model: Seq2Seq) -> Any:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.MarianConfig(
-        vocab_size=V, d_model=SIZE, encoder_layers=LAYERS, decoder_layers=LAYERS, encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS, encoder_ffn_dim=INNER, decoder_ffn_dim=INNER, activation_function="relu",
-        dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, max_position_embeddings=64, scale_embedding=True,
-        pad_token_id=0, eos_token_id=3, decoder_start_token_id=2, share_encoder_decoder_embeddings=True,
-        tie_word_embeddings=True, forced_eos_token_id=None,
-    )  # fmt: skip
-    theirs = transformers.MarianMTModel(config).double().eval()
-    order = halves()
-    assert isinstance(model.encoder, TransformerEncoder)
-    assert isinstance(model.decoder, TransformerDecoder)
-
-    def linear(target: nn.Linear, source: nn.Linear, *, into: bool = True, out: bool = True) -> None:
-        weight = source.weight[order] if out else source.weight
-        target.weight.copy_(weight[:, order] if into else weight)
-        target.bias.copy_(source.bias[order] if out else source.bias)
-
-    def norm(target: nn.LayerNorm, source: nn.Module) -> None:
-        assert isinstance(source, nn.LayerNorm)
-        target.weight.copy_(source.weight[order])
-        target.bias.copy_(source.bias[order])
-
-    def attention(target: Any, source: regard.MultiHeadAttention) -> None:
-        linear(target.q_proj, source.to_query, out=False)
-        linear(target.k_proj, source.to_key, out=False)
-        linear(target.v_proj, source.to_value, out=False)
-        linear(target.out_proj, source.output, into=False)
-
-    theirs.model.shared.weight.copy_(model.decoder.embedding.tokens.weight[:, order])
-    for ours, layer in zip(model.encoder.layers, theirs.model.encoder.layers, strict=True):
-        assert isinstance(ours, EncoderLayer)
-        attention(layer.self_attn, ours.attention)
-        norm(layer.self_attn_layer_norm, ours.after_attention.norm)
-        linear(layer.fc1, ours.feedforward.inner, out=False)
-        linear(layer.fc2, ours.feedforward.outer, into=False)
-        norm(layer.final_layer_norm, ours.after_feedforward.norm)
-    for own, layer in zip(model.decoder.layers, theirs.model.decoder.layers, strict=True):
-        assert isinstance(own, DecoderLayer)
-        attention(layer.self_attn, own.self_attention)
-        norm(layer.self_attn_layer_norm, own.after_self.norm)
-        attention(layer.encoder_attn, own.cross_attention)
-        norm(layer.encoder_attn_layer_norm, own.after_cross.norm)
-        linear(layer.fc1, own.feedforward.inner, out=False)
-        linear(layer.fc2, own.feedforward.outer, into=False)
-        norm(layer.final_layer_norm, own.after_feedforward.norm)
-    return theirs
-
-
 def test_equals_marian() -> None:
+    pytest.importorskip("transformers")
     model = build(tied="all")
-    theirs = marians(model)
+    theirs = marian(model, resolve(TransformerModel, {**SMALL, "tied": "all"}, {}), V, 64)
     with torch.no_grad():
         expected = theirs(
             input_ids=SOURCE.tokens_BT, attention_mask=SOURCE.valid_BT.long(), decoder_input_ids=TOKENS
@@ -227,8 +171,8 @@ def test_the_cache_grows_by_doubling_and_forgets_nothing() -> None:
     for step in range(100):
         logits, state = model.decoder.step(tokens[:, step], state, keys)
         torch.testing.assert_close(logits, whole[:, step])
-        rooms.add(state.layers[0].cache.values_BHSD.shape[2])
-    assert rooms == {33, 66, 132}
+        rooms.add(state.layers.cache.stores[0].values_BHSD.shape[2])
+    assert rooms == {32, 64, 128}
 
 
 def test_layers_worked_out_again_have_the_same_gradients_and_keep_less() -> None:

@@ -56,7 +56,7 @@ def train(corpus: Path, out: Path, **changes: Any) -> None:
 
 
 def train_until(step: int, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = loop.Training._step
+    take = loop.Training.take_step
 
     def die(run: loop.Training) -> tuple[float, int]:
         if run.progress.step == step:
@@ -64,7 +64,7 @@ def train_until(step: int, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPa
         return take(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "_step", die)
+        patch.setattr(loop.Training, "take_step", die)
         with pytest.raises(KeyboardInterrupt):
             train(corpus, out)
 

@@ -8,7 +8,7 @@ import torch
 from regard.config import resolve
 from regard.data.batching import Batch, Encoded
 from regard.data.ragged import Ragged
-from regard.data.tokenizers import END, START, UNKNOWN
+from regard.data.tokens.tokenizers import END, START, UNKNOWN
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
 from regard.training import parts

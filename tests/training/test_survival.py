@@ -24,7 +24,7 @@ SETTINGS = {**SMALL, "model.dropout": 0.3, "training.steps": 20, "training.save_
 @contextmanager
 def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process dies, as it were, right before it would take the step after this one."""
-    take = loop.Training._step
+    take = loop.Training.take_step
 
     def die(run: loop.Training) -> tuple[float, int]:
         if run.progress.step == step:
@@ -32,7 +32,7 @@ def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return take(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "_step", die)
+        patch.setattr(loop.Training, "take_step", die)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -230,7 +230,7 @@ def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch
 def test_a_run_that_diverges_by_itself_keeps_the_weights_of_the_step_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, object]
 ) -> None:
-    take = loop.Training._step
+    take = loop.Training.take_step
     before: dict[str, torch.Tensor] = {}
     runs: list[loop.Training] = []
 
@@ -239,7 +239,7 @@ def test_a_run_that_diverges_by_itself_keeps_the_weights_of_the_step_before(
         before.update({name: value.clone() for name, value in run.model.state_dict().items()})
         return take(run)
 
-    monkeypatch.setattr(loop.Training, "_step", watched)
+    monkeypatch.setattr(loop.Training, "take_step", watched)
     wild = {"training.learning_rate": 1e30, "training.warmup": 0, "training.batch_size": 5}
     pairs = 5 * int(str(recipe.get("training.accumulate", 1)))
     with pytest.raises(

@@ -17,6 +17,7 @@ from regard.attention.scores import Score, build_score
 from regard.attention.selections import Hard, HardMonotonic, Selected, build_selection
 from regard.attention.settings import AttentionSettings
 from regard.config import resolve
+from regard.dropout import Dropout
 from regard.errors import ConfigError, did_you_mean
 
 Part = str | Mapping[str, Any]
@@ -30,6 +31,8 @@ class Keys(NamedTuple):
     allowed_BTS: Tensor | None
     """Which slots the memory allows; None where it allows all."""
     lengths_B: Tensor
+    shown: kernels.Shown | None = None
+    """The mask as the fused path takes it, where one mask serves all queries and that path may be taken."""
 
     def at(self, query: int) -> "Keys":
         """The memory as one of several queries sees it, where each has a mask of its own."""
@@ -111,7 +114,7 @@ class Attention(Recordable):
             raise ConfigError("hard_monotonic moves its own window along the memory: take the scope global.")
         self.query_size, self.key_size = query_size, key_size
         self.heads = heads
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     @classmethod
     def named(cls, name: str, query_size: int, key_size: int, **changes: Any) -> "Attention":
@@ -137,8 +140,12 @@ class Attention(Recordable):
         values = keys if values_BSD is None else equation.blank_unseen(values_BSD, allowed_BTS)
         numbers_S = torch.arange(1, keys_BSD.shape[1] + 1, device=keys_BSD.device)
         within_BS = numbers_S.expand(keys_BSD.shape[:2]) if allowed_BTS is None else allowed_BTS.any(1) * numbers_S
-        lengths_B = within_BS.amax(-1)
-        return Keys(self.score.prepare(keys), self.score.values(values), allowed_BTS, lengths_B)
+        prepared, values_BHSD = self.score.prepare(keys), self.score.values(values)
+        shown = None
+        if allowed_BTS is not None and allowed_BTS.shape[1] == 1 and self._fusible:
+            # A row that may see nothing is shown its slots, all of which hold zeros: no need to ask at every read.
+            shown = kernels.Shown.of(allowed_BTS.unsqueeze(1), values_BHSD.dtype)._replace(seen=None)
+        return Keys(prepared, values_BHSD, allowed_BTS, within_BS.amax(-1), shown)
 
     def begin(self, keys: Keys) -> Past:
         """The past of a decoder that has not yet taken a step."""
@@ -153,16 +160,36 @@ class Attention(Recordable):
             return self._read_in_steps(query_BTD, keys, past, weights=weights)
         if query_BTD.shape[0] != keys.values_BHSD.shape[0]:
             return self._read_for_hypotheses(query_BTD, keys, past, weights=weights)
-        return self._read(query_BTD, keys, past, past.positions(query_BTD.shape[1]), weights=weights)
+        return self._read(query_BTD, keys, past, query_BTD.shape[1], weights=weights)
 
-    def _read(self, query_BTD: Tensor, keys: Keys, past: Past, positions_BT: Tensor, *, weights: bool) -> Attended:
+    @property
+    def fused(self) -> bool:
+        """Whether the fused path serves: it can, and nobody records the weights."""
+        return self._fusible and not self.recorded
+
+    @property
+    def _fusible(self) -> bool:
+        return kernels.fused_refusal(self.score, self.scope, self.select) is None
+
+    def read_shown(
+        self, query_BTD: Tensor, prepared: Tensor, values_BHSD: Tensor, shown: kernels.Shown | None
+    ) -> Tensor:
+        """What queries read by the fused path where it is known what they may see, so that no scope is asked."""
+        dropout = self.dropout.p if self.training else 0.0
+        return self._join(kernels.fused(self.score, query_BTD, prepared, values_BHSD, shown, dropout))
+
+    def _read(self, query_BTD: Tensor, keys: Keys, past: Past, steps: int, *, weights: bool) -> Attended:
+        # Where a query stands in the target is asked by scopes alone, and not by a global one.
+        everywhere = isinstance(self.scope, Global)
+        after = past if everywhere else past._replace(position_B=past.position_B + steps)
+        if self.fused and not weights:
+            mask = keys.shown
+            if mask is None or not everywhere:
+                allowed = self._view(query_BTD, keys, past).allowed_BTS
+                mask = None if allowed is None else kernels.Shown.of(allowed, keys.values_BHSD.dtype)
+            return Attended(self.read_shown(query_BTD, keys.prepared, keys.values_BHSD, mask), None, after)
         wanted = weights or self.recorded or self.stepwise or self.select.marginal
-        view = self._view(query_BTD, keys, positions_BT)
-        after = past._replace(position_B=past.position_B + query_BTD.shape[1])
-        if not wanted and kernels.fused_refusal(self.score, self.scope, self.select) is None:
-            dropout = self.dropout.p if self.training else 0.0
-            context_BHTD = kernels.fused(self.score, query_BTD, keys.prepared, keys.values_BHSD, view, dropout)
-            return Attended(self._join(context_BHTD), None, after)
+        view = self._view(query_BTD, keys, past)
         scores_BHTS = self.score(query_BTD, keys.prepared, past.weights_BHS)
         selected = self._select(scores_BHTS, view, past)
         context_BHTD = equation.pool(self.dropout(selected.weights_BHTS), keys.values_BHSD)
@@ -218,19 +245,21 @@ class Attention(Recordable):
         """Several hypotheses of a sentence read its one memory: as so many queries, without a copy of it."""
         rows, hypotheses = keys.values_BHSD.shape[0], query_N1D.shape[0] // keys.values_BHSD.shape[0]
         if self.stepwise or query_N1D.shape[1] > 1:
-            copied = (None if part is None else part.repeat_interleave(hypotheses, dim=0) for part in keys)
+            copied = (None if part is None else part.repeat_interleave(hypotheses, dim=0) for part in keys[:4])
             return self.read(query_N1D, Keys(*copied), past, weights=weights)  # type: ignore[arg-type]
-        query_BTD = query_N1D.view(rows, hypotheses, -1)
-        found = self._read(query_BTD, keys, past, past.position_B.view(rows, hypotheses), weights=weights)
+        found = self._read(query_N1D.view(rows, hypotheses, -1), keys, past, 1, weights=weights)
         apart = None
         if found.weights is not None:
             apart = found.weights.movedim(-2, 1).flatten(0, 1).unsqueeze(-2)
-        after = past._replace(position_B=past.position_B + 1)
-        return Attended(found.context_BTD.flatten(0, 1).unsqueeze(1), apart, after)
+        return Attended(found.context_BTD.flatten(0, 1).unsqueeze(1), apart, found.past)
 
-    def _view(self, query_BTD: Tensor, keys: Keys, positions_BT: Tensor) -> View:
+    def _view(self, query_BTD: Tensor, keys: Keys, past: Past) -> View:
         """What the memory and the scope together let through, with an axis for heads."""
         slots_S = torch.arange(keys.values_BHSD.shape[2], device=query_BTD.device)
+        rows, queries = query_BTD.shape[:2]
+        # Queries are the next steps of a row, or the hypotheses of a sentence, each at its own position.
+        hypotheses = len(past.position_B) != rows
+        positions_BT = past.position_B.view(rows, queries) if hypotheses else past.positions(queries)
         situation = Situation(query_BTD, positions_BT, keys.lengths_B, slots_S)
         view: View = self.scope(situation)
         both = fold([keys.allowed_BTS, view.allowed_BTS], torch.logical_and)

@@ -9,43 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attention import Attended, Attention, Keys, Part, Past
+from regard.attention.cache import Steps, Store
+from regard.attention.kernels import Shown
 from regard.attention.positions import rotate
 
 
-class Cache(NamedTuple):
-    """Keys and values of the steps so far, with room for more behind them: a step writes one slot and copies nothing,
-    until the room is used up and doubled.
-    """
+class Packed(NamedTuple):
+    """The projections of queries, keys and values side by side, so that a step makes one product of three."""
 
-    prepared: Tensor
-    values_BHSD: Tensor
-    used: int
+    weight_ED: Tensor
+    bias_E: Tensor | None
 
-    @classmethod
-    def begin(cls, first: Keys, room: int = 32) -> "Cache":
-        return cls(_with_room(first.prepared, room), _with_room(first.values_BHSD, room), first.values_BHSD.shape[2])
-
-    def extended(self, new: Keys) -> "Cache":
-        """With the slot of one more step. The tensors are written to: the cache before must not be used again."""
-        prepared, values, used = self
-        if used == values.shape[2]:
-            prepared, values = _with_room(prepared, used), _with_room(values, used)
-        prepared.narrow(prepared.dim() - 2, used, 1).copy_(new.prepared)
-        values.narrow(2, used, 1).copy_(new.values_BHSD)
-        return Cache(prepared, values, used + 1)
-
-    @property
-    def keys(self) -> Keys:
-        """What may be read: all that has been written."""
-        prepared = self.prepared.narrow(self.prepared.dim() - 2, 0, self.used)
-        lengths_B = torch.full((len(prepared),), self.used, device=prepared.device)
-        return Keys(prepared, self.values_BHSD.narrow(2, 0, self.used), None, lengths_B)
-
-
-def _with_room(x: Tensor, room: int) -> Tensor:
-    shape = list(x.shape)
-    shape[-2] = room
-    return torch.cat([x, x.new_zeros(shape)], dim=-2)
+    def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Packed":
+        """It has no rows: the same for all."""
+        del rows, block, blocks
+        return self
 
 
 @final
@@ -109,6 +87,39 @@ class MultiHeadAttention(nn.Module):
         query = self.to_query(query_BTD)
         attended = self.attention.read(self._turn(query, start) if self.rotary else query, keys, past)
         return attended._replace(context_BTD=self.output(attended.context_BTD))
+
+    def packed(self) -> Packed | None:
+        """The projections packed for steps of self-attention; None where the score compares with no keys."""
+        if not isinstance(self.to_key, nn.Linear):
+            return None
+        parts = (self.to_query, self.to_key, self.to_value)
+        bias = None if self.to_query.bias is None else torch.cat([part.bias for part in parts])
+        return Packed(torch.cat([part.weight for part in parts]), bias)
+
+    def extend(
+        self, x_N1D: Tensor, store: Store | None, steps: Steps, packed: Packed | None = None
+    ) -> tuple[Tensor, Store]:
+        """One more step of self-attention: what it reads from those before it and itself, and the store with it."""
+        if packed is None:
+            query, key, value = self.to_query(x_N1D), self.to_key(x_N1D), self.to_value(x_N1D)
+        else:
+            query, key, value = nn.functional.linear(x_N1D, *packed).chunk(3, dim=-1)
+        used = steps.origin_NT.shape[1] - 1
+        if self.rotary:
+            query, key = self._turn(query, used), self._turn(key, used)
+        score = self.attention.score
+        store = steps.write(store, score.prepare(key), score.values(value))
+        if self.attention.fused:
+            shown = None if steps.bias_BKS is None else Shown(steps.bias_BKS.unsqueeze(1), None)
+            query_BKD = query.reshape(-1, steps.block, query.shape[-1])
+            context_N1D = self.attention.read_shown(query_BKD, *steps.shared(store), shown).view_as(x_N1D)
+        else:
+            keys_NHTD, values_NHTD = steps.apart(store)
+            position_N = torch.full((len(x_N1D),), used, device=x_N1D.device)
+            prepared = keys_NHTD if score.reads_keys else keys_NHTD.squeeze(1)
+            keys = Keys(prepared, values_NHTD, None, position_N + 1)
+            context_N1D = self.attention.read(query, keys, Past(position_N)).context_BTD
+        return self.output(context_N1D), store
 
     def _turn(self, x_BTD: Tensor, start: int) -> Tensor:
         x_BTHD = x_BTD.unflatten(-1, (self.attention.heads, -1))  # type: ignore[no-untyped-call]

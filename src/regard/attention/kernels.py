@@ -7,12 +7,14 @@
 B rows, T queries, S memory slots, D width, H heads.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.attention.scopes import Scope, View
+from regard.attention.scopes import Scope
 from regard.attention.scores import Additive, Concat, InnerProduct, LocationAware, Score
 from regard.attention.selections import Selection, Softmax
 
@@ -52,16 +54,35 @@ def plan(score: Score, scope: Scope, select: Selection, *, weights: bool) -> Pla
     return Plan("chunked" if refused["chunked"] is None else "reference", told)
 
 
+class Shown(NamedTuple):
+    """A mask as the fused path takes it: what is added to the scores, and which queries see anything at all."""
+
+    bias: Tensor
+    seen: Tensor | None
+
+    @classmethod
+    def of(cls, allowed: Tensor, dtype: torch.dtype) -> "Shown":
+        # A softmax over nothing is NaN: a query that may see nothing is shown everything, and told nothing of it.
+        seen = allowed.any(-1, keepdim=True)
+        bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+        return cls(bias.masked_fill_(~allowed & seen, -torch.inf), seen)
+
+
 def fused(
-    score: Score, query_BTD: Tensor, prepared_BHSD: Tensor, values_BHSD: Tensor, view: View, dropout: float
+    score: Score, query_BTD: Tensor, prepared_BHSD: Tensor, values_BHSD: Tensor, shown: Shown | None, dropout: float
 ) -> Tensor:
-    """Σ_j softmax_j(q'ᵀ k'_j) v_j without the weights ever lying in memory → (B, H, T, D)."""
+    """Σ_j softmax_j(f q'ᵀ k'_j) v_j without the weights ever lying in memory → (B, H, T, D)."""
     assert isinstance(score, InnerProduct)
-    allowed = view.allowed_BTS
-    seen = None if allowed is None else allowed.any(-1, keepdim=True)
-    # A softmax over nothing is NaN: a query that may see nothing is shown everything, and told nothing of it.
-    mask = None if allowed is None or seen is None else allowed | ~seen
-    context_BHTD = nn.functional.scaled_dot_product_attention(
-        score.query(query_BTD), prepared_BHSD, values_BHSD, mask, dropout_p=dropout, scale=1.0
+    bias, seen = (None, None) if shown is None else shown
+    query_BHTD = score.query(query_BTD)
+    attend: Callable[..., Tensor] = partial(
+        nn.functional.scaled_dot_product_attention, dropout_p=dropout, scale=score.factor
     )
+    if query_BHTD.is_cpu and query_BHTD.dtype == torch.bfloat16 and torch.is_grad_enabled():
+        # On a CPU the gradient of the fused kernel takes ten times as long in bfloat16.
+        wide = (part.float() for part in (query_BHTD, prepared_BHSD, values_BHSD))
+        with torch.autocast("cpu", enabled=False):
+            context_BHTD = attend(*wide, None if bias is None else bias.float()).to(torch.bfloat16)
+    else:
+        context_BHTD = attend(query_BHTD, prepared_BHSD, values_BHSD, bias)
     return context_BHTD if seen is None else torch.where(seen, context_BHTD, 0.0)

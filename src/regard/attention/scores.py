@@ -55,7 +55,9 @@ class Score(nn.Module, ABC):
         return x_BND.view(rows, steps, self.heads, width // self.heads).transpose(1, 2)
 
     def values(self, values_BSD: Tensor) -> Tensor:
-        """What is read, in heads; a score that projects values too says so here."""
+        """What is read, in heads; a score that projects values too says so here. Zeros stay zeros: they fill the slots
+        that nobody may see.
+        """
         return self.split(values_BSD)
 
     @abstractmethod
@@ -68,7 +70,9 @@ class Score(nn.Module, ABC):
 
 
 class InnerProduct(Score, ABC):
-    """A score that is a dot product in disguise: e = query(q) · prepare(k). Kernels for dot products serve it."""
+    """A score that is a dot product in disguise, e = f query(q) · prepare(k): kernels for dot products serve it."""
+
+    factor: float = 1.0
 
     @abstractmethod
     def query(self, query_BTD: Tensor) -> Tensor:
@@ -76,7 +80,8 @@ class InnerProduct(Score, ABC):
 
     def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
         del past_BHS
-        return self.query(query_BTD) @ prepared.transpose(-1, -2)
+        query_BHTD = self.query(query_BTD)
+        return (query_BHTD if self.factor == 1 else query_BHTD * self.factor) @ prepared.transpose(-1, -2)
 
 
 def _same_size(what: str, query_size: int, key_size: int) -> None:
@@ -97,7 +102,7 @@ class Dot(InnerProduct):
         self.factor = (query_size // heads) ** -0.5 if scaled else 1.0
 
     def query(self, query_BTD: Tensor) -> Tensor:
-        return self.split(query_BTD) * self.factor
+        return self.split(query_BTD)
 
     def prepare(self, keys_BSD: Tensor) -> Tensor:
         return self.split(keys_BSD)
@@ -150,7 +155,7 @@ class Projected(InnerProduct):
         self.to_value = nn.Linear(key_size, key_size, bias=False)
 
     def query(self, query_BTD: Tensor) -> Tensor:
-        return self.split(self.to_query(query_BTD)) * self.factor
+        return self.split(self.to_query(query_BTD))
 
     def prepare(self, keys_BSD: Tensor) -> Tensor:
         return self.split(self.to_key(keys_BSD))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.config import presets, resolve
-from regard.data.settings import Files, FilesData
+from regard.data.settings import SPLITS, Files, FilesData
 from regard.errors import ConfigError, did_you_mean
 from regard.training.folder import RunFolder, locate
 from regard.training.settings import RunSettings
 
 if TYPE_CHECKING:
-    from regard.data.survey import Split
+    from regard.data.survey.passes import Split
 
 EXAMPLES = """\b
 Examples:
@@ -86,9 +86,9 @@ def check(
     only lines that are no pairs.
     """
     from regard.cli.reports import problems_as_json, problems_as_text
-    from regard.data import cleaning, faults, problems
-    from regard.data.scripts import Characters
-    from regard.data.survey import take
+    from regard.data.survey import cleaning, faults, problems
+    from regard.data.survey.passes import take
+    from regard.data.survey.scripts import Characters
 
     names = [kind.name for kind in faults.KINDS]
     for name in ignore:
@@ -114,9 +114,9 @@ def check(
 def stats(as_json: bool, **given: Any) -> None:
     """Count pairs, words, characters, scripts and tokens; tell how long texts are, and what splits share."""
     from regard.cli.reports import statistics_as_text
-    from regard.data import faults, problems
-    from regard.data.scripts import Characters
-    from regard.data.statistics import measure
+    from regard.data.survey import faults, problems
+    from regard.data.survey.scripts import Characters
+    from regard.data.survey.statistics import measure
 
     characters = Characters()
     measured = [measure(split, characters) for split in _splits(**given)]
@@ -153,7 +153,7 @@ def _splits(
     if len(files) == 1 and _is_config(files[0]):
         return _configured(files[0])
 
-    from regard.data.survey import Split
+    from regard.data.survey.passes import Split
 
     if source:
         chosen = {f"{source} and {target}": _files(f"{source},{target}", columns)}
@@ -186,11 +186,10 @@ def _is_config(path: str) -> bool:
 def _configured(config: str) -> "list[Split]":
     """The splits of the data of a config: its files, or what is built in."""
     from regard.data.corpora import load_corpus
-    from regard.data.survey import Split
+    from regard.data.survey.passes import Split
 
     data = resolve(RunSettings, locate(config, None)[0], {}).data
-    names = ("train", "dev", "test")
     if isinstance(data, FilesData):
-        return [Split.of_files(name, files) for name in names if (files := getattr(data, name)) is not None]
+        return [Split.of_files(name, files) for name in SPLITS if (files := data.files(name)) is not None]
     corpus = load_corpus(data)
-    return [Split.of_pairs(name, pairs) for name in names if (pairs := getattr(corpus, name)) is not None]
+    return [Split.of_pairs(name, pairs) for name in SPLITS if (pairs := getattr(corpus, name)) is not None]

@@ -23,6 +23,8 @@ Examples:
   regard predict runs/dates < dates.txt > iso.txt
   regard predict runs/dates --beam 5 --nbest 3 "3 mai 2009"
   regard predict runs/dates --set sample=true --set temperature=0.8 --nbest 5 "3 mai 2009"
+  regard predict runs/dates --beam 5 --prefix 20 --must-say -05- --banned 1999 "3 mai 2009"
+  regard predict runs/one --with runs/other --beam 5 "3 mai 2009"
   regard predict runs/dates --json --attention "3 mai 2009" """
 
 
@@ -32,7 +34,10 @@ Examples:
 @click.option("--beam", type=click.IntRange(1), default=1, show_default=True, help="Hypotheses kept; 1 is greedy.")
 @click.option("--nbest", type=click.IntRange(1), default=1, show_default=True, help="Answers to each text.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting of the search, see below.")
+@click.option("--prefix", metavar="TEXT", help="What every answer begins with.")
+@click.option("--must-say", metavar="PHRASE", multiple=True, help="A phrase that every answer contains.")
 @click.option("--banned", metavar="PHRASE", multiple=True, help="A phrase that no answer contains.")
+@click.option("--with", "others", metavar="MODEL", multiple=True, help="Another model that answers together with it.")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line: text, score, tokens.")
 @click.option("--attention", is_flag=True, help="With --json: the weights too.")
@@ -43,7 +48,10 @@ def command(
     beam: int,
     nbest: int,
     settings: tuple[str, ...],
+    prefix: str | None,
+    must_say: tuple[str, ...],
     banned: tuple[str, ...],
+    others: tuple[str, ...],
     batch_size: int,
     as_json: bool,
     attention: bool,
@@ -64,11 +72,11 @@ def command(
     from_stdin = not texts or texts == ("-",)
     if from_stdin and sys.stdin is None:
         raise click.UsageError("Standard input is closed. Give TEXT, or a file with < FILE.")
-    folder, chosen = open_model(model)
+    opened = [open_model(path) for path in (model, *others)]
 
     from regard.api import Model
 
-    loaded = Model.open(folder, chosen)
+    loaded = Model.together(opened)
     waiting = from_stdin and sys.stdin.isatty()
     lines: Iterator[str] = iter(texts)
     if from_stdin:
@@ -76,7 +84,8 @@ def command(
     truncated = 0
     # A person at the keyboard is answered at every line; files go in pieces that keep memory flat.
     while chunk := list(islice(lines, 1 if waiting else 16 * batch_size)):
-        for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, banned=banned, **search):
+        wishes = {"prefix": [prefix or ""] * len(chunk), "must_say": [must_say] * len(chunk), "banned": banned}
+        for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, **wishes, **search):
             for prediction in (best, *best.alternatives):
                 line = prediction.text.replace("\n", " ")  # which a model that writes bytes can say
                 text = line if nbest == 1 else f"{prediction.score:.4f}\t{line}"

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from regard.cli.tables import table
-from regard.data.corpora import Row
-from regard.data.problems import Finding, spot
-from regard.data.statistics import SUBWORDS, bars
-from regard.data.survey import Survey
+from regard.data.readers import Row
+from regard.data.survey.passes import Survey
+from regard.data.survey.problems import Finding, spot
+from regard.data.survey.statistics import SUBWORDS, bars
 from regard.inspection.heatmap import label
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}

@@ -1,43 +1,142 @@
 """regard train"""
 
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from regard.config import parse_override, resolve
-from regard.training.folder import locate
+from regard.errors import ConfigError
+from regard.training.folder import RunFolder, locate
 from regard.training.settings import RunSettings
+
+if TYPE_CHECKING:
+    from regard.training.scores import Scores
 
 EXAMPLES = """\b
 Examples:
   regard train dates
+  regard train --pairs words.tsv
+  regard train --source train.en --target train.de --dev dev.en,dev.de --minutes 30
   regard train dates training.steps=300 model.attention=luong-general --out runs/luong
-  regard train pairs data.train=train.tsv data.dev=dev.tsv --out runs/mine
+  regard train dates --seeds 3
   regard train my-settings.yaml
   regard train runs/dates"""
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("config", metavar="PRESET|FILE.yaml|RUN")
-@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.argument("words", metavar="[PRESET|FILE.yaml|RUN] [KEY=VALUE]...", nargs=-1)
+@click.option("--pairs", metavar="FILE", help="Your pairs; all settings are chosen from what they are like.")
+@click.option("--source", metavar="FILE", help="With --target: your pairs in two parallel files.")
+@click.option("--target", metavar="FILE")
+@click.option(
+    "--dev", metavar="FILE", help="Pairs to choose the best model by, or SOURCE,TARGET; else some are held back."
+)
+@click.option("--columns", nargs=2, metavar="A B", help="With --pairs: its columns, by number from 1 or by name.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
+              help="How long training may take, where settings are chosen.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(min=1), default=1, help="Train so often, with one seed after the other.")
 @click.option("--out", metavar="DIR", help="The run's folder; by default runs/NAME.")
 @click.option(
     "--find", type=click.Choice(["learning-rate", "batch"]), help="Try out and print a setting instead of training."
 )
-def command(config: str, settings: tuple[str, ...], out: str | None, find: str | None) -> None:
+def command(
+    words: tuple[str, ...],
+    pairs: str | None,
+    source: str | None,
+    target: str | None,
+    dev: str | None,
+    columns: tuple[str, str] | None,
+    minutes: float,
+    seeds: int,
+    out: str | None,
+    find: str | None,
+) -> None:
     """Train a model. Given again, the same command goes on where it stopped.
 
     Prints the run's folder; what happens meanwhile is told on stderr.
     """
-    overrides = dict(parse_override(text) for text in settings)
-    source, folder = locate(config, out)
-    chosen = resolve(RunSettings, source, overrides)
+    own = _own_data(pairs, source, target, dev, columns)
+    if own is None:
+        if not words or "=" in words[0]:
+            raise click.UsageError("Name a preset, a file or a run to train, or bring your own --pairs.")
+        config, folder = locate(words[0], out)
+        settings = resolve(RunSettings, config, dict(map(parse_override, words[1:])))
+    else:
+        overrides = dict(map(parse_override, words))
+        folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or str(source)))
+        settings = _chosen(own, overrides, folder, minutes, several=seeds > 1)
     if find:
-        _find(find, chosen)
+        _find(find, settings)
         return
 
     from regard.training import loop
 
-    loop.train(chosen, folder)
-    click.echo(folder.path)
+    if seeds == 1:
+        loop.train(settings, folder)
+        click.echo(folder.path)
+        return
+    reached = []
+    for seed in range(settings.seed, settings.seed + seeds):
+        place = RunFolder(folder.path / f"seed-{seed}")
+        reached.append(loop.train(settings.model_copy(update={"seed": seed}), place).best)
+        click.echo(place.path)
+    _summarise([scores for scores in reached if scores is not None], settings)
+
+
+def _own_data(
+    pairs: str | None, source: str | None, target: str | None, dev: str | None, columns: tuple[str, str] | None
+) -> dict[str, Any] | None:
+    """The user's files as settings of data."""
+    if bool(source) != bool(target) or (pairs and source):
+        raise click.UsageError("Give one file of pairs (--pairs), or two parallel files (--source and --target).")
+    if not (pairs or source):
+        if dev or columns:
+            raise click.UsageError("--dev and --columns go with --pairs, or --source and --target.")
+        return None
+    train: dict[str, Any] = {"path": pairs} if pairs else {"source": source, "target": target}
+    picked = {"columns": columns} if columns else {}
+    data: dict[str, Any] = {"kind": "files", "train": {**train, **picked}}
+    if dev:
+        first, comma, second = dev.partition(",")
+        data["dev"] = {"source": first, "target": second} if comma else {"path": dev, **picked}
+    return data
+
+
+def _stem(path: str) -> str:
+    return Path(path.removesuffix(".gz")).stem
+
+
+def _chosen(
+    data: dict[str, Any], overrides: dict[str, Any], folder: RunFolder, minutes: float, *, several: bool
+) -> RunSettings:
+    """The settings of a run that was begun, or new ones, with the reasons for them."""
+    from regard.api import choose
+
+    begun = RunFolder(folder.path / "seed-0") if several else folder
+    if begun.exists():
+        before = resolve(RunSettings, begun.config, {})
+        settings = resolve(RunSettings, begun.config, {"data": data, **overrides})
+        if before.data != settings.data:
+            raise ConfigError(
+                f"{begun.path} was begun with other files ({before.data.train}). Choose another folder with --out."  # type: ignore[union-attr]
+            )
+        return settings
+    chosen = choose(data, overrides, minutes=minutes, say=lambda reason: click.echo(reason, err=True))
+    click.echo(f"All settings come to stand in {begun.config}; change any with key=value.", err=True)
+    return chosen.settings
+
+
+def _summarise(reached: list["Scores"], settings: RunSettings) -> None:
+    """The mean over seeds, with its standard deviation, of all that was measured in validation."""
+    for measure in settings.training.measures:
+        values = [scores.values[measure.label] for scores in reached]
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        told = ", ".join(map(measure.told, values))
+        click.echo(
+            f"{measure.label}: {measure.told(statistics.fmean(values))} ± {measure.told(spread)} ({told})", err=True
+        )
 
 
 def _find(what: str, settings: RunSettings) -> None:

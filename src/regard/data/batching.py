@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from regard.data.ragged import Ids, Ragged
-from regard.data.tokenizers import END, PAD, START, TokenizerPair
+from regard.data.tokens.tokenizers import END, PAD, START, TokenizerPair
 from regard.models.contracts import Padded
 
 log = logging.getLogger(__name__)
@@ -76,9 +76,9 @@ class Encoded:
         return len(self.sources)
 
     @property
-    def widths(self) -> Ids:
-        """Of each pair, the length of its longer side."""
-        return np.maximum(self.sources.lengths, self.targets.lengths)
+    def lengths_N2(self) -> Ids:
+        """Of each pair, the lengths of its source and its target."""
+        return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
 
     def batch(self, ids: Sequence[int], device: torch.device, epoch: int = 0) -> Batch:
         source, target = (pad_ragged(side.take(ids, epoch)) for side in (self.sources, self.targets))

@@ -1,27 +1,23 @@
 """Corpora: pairs of sequences from TSV, CSV, JSONL and parallel files, and from what is built in."""
 
-import csv
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from regard.data import dates, pronunciations, sequences
-from regard.data.lines import count_lines, open_file, read_lines
-from regard.data.settings import Data, DatesData, Files, FilesData, PronounceData, SequencesData
+from regard.data.lines import count_lines, open_file
+from regard.data.readers import read_rows
+from regard.data.settings import SPLITS, Data, DatesData, Files, FilesData, PronounceData, SequencesData
 from regard.errors import DataError
 
 log = logging.getLogger(__name__)
 
 HELD_BACK_SHARE, HELD_BACK = 0.05, 2_000
 """Without dev files, the share of the training pairs that is kept for validation, and about how many at the most."""
-
-Columns = tuple[str | int, str | int]
 
 
 @dataclass(frozen=True)
@@ -83,15 +79,6 @@ def _pairs_hash(pairs: Iterable[tuple[str, str]]) -> str:
     return digest.hexdigest()
 
 
-class Row(NamedTuple):
-    """A place in a file, and the pair that stands there or what is wrong with it."""
-
-    place: str
-    source: str
-    target: str
-    problem: str | None = None
-
-
 def load_corpus(settings: Data) -> Corpus:
     return _LOADERS[type(settings)](settings)
 
@@ -121,19 +108,21 @@ def _load_pronunciations(settings: PronounceData) -> Corpus:
 
 def _load_files(settings: FilesData) -> Corpus:
     keep_going = settings.bad_lines == "skip"
-    test = read_pairs(settings.test, skip_bad_lines=keep_going) if settings.test else None
-    files = (*settings.train.paths, *(settings.dev.paths if settings.dev else ()))
+    learned, chosen, judged = (settings.files(split) for split in SPLITS)
+    assert learned is not None
+    test = read_pairs(judged, skip_bad_lines=keep_going) if judged else None
+    files = (*learned.paths, *(chosen.paths if chosen else ()))
     for path in filter(os.path.exists, files):
         if not os.path.isfile(path) and not os.path.isdir(path):
             raise DataError(
                 f"{path} is no file but a pipe or a device, and what is learned from is read several times. "
                 "Write it to a file first."
             )
-    everything = partial(stream_pairs, settings.train, skip_bad_lines=keep_going, drop_empty=True)
-    if settings.dev:
-        dev = read_pairs(settings.dev, skip_bad_lines=keep_going, drop_empty=True)
+    everything = partial(stream_pairs, learned, skip_bad_lines=keep_going, drop_empty=True)
+    if chosen:
+        dev = read_pairs(chosen, skip_bad_lines=keep_going, drop_empty=True)
         return Corpus(Stream(everything), dev, test, files)
-    held_back = _held_back_share(settings.train)
+    held_back = _held_back_share(learned)
 
     def split(dev: bool) -> Iterator[tuple[str, str]]:
         """By a hash of the source, so that no source stands on both sides and no order matters."""
@@ -178,107 +167,6 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
             log.warning("%s: %d lines %s left out, the first at %s.", files, len(places), what, places[0])
     if not used:
         raise DataError(f"{files}: no pair is left to use. Check the files and their columns.")
-
-
-def read_rows(files: Files) -> Iterator[Row]:
-    if files.path is None:
-        return _parallel(str(files.source), str(files.target))
-    name = files.path.removesuffix(".gz")
-    endings = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
-    told = next((form for ending, form in endings.items() if name.endswith(ending)), "tsv")
-    form = told if files.format == "auto" else files.format
-    return {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl}[form](files.path, files.columns)
-
-
-def _parallel(source: str, target: str) -> Iterator[Row]:
-    ours, theirs = read_lines(source), read_lines(target)
-    for count, (left, right) in enumerate(zip_longest(ours, theirs)):
-        if left is None or right is None:
-            lines = count + 1 + sum(1 for _ in (theirs if left is None else ours))
-            counts = (count, lines) if left is None else (lines, count)
-            raise DataError(
-                f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}. Line n of one must belong to "
-                "line n of the other: find where they part, or make them again."
-            )
-        at_fault = target if right.problem and not left.problem else source
-        yield Row(f"{at_fault}:{left.number}", left.text, right.text, left.problem or right.problem)
-
-
-def _tsv(path: str, columns: Columns | None) -> Iterator[Row]:
-    for line in read_lines(path):
-        cells = line.text.split("\t")
-        if line.number == 1 and len(cells) > 2 and columns is None:
-            log.warning(
-                "%s has %d columns; the first two are used. Name others with columns: [1, 3].", path, len(cells)
-            )
-        yield _pick(f"{path}:{line.number}", cells, _numbers(columns), line.problem, "tab")
-
-
-def _csv(path: str, columns: Columns | None) -> Iterator[Row]:
-    problems: dict[int, str] = {}
-
-    def text() -> Iterator[str]:
-        for line in read_lines(path):
-            if line.problem:
-                problems[line.number] = line.problem
-            yield line.text + "\n"
-
-    reader = csv.reader(text(), strict=True)
-    places: tuple[int, int] | None = None
-    names = columns if columns and isinstance(columns[0], str) else ("source", "target")
-    try:
-        for cells in reader:
-            if places is None:
-                if set(names) <= set(cells):
-                    places = (cells.index(str(names[0])), cells.index(str(names[1])))
-                    continue
-                if columns == names:
-                    raise DataError(f"{path}:1: there is no column {names}. The header has: {', '.join(cells)}.")
-                places = _numbers(columns)
-            joined = [cell.replace("\n", " ") for cell in cells]
-            yield _pick(f"{path}:{reader.line_num}", joined, places, problems.get(reader.line_num), "comma")
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not valid CSV: {error}. Check the quotes.") from None
-
-
-def _jsonl(path: str, columns: Columns | None) -> Iterator[Row]:
-    left, right = columns or ("source", "target")
-    for line in read_lines(path):
-        place = f"{path}:{line.number}"
-        try:
-            record = json.loads(line.text) if not line.problem else {}
-        except json.JSONDecodeError as error:
-            yield Row(place, "", "", f"not valid JSON: {error.msg} at character {error.pos}")
-            continue
-        if line.problem:
-            yield Row(place, "", "", line.problem)
-        elif not isinstance(record, dict):
-            yield Row(place, "", "", f"not an object with the keys '{left}' and '{right}'")
-        elif not (isinstance(record.get(left), str) and isinstance(record.get(right), str)):
-            yield Row(
-                place, "", "", f"no text under '{left}' and '{right}'; its keys are {', '.join(record)} (see columns)"
-            )
-        else:
-            yield Row(place, record[left].replace("\n", " "), record[right].replace("\n", " "))
-
-
-def _numbers(columns: Columns | None) -> tuple[int, int]:
-    if columns is None:
-        return 0, 1
-    left, right = columns
-    if isinstance(left, str) or isinstance(right, str):
-        raise DataError(f"A TSV file has no header: give its columns {left} and {right} as numbers from 1.")
-    return left - 1, right - 1
-
-
-def _pick(place: str, cells: list[str], columns: tuple[int, int], problem: str | None, sign: str) -> Row:
-    if problem:
-        return Row(place, "", "", problem)
-    needed = max(columns) + 1
-    if len(cells) < needed:
-        found = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        return Row(place, " ".join(cells), "", f"{found} where {needed} are needed, with a {sign} between")
-    return Row(place, cells[columns[0]], cells[columns[1]])
 
 
 def _held_back_share(files: Files) -> float:

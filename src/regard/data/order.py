@@ -3,9 +3,11 @@ with the very same batches.
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -15,11 +17,8 @@ from regard.data.ragged import Ids
 _POOL = 64
 """Batches whose pairs are sorted by length together: enough for little padding, few enough to stay mixed."""
 
-_GROWTH = 1.08
-"""How much wider a class of lengths is than the one before, at the least: so that there are few shapes."""
-
-_FILLED = 4
-"""Batches that a class of lengths fills, at the least: so that few are left half empty."""
+_BLUR = 4.0
+"""Tokens by which lengths may differ and yet count as the same, so that pairs meet others in each epoch."""
 
 
 class Order(ABC):
@@ -87,47 +86,54 @@ class ByPairs(Order):
 class ByTokens(Order):
     """So many tokens a batch, counted on the longer side and with padding.
 
-    Pairs are sorted into classes by the length of their longer side; a class has one number of rows. Pairs of more
-    than `longest` tokens are left out.
+    Pairs stand in the order of their longer side, those of about the same length shuffled in each epoch, and are cut
+    into batches where one is full. Where the cuts are depends on the lengths alone, so that every epoch has as many.
+    Pairs of more than `longest` tokens are left out.
     """
 
-    widths: Ids = field(repr=False)
+    lengths_N2: Ids = field(repr=False)
     tokens: int
     seed: int
     longest: int
 
     @cached_property
-    def _classes(self) -> list[tuple[Ids, int]]:
-        """The members of each class of lengths, and how many rows a batch of it has."""
-        order = np.argsort(self.widths, kind="stable")
-        order = order[: np.searchsorted(self.widths[order], self.longest, side="right")]
-        sorted_widths = self.widths[order]
-        ends: list[tuple[int, int]] = []
-        start, floor = 0, 0.0
-        distinct, counts = np.unique(sorted_widths, return_counts=True)
-        for width, end in zip(distinct.tolist(), np.cumsum(counts).tolist(), strict=True):
-            if width >= floor and end - start >= _FILLED * self._rows(width):
-                ends.append((end, width))
-                start, floor = end, max(width + 1, width * _GROWTH)
-        if start < len(order):  # what fills no class of its own joins the last
-            ends = [*ends[:-1], (len(order), int(sorted_widths[-1]))]
-        starts = [0, *(end for end, _ in ends)]
-        return [(order[first:end], self._rows(width)) for first, (end, width) in zip(starts, ends, strict=False)]
-
-    def _rows(self, width: int) -> int:
-        rows = max(1, self.tokens // max(1, width))
-        return rows - rows % 8 if rows >= 16 else rows
+    def _members(self) -> Ids:
+        return np.flatnonzero(self.lengths_N2.max(1, initial=0) <= self.longest)
 
     @cached_property
+    def _widths(self) -> Ids:
+        """Of each member, the length of its longer side, rounded up so that there are few."""
+        widths = np.maximum(1, self.lengths_N2[self._members].max(1, initial=0))
+        step = 2 ** np.maximum(0, np.floor(np.log2(widths)).astype(np.int64) - 3)
+        rounded: Ids = -(-widths // step) * step
+        return rounded
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        """Where batches end, in the order of widths."""
+        widths: list[int] = np.sort(self._widths).tolist()
+        cuts = [0]
+        while cuts[-1] < len(widths):
+            start = cuts[-1]
+            # The first pair that would make the batch too large.
+            end = bisect_left(
+                range(start + 1, len(widths)), True, key=lambda at: (at + 1 - start) * widths[at] > self.tokens
+            )
+            rows = end + 1
+            full = start + rows < len(widths)
+            cuts.append(start + (rows - rows % 8 if full and rows >= 16 else rows))
+        return cuts
+
+    @property
     def steps_per_epoch(self) -> int:
-        return sum(-(-len(members) // rows) for members, rows in self._classes)
+        return len(self._cuts) - 1
 
     def epoch(self, number: int) -> list[Ids]:
         generator = _generator(self.seed, number)
-        batches: list[Ids] = []
-        for members, rows in self._classes:
-            shuffled = members[generator.permutation(len(members))]
-            batches += [shuffled[at : at + rows] for at in range(0, len(shuffled), rows)]
+        # Of pairs as wide as each other, those stand together whose sources are about as long.
+        about = self.lengths_N2[self._members, 0] + generator.random(len(self._members)) * _BLUR
+        ordered = self._members[np.lexsort((about, self._widths))]
+        batches = [ordered[start:end] for start, end in pairwise(self._cuts)]
         return [batches[index] for index in generator.permutation(len(batches))]
 
 

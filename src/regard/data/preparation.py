@@ -16,10 +16,10 @@ from regard.data.batching import Encoded, Side, note_cut
 from regard.data.cache import key_of, remember
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import RaggedFile, map_ragged
-from regard.data.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
-from regard.data.sentencepiece import read_bytes
 from regard.data.settings import Data, Sampling, SentencePieceSide, TokenizerSettings, samplings, sides
-from regard.data.tokenizers import END, Tokenizer, TokenizerPair
+from regard.data.tokens.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
+from regard.data.tokens.sentencepiece import read_bytes
+from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.errors import DataError
 
 _FORMAT = 2
@@ -101,8 +101,8 @@ def _encode(request: Request, tokenizers: TokenizerPair, place: Path, say: Say) 
             for writer, texts in zip(writers, zip(*chunk, strict=True), strict=True):
                 writer.write(texts)
     note_cut(sum(writer.cut for writer in writers), max_length, "sequence")
-    _see_that_it_stayed(request)
     (place / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False), "utf-8")
+    _see_that_it_stayed(request)
     say(f"Corpus tokenised in {time.monotonic() - start:.1f} s; it is kept in {place.parent} for the next run.")
 
 

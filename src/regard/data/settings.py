@@ -1,7 +1,8 @@
 """What may be set in the data: where the pairs come from, and how text becomes tokens."""
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -15,6 +16,8 @@ from pydantic import (
 
 from regard.config import BY_NAME, HARMLESS, Settings
 
+Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
+
 
 class Files(Settings):
     """One file of pairs (`path`, or just the path itself), or two parallel files (`source` and `target`)."""
@@ -22,9 +25,12 @@ class Files(Settings):
     path: str | None = None
     source: str | None = None
     target: str | None = None
-    format: Literal["auto", "tsv", "csv", "jsonl"] = Field("auto", description="by default told by the name")
-    columns: tuple[str, str] | tuple[PositiveInt, PositiveInt] | None = Field(
-        None, description="names, or numbers from 1, of the source's and the target's column"
+    format: Literal["auto", "tsv", "csv", "jsonl", "dictionary"] = Field(
+        "auto",
+        description="by default told by the name; a dictionary has a word and what it means, with spaces between",
+    )
+    columns: tuple[str | PositiveInt, str | PositiveInt] | None = Field(
+        None, description="names, or numbers from 1, of the source's and the target's column; 1+3 are two fields"
     )
 
     @model_validator(mode="after")
@@ -32,6 +38,16 @@ class Files(Settings):
         if (self.path is None) == (self.source is None or self.target is None):
             raise ValueError("give either one file of pairs (path), or two parallel files (source and target).")
         return self
+
+    @property
+    def fields(self) -> Columns | None:
+        """The columns that make the source, and those that make the target: names, or numbers from 1."""
+        if self.columns is None:
+            return None
+        left, right = (
+            tuple(int(name) if name.isdecimal() else name for name in str(column).split("+")) for column in self.columns
+        )
+        return left, right
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -93,16 +109,35 @@ class PronounceData(Settings):
     test: float = Field(0.1, gt=0, lt=0.5, description="the share of the words to be judged on")
 
 
+SplitName = Literal["train", "dev", "test"]
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+
+
 class FilesData(Settings):
     """Pairs from files. Without dev files, one source sentence in twenty (of a large corpus, about 2,000 in all) is
     held back from training.
     """
 
     kind: Literal["files"] = "files"
+    folder: str = Field("", description="where the files are, if not here")
+    language: str = Field("", description="what stands for {language} in their names")
     train: FilesChoice
     dev: FilesChoice | None = None
     test: FilesChoice | None = None
     bad_lines: Literal["error", "skip"] = Field("error", description="what to do with a line that is no pair")
+
+    def files(self, split: SplitName) -> Files | None:
+        """The files of a split, with folder and language in their names."""
+        given: Files | None = getattr(self, split)
+        if given is None:
+            return None
+        names = {name: getattr(given, name) for name in ("path", "source", "target")}
+        found = {
+            name: str(Path(self.folder) / path.replace("{language}", self.language))
+            for name, path in names.items()
+            if path is not None
+        }
+        return given.model_copy(update=found)
 
 
 Data = Annotated[DatesData | SequencesData | PronounceData | FilesData, Field(discriminator="kind"), BY_NAME]

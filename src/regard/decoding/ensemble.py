@@ -1,5 +1,6 @@
 """Ensembles: several models that answer as one, whatever their architectures; they share the target's vocabulary."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -53,7 +54,7 @@ def _mean(logits: list[Tensor]) -> Tensor:
     if len(logits) == 1:
         return logits[0]
     log_p = torch.stack([each.float().log_softmax(-1) for each in logits])
-    return log_p.logsumexp(0) - torch.log(torch.tensor(float(len(logits))))
+    return log_p.logsumexp(0) - math.log(len(logits))
 
 
 def ensemble(models: Sequence[Seq2Seq]) -> Seq2Seq:

@@ -6,6 +6,7 @@ B sentences, N hypotheses, T tokens said so far, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
@@ -23,12 +24,28 @@ class Said(NamedTuple):
         return self.tokens_NT.shape[1]
 
 
+class Progress(NamedTuple):
+    """How much of what must be said a hypothesis has said, in tokens: now, and after each token that may come next."""
+
+    now_N: Tensor
+    then_NV: Tensor
+
+
 class Rule(ABC):
     """Changes the log-probabilities of the next token."""
 
+    only_bars: bool = True
+    """Whether all that it does is to make tokens impossible."""
+
     @abstractmethod
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        """The log-probabilities as the rule leaves them."""
+        """The log-probabilities as the rule leaves them; it may write to what it is given."""
+
+    def progress(self, said: Said, vocabulary: int) -> Progress | None:  # noqa: ARG002
+        """Towards what the rule makes answers say, None where that is nothing: a beam keeps places for hypotheses that
+        are further than others.
+        """
+        return None
 
 
 @final
@@ -40,7 +57,6 @@ class Never(Rule):
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
         del said
-        log_p_NV = log_p_NV.clone()
         for token in self.tokens:  # few, and no list of them has to go to the device at every step
             log_p_NV[:, token] = -torch.inf
         return log_p_NV
@@ -66,12 +82,12 @@ class Banned(Rule):
     sequences: tuple[tuple[int, ...], ...]
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        log_p_NV = log_p_NV.clone()
-        for sequence in self.sequences:
-            before = torch.tensor(sequence[:-1], dtype=torch.long, device=log_p_NV.device)
+        for *before, last in self.sequences:
             if len(before) <= said.steps:
-                stands_N = (said.tokens_NT[:, said.steps - len(before) :] == before).all(-1)
-                log_p_NV[stands_N, sequence[-1]] = -torch.inf
+                stands_N = torch.ones_like(said.sentence_N, dtype=torch.bool)
+                for token_N, token in zip(said.tokens_NT[:, said.steps - len(before) :].unbind(1), before, strict=True):
+                    stands_N = stands_N & (token_N == token)
+                log_p_NV[:, last].masked_fill_(stands_N, -torch.inf)
         return log_p_NV
 
 
@@ -90,7 +106,7 @@ class NoRepeat(Rule):
         same_NW = (windows_NWL[..., :context] == said.tokens_NT[:, None, said.steps - context :]).all(-1)
         # What followed the same tokens before is barred; a place that followed others bars nothing.
         bar_NV = torch.zeros_like(log_p_NV).scatter_reduce(1, windows_NWL[..., -1], same_NW.to(log_p_NV.dtype), "amax")
-        return log_p_NV.masked_fill(bar_NV > 0, -torch.inf)
+        return log_p_NV.masked_fill_(bar_NV > 0, -torch.inf)
 
 
 @final
@@ -99,11 +115,12 @@ class Repetition(Rule):
     """What has been said is less likely to be said again: log p times the penalty (after Keskar et al. 2019)."""
 
     penalty: float
+    only_bars = False
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
         if said.steps == 0:
             return log_p_NV
-        return log_p_NV.scatter(1, said.tokens_NT, log_p_NV.gather(1, said.tokens_NT) * self.penalty)
+        return log_p_NV.scatter_(1, said.tokens_NT, log_p_NV.gather(1, said.tokens_NT) * self.penalty)
 
 
 @final
@@ -112,55 +129,21 @@ class Prefix(Rule):
     """Each answer begins with the given tokens of its sentence."""
 
     prefixes: Sequence[Sequence[int]]
+    only_bars = False
 
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        forced = [prefix[said.steps] if said.steps < len(prefix) else -1 for prefix in self.prefixes]
-        if max(forced, default=-1) < 0:
+        if said.steps >= self._padded.shape[1]:
             return log_p_NV
-        return _forced(log_p_NV, [forced[number] for number in said.sentence_N.tolist()])
+        forced_B = self._padded[:, said.steps].to(log_p_NV.device)
+        forced_N1 = forced_B[said.sentence_N].unsqueeze(1)
+        tokens_V = torch.arange(log_p_NV.shape[1], device=log_p_NV.device)
+        barred_NV = (forced_N1 >= 0) & (tokens_V != forced_N1)
+        # What is forced is possible, however unlikely or unwelcome to other rules.
+        return torch.where(forced_N1 >= 0, log_p_NV.clamp_min(-1e9), log_p_NV).masked_fill_(barred_NV, -torch.inf)
 
-
-@final
-@dataclass(frozen=True)
-class MustSay(Rule):
-    """Each answer contains the given sequences of its sentence: it may not end before, and where the room that is left
-    is just enough for what is missing, that is said.
-    """
-
-    sequences: Sequence[Sequence[Sequence[int]]]
-    limits: Sequence[int]
-    end: int
-
-    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        forced, barred = [], []
-        for tokens, sentence in zip(said.tokens_NT.tolist(), said.sentence_N.tolist(), strict=True):
-            missing = [sequence for sequence in self.sequences[sentence] if not _contains(tokens, sequence)]
-            left = self.limits[sentence] - 1 - len(tokens)
-            barred.append(bool(missing))
-            forced.append(-1)
-            # A token of its own choice may undo what has been begun: it has one only where there is room for all.
-            if missing and left <= sum(map(len, missing)):
-                furthest = max(missing, key=lambda sequence: _begun(tokens, sequence))
-                forced[-1] = furthest[_begun(tokens, furthest)]
-        log_p_NV = log_p_NV.clone()
-        log_p_NV[torch.tensor(barred, device=log_p_NV.device), self.end] = -torch.inf
-        return _forced(log_p_NV, forced)
-
-
-def _contains(tokens: Sequence[int], sequence: Sequence[int]) -> bool:
-    size = len(sequence)
-    return any(list(tokens[first : first + size]) == list(sequence) for first in range(len(tokens) - size + 1))
-
-
-def _begun(tokens: Sequence[int], sequence: Sequence[int]) -> int:
-    """How much of a sequence stands at the end of what has been said."""
-    longest = min(len(sequence) - 1, len(tokens))
-    return next((n for n in range(longest, 0, -1) if list(tokens[-n:]) == list(sequence[:n])), 0)
-
-
-def _forced(log_p_NV: Tensor, forced: Sequence[int]) -> Tensor:
-    """Where a token is forced (not −1), no other is possible, and it is however unlikely."""
-    forced_N = torch.tensor(forced, device=log_p_NV.device)
-    tokens_V = torch.arange(log_p_NV.shape[1], device=log_p_NV.device)
-    barred_NV = (forced_N >= 0).unsqueeze(1) & (tokens_V != forced_N.unsqueeze(1))
-    return log_p_NV.clamp_min(-1e9).where((forced_N >= 0).unsqueeze(1), log_p_NV).masked_fill(barred_NV, -torch.inf)
+    @cached_property
+    def _padded(self) -> Tensor:
+        """The prefixes filled up to the longest with −1."""
+        longest = max(map(len, self.prefixes), default=0)
+        rows = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in self.prefixes]
+        return torch.tensor(rows, dtype=torch.long).view(len(rows), longest)

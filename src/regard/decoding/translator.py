@@ -10,12 +10,15 @@ from torch import Tensor
 from regard.attention.record import record
 from regard.data.batching import Batch, note_cut, pad
 from regard.data.order import by_length
-from regard.data.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
+from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
+from regard.decoding.beam import BeamOptions, BeamStep, beam
+from regard.decoding.phrases import MustSay
 from regard.decoding.risk import least_risk
-from regard.decoding.rules import Banned, MustSay, NoRepeat, NotBefore, Prefix, Repetition, Rule
+from regard.decoding.rules import Banned, NoRepeat, NotBefore, Prefix, Repetition, Rule
 from regard.decoding.sampling import Draw
-from regard.decoding.search import BeamOptions, BeamStep, Hypothesis, Symbols, beam, likeliest, walk
+from regard.decoding.search import Hypothesis, Symbols, likeliest, walk
 from regard.decoding.settings import DecodingSettings, SearchSettings
+from regard.errors import ConfigError
 from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq
 
@@ -124,7 +127,9 @@ class Translator:
         memory = self.model.encoder(source)
         limits_B = (source.lengths_B * self.limits.ratio + self.limits.extra).long()
         limits_B = torch.where(source.lengths_B > 0, limits_B, 0)
-        rules = self._rules(search, wishes, limits_B)
+        spoken = self._spoken(wishes)
+        limits_B = _roomy(limits_B, spoken)
+        rules = _rules(search, spoken, limits_B)
         given = (self.model.decoder, memory, SYMBOLS, limits_B)
         if search.sample or search.minimum_risk:
             draw = Draw(generator, search.temperature, search.top_k, search.top_p, search.min_p)
@@ -142,30 +147,23 @@ class Translator:
             found = [least_risk(drawn, self.tokenizers.target.decode) for drawn in found]
         return [answers[: search.nbest] for answers in found]
 
-    def _rules(self, search: SearchSettings, wishes: Wishes, limits_B: Tensor) -> list[Rule]:
-        """Guards first, wishes last: what is wished for stands, whatever the guards think of it."""
-        rules: list[Rule] = []
-        if search.min_length:
-            rules.append(NotBefore(END, search.min_length))
-        if search.no_repeat:
-            rules.append(NoRepeat(search.no_repeat))
-        if search.repetition_penalty > 1:
-            rules.append(Repetition(search.repetition_penalty))
-        ids = self.tokenizers.target.ids
-        if wishes.banned:
-            rules.append(Banned(tuple(tuple(sequence) for sequence in ids(wishes.banned) if sequence)))
-        if wishes.phrases:
-            phrases = [[sequence for sequence in ids(own) if sequence] if own else [] for own in wishes.phrases]
-            # An answer has room for what it must say, and for its end.
-            needed = torch.tensor([1 + sum(map(len, own)) for own in phrases], device=limits_B.device)
-            limits_B.copy_(torch.where(limits_B > 0, torch.maximum(limits_B, needed), limits_B))
-            rules.append(MustSay(phrases, limits_B.tolist(), END))
-        if wishes.prefixes:
-            prefixes = ids(wishes.prefixes)
-            longest = torch.tensor([1 + len(prefix) for prefix in prefixes], device=limits_B.device)
-            limits_B.copy_(torch.where(limits_B > 0, torch.maximum(limits_B, longest), limits_B))
-            rules.append(Prefix(prefixes))
-        return rules
+    def _spoken(self, wishes: Wishes) -> "_Spoken":
+        """The wishes in tokens."""
+        return _Spoken(
+            self._sayable("prefix", wishes.prefixes),
+            [[phrase for phrase in self._sayable("must_say", own) if phrase] for own in wishes.phrases],
+            tuple(tuple(phrase) for phrase in self.tokenizers.target.ids(wishes.banned) if phrase),
+        )
+
+    def _sayable(self, wish: str, texts: Sequence[str]) -> list[list[int]]:
+        found = self.tokenizers.target.ids(texts)
+        for text, ids in zip(texts, found, strict=True):
+            if UNKNOWN in ids:
+                raise ConfigError(
+                    f"{wish}: the model's vocabulary lacks part of {text!r}, so that no answer can contain it. Wish "
+                    "for something that is made of tokens it was trained on."
+                )
+        return found
 
     def _weights(self, found: list[list[Hypothesis]], source: Padded) -> dict[str, Tensor]:
         """A second pass over the finished answers keeps the search free of weights, whatever its strategy."""
@@ -207,6 +205,44 @@ class Translator:
                 told[-1].append(Translation(text, answer.score, truncated, source, answer.tokens, own))
                 index += 1
         return told
+
+
+class _Spoken(NamedTuple):
+    """Wishes in tokens."""
+
+    prefixes: list[list[int]]
+    phrases: list[list[list[int]]]
+    banned: tuple[tuple[int, ...], ...]
+
+
+def _roomy(limits_B: Tensor, spoken: _Spoken) -> Tensor:
+    """The limits with room for what each answer must say, and for its end; an empty source has an empty answer."""
+    needed = [0] * len(limits_B)
+    for row, prefix in enumerate(spoken.prefixes):
+        needed[row] += len(prefix)
+    for row, phrases in enumerate(spoken.phrases):
+        needed[row] += sum(map(len, phrases))
+    if not any(needed):
+        return limits_B
+    return torch.where(limits_B > 0, limits_B.clamp_min(torch.tensor(needed, device=limits_B.device) + 1), limits_B)
+
+
+def _rules(search: SearchSettings, spoken: _Spoken, limits_B: Tensor) -> list[Rule]:
+    """Guards first, wishes last: what is wished for stands, whatever the guards think of it."""
+    rules: list[Rule] = []
+    if search.min_length:
+        rules.append(NotBefore(END, search.min_length))
+    if search.no_repeat:
+        rules.append(NoRepeat(search.no_repeat))
+    if search.repetition_penalty > 1:
+        rules.append(Repetition(search.repetition_penalty))
+    if spoken.banned:
+        rules.append(Banned(spoken.banned))
+    if any(spoken.phrases):
+        rules.append(MustSay(spoken.phrases, limits_B.tolist(), END))
+    if any(spoken.prefixes):
+        rules.append(Prefix(spoken.prefixes))
+    return rules
 
 
 def kind_of(name: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.tokenizers import Tokenizer
+from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.translator import Translation, kind_of
 from regard.inspection import heatmap
 

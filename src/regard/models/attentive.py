@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import attention as attending
+from regard.dropout import Dropout
 from regard.models.contracts import Decoded, Decoder, LossTerm, Memory, share
 from regard.models.readout import Pointed, Readout
 from regard.models.settings import RecurrentModel
@@ -63,11 +64,20 @@ class AttentiveDecoder(Decoder, ABC):
         super().__init__()
         hidden, embedding = settings.decoder.hidden, settings.embedding
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout, self.slot_dropout = Dropout(settings.dropout), Dropout(settings.slot_dropout)
         self.bridge = nn.Linear(memory, settings.decoder.start_size)
         self.attention = attending.Attention.from_settings(settings.attention, hidden, memory)
         self.layers = layers.Stack(settings.decoder, embedding + fed)
-        self.readout = Readout(known, memory, hidden, vocabulary, settings.dropout, copy=settings.decoder.copy_source)
+        self.readout = Readout(
+            known,
+            memory,
+            settings.readout,
+            vocabulary,
+            settings.dropout_before_output,
+            copy=settings.decoder.copy_source,
+        )
+        if settings.tied != "none":
+            self.readout.share(self.embedding)
 
     @property
     def stepwise(self) -> bool:
@@ -79,7 +89,7 @@ class AttentiveDecoder(Decoder, ABC):
         return self.readout.generate is not None
 
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
-        keys = self.attention.prepare(memory.slots_BSD, allowed=memory.allowed_BS)
+        keys = self.attention.prepare(self.slot_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
         start = self.layers.start_from(torch.tanh(self.bridge(memory.summary_BD)))
         masks = self.layers.masks(len(memory.slots_BSD), memory.slots_BSD)
         shares = self.readout.slots(keys.values_BHSD.squeeze(1)) if self.attention.select.marginal else None
@@ -201,7 +211,7 @@ class LuongDecoder(AttentiveDecoder):
 
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:
         hidden, order = settings.decoder.hidden, settings.decoder.order
-        fed = {"luong": hidden if settings.decoder.input_feeding else 0, "simple": memory}[order]
+        fed = {"luong": settings.readout if settings.decoder.input_feeding else 0, "simple": memory}[order]
         super().__init__(settings, vocabulary, memory, fed=fed, known=hidden)
         self.fed, self.feeds_context = fed, order == "simple"
 

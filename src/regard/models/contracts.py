@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 State = Any
-"""Any nesting of tuples, lists and dicts of tensors with rows on axis 0."""
+"""Any nesting of tuples, lists and dicts of tensors with rows on axis 0, and of parts that can be `reordered`."""
 
 Keys = Any
 """What a decoder works out once per source; shared by the hypotheses of a sentence, never reordered."""
@@ -92,7 +92,7 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def step(self, token_B: Tensor, state: State, keys: Keys) -> tuple[Tensor, State]:
-        """One step from the token before → (logits_BV, state)."""
+        """One step from the token before → (logits_BV, state). The logits are the caller's, who may write to them."""
 
     @abstractmethod
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
@@ -104,14 +104,31 @@ def share(keys: Tensor, rows: int) -> Tensor:
     return keys if len(keys) == rows else keys.repeat_interleave(rows // len(keys), dim=0)
 
 
-def reorder(state: State, rows: Tensor) -> State:
-    """The state with its rows picked and ordered by index; the model behind it is not asked."""
-    if isinstance(state, Tensor):
-        return state.index_select(0, rows)
-    if isinstance(state, dict):
-        return {name: reorder(part, rows) for name, part in state.items()}
-    if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return type(state)(*(reorder(part, rows) for part in state))
-    if isinstance(state, (tuple, list)):
-        return type(state)(reorder(part, rows) for part in state)
-    return state
+def reorder(state: State, rows: Tensor, *, block: int = 1, blocks: Tensor | None = None) -> State:
+    """The state with its rows picked and ordered by index; the model behind it is not asked.
+
+    Search knows more: its rows lie in blocks, the hypotheses of a sentence, and none leaves its block. With `block`
+    above 1, so many rows each, the rows of new block b come from the old block `blocks[b]`, or where that is None from
+    block b itself. A part with a method `reordered(rows, block, blocks)` is moved by that, which may move less.
+    """
+    moved = _Moved(rows, block, rows if block == 1 and blocks is None else blocks)
+    return moved.state(state)
+
+
+class _Moved(NamedTuple):
+    rows: Tensor
+    block: int
+    blocks: Tensor | None
+
+    def state(self, state: State) -> State:
+        if isinstance(state, Tensor):
+            return state.index_select(0, self.rows)
+        if isinstance(state, dict):
+            return {name: self.state(part) for name, part in state.items()}
+        if hasattr(state, "reordered"):
+            return state.reordered(*self)
+        if isinstance(state, tuple) and hasattr(state, "_fields"):
+            return type(state)(*map(self.state, state))
+        if isinstance(state, (tuple, list)):
+            return type(state)(map(self.state, state))
+        return state

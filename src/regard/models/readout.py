@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.dropout import Dropout
 from regard.models.contracts import Decoded, LossTerm
 
 
@@ -32,8 +33,13 @@ class Readout(nn.Module):
         super().__init__()
         self.hidden = nn.Linear(known + context, hidden)
         self.output = nn.Linear(hidden, vocabulary)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.generate = nn.Linear(known + context, 1) if copy else None
+
+    def share(self, embedding: nn.Embedding) -> None:
+        """Give the output layer the matrix of an embedding (Press and Wolf 2017), drawn so that logits are small."""
+        nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
+        self.output.weight = embedding.weight
 
     def features(self, known: Tensor, context: Tensor) -> Tensor:
         """The hidden layer, tanh(U [known; context])."""

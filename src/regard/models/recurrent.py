@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.dropout import Dropout
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded, share
 from regard.models.readout import Readout
 from regard.models.settings import EncoderSettings, FixedModel
@@ -25,7 +26,7 @@ class RecurrentEncoder(Encoder):
     def __init__(self, settings: EncoderSettings, vocabulary: int, embedding: int, dropout: float) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.layers = layers.Stack(
             settings,
             embedding,
@@ -79,11 +80,13 @@ class FixedDecoder(Decoder):
         self.reads_on = settings.context == "every_step"
         context = memory if self.reads_on else 0
         self.embedding = nn.Embedding(vocabulary, settings.embedding)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.bridge = nn.Linear(memory, settings.decoder.start_size)
         self.layers = layers.Stack(settings.decoder, settings.embedding + context)
         known = settings.decoder.hidden + settings.embedding
-        self.readout = Readout(known, context, settings.decoder.hidden, vocabulary, settings.dropout)
+        self.readout = Readout(known, context, settings.readout, vocabulary, settings.dropout_before_output)
+        if settings.tied != "none":
+            self.readout.share(self.embedding)
 
     def begin(self, memory: Memory) -> tuple[Tensor, FixedState]:
         start = self.layers.start_from(torch.tanh(self.bridge(memory.summary_BD)))

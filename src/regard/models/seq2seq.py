@@ -32,10 +32,16 @@ def build_model(settings: Model, source_vocabulary: int, target_vocabulary: int)
     if isinstance(settings, TransformerModel):
         return build_transformer(settings, source_vocabulary, target_vocabulary)
     encoder = RecurrentEncoder(settings.encoder, source_vocabulary, settings.embedding, settings.dropout)
+    decoder: FixedDecoder | BahdanauDecoder | LuongDecoder
     if isinstance(settings, FixedModel):
-        return Seq2Seq(encoder, FixedDecoder(settings, target_vocabulary, encoder.size))
-    decoder = BahdanauDecoder if settings.decoder.order == "bahdanau" else LuongDecoder
-    return Seq2Seq(encoder, decoder(settings, target_vocabulary, encoder.size))
+        decoder = FixedDecoder(settings, target_vocabulary, encoder.size)
+    else:
+        kind = BahdanauDecoder if settings.decoder.order == "bahdanau" else LuongDecoder
+        decoder = kind(settings, target_vocabulary, encoder.size)
+    if settings.tied == "all":
+        _see_that_all_can_be_one(source_vocabulary, target_vocabulary)
+        encoder.embedding.weight = decoder.embedding.weight
+    return Seq2Seq(encoder, decoder)
 
 
 def build_transformer(settings: TransformerModel, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
@@ -43,10 +49,14 @@ def build_transformer(settings: TransformerModel, source_vocabulary: int, target
     encoder = TransformerEncoder(settings, source_vocabulary)
     decoder = TransformerDecoder(settings, target_vocabulary)
     if settings.tied == "all":
-        if source_vocabulary != target_vocabulary:
-            raise ConfigError(
-                "model.tied: all embeddings can be one only where source and target have one vocabulary. Set "
-                "tokenizer.shared=true, or model.tied=decoder."
-            )
+        _see_that_all_can_be_one(source_vocabulary, target_vocabulary)
         encoder.embedding.tokens.weight = decoder.embedding.tokens.weight
     return Seq2Seq(encoder, decoder)
+
+
+def _see_that_all_can_be_one(source_vocabulary: int, target_vocabulary: int) -> None:
+    if source_vocabulary != target_vocabulary:
+        raise ConfigError(
+            "model.tied: all embeddings can be one only where source and target have one vocabulary. Set "
+            "tokenizer.shared=true, or model.tied=decoder."
+        )

@@ -34,6 +34,17 @@ class _RecurrentSizes(Settings):
     embedding: PositiveInt = Field(64, description="width of a token's vector")
     encoder: EncoderSettings = EncoderSettings()
     dropout: float = Field(0.1, ge=0, lt=1, description="on embeddings and before the output layer")
+    slot_dropout: float = Field(0.0, ge=0, lt=1, description="on the states of the encoder")
+    output_dropout: float | None = Field(
+        None, ge=0, lt=1, description="before the output layer, if another than dropout"
+    )
+    tied: Literal["none", "decoder", "all"] = Field(
+        "none", description="which share one matrix: target embedding and output, and the source's too"
+    )
+
+    @property
+    def dropout_before_output(self) -> float:
+        return self.dropout if self.output_dropout is None else self.output_dropout
 
     @property
     def memory_size(self) -> int:
@@ -46,9 +57,20 @@ class FixedModel(_RecurrentSizes):
 
     kind: Literal["fixed"] = "fixed"
     decoder: RecurrentSettings = RecurrentSettings()
+
     context: Literal["initial", "every_step"] = Field(
         "every_step", description="whether the vector only starts the decoder, or is read at every step"
     )
+
+    @property
+    def readout(self) -> int:
+        """The width of the hidden layer before the output: that of an embedding where they share a matrix."""
+        return self.decoder.hidden if self.tied == "none" else self.embedding
+
+    @property
+    def shares_vocabulary(self) -> bool:
+        """Whether a token must be the same in source and target."""
+        return self.tied == "all"
 
 
 class RecurrentModel(_RecurrentSizes):
@@ -94,7 +116,12 @@ class RecurrentModel(_RecurrentSizes):
     @property
     def shares_vocabulary(self) -> bool:
         """Whether a token must be the same in source and target."""
-        return self.decoder.copy_source
+        return self.decoder.copy_source or self.tied == "all"
+
+    @property
+    def readout(self) -> int:
+        """The width of the hidden layer before the output: that of an embedding where they share a matrix."""
+        return self.decoder.hidden if self.tied == "none" else self.embedding
 
 
 class TransformerModel(Settings):

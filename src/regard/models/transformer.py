@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.attention import Keys, Past
-from regard.attention.heads import Cache, MultiHeadAttention
+from regard.attention.cache import Cache, Steps, Store
+from regard.attention.heads import MultiHeadAttention, Packed
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.settings import Score
+from regard.dropout import Dropout
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded
 from regard.models.settings import TransformerModel
 
@@ -44,7 +46,7 @@ class FeedForward(nn.Module):
         gates = 2 if settings.activation == "swiglu" else 1
         self.inner = nn.Linear(settings.size, gates * settings.feedforward)
         self.outer = nn.Linear(settings.feedforward, settings.size)
-        self.dropout = nn.Dropout(settings.activation_dropout)
+        self.dropout = Dropout(settings.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
@@ -64,7 +66,7 @@ class Residual(nn.Module):
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
         self.norm = _norm(settings)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.first = settings.norm == "pre"
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
@@ -77,7 +79,7 @@ class Residual(nn.Module):
 
     def leave(self, x: Tensor, made: Tensor) -> Tensor:
         """X with what the part made of it."""
-        after: Tensor = x + self.dropout(made)
+        after: Tensor = x + (self.dropout(made) if self.training else made)
         return after if self.first else self.norm(after)
 
 
@@ -90,7 +92,7 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(vocabulary, settings.size)
         nn.init.normal_(self.tokens.weight, std=settings.size**-0.5)
         self.scale = math.sqrt(settings.size)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         learned = settings.positions == "learned"
         self.learned = LearnedPositions(settings.max_positions, settings.size) if learned else None
         self.has_waves = settings.positions == "sinusoidal"
@@ -153,19 +155,28 @@ class TransformerEncoder(Encoder):
         return Memory(slots_BSD, valid_BS, summary_BD, source.tokens_BT)
 
 
-class LayerState(NamedTuple):
-    """What a decoder layer remembers: its own keys and values, and its cross-attention's past."""
+class LayerKeys(NamedTuple):
+    """What a decoder layer is given once per source: the memory for its cross-attention, and the projections of its
+    self-attention packed for steps.
+    """
 
-    cache: Cache | None
-    past: Past
+    cross: Keys
+    own: Packed | None
+
+
+class LayersState(NamedTuple):
+    """What the decoder's layers remember: the steps so far, and the past of each cross-attention that needs its own."""
+
+    cache: Cache
+    pasts: tuple[Past | None, ...]
 
 
 class TransformerState(NamedTuple):
-    """How many tokens have been given, the same as a tensor for each row, and what each layer remembers."""
+    """How many tokens have been given, the same as a tensor for each row, and what the layers remember."""
 
     used: int
     past: Past
-    layers: tuple[LayerState, ...]
+    layers: LayersState
 
 
 @final
@@ -188,17 +199,15 @@ class DecoderLayer(nn.Module):
         made: Tensor = self.after_feedforward(x_BTD, self.feedforward)
         return made
 
-    def step(self, x_B1D: Tensor, state: LayerState, keys: Keys, before: Past, used: int) -> tuple[Tensor, LayerState]:
-        """One step, given what has been used of the cache."""
-        given = self.after_self.enter(x_B1D)
-        new = self.self_attention.prepare(given, start=used)
-        cache = Cache.begin(new) if state.cache is None else state.cache.extended(new)
-        x_B1D = self.after_self.leave(
-            x_B1D, self.self_attention.read(given, cache.keys, before, start=used).context_BTD
-        )
-        attended = self.cross_attention.read(self.after_cross.enter(x_B1D), keys, state.past)
+    def step(
+        self, x_B1D: Tensor, store: Store | None, steps: Steps, past: Past, keys: LayerKeys
+    ) -> tuple[Tensor, Store, Past]:
+        """One step, given the steps before it and the past of the cross-attention."""
+        read_B1D, store = self.self_attention.extend(self.after_self.enter(x_B1D), store, steps, keys.own)
+        x_B1D = self.after_self.leave(x_B1D, read_B1D)
+        attended = self.cross_attention.read(self.after_cross.enter(x_B1D), keys.cross, past)
         x_B1D = self.after_cross.leave(x_B1D, attended.context_BTD)
-        return self.after_feedforward(x_B1D, self.feedforward), LayerState(cache, attended.past)
+        return self.after_feedforward(x_B1D, self.feedforward), store, attended.past
 
 
 @final
@@ -219,20 +228,32 @@ class TransformerDecoder(Decoder):
         else:
             self.output.weight = self.embedding.tokens.weight
 
-    def begin(self, memory: Memory) -> tuple[tuple[Keys, ...], TransformerState]:
-        keys = self._keys(memory)
-        start = torch.zeros(len(memory.slots_BSD), dtype=torch.long, device=memory.slots_BSD.device)
-        pasts = (layer.cross_attention.attention.begin(key) for layer, key in zip(self._layers(), keys, strict=True))
-        return keys, TransformerState(0, Past(start), tuple(LayerState(None, past) for past in pasts))
+    def begin(self, memory: Memory) -> tuple[tuple[LayerKeys, ...], TransformerState]:
+        layers = self._layers()
+        packed = (layer.self_attention.packed() for layer in layers)
+        keys = [LayerKeys(*both) for both in zip(self._keys(memory), packed, strict=True)]
+        rows, device = len(memory.slots_BSD), memory.slots_BSD.device
+        attentions = [layer.cross_attention.attention for layer in layers]
+        pasts = (part.begin(key.cross) if part.stepwise else None for part, key in zip(attentions, keys, strict=True))
+        start = Past(torch.zeros(rows, dtype=torch.long, device=device))
+        return tuple(keys), TransformerState(0, start, LayersState(Cache.begin(rows, device), tuple(pasts)))
 
-    def step(self, token_B: Tensor, state: TransformerState, keys: tuple[Keys, ...]) -> tuple[Tensor, TransformerState]:
+    def step(
+        self, token_B: Tensor, state: TransformerState, keys: tuple[LayerKeys, ...]
+    ) -> tuple[Tensor, TransformerState]:
         x_B1D = self.embedding(token_B.unsqueeze(1), state.used)
-        after = []
-        for layer, before, key in zip(self._layers(), state.layers, keys, strict=True):
-            x_B1D, remembered = layer.step(x_B1D, before, key, state.past, state.used)
-            after.append(remembered)
+        cache, pasts = state.layers
+        steps = cache.taking(x_B1D.dtype)
+        stores: list[Store] = []
+        after: list[Past | None] = []
+        for index, (layer, own) in enumerate(zip(self._layers(), pasts, strict=True)):
+            store = cache.stores[index] if cache.stores else None
+            x_B1D, store, past = layer.step(x_B1D, store, steps, own or state.past, keys[index])
+            stores.append(store)
+            after.append(past if own else None)
         past = state.past._replace(position_B=state.past.position_B + 1)
-        return self.output(self.norm(x_B1D)).squeeze(1), TransformerState(state.used + 1, past, tuple(after))
+        layers = LayersState(cache.after(steps, stores), tuple(after))
+        return self.output(self.norm(x_B1D)).squeeze(1), TransformerState(state.used + 1, past, layers)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         x_BTD = self.embedding(tokens_BT)

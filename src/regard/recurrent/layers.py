@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.dropout import Dropout
 from regard.recurrent import cells, kernels
 from regard.recurrent.cells import Cell
 from regard.recurrent.settings import RecurrentSettings
@@ -53,7 +54,7 @@ class Stack(nn.Module):
         sizes = [input_size] + [self.output_size] * (settings.layers - 1)
         built = [cells.build_cell(settings, size) for size in sizes for _ in range(self.directions)]
         self.cells = nn.ModuleList(built)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         start_size = settings.start_size * self.directions
         self.learned_start = nn.Parameter(torch.zeros(start_size)) if learned_start else None
 

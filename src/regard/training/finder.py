@@ -1,6 +1,7 @@
 """Finders: a learning rate and a batch that suit a model, its data and the machine, tried out in a minute."""
 
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from regard.data.corpora import load_corpus
 from regard.data.order import ByTokens
@@ -33,6 +35,24 @@ def _rehearsal(settings: RunSettings) -> Iterator[Training]:
     """A training that leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="regard.") as folder, Narrator() as narrator:
         yield Training.begin(settings, RunFolder(Path(folder)), load_corpus(settings.data), narrator)
+
+
+def find_pace(settings: RunSettings, steps: int = 4) -> dict[int, float]:
+    """Seconds that a step takes, by the number of CPU threads: of one, and of as many as there are cores."""
+    before = torch.get_num_threads()
+    pace: dict[int, float] = {}
+    with _rehearsal(settings) as training:
+        try:
+            for threads in dict.fromkeys((1, os.cpu_count() or 1)):
+                torch.set_num_threads(threads)
+                training.take_step()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    training.take_step()
+                pace[threads] = (time.perf_counter() - start) / steps
+        finally:
+            torch.set_num_threads(before)
+    return pace
 
 
 def find_learning_rate(settings: RunSettings, lowest: float = 1e-6, highest: float = 1.0, steps: int = 100) -> Found:
@@ -75,10 +95,10 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
     """
     tried: list[tuple[float, float]] = []
     with _rehearsal(settings) as training:
-        longest = int(training.data.train.widths.max())
-        tokens = max(smallest, longest)
-        while tokens <= int(training.data.train.widths.sum()):
-            order = ByTokens(training.data.train.widths, tokens, settings.seed, tokens)
+        lengths_N2 = training.data.train.lengths_N2
+        tokens = max(smallest, int(lengths_N2.max()))
+        while tokens <= int(lengths_N2.max(1).sum()):
+            order = ByTokens(lengths_N2, tokens, settings.seed, tokens)
             try:
                 tried.append((tokens, _speed(training, order)))
             except RuntimeError as error:
@@ -95,8 +115,7 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
 
 def _speed(training: Training, order: ByTokens, repeats: int = 3) -> float:
     """Target tokens a second, after a first batch to warm up."""
-    widths = training.data.train.widths
-    places = sorted(range(order.steps_per_epoch), key=lambda place: -int(widths[order.at(place)].max()))
+    places = sorted(range(order.steps_per_epoch), key=lambda place: -int(order.lengths_N2[order.at(place)].max()))
     seconds, tokens = 0.0, 0
     for number in range(repeats + 1):
         place = places[number % len(places)]

@@ -15,7 +15,7 @@ from regard.data.batching import Batch, Encoded
 from regard.data.corpora import Corpus, load_corpus
 from regard.data.order import ByPairs, ByTokens, Order, padding_share
 from regard.data.preparation import Prepared, Request, prepare
-from regard.data.tokenizers import TokenizerPair
+from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
 from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError, is_disk_failure
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -134,7 +134,7 @@ class Training:
             narrator.begin(training.steps, progress.step)
             since, tokens = time.monotonic(), 0
             while not self.done:
-                loss, count = self._step()
+                loss, count = self.take_step()
                 tokens += count
                 if progress.step % training.log_every == 0:
                     speed = tokens / (time.monotonic() - since)
@@ -170,7 +170,7 @@ class Training:
         device, order = self.translator.device, self.order
         return [self.data.train.batch(order.at(place), device, order.epoch_at(place)) for place in places]
 
-    def _step(self) -> tuple[float, int]:
+    def take_step(self) -> tuple[float, int]:
         """One update → (loss, tokens)."""
         step, training = self.progress.step, self.settings.training
         batches = self.batches(step)
@@ -311,8 +311,9 @@ def _order(data: Encoded, settings: RunSettings) -> Order:
     if training.batch_tokens is None:
         return ByPairs(data.sources.lengths, training.batch_size, settings.seed)
     longest = min(training.longest or training.batch_tokens, training.batch_tokens)
-    order = ByTokens(data.widths, training.batch_tokens, settings.seed, longest)
-    left_out = int((data.widths > longest).sum())
+    lengths_N2 = data.lengths_N2
+    order = ByTokens(lengths_N2, training.batch_tokens, settings.seed, longest)
+    left_out = int((lengths_N2.max(1) > longest).sum())
     if left_out == len(data):
         raise DataError(
             f"Every training pair has more than {longest:,} tokens on a side. Raise training.batch_tokens"

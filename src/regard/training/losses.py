@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batching import Batch
-from regard.data.tokenizers import UNKNOWN
+from regard.data.tokens.tokenizers import UNKNOWN
 from regard.models.contracts import Decoded, Padded
 from regard.models.seq2seq import Seq2Seq
 from regard.training.parts import sum_of_parts

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.models.contracts import Decoded
 
-MOST_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}
+MOST_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}
 """Logits that are held at once: on a CPU so many as stay in its cache."""
 
 Part = Callable[[Tensor, Tensor], Tensor]

@@ -17,7 +17,7 @@ from pydantic import (
 from regard.config import BY_NAME, HARMLESS, Settings
 from regard.data.settings import CharTokenizer, Data, TokenizerChoice
 from regard.decoding.settings import DecodingSettings, SearchSettings
-from regard.models.settings import FixedModel, Model, RecurrentModel
+from regard.models.settings import Model, RecurrentModel
 from regard.training.measures import Accuracy, Chrf, Loss, Measure, MeasureChoice
 
 
@@ -154,7 +154,7 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _one_vocabulary_where_tokens_are_shared(self) -> Self:
-        if not isinstance(self.model, FixedModel) and self.model.shares_vocabulary and not self.tokenizer.shared:
-            what = "copies tokens (decoder.copy_source)" if self.model.kind == "recurrent" else "ties all embeddings"
+        if self.model.shares_vocabulary and not self.tokenizer.shared:
+            what = "ties all embeddings" if self.model.tied == "all" else "copies tokens (decoder.copy_source)"
             raise ValueError(f"model: it {what}, so source and target need one vocabulary. Set tokenizer.shared=true.")
         return self

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.cleaning import clean, summary
 from regard.data.corpora import read_pairs
-from regard.data.problems import Finding, Limits, judge
-from regard.data.scripts import Characters
 from regard.data.settings import Files
-from regard.data.survey import Split, Survey, take
+from regard.data.survey.cleaning import clean, summary
+from regard.data.survey.passes import Split, Survey, take
+from regard.data.survey.problems import Finding, Limits, judge
+from regard.data.survey.scripts import Characters
 from regard.errors import DataError
 
 SOUND = [(f"мы и они {n} раз", f"we and they {n} times") for n in range(100, 300)]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from regard.data.settings import Sampling
-from regard.data.tokenizers import UNKNOWN, Tokenizer
-from regard.data.vocabularies import BYTES, SPECIALS
+from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer
+from regard.data.tokens.vocabularies import BYTES, SPECIALS
 from regard.errors import ConfigError
 
 Segmentation = tuple[int, ...]

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data import faults
-from regard.data.corpora import Row
-from regard.data.faults import KINDS, Kind, Severity
-from regard.data.scripts import Characters, Trait, traits_of
-from regard.data.survey import MARKUP, Mark, Side, Survey, bits, read_again
+from regard.data.readers import Row
+from regard.data.survey import faults
+from regard.data.survey.faults import KINDS, Kind, Severity
+from regard.data.survey.passes import MARKUP, Mark, Side, Survey, bits, read_again
+from regard.data.survey.scripts import Characters, Trait, traits_of
 
 Rows = NDArray[np.intp]
 

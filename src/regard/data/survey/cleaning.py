@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from regard.data import faults
-from regard.data.corpora import Row
-from regard.data.faults import Kind
-from regard.data.problems import Finding
-from regard.data.scripts import Trait, traits_of
-from regard.data.survey import Survey, quiet, read_again
+from regard.data.readers import Row
+from regard.data.survey import faults
+from regard.data.survey.faults import Kind
+from regard.data.survey.passes import Survey, quiet, read_again
+from regard.data.survey.problems import Finding
+from regard.data.survey.scripts import Trait, traits_of
 from regard.errors import DataError
 
 _MENDED = (faults.SWAPPED, faults.MISREAD, faults.CONTROL, faults.UNNORMALISED, faults.SPACES)

@@ -16,11 +16,11 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.marks import TAB
 from regard.data.ragged import Ragged, offsets_of
-from regard.data.samplers import build_sampler
 from regard.data.settings import Sampling
-from regard.data.tokenizers import END, Tokenizer
+from regard.data.tokens.marks import TAB
+from regard.data.tokens.samplers import build_sampler
+from regard.data.tokens.tokenizers import END, Tokenizer
 from regard.errors import ModelError
 
 Ints = NDArray[np.int64]

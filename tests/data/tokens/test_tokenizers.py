@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from regard.data.settings import (
     WordTokenizer,
     samplings,
 )
-from regard.data.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
+from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
 from regard.errors import ConfigError, DataError, ModelError
 from regard.training.settings import RunSettings
 
@@ -101,6 +102,32 @@ def _plain(kind: str, kept: dict[str, Tokenizer] = {}) -> Tokenizer:  # noqa: B0
     return kept[kind]
 
 
+@pytest.mark.parametrize("kind", ["word", "bpe", "unigram"])
+@pytest.mark.parametrize("split", ["spaces", "classes"])
+@given(text=st.text(st.sampled_from("ab cäÄß \t▁▂1<s>Σς́ ")) | st.text(st.characters(codec="utf-8")))
+@example(text="a  b")
+@example(text=" a")
+@example(text="e\u0301 \u0301e")
+@example(text="Ας ΑΣ ΣΑΣ Α")
+def test_words_met_before_have_the_ids_that_the_whole_text_has(kind: str, split: str, text: str) -> None:
+    tokenizer = _without_symbols(kind, split)
+    assert tokenizer._segmented is not None
+    encoded = [tokens.ids for tokens in tokenizer.encode([text, text.lower()])]
+    assert tokenizer.ids([text, text.lower()]) == encoded
+    assert tokenizer.ids([text, text.lower()]) == encoded
+
+
+@cache
+def _without_symbols(kind: str, split: str) -> Tokenizer:
+    return build(kind, byte_fallback=True, **({} if kind == "word" else {"split": split}))
+
+
+def test_symbols_are_looked_for_in_the_whole_text() -> None:
+    tokenizer = build("bpe", symbols=["<url>"])
+    text = "<url> low <url>low low"
+    assert tokenizer.ids([text]) == [tokenizer.encode([text])[0].ids]
+
+
 def test_a_token_knows_where_it_stood() -> None:
     tokenizer = Tokenizer.characters(["3 mai 五月"])
     [tokens] = tokenizer.encode(["五 mai!"])
@@ -163,7 +190,7 @@ def test_the_likeliest_pieces_are_those_of_the_text() -> None:
 
 def test_a_unigram_vocabulary_is_the_same_in_every_process() -> None:
     code = (
-        "import sys; from regard.data.tokenizers import *; from regard.data.settings import *\n"
+        "import sys; from regard.data.tokens.tokenizers import *; from regard.data.settings import *\n"
         "lines = [f'{n * n} times {n} and {n + 3} ' for n in range(200)]\n"
         "pair = TokenizerPair.build(UnigramTokenizer(vocabulary=90), lines, [])\n"
         "print(pair.source.inner.to_str())"
@@ -357,7 +384,8 @@ def test_which_sides_are_sampled() -> None:
 def test_text_is_read_once_and_not_kept(kind: str) -> None:
     """60 MB of text pass in far less memory."""
     code = (
-        "import resource, sys\nfrom regard.data.tokenizers import *\nfrom regard.training.settings import RunSettings\n"
+        "import resource, sys\nfrom regard.data.tokens.tokenizers import *\n"
+        "from regard.training.settings import RunSettings\n"
         "from regard.config import resolve\n"
         f"settings = resolve(RunSettings, 'dates', {{'tokenizer': '{kind}'}}).tokenizer\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
@@ -371,7 +399,7 @@ def test_text_is_read_once_and_not_kept(kind: str) -> None:
 
 def test_a_fork_after_tokenising_is_quiet_and_the_child_can_tokenise() -> None:
     code = (
-        "import os\nfrom regard.data.tokenizers import Tokenizer\n"
+        "import os\nfrom regard.data.tokens.tokenizers import Tokenizer\n"
         "t = Tokenizer.characters(['abc'])\nt.ids(['abc'] * 1000)\npid = os.fork()\n"
         "if pid == 0:\n    t.ids(['abc'] * 1000)\n    os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"
     )

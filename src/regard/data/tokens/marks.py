@@ -6,8 +6,10 @@ escapes, `▂2`: every text comes back as it was. A field that is empty or begin
 Characters need none of this: a space is a character like any other.
 """
 
+import json
 import re
 
+import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from regard.data.settings import RESERVED, CharSide, SpelledSide, WordSide
@@ -23,6 +25,8 @@ _COLLAPSE = [
 ]
 _FIELD = r"(?<![^\t])"
 """Before this place stands nothing, or a tab."""
+
+TAB_PATTERN, END_PATTERN = r"\t", r"\z"
 
 UNMARKED = [decoders.Replace(Regex(f"{_FIELD}{MARK}"), ""), decoders.Replace(MARK, " ")]
 _UNESCAPED = [decoders.Replace("▂1", MARK), decoders.Replace("▂2", "▂")]
@@ -50,7 +54,6 @@ def normaliser(options: SpelledSide) -> normalizers.Normalizer:
     if isinstance(options, CharSide):
         return normalizers.Sequence(_spelling(options))
     apart = [] if isinstance(options, WordSide) else either(symbols(options))
-    unmarked = "|".join([*apart, r"\t", r"\z"])
     return normalizers.Sequence(
         [
             *_spelling(options),
@@ -58,9 +61,14 @@ def normaliser(options: SpelledSide) -> normalizers.Normalizer:
             normalizers.Prepend(MARK),
             normalizers.Replace(TAB, TAB + MARK),
             normalizers.Replace(" ", MARK),
-            normalizers.Replace(Regex(f"{_FIELD}{MARK}(?={unmarked})"), ""),
+            normalizers.Replace(Regex(_unmarked(apart)), ""),
         ]
     )
+
+
+def _unmarked(apart: list[str]) -> str:
+    """The mark of a field that begins with one of these, or is empty."""
+    return f"{_FIELD}{MARK}(?={'|'.join([*apart, TAB_PATTERN, END_PATTERN])})"
 
 
 def cutter(options: SpelledSide) -> pre_tokenizers.PreTokenizer:
@@ -96,3 +104,12 @@ def decoder(options: SpelledSide) -> decoders.Decoder:
     bytes_ = [decoders.ByteFallback()] if options.byte_fallback else []
     read = [] if isinstance(options, CharSide) else [*UNMARKED, *_UNESCAPED]
     return decoders.Sequence([*bytes_, decoders.Fuse(), *read])
+
+
+def cuts_at_spaces(inner: tokenizers.Tokenizer) -> bool:
+    """Whether a text is the same as what stands between its spaces, segmented by itself: so it is with marks and
+    without symbols, before which a field has no mark.
+    """
+    parts = json.loads(inner.to_str())["normalizer"].get("normalizers", [])
+    plain = {"type": "Replace", "pattern": {"Regex": _unmarked([])}, "content": ""}
+    return plain in parts

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
-from regard.data import marks, unigrams
 from regard.data.settings import BPESide, CharSide, SpelledSide, UnigramSide, WordSide
+from regard.data.tokens import marks, unigrams
 from regard.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)

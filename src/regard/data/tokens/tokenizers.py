@@ -9,15 +9,30 @@ from typing import NamedTuple
 
 import tokenizers
 
-from regard.data import marks
-from regard.data.sentencepiece import build_tokenizer, read_model
 from regard.data.settings import CharSide, SentencePieceSide, Side, TokenizerSettings, sides
-from regard.data.vocabularies import END, PAD, SPECIALS, START, UNKNOWN, collect_tags, learn, tags_of, whole_characters
+from regard.data.tokens import marks
+from regard.data.tokens.sentencepiece import build_tokenizer, read_model
+from regard.data.tokens.vocabularies import (
+    END,
+    PAD,
+    SPECIALS,
+    START,
+    UNKNOWN,
+    collect_tags,
+    learn,
+    tags_of,
+    whole_characters,
+)
 from regard.errors import ModelError
 
 __all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "Tokenizer", "TokenizerPair", "Tokens"]
 
 Span = tuple[int, int]
+
+_UNUSUAL = re.compile(rf"[^\S ]|  |^ | $|[{marks.MARK}▂]")
+"""White space other than single spaces between words, and signs that are escaped."""
+
+_MOST_KNOWN = 1 << 20
 
 
 class Tokens(NamedTuple):
@@ -54,6 +69,8 @@ class Tokenizer:
         self._inner = inner
         self._tags = {token[1:]: index for token, index in inner.get_vocab().items() if _is_tag(token)}
         self._tag_names = {index: tag for tag, index in self._tags.items()}
+        self._segmented: dict[str, list[int]] | None = {} if marks.cuts_at_spaces(inner) else None
+        """What stands between spaces, with its ids, as far as it has been met."""
 
     @classmethod
     def characters(cls, texts: Iterable[str]) -> "Tokenizer":
@@ -99,13 +116,29 @@ class Tokenizer:
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids alone, which is quicker for a whole corpus."""
-        found = self._inner.encode_batch_fast([whole_characters(self._head(text)) for text in texts])
+        heads = [whole_characters(self._head(text)) for text in texts]
+        found = self._by_words(heads) if self._segmented is not None else self._whole(heads)
         if not self._tags:
-            return [encoding.ids for encoding in found]
+            return found
         return [
-            [*encoding.ids, *(self._tag(tag[0]) for tag in self._tags_in(text))]
-            for encoding, text in zip(found, texts, strict=True)
+            [*ids, *(self._tag(tag[0]) for tag in self._tags_in(text))] for ids, text in zip(found, texts, strict=True)
         ]
+
+    def _whole(self, texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._inner.encode_batch_fast(texts)]
+
+    def _by_words(self, texts: list[str]) -> list[list[int]]:
+        """No token reaches across a space: what stands between spaces is segmented when it is first met."""
+        known = self._segmented
+        assert known is not None
+        plain = [text.split(" ") if text and not _UNUSUAL.search(text) else None for text in texts]
+        new = list({word for words in plain if words for word in words if word not in known})
+        if len(known) + len(new) > _MOST_KNOWN:
+            known.clear()
+            new = list({word for words in plain if words for word in words})
+        known.update(zip(new, self._whole(new), strict=True))
+        rest = iter(self._whole([text for text, words in zip(texts, plain, strict=True) if words is None]))
+        return [[index for word in words for index in known[word]] if words else next(rest) for words in plain]
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         found = self._inner.encode_batch([whole_characters(self._head(text)) for text in texts])

@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.corpora import Pairs, Row, Stream, read_rows
-from regard.data.scripts import WINDOWS, Characters, Profile, Trait
+from regard.data.corpora import Pairs, Stream
+from regard.data.readers import Row, read_rows
 from regard.data.settings import Files
+from regard.data.survey.scripts import WINDOWS, Characters, Profile, Trait
 
 _BATCH = 8192
 

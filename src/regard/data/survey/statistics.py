@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from regard.data.scripts import NO_SCRIPT, Characters
-from regard.data.survey import Side, Split, Survey, take
+from regard.data.survey.passes import Side, Split, Survey, take
+from regard.data.survey.scripts import NO_SCRIPT, Characters
 
 _SAMPLE = 10_000
 """Pairs from which subwords are learned, to estimate how many of them there will be."""

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import faults, problems
 from regard.data.corpora import Pairs
-from regard.data.problems import Finding, Limits, judge
-from regard.data.scripts import Characters, Trait
 from regard.data.settings import Files
-from regard.data.statistics import bars, measure
-from regard.data.survey import Mark, Split, Survey, read_again, take
+from regard.data.survey import faults, problems
+from regard.data.survey.passes import Mark, Split, Survey, read_again, take
+from regard.data.survey.problems import Finding, Limits, judge
+from regard.data.survey.scripts import Characters, Trait
+from regard.data.survey.statistics import bars, measure
 
 texts = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12), min_size=1)
 
@@ -240,7 +240,7 @@ def test_subwords_are_fewer_than_characters_and_more_than_words() -> None:
 
 
 def test_a_sample_is_spread_over_all_pairs() -> None:
-    from regard.data.statistics import _SAMPLE, _Sample
+    from regard.data.survey.statistics import _SAMPLE, _Sample
 
     sample, numbers = _Sample(), [str(n) for n in range(10 * _SAMPLE + 7)]
     for start in range(0, len(numbers), 999):

@@ -11,9 +11,9 @@ import sentencepiece
 
 from regard.data import preparation
 from regard.data.corpora import Corpus, Pairs
-from regard.data.segmentation import Segmentations
 from regard.data.settings import DatesData, PairTokenizer, Sampling, SentencePieceTokenizer, samplings
-from regard.data.tokenizers import SPECIALS, Tokenizer, TokenizerPair
+from regard.data.tokens.segmentation import Segmentations
+from regard.data.tokens.tokenizers import SPECIALS, Tokenizer, TokenizerPair
 from regard.errors import DataError
 
 SYLLABLES = list(product(("be", "ver", "un", "ab"), ("geh", "lauf", "stell", "red"), ("en", "ung", "bar", "lich")))

@@ -13,12 +13,12 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import marks
 from regard.data.ragged import Ragged
-from regard.data.segmentation import Segmentations, choices, number_words
 from regard.data.settings import BPESide, BPETokenizer, Sampling, UnigramTokenizer
-from regard.data.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
-from regard.data.vocabularies import BYTES, Learned, build_model
+from regard.data.tokens import marks
+from regard.data.tokens.segmentation import Segmentations, choices, number_words
+from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
+from regard.data.tokens.vocabularies import BYTES, Learned, build_model
 from regard.errors import ConfigError, ModelError
 
 LINES = [

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-from regard.data import marks
 from regard.data.settings import RESERVED
-from regard.data.vocabularies import BYTES, SPECIALS, Learned, Merges, build_model
+from regard.data.tokens import marks
+from regard.data.tokens.vocabularies import BYTES, SPECIALS, Learned, Merges, build_model
 from regard.errors import DataError
 
 _NORMAL, _USER, _BYTE = 1, 4, 6

@@ -1,0 +1,93 @@
+"""Does memory stay flat however large the corpus? Tokenise made-up pairs, start from the cache, and go through batches.
+
+    python benchmarks/corpus.py --pairs 10000000            # about 1 GB of text in a temporary folder
+    python benchmarks/corpus.py --pairs 200000 --tokenizer unigram
+
+Each stage runs in a process of its own; what is printed is its time and the most memory that it held.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WORDS = 20_000
+
+
+def write_pairs(path: Path, count: int) -> None:
+    """Sentences of made-up words, the frequent ones as frequent as in a language; targets spell sources backwards."""
+    generator = random.Random(0)
+    syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
+    words = ["".join(generator.choices(syllables, k=generator.randint(1, 4))) for _ in range(WORDS)]
+    weights = [1 / (rank + 3) for rank in range(WORDS)]
+    with path.open("w") as file:
+        for _ in range(0, count, 10_000):
+            drawn = generator.choices(words, weights, k=10_000 * 8)
+            lines = (drawn[8 * row : 8 * row + generator.randint(3, 8)] for row in range(10_000))
+            file.writelines(f"{' '.join(line)}\t{' '.join(word[::-1] for word in reversed(line))}\n" for line in lines)
+
+
+def stage(name: str, path: str, tokenizer: str) -> None:
+    """One stage, in this process."""
+    from regard.config import resolve
+    from regard.data.corpora import load_corpus
+    from regard.data.order import ByTokens, padding_share
+    from regard.data.preparation import Request, prepare
+    from regard.training.settings import RunSettings
+
+    start = time.perf_counter()
+    settings = resolve(RunSettings, "pairs", {"data.train": path, "tokenizer": tokenizer})
+    corpus = load_corpus(settings.data)
+    request = Request(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, 0)
+    found = prepare(request, None, lambda text: print(f"    {text}", file=sys.stderr))
+    report = {"pairs": len(found.train), "seconds": time.perf_counter() - start}
+    if name == "batches":
+        import torch
+
+        order = ByTokens(found.train.lengths_N2, 8192, 0, 256)
+        order.at(0)
+        report["first batch after"] = time.perf_counter() - start
+        report["padding"] = padding_share(order, found.train.targets.lengths)
+        begun, tokens = time.perf_counter(), 0
+        for step in range(2_000):
+            tokens += found.train.batch(order.at(step), torch.device("cpu"), 0).tokens
+        report["tokens/s"] = tokens / (time.perf_counter() - begun)
+    report["GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(json.dumps(report))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=1_000_000)
+    parser.add_argument("--tokenizer", default="bpe")
+    parser.add_argument("--stage", help=argparse.SUPPRESS)
+    parser.add_argument("--path", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.stage:
+        stage(args.stage, args.path, args.tokenizer)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pairs.tsv"
+        write_pairs(path, args.pairs)
+        print(f"{args.pairs:,} pairs, {path.stat().st_size / 2**20:,.0f} MiB of text, tokeniser {args.tokenizer}")
+        command = [sys.executable, __file__, "--tokenizer", args.tokenizer, "--path", str(path), "--stage"]
+        for name in ("tokenise", "start again", "batches"):
+            done = subprocess.run(
+                [*command, name],
+                env={**os.environ, "REGARD_CACHE": f"{folder}/cache"},
+                stdout=subprocess.PIPE,
+                check=True,
+            )
+            report = json.loads(done.stdout)
+            told = ", ".join(f"{key} {value:,.2f}" for key, value in report.items() if key != "pairs")
+            print(f"{name:12s} {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

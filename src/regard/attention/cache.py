@@ -1,0 +1,128 @@
+"""The steps that a decoder has taken: the keys and values of every layer, which stay where they were written.
+
+At each step of a beam the hypotheses of a sentence change places, and all that they have said would have to be copied
+with them. Instead the K rows of a block share one store of T K slots, and each row knows which of its block took each
+of its steps: the store is read by K queries, each through a mask of its own.
+
+N rows in B blocks of K, T steps, S = T K slots, H heads, D width.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ROOM = 32
+
+
+class Store(NamedTuple):
+    """Keys and values of one layer, with room for more steps behind them, doubled when it is used up."""
+
+    keys_BHSD: Tensor
+    values_BHSD: Tensor
+
+    def moved(self, rows: Tensor) -> "Store":
+        return Store(*(part.index_select(0, rows) for part in self))
+
+
+class Steps(NamedTuple):
+    """Which row of its block took each step of each row, the one being taken included; and, where a block has more than
+    one row, the same as what is added to the scores of all slots: 0, or −∞ for a slot of another's past.
+    """
+
+    origin_NT: Tensor
+    block: int
+    bias_BKS: Tensor | None = None
+
+    @property
+    def slots(self) -> int:
+        return self.origin_NT.shape[1] * self.block
+
+    def write(self, store: Store | None, prepared: Tensor, values_NHTD: Tensor) -> Store:
+        """The store with the slots of this step, written in place: the store before must not be used again."""
+        parts = (_with_heads(prepared), values_NHTD)
+        if store is None:
+            store = Store(*(part.new_zeros(_roomy(part, self.block)) for part in parts))
+        elif self.slots > store.values_BHSD.shape[2]:
+            store = Store(*(torch.cat([part, torch.zeros_like(part)], dim=2) for part in store))
+        for kept, part in zip(store, parts, strict=True):
+            _, heads, _, width = part.shape
+            apart_BHKD = part.view(-1, self.block, heads, width).transpose(1, 2)
+            kept.narrow(2, self.slots - self.block, self.block).copy_(apart_BHKD)
+        return store
+
+    def shared(self, store: Store) -> Store:
+        """What the rows of a block read together."""
+        return Store(*(part.narrow(2, 0, self.slots) for part in store))
+
+    def apart(self, store: Store) -> Store:
+        """What each row reads, for itself: (N, H, T, D)."""
+        rows, steps = self.origin_NT.shape
+        if self.block == 1:
+            return self.shared(store)
+        first_T = torch.arange(steps, device=self.origin_NT.device) * self.block
+        index = (first_T + self.origin_NT).view(-1, 1, self.block * steps, 1)
+        found = []
+        for part in store:
+            own = part.gather(2, index.expand(-1, part.shape[1], -1, part.shape[3]))
+            own_BHKTD = own.view(*own.shape[:2], self.block, steps, -1)
+            found.append(own_BHKTD.transpose(1, 2).reshape(rows, part.shape[1], steps, -1))
+        return Store(*found)
+
+
+class Cache(NamedTuple):
+    """The stores of all layers, and whose steps lie in them."""
+
+    stores: tuple[Store, ...]
+    origin_NT: Tensor
+    block: int = 1
+
+    @classmethod
+    def begin(cls, rows: int, device: torch.device) -> "Cache":
+        return cls((), torch.zeros(rows, 0, dtype=torch.long, device=device))
+
+    def taking(self, dtype: torch.dtype) -> Steps:
+        """The steps so far and one more."""
+        own_K = torch.arange(self.block, device=self.origin_NT.device)
+        own_N1 = own_K.repeat(len(self.origin_NT) // self.block).unsqueeze(1)
+        origin_NT = torch.cat([self.origin_NT, own_N1], dim=1)
+        if self.block == 1:
+            return Steps(origin_NT, 1)
+        another_NTK = origin_NT.unsqueeze(-1) != own_K
+        bias = torch.zeros(another_NTK.shape, dtype=dtype, device=own_K.device).masked_fill_(another_NTK, -torch.inf)
+        return Steps(origin_NT, self.block, bias.view(-1, self.block, origin_NT.shape[1] * self.block))
+
+    def after(self, steps: Steps, stores: list[Store]) -> "Cache":
+        return Cache(tuple(stores), steps.origin_NT, steps.block)
+
+    def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Cache":
+        """As `contracts.reorder` has it: rows that move within their block leave the stores where they are."""
+        cache = self if block == self.block else self._regrouped(block)
+        stores = cache.stores if blocks is None else tuple(store.moved(blocks) for store in cache.stores)
+        return Cache(stores, cache.origin_NT.index_select(0, rows), block)
+
+    def _regrouped(self, block: int) -> "Cache":
+        """The same steps in blocks of another size."""
+        rows, steps = self.origin_NT.shape
+        taken = Steps(self.origin_NT, self.block)
+        stores = []
+        for store in self.stores:
+            parts = []
+            for part in taken.apart(store):
+                apart = part.view(-1, block, *part.shape[1:]).permute(0, 2, 3, 1, 4)
+                roomy = part.new_zeros(rows // block, part.shape[1], (ROOM + steps) * block, part.shape[3])
+                roomy[:, :, : steps * block] = apart.flatten(2, 3)
+                parts.append(roomy)
+            stores.append(Store(*parts))
+        own_K = torch.arange(block, device=self.origin_NT.device)
+        return Cache(tuple(stores), own_K.repeat(rows // block).unsqueeze(1).expand(rows, steps), block)
+
+
+def _with_heads(prepared: Tensor) -> Tensor:
+    """Keys that were not cut into heads are of one."""
+    return prepared.unsqueeze(1) if prepared.dim() == 3 else prepared
+
+
+def _roomy(part: Tensor, block: int) -> tuple[int, ...]:
+    rows, heads, _, width = part.shape
+    return rows // block, heads, ROOM * block, width

@@ -1,0 +1,185 @@
+"""Settings for pairs that nobody has set anything for: chosen from what the pairs are like, each with its reason."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from regard.config import resolve
+from regard.data.settings import FilesData
+from regard.data.survey.passes import Split
+from regard.data.survey.scripts import Characters
+from regard.data.survey.statistics import measure
+from regard.errors import DataError
+from regard.training.settings import RunSettings
+
+Form = Literal["sentences", "words", "symbols"]
+
+_UNSPACED = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"}
+"""Scripts in which no space stands between words."""
+
+_VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
+"""Below so many pairs, so many subwords; beyond them 32,000."""
+
+_PASSES = ((5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
+"""Below so many pairs, so often each is seen; beyond them 10 times."""
+
+
+_FEW_PASSES = 5
+
+
+class Chosen(NamedTuple):
+    """Settings, and for people why they are what they are."""
+
+    settings: RunSettings
+    reasons: list[str]
+    steps_per_pass: float
+
+
+@dataclass
+class _Choice:
+    """Settings by dotted keys as they are decided on."""
+
+    data: FilesData
+    keys: dict[str, Any] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    steps_per_pass: float = 1.0
+
+    def settle(self, reason: str, **keys: Any) -> None:
+        self.keys |= {key.replace("__", "."): value for key, value in keys.items()}
+        self.reasons.append(reason)
+
+
+def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chosen:
+    """Look at the training pairs and decide on tokeniser, model and schedule; what is overridden stands."""
+    files = resolve(FilesData, data.model_dump(mode="json"), _below("data.", overrides)).files("train")
+    assert files is not None
+    _, facts = measure(Split.of_files(str(files), files), Characters())
+    if not facts["pairs"]:
+        raise DataError(f"{data.train}: no pair is left to use. Check the file and its columns.")
+    choice = _Choice(data)
+    forms = (form_of(facts["source"]), form_of(facts["target"]))
+    _tokenizer(choice, facts, forms)
+    _model(choice, facts["pairs"], cuda=cuda)
+    _training(choice, facts, forms, cuda=cuda)
+    chosen = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
+    settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
+    wishes = [f"As you wish: {key}={value}." for key, value in overrides.items()]
+    return Chosen(settings, choice.reasons + wishes, choice.steps_per_pass)
+
+
+def _below(prefix: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(prefix): value for key, value in overrides.items() if key.startswith(prefix)}
+
+
+def form_of(side: Mapping[str, Any]) -> Form:
+    """What stands on one side: sentences, single words, or a string of few symbols with spaces between (phonemes)."""
+    words, chars = side["words"]["median"], side["chars"]["median"]
+    letters_per_word = side["total_chars"] / max(1, side["total_words"]) - 1
+    if words >= 2 and side["distinct_words"] <= 400 and letters_per_word <= 3:
+        return "symbols"
+    unspaced = next(iter(side["scripts"]), "") in _UNSPACED
+    return "sentences" if words >= 3 or (unspaced and chars >= 10) else "words"
+
+
+def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form]) -> None:
+    scripts = [next(iter(facts[side]["scripts"]), "none") for side in ("source", "target")]
+    alike = scripts[0] == scripts[1]
+    seen = " and ".join(
+        dict.fromkeys(f"{form} in {script} script" for form, script in zip(forms, scripts, strict=True))
+    )
+    choice.reasons.append(f"Data: {facts['pairs']:,} pairs of {seen}.")
+    if "sentences" in forms:
+        size = next((size for pairs, size in _VOCABULARIES if facts["pairs"] < pairs), 32_000)
+        alphabet = max(facts["source"]["alphabet"], facts["target"]["alphabet"])
+        size = max(size, 2 * alphabet)
+        both = "one vocabulary for both sides, which share a script" if alike else "a vocabulary for each script"
+        choice.settle(
+            f"Tokeniser: {size:,} subwords (BPE), {both}.",
+            tokenizer={"kind": "bpe", "vocabulary": size, "shared": alike, "max_length": 512},
+        )
+    elif "symbols" in forms:
+        kinds = ["word" if form == "symbols" else "char" for form in forms]
+        named = [{"word": "symbols as they stand", "char": "characters"}[kind] for kind in kinds]
+        choice.settle(f"Tokeniser: {named[0]} → {named[1]}.", tokenizer={"source": kinds[0], "target": kinds[1]})
+    else:
+        both = "one alphabet" if alike else "an alphabet for each script"
+        choice.settle(f"Tokeniser: characters, {both}.", tokenizer={"kind": "char", "shared": alike})
+
+
+def _model(choice: _Choice, pairs: int, *, cuda: bool) -> None:
+    dropout = 0.3 if pairs < 50_000 else 0.2 if pairs < 500_000 else 0.1
+    if cuda:
+        tied = "all" if choice.keys["tokenizer"].get("shared") else "decoder"
+        layers, size = (3, 256) if pairs < 20_000 else (6, 512) if pairs > 500_000 else (4, 256)
+        choice.settle(
+            f"Model: Transformer of {layers} + {layers} layers, {size} wide, dropout {dropout}, for so many pairs.",
+            model={
+                "kind": "transformer", "size": size, "layers": layers, "heads": size // 64, "feedforward": 4 * size,
+                "norm": "pre", "dropout": dropout, "tied": tied,
+            },
+        )  # fmt: skip
+        return
+    size = 256 if pairs >= 5_000 else 128
+    choice.settle(
+        f"Model: GRU of {size} with additive attention, dropout {dropout}: without a GPU it learns fastest.",
+        model={
+            "kind": "recurrent", "embedding": size, "dropout": dropout, "attention": "bahdanau",
+            "encoder": {"cell": "gru", "hidden": size, "bidirectional": True},
+            "decoder": {"cell": "gru", "hidden": size, "order": "bahdanau"},
+        },
+    )  # fmt: skip
+
+
+def _training(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], *, cuda: bool) -> None:
+    unit = "subword" if "sentences" in forms else "char"
+    tokens = max(facts[side]["tokens"][unit] for side in ("source", "target"))
+    longest = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
+    batch = max(8_192 if cuda and facts["pairs"] >= 50_000 else 2_048, 2 * int(longest))
+    passes = next((passes for pairs, passes in _PASSES if facts["pairs"] < pairs), 10)
+    choice.steps_per_pass = 1.1 * tokens / batch
+    steps = max(500, int(passes * choice.steps_per_pass))
+    transformer = choice.keys["model"]["kind"] == "transformer"
+    metric, also = {"sentences": ("bleu", ["chrf"]), "symbols": ("wer", ["per"]), "words": ("accuracy", ["cer"])}[
+        forms[1]
+    ]
+    choice.settle(
+        f"Training: {batch:,} tokens a batch, each pair {passes} times at the most; the best model by {metric}.",
+        training={
+            "steps": steps, "batch_tokens": batch, "longest": max(256, int(longest)), "warmup": max(50, steps // 20),
+            "learning_rate": 0.001 if transformer else 0.002, "label_smoothing": 0.1, "precision": "auto",
+            "validate_every": max(50, steps // 20), "save_every": max(50, steps // 20), "log_every": 20,
+            "validation_pairs": 500, "metric": metric, "also": also, "patience": 6,
+        },
+    )  # fmt: skip
+
+
+def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides: Mapping[str, Any]) -> Chosen:
+    """As many steps as the time allows, given how long one takes on so many threads."""
+    threads = min(seconds, key=lambda count: seconds[count])
+    training = chosen.settings.training
+    # Validation takes its share, a tenth or so.
+    possible = max(20, int(0.85 * 60 * minutes / seconds[threads]))
+    steps = training.steps if "training.steps" in overrides else min(training.steps, possible)
+    every = max(20, steps // 10)
+    keys = {
+        "steps": steps,
+        "warmup": max(20, steps // 20),
+        "validate_every": every,
+        "save_every": every,
+        "threads": threads,
+    }
+    wanted: dict[str, Any] = {f"training.{name}": value for name, value in keys.items()}
+    passes = steps / chosen.steps_per_pass
+    if passes < _FEW_PASSES:  # what is seen so seldom is not learned by heart
+        wanted["model.dropout"] = min(0.1, chosen.settings.model.dropout)
+    wanted = {key: value for key, value in wanted.items() if key not in overrides}
+    settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), wanted)
+    about = steps * seconds[threads] / 60 / 0.85
+    told = f"{about:.0f} minutes" if about >= 1.5 else f"{60 * about:.0f} seconds"
+    limit = f", as many as {minutes:g} minutes hold (--minutes)" if steps == possible < training.steps else ""
+    reason = (
+        f"Time: {steps:,} steps of {seconds[threads]:.2f} s on {threads} thread{'s' if threads > 1 else ''}, about "
+        f"{told}{limit}. Each pair is seen {passes:.1f} times"
+        f"{f', and dropout is {settings.model.dropout}' if 'model.dropout' in wanted else ''}."
+    )
+    return Chosen(settings, [*chosen.reasons, reason], chosen.steps_per_pass)

@@ -1,0 +1,141 @@
+"""Settings chosen from pairs: each kind of data gets its tokeniser and measure, the time is kept, and wishes stand."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.config import resolve
+from regard.data.settings import FilesData
+from regard.training.choice import choose, fit
+from regard.training.folder import RunFolder
+from regard.training.settings import RunSettings
+
+GENERATOR = random.Random(0)
+WORDS = ["the", "old", "man", "saw", "a", "white", "dog", "near", "river", "house"]
+
+
+def sentences(count: int = 300) -> list[tuple[str, str]]:
+    drawn = [" ".join(GENERATOR.choices(WORDS, k=GENERATOR.randint(4, 9))) for _ in range(count)]
+    return [(text, text.upper()) for text in drawn]
+
+
+def spelled(count: int = 300) -> list[tuple[str, str]]:
+    """Words, and a sound for each letter."""
+    drawn = ["".join(GENERATOR.choices("abcdefghij", k=GENERATOR.randint(3, 8))) for _ in range(count)]
+    return [(word, " ".join(f"{letter.upper()}H" for letter in word)) for word in drawn]
+
+
+def names(count: int = 300) -> list[tuple[str, str]]:
+    return [(word, word.translate(str.maketrans("abcdefghij", "абцдефгхиж"))) for word, _ in spelled(count)]
+
+
+def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> FilesData:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    return resolve(FilesData, {"train": str(path)}, {})
+
+
+@pytest.mark.parametrize(
+    ("pairs", "tokenizer", "metric"),
+    [
+        pytest.param(sentences(), {"kind": "bpe", "shared": True}, "bleu", id="sentences"),
+        pytest.param(spelled(), {"kind": "pair"}, "wer", id="pronunciations"),
+        pytest.param(names(), {"kind": "char", "shared": False}, "accuracy", id="names in two scripts"),
+    ],
+)
+def test_each_kind_of_pairs_has_its_tokeniser_and_measure(
+    tmp_path: Path, pairs: list[tuple[str, str]], tokenizer: dict[str, Any], metric: str
+) -> None:
+    chosen = choose(files(tmp_path, pairs), {}, cuda=False)
+    found = chosen.settings.tokenizer.model_dump()
+    assert {key: found[key] for key in tokenizer} == tokenizer
+    assert chosen.settings.training.metric.kind == metric
+    told = " ".join(chosen.reasons)
+    for word in ("300 pairs", "Tokeniser", "Model", "Training"):
+        assert word in told
+
+
+def test_phonemes_are_read_as_they_stand_and_letters_one_by_one(tmp_path: Path) -> None:
+    chosen = choose(files(tmp_path, spelled()), {}, cuda=False).settings.tokenizer.model_dump()
+    assert (chosen["source"]["kind"], chosen["target"]["kind"]) == ("char", "word")
+
+
+@pytest.mark.parametrize("pairs", [sentences(), spelled(), names()])
+def test_where_there_is_a_gpu_the_model_is_a_transformer(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
+    assert choose(files(tmp_path, pairs), {}, cuda=True).settings.model.kind == "transformer"
+
+
+def test_wishes_stand_and_are_told(tmp_path: Path) -> None:
+    wishes = {"model.encoder.cell": "lstm", "training.steps": 7}
+    chosen = choose(files(tmp_path, names()), wishes, cuda=False)
+    assert chosen.settings.training.steps == 7
+    assert chosen.settings.model.encoder.cell.kind == "lstm"  # type: ignore[union-attr]
+    assert "As you wish: training.steps=7." in chosen.reasons
+    assert fit(chosen, {1: 1.0}, 1.0, wishes).settings.training.steps == 7
+
+
+def test_steps_are_as_many_as_the_time_allows_on_the_faster_threads(tmp_path: Path) -> None:
+    chosen = choose(files(tmp_path, names()), {}, cuda=False)
+    fitted = fit(chosen, {1: 0.5, 2: 0.3}, 1.0, {})
+    assert fitted.settings.training.threads == 2
+    assert fitted.settings.training.steps == int(0.85 * 60 / 0.3)
+    plenty = fit(chosen, {1: 0.5, 2: 0.3}, 1e6, {})
+    assert plenty.settings.training.steps == chosen.settings.training.steps
+
+
+def test_a_newcomer_trains_on_a_file_and_goes_on_with_the_same_command(cli: Callable[..., Any], tmp_path: Path) -> None:
+    files(tmp_path, names(200))
+    command = ["train", "--pairs", "pairs.tsv", "training.steps=20", "training.batch_tokens=256"]
+    done = cli(*command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "runs/pairs\n"
+    assert "Tokeniser: characters, an alphabet for each script." in done.stderr
+    folder = RunFolder(tmp_path / "runs" / "pairs")
+    assert isinstance(folder.settings(), RunSettings)
+    again = cli(*command)
+    assert again.returncode == 0, again.stderr
+    assert "has already been trained" in again.stderr
+    predicted = cli("predict", "runs/pairs", "abc")
+    assert predicted.returncode == 0
+
+
+def test_several_seeds_are_trained_one_after_the_other_and_summed_up(cli: Callable[..., Any], tmp_path: Path) -> None:
+    files(tmp_path, names(200))
+    done = cli("train", "--pairs", "pairs.tsv", "training.steps=20", "training.batch_tokens=256", "--seeds", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "runs/pairs/seed-0\nruns/pairs/seed-1\n"
+    settings = [RunFolder(tmp_path / "runs" / "pairs" / f"seed-{seed}").settings() for seed in (0, 1)]
+    assert [own.seed for own in settings] == [0, 1]
+    assert "loss: " in done.stderr
+    assert " ± " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "Name a preset"),
+        (["train", "training.steps=3"], "Name a preset"),
+        (["train", "--source", "a"], "--source and --target"),
+        (["train", "--pairs", "a", "--source", "b", "--target", "c"], "--source and --target"),
+        (["train", "dates", "--dev", "x"], "--dev and --columns go with"),
+    ],
+)
+def test_what_does_not_fit_together_is_a_usage_error(
+    cli: Callable[..., Any], arguments: list[str], message: str
+) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_other_files_in_a_run_that_was_begun_are_refused(cli: Callable[..., Any], tmp_path: Path) -> None:
+    files(tmp_path, names(200))
+    arguments = ["training.steps=20", "training.batch_tokens=256", "--out", "run"]
+    assert cli("train", "--pairs", "pairs.tsv", *arguments).returncode == 0
+    (tmp_path / "other.tsv").write_text("a\tb\n")
+    done = cli("train", "--pairs", "other.tsv", *arguments)
+    assert done.returncode == 2
+    assert "was begun with other files (pairs.tsv)" in done.stderr
