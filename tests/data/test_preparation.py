@@ -1,25 +1,30 @@
 """The cache: made once, the same as in memory, made anew when anything changes, and never trusted half written."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.config import resolve
 from regard.data import cache, preparation
 from regard.data.batching import Encoded
 from regard.data.corpora import load_corpus
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import BPETokenizer, CharTokenizer, Files, FilesData, TokenizerSettings
-from regard.data.tokens.tokenizers import END
+from regard.data.tokens.tokenizers import END, TokenizerPair
+from regard.data.tokens.workers import ids_of
 from regard.errors import DataError, ResourceError
+from regard.training.settings import RunSettings
 
 ROWS = st.lists(st.lists(st.integers(0, 70_000), max_size=5), max_size=8)
 
@@ -56,11 +61,17 @@ def test_rows_are_taken_as_a_list_would_give_them(rows: list[list[int]], picked:
     assert ragged.lengths.tolist() == [len(row) for row in rows]
 
 
+@given(rows=ROWS, longest=st.integers(0, 6), end=st.none() | st.integers(0, 9))
+def test_rows_are_cut_and_ended(rows: list[list[int]], longest: int, end: int | None) -> None:
+    found = Ragged.of(rows).ended(longest, end).rows()
+    assert found == [[*row[:longest], *([] if end is None else [end])] for row in rows]
+
+
 @pytest.mark.parametrize(("largest", "width"), [(65_535, np.uint16), (65_536, np.uint32)])
 def test_rows_come_back_from_the_disk_in_as_few_bytes_as_hold_them(tmp_path: Path, largest: int, width: type) -> None:
     with RaggedFile(tmp_path, "x", largest) as file:
-        file.write([[1, largest - 1], []])
-        file.write([[7]])
+        file.write(Ragged.of([[1, largest - 1], []]))
+        file.write(Ragged.of([[7]]))
     mapped = map_ragged(tmp_path, "x")
     assert [mapped[index].tolist() for index in range(3)] == [[1, largest - 1], [], [7]]
     assert mapped.flat.dtype == width
@@ -278,3 +289,63 @@ def test_only_the_side_that_is_asked_for_is_sampled(tmp_path: Path) -> None:
     found = prepared(data(tmp_path), tokenizer=BPETokenizer(vocabulary=60, dropout=0.5, sampled="source"))
     assert isinstance(found.train.targets, Ragged)
     assert not isinstance(found.train.sources, Ragged)
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
+def test_many_processes_find_the_ids_that_one_does(kind: str) -> None:
+    texts = [f"word{n} over the lazy dog {n % 7}" for n in range(300)]
+    settings = resolve(RunSettings, "dates", {"tokenizer": kind, "tokenizer.shared": False}).tokenizer
+    if kind != "char":
+        settings = settings.model_copy(update={"vocabulary": 80})
+    pair = TokenizerPair.build(settings, texts, [text.upper() for text in texts])
+    chunks = [[texts[at : at + 50], [text.upper() for text in texts[at : at + 50]]] for at in range(0, 300, 50)]
+    found = [[side.rows() for side in chunk] for chunk in ids_of(pair, iter(chunks), processes=2)]
+    assert found == [[side.rows() for side in chunk] for chunk in ids_of(pair, iter(chunks), processes=1)]
+    assert found[5][0] == pair.source.ids(chunks[5][0])
+
+
+def test_processes_that_tokenise_go_when_nobody_wants_more() -> None:
+    pair = TokenizerPair.build(CharTokenizer(), ["abc"], ["abc"])
+    stream = ids_of(pair, iter([[["a"], ["b"]]] * 9), processes=2)
+    next(stream)
+    stream.close()
+    children = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True, check=False
+    ).stdout
+    assert "tokens.workers" not in children
+
+
+def test_a_large_corpus_is_tokenised_by_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "_CHUNK", 40)
+    settings = data(tmp_path, pairs=400)
+    asked: list[int] = []
+    whole = preparation.ids_of
+
+    def watched(*arguments: Any) -> Any:
+        asked.append(arguments[2])
+        return whole(*arguments)
+
+    monkeypatch.setattr(preparation, "ids_of", watched)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    found = prepared(settings)
+    assert asked == [3]
+    held = Encoded.of(load_corpus(settings).train, found.tokenizers, 1_000)
+    rows = list(range(len(held)))
+    assert found.train.targets.take(rows).rows() == held.targets.take(rows).rows()
+
+
+def test_subwords_of_a_large_corpus_are_learned_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "_SAMPLE", 50)
+    seen: list[int] = []
+    whole = TokenizerPair.build
+
+    def watched(settings: Any, sources: Any, targets: Any) -> TokenizerPair:
+        listed = list(sources)
+        seen.append(len(listed))
+        return whole(settings, listed, targets)
+
+    monkeypatch.setattr(TokenizerPair, "build", watched)
+    prepared(data(tmp_path, pairs=200), tokenizer=BPETokenizer(vocabulary=60))
+    prepared(data(tmp_path, pairs=200))
+    assert seen[0] in range(35, 51)
+    assert seen[1] > 150

@@ -5,21 +5,24 @@ All of it is worked out once, and from then on mapped from the cache.
 
 import hashlib
 import json
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.batching import Encoded, Side, note_cut
 from regard.data.cache import key_of, remember
 from regard.data.corpora import Corpus, Pairs
-from regard.data.ragged import RaggedFile, map_ragged
+from regard.data.lines import count_lines
+from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import Data, Sampling, SentencePieceSide, TokenizerSettings, samplings, sides
 from regard.data.tokens.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
+from regard.data.tokens.workers import ids_of
 from regard.errors import DataError
 
 _FORMAT = 2
@@ -27,6 +30,12 @@ _FORMAT = 2
 
 _CHUNK = 20_000
 """Pairs that are tokenised together: enough to keep all cores at work, few enough to stay small."""
+
+_FEW = 8
+"""Chunks below which starting other processes does not pay."""
+
+_SAMPLE = 1_000_000
+"""Pairs that subwords are learned from, at the most; of more, every second, third … is taken."""
 
 _SIDES = ("source", "target")
 
@@ -79,7 +88,10 @@ def _models_read(settings: TokenizerSettings) -> list[str]:
 def _learn(request: Request, place: Path, say: Say) -> None:
     start = time.monotonic()
     corpus, settings = request.corpus, request.tokenizer
-    sources, targets = (source for source, _ in corpus.train), (target for _, target in corpus.train)
+    subwords = all(side.kind in {"bpe", "unigram"} for side in sides(settings))
+    every = -(-count_lines(corpus.files[0]) // _SAMPLE) if corpus.files and subwords else 1
+    sources = (source for source, _ in islice(corpus.train, 0, None, every))
+    targets = (target for _, target in islice(corpus.train, 0, None, every))
     learned = TokenizerPair.build(settings, sources, targets)
     _see_that_it_stayed(request)
     learned.save(place, lambda path, save: save(path))
@@ -91,15 +103,14 @@ def _encode(request: Request, tokenizers: TokenizerPair, place: Path, say: Say) 
     """To files, a piece at a time: memory does not grow with the corpus."""
     start = time.monotonic()
     corpus, max_length = request.corpus, request.tokenizer.max_length
-    pairs = iter(corpus.train)
     with ExitStack() as stack:
         writers = [
             stack.enter_context(_Writer(place, side, tokenizer, sampling, max_length))
             for side, tokenizer, sampling in zip(_SIDES, tokenizers, samplings(request.tokenizer), strict=True)
         ]
-        while chunk := list(islice(pairs, _CHUNK)):
-            for writer, texts in zip(writers, zip(*chunk, strict=True), strict=True):
-                writer.write(texts)
+        for found in _rows(writers, _chunks(corpus)):
+            for writer, rows in zip(writers, found, strict=True):
+                writer.write(rows)
     note_cut(sum(writer.cut for writer in writers), max_length, "sequence")
     (place / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False), "utf-8")
     _see_that_it_stayed(request)
@@ -117,27 +128,43 @@ def _see_that_it_stayed(request: Request) -> None:
         )
 
 
+def _chunks(corpus: Corpus) -> Iterator[list[tuple[str, ...]]]:
+    """The sources and the targets of some pairs at a time."""
+    pairs = iter(corpus.train)
+    while chunk := list(islice(pairs, _CHUNK)):
+        yield list(zip(*chunk, strict=True))
+
+
+def _rows(writers: "Sequence[_Writer]", chunks: Iterator[list[tuple[str, ...]]]) -> Iterator[list[Ragged]]:
+    """The rows of each chunk. A large corpus keeps all cores at work; words are numbered as they come, by one."""
+    if any(writer.sampling is not None for writer in writers):
+        return ([writer.rows(texts) for writer, texts in zip(writers, chunk, strict=True)] for chunk in chunks)
+    first = list(islice(chunks, _FEW))
+    processes = 1 if len(first) < _FEW else os.cpu_count() or 1
+    return ids_of([writer.tokenizer for writer in writers], chain(first, chunks), processes)
+
+
 class _Writer:
     """One side of a corpus on its way to the disk: in ids, or in words with a table of their segmentations."""
 
     def __init__(
         self, folder: Path, side: str, tokenizer: Tokenizer, sampling: Sampling | None, max_length: int
     ) -> None:
-        self._folder, self._side, self._tokenizer, self._sampling = folder, side, tokenizer, sampling
-        self._longest = max_length
-        self._numbers = {END_OF_SENTENCE: 0}
-        self._end = () if side == "source" else ((END,) if sampling is None else (0,))
-        self._file = RaggedFile(folder, side, len(tokenizer) if sampling is None else 1 << 31)
+        self.tokenizer, self.sampling = tokenizer, sampling
         self.cut = 0
+        self._folder, self._side, self._longest = folder, side, max_length
+        self._numbers = {END_OF_SENTENCE: 0}
+        self._end = None if side == "source" else END if sampling is None else 0
+        self._file = RaggedFile(folder, side, len(tokenizer) if sampling is None else 1 << 31)
 
-    def write(self, texts: Iterable[str]) -> None:
-        listed = list(texts)
-        if self._sampling is None:
-            rows = self._tokenizer.ids(listed)
-        else:
-            rows = number_words(self._tokenizer, listed, self._numbers).rows()
-        self.cut += sum(len(row) > self._longest for row in rows)
-        self._file.write([[*row[: self._longest], *self._end] for row in rows])
+    def rows(self, texts: Sequence[str]) -> Ragged:
+        if self.sampling is None:
+            return Ragged.of(self.tokenizer.ids(texts))
+        return number_words(self.tokenizer, texts, self._numbers)
+
+    def write(self, rows: Ragged) -> None:
+        self.cut += int((rows.lengths > self._longest).sum())
+        self._file.write(rows.ended(self._longest, self._end))
 
     def __enter__(self) -> "_Writer":
         self._file.__enter__()
@@ -145,9 +172,9 @@ class _Writer:
 
     def __exit__(self, *failure: object) -> None:
         self._file.__exit__(*failure)
-        if self._sampling is not None and failure[0] is None:
+        if self.sampling is not None and failure[0] is None:
             # One table serves every seed: which segmentation is used when is what a run's seed decides.
-            table = Segmentations.draw(self._tokenizer, list(self._numbers), self._sampling, seed=0)
+            table = Segmentations.draw(self.tokenizer, list(self._numbers), self.sampling, seed=0)
             table.save(self._folder / f"{self._side}.table.npz")
 
 

@@ -49,6 +49,15 @@ class Ragged:
         within = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
         return Ragged(self.flat[within].astype(np.int64), offsets)
 
+    def ended(self, longest: int, end: int | None) -> "Ragged":
+        """The rows cut to a length, and with an end behind each where there is one."""
+        kept = np.minimum(self.lengths, longest)
+        offsets = offsets_of(kept if end is None else kept + 1)
+        flat = np.full(offsets[-1], 0 if end is None else end, np.int64)
+        within = np.arange(int(kept.sum())) - np.repeat(offsets_of(kept)[:-1], kept)
+        flat[np.repeat(offsets[:-1], kept) + within] = self.flat[np.repeat(self.offsets[:-1], kept) + within]
+        return Ragged(flat, offsets)
+
 
 def offsets_of(lengths: Sequence[int] | Ids) -> Ids:
     """Where rows of these lengths begin, and where the last one ends."""
@@ -66,10 +75,9 @@ class RaggedFile:
         self._offsets = folder / f"{name}.offsets.npy"
         self._lengths: list[Ids] = []
 
-    def write(self, rows: Sequence[Sequence[int]]) -> None:
-        self._lengths.append(np.fromiter(map(len, rows), np.int32, len(rows)))
-        flat = np.fromiter((index for row in rows for index in row), self._type, int(self._lengths[-1].sum()))
-        self._handle.write(flat.tobytes())
+    def write(self, rows: Ragged) -> None:
+        self._lengths.append(rows.lengths.astype(np.int32))
+        self._handle.write(rows.flat.astype(self._type).tobytes())
 
     def __enter__(self) -> Self:
         return self

@@ -160,7 +160,7 @@ def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides:
     # Validation takes its share, a tenth or so.
     possible = max(20, int(0.85 * 60 * minutes / seconds[threads]))
     steps = training.steps if "training.steps" in overrides else min(training.steps, possible)
-    every = max(20, steps // 10)
+    every = max(20, -(-steps // 10))
     keys = {
         "steps": steps,
         "warmup": max(20, steps // 20),
