@@ -42,3 +42,8 @@ def cli(tmp_path: Path) -> Callable[..., Result]:
         return Result(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest come first, so that no worker is left with one of them at the end."""
+    items.sort(key=lambda item: "test_readme" not in item.nodeid)
