@@ -113,6 +113,7 @@ def rows(jobs: list[Job], found: list[dict[str, dict[str, float]]]) -> Iterator[
     yield ["model", "test", "measure", "languages", "seeds", "mean", "by seed", "to reach"]
     for name in dict.fromkeys(job.name for job in jobs):
         question = QUESTIONS[name]
+        languages = len({job.language for job in jobs if job.name == name})
         for place, test in enumerate(question.tests):
             for metric in (question.metric, *question.also):
                 scale = 100.0 if metric == "accuracy" else 1.0
@@ -123,7 +124,7 @@ def rows(jobs: list[Job], found: list[dict[str, dict[str, float]]]) -> Iterator[
                 means = [statistics.fmean(values) for values in by_seed.values()]
                 goal = question.target[place : place + 1] if metric == question.metric else ()
                 yield [
-                    name, test or "test", metric, str(len({job.language for job in jobs if job.name == name})), ", ".join(map(str, by_seed)),
+                    name, test or "test", metric, str(languages), ", ".join(map(str, by_seed)),
                     f"{statistics.fmean(means):.2f}", ", ".join(f"{mean:.2f}" for mean in means),
                     ", ".join(map(str, goal)),
                 ]  # fmt: skip
