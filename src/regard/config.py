@@ -6,6 +6,7 @@ A choice between several things is a union discriminated by `kind`, and a bare n
 `score: additive` means `score: {kind: additive}`.
 """
 
+import copy
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -185,7 +186,7 @@ def _assign(tree: Tree, key: str, value: Any) -> None:
         node = child
     if last == "kind" and node.get("kind") != value:
         node.clear()
-    node[last] = value
+    node[last] = copy.deepcopy(value)
 
 
 def _validate(schema: type[S], tree: Tree, place: Any) -> S:
@@ -270,10 +271,11 @@ def _place(name: str, lines: dict[Path_, int], path: Path_) -> str:
 def _blame(overrides: Mapping[str, Any], path: Path_) -> str:
     """The override that an error is owed to, or the settings as a whole."""
     key = ".".join(map(str, path))
-    for name, value in overrides.items():
-        if name == key or name.startswith(f"{key}.") or key.startswith(f"{name}."):
-            return f"{name}={value}"
-    return "The settings do not fit together"
+    owed = [name for name in overrides if name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.")]
+    if not owed:
+        return "The settings do not fit together"
+    name = max(owed, key=len)
+    return f"{name}={overrides[name]}"
 
 
 def _describe(value: Any) -> str:

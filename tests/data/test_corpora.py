@@ -205,3 +205,27 @@ def test_a_dictionary_has_a_word_and_what_it_sounds_like(tmp_path: Path) -> None
     (tmp_path / "bad.dict").write_text("HELLO\n")
     with pytest.raises(DataError, match=r"bad\.dict:1: 1 column where 2 are needed, with a space between"):
         read_pairs(Files(path=str(tmp_path / "bad.dict")))
+
+
+def test_columns_by_number_stand_against_a_header(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("source,target\na,b\n")
+    assert read_pairs(Files(path=str(tmp_path / "x.csv"), columns=(2, 1))) == Pairs(["b"], ["a"])
+    assert read_pairs(Files(path=str(tmp_path / "x.csv"))) == Pairs(["a"], ["b"])
+
+
+def test_a_bad_byte_in_a_cell_of_several_lines_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b'a,b\n"x\xff\ny",z\n')
+    with pytest.raises(DataError, match=r"x\.csv:3: byte 2 is not UTF-8"):
+        read_pairs(Files(path=str(tmp_path / "x.csv")))
+
+
+def test_of_a_small_corpus_enough_is_held_back_to_choose_by(tmp_path: Path) -> None:
+    path = tmp_path / "x.tsv"
+    path.write_text("".join(f"s{n}\tt{n}\n" for n in range(300)))
+    assert 30 < len(list(load_corpus(FilesData(train=Files(path=str(path)))).dev)) < 80
+
+
+def test_a_corpus_that_is_not_in_its_folder_is_asked_for() -> None:
+    settings = FilesData(folder="nowhere", language="bul", train=Files(path="{language}.tsv"))
+    with pytest.raises(DataError, match=r"no file nowhere/bul\.tsv\. .* data\.folder="):
+        load_corpus(settings)

@@ -349,3 +349,12 @@ def test_subwords_of_a_large_corpus_are_learned_from_a_sample(tmp_path: Path, mo
     prepared(data(tmp_path, pairs=200))
     assert seen[0] in range(35, 51)
     assert seen[1] > 150
+
+
+@pytest.mark.parametrize("side", ["sources", "targets"])
+def test_sampled_rows_are_no_longer_than_the_model_takes(tmp_path: Path, side: str) -> None:
+    found = prepared(data(tmp_path, pairs=200), tokenizer=BPETokenizer(vocabulary=60, dropout=0.9, max_length=4))
+    rows = getattr(found.train, side).take(range(len(found.train)), 3).rows()
+    assert max(map(len, rows)) == 4 + (side == "targets")
+    if side == "targets":
+        assert all(row[-1] == END and END not in row[:-1] for row in rows)

@@ -139,3 +139,43 @@ def test_other_files_in_a_run_that_was_begun_are_refused(cli: Callable[..., Any]
     done = cli("train", "--pairs", "other.tsv", *arguments)
     assert done.returncode == 2
     assert "was begun with other files (pairs.tsv)" in done.stderr
+
+
+def test_what_is_set_as_a_whole_stands(tmp_path: Path) -> None:
+    wishes = {"model": {"kind": "recurrent", "dropout": 0.4}, "training": {"steps": 500, "warmup": 7}}
+    chosen = choose(files(tmp_path, names()), wishes, cuda=False)
+    fitted = fit(chosen, {1: 100.0}, 1.0, wishes).settings
+    assert (fitted.model.dropout, fitted.training.steps, fitted.training.warmup) == (0.4, 500, 7)
+
+
+def test_passes_are_counted_in_the_batches_that_are_used(tmp_path: Path) -> None:
+    data = files(tmp_path, names())
+    usual = choose(data, {}, cuda=False)
+    small = choose(data, {"training.batch_tokens": 256, "training.accumulate": 2}, cuda=False)
+    assert small.steps_per_pass == pytest.approx(usual.steps_per_pass * 2048 / 512)
+
+
+def test_a_typo_is_told_without_the_settings_that_were_chosen(cli: Callable[..., Any], tmp_path: Path) -> None:
+    files(tmp_path, names(200))
+    done = cli("train", "--pairs", "pairs.tsv", "model.atention=x")
+    assert done.returncode == 2
+    assert "model.atention=x: there is no setting 'model.atention'. Did you mean 'attention'?" in done.stderr
+
+
+def test_several_seeds_from_another_on_are_gone_on_with(cli: Callable[..., Any], tmp_path: Path) -> None:
+    files(tmp_path, names(200))
+    command = [
+        "train",
+        "--pairs",
+        "pairs.tsv",
+        "training.batch_tokens=256",
+        "--minutes",
+        "0.02",
+        "--seeds",
+        "2",
+        "seed=5",
+    ]
+    assert cli(*command).returncode == 0
+    again = cli(*command)
+    assert again.returncode == 0, again.stderr
+    assert "seed-5 was begun before" in again.stderr

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from regard.config import resolve
+from regard.errors import DataError
 from regard.training.finder import find_batch, find_learning_rate, steepest
 from regard.training.settings import RunSettings
 from tests_shared import SMALL, words
@@ -32,6 +33,16 @@ def test_batches_are_doubled_while_that_is_faster() -> None:
     sizes = [size for size, _ in found.tried]
     assert all(after == 2 * before for before, after in pairwise(sizes))
     assert found.suggestion in sizes
+
+
+def test_of_little_data_everything_is_one_batch() -> None:
+    found = find_batch(SETTINGS, smallest=1 << 20)
+    assert len(found.tried) == 1
+
+
+def test_a_loss_that_never_was_a_number_is_told() -> None:
+    with pytest.raises(DataError, match="no learning rate can be found"):
+        steepest([])
 
 
 def test_at_the_command_line_a_setting_is_printed_and_nothing_written(

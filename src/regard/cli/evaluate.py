@@ -50,7 +50,9 @@ class Limit(NamedTuple):
 @click.command(cls=SeveralWords, several=("--metric", "--min", "--max"), known=_names_a_metric, epilog=EXAMPLES)
 @click.argument("model")
 @click.option("--pairs", metavar="FILE", help="TSV, CSV or JSONL, plain or gzipped.")
-@click.option("--columns", nargs=2, metavar="A B", help="With --pairs: its columns, by number from 1 or by name.")
+@click.option(
+    "--columns", nargs=2, metavar="A B", help="With --pairs: its columns, by number from 1 or by name; 1+3 is two."
+)
 @click.option("--source", metavar="FILE", help="With --target: two parallel files.")
 @click.option("--target", metavar="FILE")
 @click.option("--metric", "metrics", multiple=True, metavar="METRIC...", help=f"Of {', '.join(KINDS)}; see above.")

@@ -33,7 +33,12 @@ Examples:
 @click.option(
     "--dev", metavar="FILE", help="Pairs to choose the best model by, or SOURCE,TARGET; else some are held back."
 )
-@click.option("--columns", nargs=2, metavar="A B", help="With --pairs: its columns, by number from 1 or by name.")
+@click.option(
+    "--columns",
+    nargs=2,
+    metavar="A B",
+    help="With --pairs: its columns, by number from 1 or by name; 1+3 makes one side of two, as of lemma and tags.",
+)
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
               help="How long training may take, where settings are chosen.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(min=1), default=1, help="Train so often, with one seed after the other.")
@@ -114,8 +119,9 @@ def _chosen(
     """The settings of a run that was begun, or new ones, with the reasons for them."""
     from regard.api import choose
 
-    begun = RunFolder(folder.path / "seed-0") if several else folder
+    begun = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
     if begun.exists():
+        click.echo(f"{begun.path} was begun before: its settings stand. Choose another --out for others.", err=True)
         before = resolve(RunSettings, begun.config, {})
         settings = resolve(RunSettings, begun.config, {"data": data, **overrides})
         if before.data != settings.data:

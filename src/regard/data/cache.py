@@ -112,7 +112,10 @@ def _clear_remains(own: Path) -> None:
     for entry in own.iterdir():
         entry.unlink()
     for draft in own.parent.glob(".*"):
-        handle = os.open(draft, os.O_RDONLY)
+        try:
+            handle = os.open(draft, os.O_RDONLY)
+        except FileNotFoundError:  # it has come to its place meanwhile
+            continue
         try:
             if _lock_at_once(handle):  # our own draft, being locked, is passed over too
                 shutil.rmtree(draft, ignore_errors=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from regard.data import dates, pronunciations, sequences
@@ -16,8 +17,10 @@ from regard.errors import DataError
 
 log = logging.getLogger(__name__)
 
-HELD_BACK_SHARE, HELD_BACK = 0.05, 2_000
-"""Without dev files, the share of the training pairs that is kept for validation, and about how many at the most."""
+HELD_BACK_SHARE, FEWEST_HELD_BACK, HELD_BACK = 0.05, 50, 2_000
+"""Without dev files, the share of the training pairs that is kept for validation, and about how many at the least (of a
+small corpus no more than a fifth) and at the most.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,9 @@ def _load_files(settings: FilesData) -> Corpus:
     keep_going = settings.bad_lines == "skip"
     learned, chosen, judged = (settings.files(split) for split in SPLITS)
     assert learned is not None
+    missing = next((path for path in learned.paths if not Path(path).exists()), None)
+    if missing is not None and settings.folder:
+        raise DataError(f"There is no file {missing}. Say where the corpus lies, with data.folder=….")
     test = read_pairs(judged, skip_bad_lines=keep_going) if judged else None
     files = (*learned.paths, *(chosen.paths if chosen else ()))
     for path in filter(os.path.exists, files):
@@ -170,8 +176,9 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
 
 
 def _held_back_share(files: Files) -> float:
-    """One pair in twenty, and of a large corpus so many as are enough to choose by."""
-    return min(HELD_BACK_SHARE, HELD_BACK / max(1, count_lines(files.paths[0])))
+    """One pair in twenty; of a small corpus more, of a large one so many as are enough to choose by."""
+    pairs = max(1, count_lines(files.paths[0]))
+    return min(max(HELD_BACK_SHARE, min(0.2, FEWEST_HELD_BACK / pairs)), HELD_BACK / pairs)
 
 
 def share(text: str) -> float:

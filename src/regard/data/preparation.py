@@ -70,7 +70,7 @@ def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared
         given = TokenizerPair.load(folder, settings)
     key = key_of(*made_of, given.fingerprint(), settings.max_length, samplings(settings))
     folder = remember("corpora", key, lambda place: _encode(request, given, place, say))
-    train = Encoded(*(_open(folder, side, request.seed) for side in _SIDES))
+    train = Encoded(*(_open(folder, side, request) for side in _SIDES))
     dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     if not len(train) or not len(dev):
         pairs = len(train) + len(dev)
@@ -178,6 +178,8 @@ class _Writer:
             table.save(self._folder / f"{self._side}.table.npz")
 
 
-def _open(folder: Path, side: str, seed: int) -> Side:
+def _open(folder: Path, side: str, request: Request) -> Side:
     rows, table = map_ragged(folder, side), folder / f"{side}.table.npz"
-    return Sampled(rows, Segmentations.load(table), seed) if table.exists() else rows
+    if not table.exists():
+        return rows
+    return Sampled(rows, Segmentations.load(table), request.seed, request.tokenizer.max_length, side == "target")

@@ -79,6 +79,7 @@ def _csv(path: str, columns: Columns | None) -> Iterator[Row]:
 
     reader = csv.reader(text(), strict=True)
     places: Places | None = None
+    last = 0
     named = columns is not None and any(isinstance(field, str) for side in columns for field in side)
     names = columns if columns is not None and named else (("source",), ("target",))
     try:
@@ -87,7 +88,8 @@ def _csv(path: str, columns: Columns | None) -> Iterator[Row]:
                 missing = [str(name) for side in names for name in side if name not in cells]
                 if not missing:
                     left, right = (tuple(cells.index(str(name)) for name in side) for side in names)
-                    places = (left, right)
+                    places = (left, right) if named or columns is None else _numbers(columns)
+                    last = reader.line_num
                     continue
                 if named:
                     raise DataError(
@@ -95,7 +97,9 @@ def _csv(path: str, columns: Columns | None) -> Iterator[Row]:
                     )
                 places = _numbers(columns)
             joined = [cell.replace("\n", " ") for cell in cells]
-            yield _pick(f"{path}:{reader.line_num}", joined, places, problems.get(reader.line_num), "comma")
+            told = (problems[number] for number in range(last + 1, reader.line_num + 1) if number in problems)
+            last = reader.line_num
+            yield _pick(f"{path}:{last}", joined, places, next(told, None), "comma")
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: not valid CSV: {error}. Check the quotes.") from None
 
@@ -126,7 +130,10 @@ def _numbers(columns: Columns | None) -> Places:
         return (0,), (1,)
     names = [str(field) for side in columns for field in side if isinstance(field, str)]
     if names:
-        raise DataError(f"A TSV file has no header: give its columns {', '.join(names)} as numbers from 1.")
+        raise DataError(
+            f"A TSV file has no header: give its columns {', '.join(names)} as numbers from 1 (several for one side as "
+            "1+3)."
+        )
     left, right = (tuple(int(field) - 1 for field in side) for side in columns)
     return left, right
 

@@ -154,17 +154,15 @@ def restore(
     for name, parameter in model.named_parameters():
         prefix = f"{name}/"
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        optimizer.state[parameter] = {
-            key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
-        }
+        optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
     if average is not None:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 average.weights[name].copy_(parameter)
                 parameter.copy_(tensors[f"weights/{name}"])
     torch.set_rng_state(tensors["random/cpu"])
-    if "random/cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random/cuda"])
+    if "random/cuda" in tensors and next(model.parameters()).is_cuda:
+        torch.cuda.set_rng_state(tensors["random/cuda"], next(model.parameters()).device)
     try:
         return Progress.from_json(checkpoint.state)
     except (TypeError, KeyError) as error:
@@ -182,7 +180,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
     tensors["random/cpu"] = torch.get_rng_state()
     if next(model.parameters()).is_cuda:
-        tensors["random/cuda"] = torch.cuda.get_rng_state()
+        tensors["random/cuda"] = torch.cuda.get_rng_state(next(model.parameters()).device)
     return tensors
 
 

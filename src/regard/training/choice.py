@@ -42,7 +42,6 @@ class _Choice:
     data: FilesData
     keys: dict[str, Any] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
-    steps_per_pass: float = 1.0
 
     def settle(self, reason: str, **keys: Any) -> None:
         self.keys |= {key.replace("__", "."): value for key, value in keys.items()}
@@ -64,7 +63,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     chosen = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
     settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
     wishes = [f"As you wish: {key}={value}." for key, value in overrides.items()]
-    return Chosen(settings, choice.reasons + wishes, choice.steps_per_pass)
+    return Chosen(settings, choice.reasons + wishes, _steps_per_pass(settings, facts, forms))
 
 
 def _below(prefix: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +84,10 @@ def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, For
     scripts = [next(iter(facts[side]["scripts"]), "none") for side in ("source", "target")]
     alike = scripts[0] == scripts[1]
     seen = " and ".join(
-        dict.fromkeys(f"{form} in {script} script" for form, script in zip(forms, scripts, strict=True))
+        dict.fromkeys(
+            f"{form} in {script} script" if script != "none" else form
+            for form, script in zip(forms, scripts, strict=True)
+        )
     )
     choice.reasons.append(f"Data: {facts['pairs']:,} pairs of {seen}.")
     if "sentences" in forms:
@@ -131,13 +133,11 @@ def _model(choice: _Choice, pairs: int, *, cuda: bool) -> None:
 
 
 def _training(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], *, cuda: bool) -> None:
-    unit = "subword" if "sentences" in forms else "char"
-    tokens = max(facts[side]["tokens"][unit] for side in ("source", "target"))
+    tokens = _tokens(facts, forms)
     longest = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
     batch = max(8_192 if cuda and facts["pairs"] >= 50_000 else 2_048, 2 * int(longest))
     passes = next((passes for pairs, passes in _PASSES if facts["pairs"] < pairs), 10)
-    choice.steps_per_pass = 1.1 * tokens / batch
-    steps = max(500, int(passes * choice.steps_per_pass))
+    steps = max(500, int(1.1 * passes * tokens / batch))
     transformer = choice.keys["model"]["kind"] == "transformer"
     metric, also = {"sentences": ("bleu", ["chrf"]), "symbols": ("wer", ["per"]), "words": ("accuracy", ["cer"])}[
         forms[1]
@@ -153,13 +153,28 @@ def _training(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form
     )  # fmt: skip
 
 
+def _tokens(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> int:
+    """About how many tokens the longer side has in all."""
+    unit = "subword" if "sentences" in forms else "char"
+    return max(int(facts[side]["tokens"][unit]) for side in ("source", "target"))
+
+
+def _steps_per_pass(settings: RunSettings, facts: Mapping[str, Any], forms: tuple[Form, Form]) -> float:
+    """After about how many steps each pair has been seen once; a tenth of a batch is padding."""
+    training = settings.training
+    if training.batch_tokens is None:
+        return float(facts["pairs"] / training.batch_size / training.accumulate)
+    return 1.1 * _tokens(facts, forms) / training.batch_tokens / training.accumulate
+
+
 def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides: Mapping[str, Any]) -> Chosen:
     """As many steps as the time allows, given how long one takes on so many threads."""
     threads = min(seconds, key=lambda count: seconds[count])
     training = chosen.settings.training
     # Validation takes its share, a tenth or so.
     possible = max(20, int(0.85 * 60 * minutes / seconds[threads]))
-    steps = training.steps if "training.steps" in overrides else min(training.steps, possible)
+    wishes = set(overrides)
+    steps = training.steps if wishes & {"training.steps", "training"} else min(training.steps, possible)
     every = max(20, -(-steps // 10))
     keys = {
         "steps": steps,
@@ -172,7 +187,7 @@ def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides:
     passes = steps / chosen.steps_per_pass
     if passes < _FEW_PASSES:  # what is seen so seldom is not learned by heart
         wanted["model.dropout"] = min(0.1, chosen.settings.model.dropout)
-    wanted = {key: value for key, value in wanted.items() if key not in overrides}
+    wanted = {key: value for key, value in wanted.items() if not wishes & {key, key.split(".")[0]}}
     settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), wanted)
     about = steps * seconds[threads] / 60 / 0.85
     told = f"{about:.0f} minutes" if about >= 1.5 else f"{60 * about:.0f} seconds"

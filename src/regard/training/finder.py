@@ -43,16 +43,23 @@ def find_pace(settings: RunSettings, steps: int = 4) -> dict[int, float]:
     pace: dict[int, float] = {}
     with _rehearsal(settings) as training:
         try:
-            for threads in dict.fromkeys((1, os.cpu_count() or 1)):
+            for threads in dict.fromkeys((1, len(os.sched_getaffinity(0)))):
                 torch.set_num_threads(threads)
-                training.take_step()
-                start = time.perf_counter()
-                for _ in range(steps):
-                    training.take_step()
-                pace[threads] = (time.perf_counter() - start) / steps
+                first = _seconds(training, 1)
+                # Threads that wait for cores which others keep busy are not waited for any longer.
+                hopeless = pace and first > 3 * min(pace.values())
+                pace[threads] = first if hopeless else _seconds(training, steps)
         finally:
             torch.set_num_threads(before)
     return pace
+
+
+def _seconds(training: Training, steps: int) -> float:
+    """What a step takes, in the mean over some."""
+    start = time.perf_counter()
+    for _ in range(steps):
+        training.take_step()
+    return (time.perf_counter() - start) / steps
 
 
 def find_learning_rate(settings: RunSettings, lowest: float = 1e-6, highest: float = 1.0, steps: int = 100) -> Found:
@@ -80,10 +87,10 @@ def find_learning_rate(settings: RunSettings, lowest: float = 1e-6, highest: flo
 
 def steepest(tried: list[tuple[float, float]]) -> float:
     """The rate at which the loss falls fastest, before its lowest."""
+    if len(tried) < 3:
+        raise DataError("The loss was no number from the start: no learning rate can be found. Check the data.")
     rates, losses = np.array(tried).T
     end = max(3, int(losses.argmin()) + 1)
-    if len(rates) < 3:
-        raise DataError("The loss was no number from the start: no learning rate can be found. Check the data.")
     slopes = np.gradient(losses[:end], np.log(rates[:end]))
     return float(rates[int(slopes.argmin())])
 
@@ -96,8 +103,9 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
     tried: list[tuple[float, float]] = []
     with _rehearsal(settings) as training:
         lengths_N2 = training.data.train.lengths_N2
-        tokens = max(smallest, int(lengths_N2.max()))
-        while tokens <= int(lengths_N2.max(1).sum()):
+        everything = int(lengths_N2.max(1).sum())
+        tokens = min(max(smallest, int(lengths_N2.max())), everything)
+        while tokens <= everything:
             order = ByTokens(lengths_N2, tokens, settings.seed, tokens)
             try:
                 tried.append((tokens, _speed(training, order)))

@@ -294,7 +294,7 @@ class Training:
         sides = (self.data.train.sources.lengths, self.data.train.targets.lengths)
         padding = sum(padding_share(self.order, lengths) for lengths in sides) / 2
         steps = -(-self.order.steps_per_epoch // self.settings.training.accumulate)
-        return f"An epoch has {steps:,} steps; {padding:.0%} of the batches is padding."
+        return f"An epoch has {steps:,} step{'s' * (steps > 1)}; {padding:.0%} of the batches is padding."
 
     def _closing(self) -> str:
         progress = self.progress

@@ -97,6 +97,9 @@ class Sampled:
     words: Ragged
     table: Segmentations
     seed: int
+    longest: int
+    """Tokens that a row has at the most; an end behind them stays."""
+    ends: bool
 
     def __len__(self) -> int:
         return len(self.words)
@@ -110,7 +113,14 @@ class Sampled:
         """Some of the rows as an epoch sees them."""
         own = self.words.take(rows)
         drawn = choices(self.seed, epoch, np.asarray(rows, dtype=np.int64), own.lengths, self.table.drawn)
-        return self.table.segment(own, drawn)
+        found = self.table.segment(own, drawn)
+        most = self.longest + self.ends
+        over = found.lengths > most
+        if over.any():
+            found = found.ended(most, None)
+            if self.ends:
+                found.flat[found.offsets[1:][over] - 1] = END
+        return found
 
 
 def number_words(tokenizer: Tokenizer, texts: Sequence[str], numbers: dict[str, int]) -> Ragged:

@@ -6,6 +6,7 @@ module, and threads of other libraries cannot hang a child. `python -m regard.da
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -75,10 +76,11 @@ def ids_of(sides: Sequence[Tokenizer], chunks: Iterator[Sequence[Texts]], proces
         for chunk in chunks:
             yield [Ragged.of(side.ids(texts)) for side, texts in zip(sides, chunk, strict=True)]
         return
-    idle = [_Worker.start(sides) for _ in range(processes)]
-    everyone = list(idle)
+    everyone: list[_Worker] = []
     busy: deque[_Worker] = deque()
     try:
+        everyone += (_Worker.start(sides) for _ in range(processes))
+        idle = list(everyone)
         for chunk in chunks:
             if not idle:
                 worker = busy.popleft()
@@ -122,4 +124,5 @@ def _serve(given: IO[bytes], answers: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us ends us
     _serve(sys.stdin.buffer, sys.stdout.buffer)
