@@ -10,5 +10,5 @@ Trained, tested and looked at. The model lies in $run. What to try next:
   regard look $run "14. Juli 1989" -o alignment.svg            a figure for a paper
   regard train dates model.attention=entmax15 --out runs/entmax15 
   regard mechanisms                                               what else there is
-  regard presets pairs > mine.yaml                                settings for your own data
+  regard train --pairs FILE.tsv                                   your own pairs, nothing to set
 TEXT

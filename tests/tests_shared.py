@@ -1,4 +1,11 @@
-"""Settings that tests share."""
+"""Settings that tests share, and a way to stop a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from regard.training import loop
 
 SMALL = {
     "data.train": 400,
@@ -20,3 +27,19 @@ SMALL = {
 def words(settings: dict[str, object]) -> list[str]:
     """Settings as the words of a command."""
     return [f"{key}={value}" for key, value in settings.items()]
+
+
+@contextmanager
+def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process dies, as it were, right before it would take the step after this one."""
+    take = loop.Training.take_step
+
+    def die(run: loop.Training) -> tuple[float, int]:
+        if run.progress.step == step:
+            raise KeyboardInterrupt
+        return take(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Training, "take_step", die)
+        with pytest.raises(KeyboardInterrupt):
+            yield

@@ -12,10 +12,9 @@ import pytest
 import regard
 from regard.data import cache
 from regard.data.order import Order
-from regard.training import loop
 from regard.training.events import read_events
 from regard.training.folder import RunFolder, sha256
-from tests_shared import SMALL
+from tests_shared import SMALL, stopped_at
 
 SETTINGS = {
     **{key: value for key, value in SMALL.items() if not key.startswith("data.")},
@@ -56,17 +55,8 @@ def train(corpus: Path, out: Path, **changes: Any) -> None:
 
 
 def train_until(step: int, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = loop.Training.take_step
-
-    def die(run: loop.Training) -> tuple[float, int]:
-        if run.progress.step == step:
-            raise KeyboardInterrupt
-        return take(run)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "take_step", die)
-        with pytest.raises(KeyboardInterrupt):
-            train(corpus, out)
+    with stopped_at(step, monkeypatch):
+        train(corpus, out)
 
 
 def end(path: Path) -> tuple[dict[str, str], list[object]]:

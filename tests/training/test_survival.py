@@ -4,8 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,10 @@ from safetensors.torch import load_file
 import regard
 from regard.training import checkpoint, loop
 from regard.training.folder import RunFolder, sha256
-from tests_shared import SMALL
+from tests_shared import SMALL, stopped_at
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {**SMALL, "model.dropout": 0.3, "training.steps": 20, "training.save_every": 5, "training.keep": 9}
-
-
-@contextmanager
-def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The process dies, as it were, right before it would take the step after this one."""
-    take = loop.Training.take_step
-
-    def die(run: loop.Training) -> tuple[float, int]:
-        if run.progress.step == step:
-            raise KeyboardInterrupt
-        return take(run)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "take_step", die)
-        with pytest.raises(KeyboardInterrupt):
-            yield
 
 
 def final_weights(path: Path) -> dict[str, torch.Tensor]:
