@@ -20,7 +20,8 @@ import threading
 import time
 from pathlib import Path
 
-from regard.training.folder import RunFolder, sha256
+from regard.data.cache import sha256
+from regard.training.folder import RunFolder
 
 SETTINGS = [
     "model.encoder.hidden=32",

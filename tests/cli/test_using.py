@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.data.batching import pad
+from regard.data.cache import sha256
 from regard.data.tokens.tokenizers import START
-from regard.training.folder import RunFolder, sha256
+from regard.training.folder import RunFolder
 from tests_shared import SMALL
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -229,3 +229,9 @@ def test_a_corpus_that_is_not_in_its_folder_is_asked_for() -> None:
     settings = FilesData(folder="nowhere", language="bul", train=Files(path="{language}.tsv"))
     with pytest.raises(DataError, match=r"no file nowhere/bul\.tsv\. .* data\.folder="):
         load_corpus(settings)
+
+
+@pytest.mark.parametrize("columns", [(0, 1), ("1+0", 2), ("0", "1")])
+def test_columns_are_counted_from_1(columns: tuple[str | int, str | int]) -> None:
+    with pytest.raises(ValueError, match="column"):
+        Files(path="x.tsv", columns=columns)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard.data.cache import sha256
 from regard.training.events import read_events
-from regard.training.folder import RunFolder, sha256
+from regard.training.folder import RunFolder
 from tests_doomed import LAST, SETTINGS
 
 ROOT = Path(__file__).parents[2]

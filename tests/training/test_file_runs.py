@@ -11,9 +11,10 @@ import pytest
 
 import regard
 from regard.data import cache
+from regard.data.cache import sha256
 from regard.data.order import Order
 from regard.training.events import read_events
-from regard.training.folder import RunFolder, sha256
+from regard.training.folder import RunFolder
 from tests_shared import SMALL, stopped_at
 
 SETTINGS = {
@@ -120,7 +121,7 @@ def trust(path: Path) -> str:
     ("guard", "harm"),
     [
         pytest.param((Order, "epoch_at", lambda *_: 0), leave, id="epoch of the segmentations"),
-        pytest.param((cache, "_hash", trust), flip_ids, id="hash of the cache"),
+        pytest.param((cache, "sha256", trust), flip_ids, id="hash of the cache"),
     ],
 )
 def test_without_the_guard_it_ends_otherwise(

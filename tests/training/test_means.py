@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import regard
+from regard.data.cache import sha256
 from regard.training import checkpoint, loop
 from regard.training.events import read_events
-from regard.training.folder import RunFolder, sha256
+from regard.training.folder import RunFolder
 from tests_shared import SMALL
 
 SETTINGS = {

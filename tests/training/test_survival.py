@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import regard
+from regard.data.cache import sha256
 from regard.training import checkpoint, loop
-from regard.training.folder import RunFolder, sha256
+from regard.training.folder import RunFolder
 from tests_shared import SMALL, stopped_at
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 import regard
+from regard.data.cache import sha256
 from regard.data.corpora import Pairs
 from regard.training import parts
 from regard.training.checkpoint import Progress
-from regard.training.folder import RunFolder, sha256
+from regard.training.folder import RunFolder
 from regard.training.measures import Accuracy, Loss, SymbolErrorRate, read_measure
 from regard.training.metrics import Questions
 from regard.training.scores import Scores

@@ -172,8 +172,7 @@ def _files(path: str, columns: str | None) -> Files:
         {"source": source, "target": target} if comma and not os.path.exists(path) else {"path": path}
     )
     if columns:
-        names = columns.split(",")
-        given["columns"] = [int(name) for name in names] if all(name.isdecimal() for name in names) else names
+        given["columns"] = columns.split(",")
     return resolve(Files, given, {})
 
 

@@ -157,7 +157,7 @@ def _files(pairs: str | None, source: str | None, target: str | None, columns: t
         return None
     given: dict[str, Any] = {"path": pairs, "source": source, "target": target}
     if columns:
-        given |= {"columns": [int(name) for name in columns] if all(map(str.isdecimal, columns)) else list(columns)}
+        given["columns"] = columns
     return resolve(Files, given, {})
 
 

@@ -132,9 +132,9 @@ def _is_whole(place: Path) -> bool:
 
 
 def _hashes(place: Path) -> dict[str, str]:
-    return {entry.name: _hash(entry) for entry in sorted(place.iterdir()) if entry.name != _MANIFEST}
+    return {entry.name: sha256(entry) for entry in sorted(place.iterdir()) if entry.name != _MANIFEST}
 
 
-def _hash(path: Path) -> str:
+def sha256(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

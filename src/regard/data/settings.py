@@ -39,6 +39,14 @@ class Files(Settings):
             raise ValueError("give either one file of pairs (path), or two parallel files (source and target).")
         return self
 
+    @field_validator("columns")
+    @classmethod
+    def _counted_from_1(cls, columns: tuple[str | int, str | int] | None) -> tuple[str | int, str | int] | None:
+        for column in columns or ():
+            if any(name.isdecimal() and not int(name) for name in str(column).split("+")):
+                raise ValueError(f"there is no column 0 ('{column}'): columns are counted from 1.")
+        return columns
+
     @property
     def fields(self) -> Columns | None:
         """The columns that make the source, and those that make the target: names, or numbers from 1."""

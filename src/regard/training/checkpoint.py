@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from regard.data.cache import sha256
 from regard.errors import ModelError
-from regard.training.folder import FORMAT, Checkpoint, RunFolder, sha256, sync
+from regard.training.folder import FORMAT, Checkpoint, RunFolder, sync
 from regard.training.scores import Scores
 from regard.training.weights import MovingAverage
 

@@ -23,8 +23,8 @@ _VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
 _PASSES = ((5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
 """Below so many pairs, so often each is seen; beyond them 10 times."""
 
-
 _FEW_PASSES = 5
+"""Fewer leave nothing to be learned by heart, and dropout little to do."""
 
 
 class Chosen(NamedTuple):
@@ -37,14 +37,13 @@ class Chosen(NamedTuple):
 
 @dataclass
 class _Choice:
-    """Settings by dotted keys as they are decided on."""
+    """Groups of settings as they are decided on."""
 
-    data: FilesData
     keys: dict[str, Any] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
     def settle(self, reason: str, **keys: Any) -> None:
-        self.keys |= {key.replace("__", "."): value for key, value in keys.items()}
+        self.keys |= keys
         self.reasons.append(reason)
 
 
@@ -55,7 +54,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     _, facts = measure(Split.of_files(str(files), files), Characters())
     if not facts["pairs"]:
         raise DataError(f"{data.train}: no pair is left to use. Check the file and its columns.")
-    choice = _Choice(data)
+    choice = _Choice()
     forms = (form_of(facts["source"]), form_of(facts["target"]))
     _tokenizer(choice, facts, forms)
     _model(choice, facts["pairs"], cuda=cuda)
@@ -185,7 +184,7 @@ def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides:
     }
     wanted: dict[str, Any] = {f"training.{name}": value for name, value in keys.items()}
     passes = steps / chosen.steps_per_pass
-    if passes < _FEW_PASSES:  # what is seen so seldom is not learned by heart
+    if passes < _FEW_PASSES:
         wanted["model.dropout"] = min(0.1, chosen.settings.model.dropout)
     wanted = {key: value for key, value in wanted.items() if not wishes & {key, key.split(".")[0]}}
     settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), wanted)

@@ -12,7 +12,6 @@ A model to hand on is the same folder without the optimiser.
 """
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from regard.config import resolve
+from regard.data.cache import sha256
 from regard.errors import ConfigError, ModelError, RunInUseError
 from regard.training.settings import RunSettings
 
@@ -273,8 +273,3 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
