@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from regard.data.order import few
 from regard.data.ragged import Ids, Ragged
 from regard.data.tokens.tokenizers import END, PAD, START, TokenizerPair
 from regard.models.contracts import Padded
@@ -80,8 +81,10 @@ class Encoded:
         """Of each pair, the lengths of its source and its target."""
         return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
 
-    def batch(self, ids: Sequence[int], device: torch.device, epoch: int = 0) -> Batch:
-        source, target = (pad_ragged(side.take(ids, epoch)) for side in (self.sources, self.targets))
+    def batch(self, ids: Sequence[int], device: torch.device, epoch: int = 0, *, few_shapes: bool = False) -> Batch:
+        """Some of the pairs; with `few_shapes`, padded to one of a few widths."""
+        sides = (self.sources, self.targets)
+        source, target = (pad_ragged(side.take(ids, epoch), few_shapes=few_shapes) for side in sides)
         return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))
 
 
@@ -97,8 +100,9 @@ def pad(rows: Sequence[Sequence[int]]) -> Padded:
     return pad_ragged(Ragged.of(rows))
 
 
-def pad_ragged(rows: Ragged) -> Padded:
+def pad_ragged(rows: Ragged, *, few_shapes: bool = False) -> Padded:
     lengths_B = rows.lengths
-    tokens_BT = np.full((len(rows), max(1, int(lengths_B.max(initial=0)))), PAD, np.int64)
+    width = max(1, int(lengths_B.max(initial=0)))
+    tokens_BT = np.full((len(rows), int(few(np.array(width), 4)) if few_shapes else width), PAD, np.int64)
     tokens_BT[np.arange(tokens_BT.shape[1]) < lengths_B[:, None]] = rows.flat
     return Padded(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))

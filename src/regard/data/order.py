@@ -48,6 +48,14 @@ class Order(ABC):
         return self is other
 
 
+def few(lengths: Ids, parts: int) -> Ids:
+    """Lengths rounded up so that few are left: so many between each power of two and the next."""
+    lengths = np.maximum(1, lengths)
+    step = np.maximum(1, 2 ** np.floor(np.log2(lengths)).astype(np.int64) // parts)
+    rounded: Ids = -(-lengths // step) * step
+    return rounded
+
+
 @lru_cache(maxsize=2)
 def _epoch(order: Order, number: int) -> list[Ids]:
     return order.epoch(number)
@@ -103,10 +111,7 @@ class ByTokens(Order):
     @cached_property
     def _widths(self) -> Ids:
         """Of each member, the length of its longer side, rounded up so that there are few."""
-        widths = np.maximum(1, self.lengths_N2[self._members].max(1, initial=0))
-        step = 2 ** np.maximum(0, np.floor(np.log2(widths)).astype(np.int64) - 3)
-        rounded: Ids = -(-widths // step) * step
-        return rounded
+        return few(self.lengths_N2[self._members].max(1, initial=0), 8)
 
     @cached_property
     def _cuts(self) -> list[int]:

@@ -32,6 +32,9 @@ class Padded(NamedTuple):
         return steps_T < self.lengths_B.unsqueeze(1)
 
     def to(self, device: torch.device) -> "Padded":
+        """On another device; a GPU fetches it when it comes to it, and nobody waits."""
+        if device.type == "cuda" and self.tokens_BT.is_cpu:
+            return Padded(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in self))
         return Padded(self.tokens_BT.to(device), self.lengths_B.to(device))
 
 

@@ -5,6 +5,7 @@ B rows, T target steps, S source positions, D width, H heads, V vocabulary.
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, final
 
 import torch
@@ -96,7 +97,6 @@ class Embedding(nn.Module):
         learned = settings.positions == "learned"
         self.learned = LearnedPositions(settings.max_positions, settings.size) if learned else None
         self.has_waves = settings.positions == "sinusoidal"
-        self.waves: Tensor | None = None
 
     def forward(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
         """The vectors of tokens of which the first stands at position `start`."""
@@ -105,17 +105,17 @@ class Embedding(nn.Module):
         if self.learned is not None:
             x_BTD = x_BTD + self.learned(torch.arange(start, end, device=tokens_BT.device))
         if self.has_waves:
-            x_BTD = x_BTD + self._waves(end, x_BTD)[start:end]
+            places = 1 << max(8, (end - 1).bit_length())
+            x_BTD = x_BTD + _waves(places, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)[start:end]
         dropped: Tensor = self.dropout(x_BTD)
         return dropped
 
-    def _waves(self, length: int, like: Tensor) -> Tensor:
-        """Sinusoidal positions, worked out for as many as have been needed."""
-        waves = self.waves
-        if waves is None or len(waves) < length or (waves.dtype, waves.device) != (like.dtype, like.device):
-            waves = sinusoidal_positions(max(256, 2 * length), like.shape[-1]).to(like)
-            self.waves = waves
-        return waves
+
+@cache
+def _waves(places: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Sinusoidal positions, worked out once; they stay where they are, since recorded work may read them there."""
+    with torch.inference_mode(False):
+        return sinusoidal_positions(places, size).to(device, dtype)
 
 
 @final

@@ -318,9 +318,9 @@ def _held_beyond(x_BTD: Tensor, lengths_B: Tensor, weight_GD: Tensor) -> tuple[T
     """
     beyond_BT = torch.arange(x_BTD.shape[1], device=x_BTD.device) >= lengths_B.unsqueeze(1)
     sign_BT8 = nn.functional.pad(beyond_BT.unsqueeze(-1).to(x_BTD.dtype), (0, 7))
-    i, f, rest = weight_GD.new_tensor([-SHUT, SHUT, 0.0]).unbind()
     size = len(weight_GD) // 4
-    column_G = torch.cat([i.expand(size), f.expand(size), rest.expand(2 * size)])
+    column_G = torch.cat([weight_GD.new_full((size,), -SHUT), weight_GD.new_full((size,), SHUT)])
+    column_G = nn.functional.pad(column_G, (0, 2 * size))
     return torch.cat([x_BTD, sign_BT8], -1), torch.cat(
         [weight_GD, nn.functional.pad(column_G.unsqueeze(-1), (0, 7))], -1
     )

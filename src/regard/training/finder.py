@@ -74,8 +74,10 @@ def find_learning_rate(settings: RunSettings, lowest: float = 1e-6, highest: flo
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
             for group in training.optimizer.param_groups:
                 group["lr"] = rate
-            loss, _ = backward(training.model, training.batches(step), training.objective)
-            if not math.isfinite(loss) or clip_gradients(training.model, settings.training.clip) is None:
+            share, _ = backward(training.model, training.batches(step), training.objective)
+            norm = clip_gradients(training.model, settings.training.clip)
+            loss = float(share)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
                 break
             training.optimizer.step()
             smoothed = memory * smoothed + (1 - memory) * loss
@@ -129,7 +131,8 @@ def _speed(training: Training, order: ByTokens, repeats: int = 3) -> float:
         place = places[number % len(places)]
         batch = training.data.train.batch(order.at(place), training.translator.device)
         start = time.perf_counter()
-        _, count = backward(training.model, [batch], training.objective)
+        share, count = backward(training.model, [batch], training.objective)
+        float(share)  # when it is there, the work is done
         if number:
             seconds, tokens = seconds + time.perf_counter() - start, tokens + count
     return tokens / seconds

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
 from regard.training.folder import Checkpoint, RunFolder, write_whole
+from regard.training.graphs import Recorder
 from regard.training.losses import Objective, backward, is_out_of_memory
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate
 from regard.training.settings import RunSettings
@@ -89,6 +90,10 @@ class Training:
     average: MovingAverage | None
     translator: Translator
     progress: Progress
+    recorder: Recorder | None = None
+    """What works out gradients on a GPU, where memory has room for whole batches."""
+    ahead: dict[int, list[Batch]] = field(default_factory=dict)
+    """The batches of the next step, where they are made while a GPU works."""
 
     @classmethod
     def begin(cls, settings: RunSettings, folder: RunFolder, corpus: Corpus, narrator: Narrator) -> "Training":
@@ -118,7 +123,11 @@ class Training:
         translator = Translator(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
         objective = Objective.of(training, device)
         worked: Seq2Seq = torch.compile(model, dynamic=True) if training.compile else model  # type: ignore[assignment]
-        return cls(settings, folder, data, order, model, worked, objective, optimizer, average, translator, progress)
+        recorded = device.type == "cuda" and training.graphs and not training.compile and progress.pieces == 1
+        recorder = Recorder(model, objective) if recorded else None
+        return cls(
+            settings, folder, data, order, model, worked, objective, optimizer, average, translator, progress, recorder
+        )
 
     @property
     def done(self) -> bool:
@@ -167,18 +176,23 @@ class Training:
         """What is learned from at a step."""
         first = step * self.settings.training.accumulate
         places = range(first, first + self.settings.training.accumulate)
-        device, order = self.translator.device, self.order
-        return [self.data.train.batch(order.at(place), device, order.epoch_at(place)) for place in places]
+        device, order, few = self.translator.device, self.order, self.recorder is not None
+        return [
+            self.data.train.batch(order.at(place), device, order.epoch_at(place), few_shapes=few) for place in places
+        ]
 
     def take_step(self) -> tuple[float, int]:
         """One update → (loss, tokens)."""
         step, training = self.progress.step, self.settings.training
-        batches = self.batches(step)
+        batches = self.ahead.pop(step, None) or self.batches(step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step + 1, training, self.progress.falls)
-        loss, tokens = self._gradient(batches)
+        share, tokens = self._gradient(batches)
         norm = clip_gradients(self.model, training.clip)
-        if norm is None or not np.isfinite(loss):
+        if self.translator.device.type == "cuda" and step + 1 < training.steps:
+            self.ahead = {step + 1: self.batches(step + 1)}  # while the GPU works
+        loss, norm = torch.stack([share, norm]).tolist()
+        if not np.isfinite([loss, norm]).all():
             raise DivergedError(
                 f"Training diverged at step {step + 1:,}: the loss is {loss} and its gradient is no longer finite. "
                 f"The weights were not updated. The batch holds the training pairs {_some(batches)}. Try a lower "
@@ -190,12 +204,12 @@ class Training:
             self.average.update(self.model, step + 1)
         return loss, tokens
 
-    def _gradient(self, batches: list[Batch]) -> tuple[float, int]:
+    def _gradient(self, batches: list[Batch]) -> tuple[torch.Tensor, int]:
         """The gradient of batches, in halves, quarters … where memory does not hold them whole."""
         progress = self.progress
         while True:
             try:
-                return backward(self.worked, batches, self.objective, progress.pieces)
+                return backward(self.worked, batches, self.objective, progress.pieces, self.recorder)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -207,6 +221,7 @@ class Training:
                         "tokenizer.max_length smaller."
                     ) from None
                 progress.pieces *= 2
+                self.recorder = None
 
     def _validate(self, events: EventLog, narrator: Narrator) -> None:
         training, progress = self.settings.training, self.progress

@@ -3,6 +3,7 @@
 B rows, T target steps, N tokens that count, D width, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,9 @@ from regard.training.parts import sum_of_parts
 from regard.training.settings import Consistency, NoConsistency, TrainingSettings
 
 NO_CONSISTENCY = NoConsistency()
+
+PASSED_OVER = -100
+"""The token that cross-entropy counts for nothing."""
 
 
 def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -51,24 +55,24 @@ class Objective:
 
     def _sum(self, model: Seq2Seq, batch: Batch) -> Tensor:
         source, given = self._with_gaps(batch, self.word_dropout)
-        valid_BT, tokens_BT = batch.target.valid_BT, batch.target.tokens_BT
-        tokens_N = tokens_BT[valid_BT]
+        target = batch.target
         if self.consistency.kind == "none":
             decoded = model(source, given)
-            total = _cross_entropy(decoded, decoded.features[valid_BT], tokens_N, self.label_smoothing)
-            return total + _terms(decoded, batch.target)
+            features_ND, tokens_N = _counted(decoded.features, target)
+            total = _cross_entropy(decoded, features_ND, tokens_N, self.label_smoothing)
+            return total + _terms(decoded, target)
         # Both passes are the halves of one batch.
         again, given_again = source, given
         if self.consistency.kind == "simcut":
             again, given_again = self._with_gaps(batch, self.consistency.cut)
         twice = Padded(torch.cat([source.tokens_BT, again.tokens_BT]), source.lengths_B.repeat(2))
         decoded = model(twice, torch.cat([given, given_again]))
-        first_ND, second_ND = (half[valid_BT] for half in decoded.features.chunk(2))
+        (first_ND, tokens_N), (second_ND, _) = (_counted(half, target) for half in decoded.features.chunk(2))
         total = _cross_entropy(decoded, first_ND, tokens_N, self.label_smoothing)
         if self.consistency.kind == "r-drop":
             total = 0.5 * (total + _cross_entropy(decoded, second_ND, tokens_N, self.label_smoothing))
         apart = _divergence(decoded, first_ND, second_ND, both_ways=self.consistency.kind == "r-drop")
-        doubled = Padded(tokens_BT.repeat(2, 1), batch.target.lengths_B.repeat(2))
+        doubled = Padded(target.tokens_BT.repeat(2, 1), target.lengths_B.repeat(2))
         return total + self.consistency.weight * apart + 0.5 * _terms(decoded, doubled)
 
     @staticmethod
@@ -84,17 +88,32 @@ class Objective:
         return source, given_BT.masked_fill(gaps_BT, UNKNOWN)
 
 
-def backward(model: Seq2Seq, batches: list[Batch], objective: Objective, pieces: int = 1) -> tuple[float, int]:
-    """Leave the gradient of the mean loss on the model, worked out in so many pieces → (loss, tokens)."""
-    model.zero_grad(set_to_none=True)
+LeaveGradient = Callable[[Batch, int], Tensor]
+"""Adds the gradient of a batch's loss, divided by a number of tokens, to what lies on a model → that loss."""
+
+
+def backward(
+    model: Seq2Seq, batches: list[Batch], objective: Objective, pieces: int = 1, recorder: LeaveGradient | None = None
+) -> tuple[Tensor, int]:
+    """Leave the gradient of the mean loss on the model, worked out in so many pieces → (loss, tokens).
+
+    A recorder works it out in the objective's place, always in the same memory.
+    """
+    model.zero_grad(set_to_none=recorder is None)
     tokens = max(1, sum(batch.tokens for batch in batches))  # nothing but padding weighs nothing
-    loss: Tensor | float = 0.0
-    for batch in batches:
-        for piece in batch.cut(pieces):
-            mean = objective(model, piece) / tokens
-            mean.backward()  # type: ignore[no-untyped-call]
-            loss = loss + mean.detach()
-    return float(loss), tokens
+    pieced = [piece for batch in batches for piece in batch.cut(pieces)]
+    if recorder is not None:
+        shares = [recorder(piece, tokens) for piece in pieced]
+    else:
+        shares = [leave_gradient(model, piece, objective, 1 / tokens) for piece in pieced]
+    return torch.stack(shares).sum(), tokens
+
+
+def leave_gradient(model: Seq2Seq, batch: Batch, objective: Objective, share: Tensor | float) -> Tensor:
+    """Add the gradient of a share of the loss to what lies on the model → that share."""
+    loss = objective(model, batch) * share
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
 
 
 def made_for_bfloat16(device: torch.device) -> bool:
@@ -109,10 +128,25 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
+def _counted(features_BTD: Tensor, target: Padded) -> tuple[Tensor, Tensor]:
+    """The features and tokens that count; on a GPU all, since it would have to wait to be told how many do."""
+    if features_BTD.is_cuda:
+        return all_with_padding_passed_over(features_BTD, target)
+    return features_BTD[target.valid_BT], target.tokens_BT[target.valid_BT]
+
+
+def all_with_padding_passed_over(features_BTD: Tensor, target: Padded) -> tuple[Tensor, Tensor]:
+    """Padding gets features of nothing, on which any two passes agree, and a token that the loss passes over."""
+    features_BTD = features_BTD.masked_fill(~target.valid_BT.unsqueeze(-1), 0.0)
+    return features_BTD.flatten(0, 1), target.tokens_BT.masked_fill(~target.valid_BT, PASSED_OVER).flatten()
+
+
 def _cross_entropy(decoded: Decoded, features_ND: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
     def part(features_ND: Tensor, tokens_N: Tensor) -> Tensor:
         logits_NV = decoded.output(features_ND).float()
-        return nn.functional.cross_entropy(logits_NV, tokens_N, reduction="sum", label_smoothing=label_smoothing)
+        return nn.functional.cross_entropy(
+            logits_NV, tokens_N, reduction="sum", label_smoothing=label_smoothing, ignore_index=PASSED_OVER
+        )
 
     return sum_of_parts(part, decoded, features_ND, tokens_N)
 

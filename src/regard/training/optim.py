@@ -1,10 +1,10 @@
-"""The optimiser: AdamW, a learning rate that is a pure function of progress, clipping that refuses NaN."""
+"""The optimiser: AdamW, a learning rate that is a pure function of progress, clipping."""
 
 import math
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.training.settings import TrainingSettings
 
@@ -45,10 +45,10 @@ def learning_rate(step: int, settings: TrainingSettings, falls: int = 0) -> floa
     return peak * _DECAYS[settings.decay](min(1.0, done))
 
 
-def clip_gradients(model: nn.Module, largest: float) -> float | None:
-    """Scale the gradient to a norm of at most `largest`; its norm before, or None if that is no number."""
+def clip_gradients(model: nn.Module, largest: float) -> Tensor:
+    """Scale the gradient to a norm of at most `largest` → its norm before. Where that is not finite, the gradient is
+    left as it is, and no step may be taken.
+    """
     norm = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
-    if not torch.isfinite(norm):
-        return None
-    nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
-    return float(norm)
+    nn.utils.clip_grads_with_norm_(model.parameters(), largest, torch.where(norm.isfinite(), norm, 0.0))
+    return norm

@@ -1,0 +1,149 @@
+"""Recorded steps on a GPU: the same gradients as those worked out afresh, for every mechanism."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.attention.mechanisms import MECHANISMS
+from regard.config import resolve
+from regard.data.batching import Batch, Encoded
+from regard.data.ragged import Ragged
+from regard.data.tokens.tokenizers import END
+from regard.models.seq2seq import Seq2Seq, build_model
+from regard.training import losses
+from regard.training.graphs import Recorder
+from regard.training.losses import Objective, backward
+from regard.training.settings import NoConsistency, RDrop, RunSettings, SimCut
+
+V = 11
+needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU")
+
+
+def model(overrides: dict[str, object]) -> Seq2Seq:
+    torch.manual_seed(0)
+    wishes = {"tokenizer.shared": True, **overrides, "model.dropout": 0.2}
+    return build_model(resolve(RunSettings, "dates", wishes).model, V, V).cuda().train()
+
+
+def batches(shape: tuple[int, int, int] = (6, 5, 7)) -> list[Batch]:
+    """Three of one shape with other tokens and lengths in each."""
+    generator = torch.Generator().manual_seed(1)
+    rows, longest_source, longest_target = shape
+
+    def side(longest: int, end: list[int]) -> Ragged:
+        lengths = torch.randint(1, longest + 1, (rows,), generator=generator).tolist()
+        lengths[0] = longest
+        return Ragged.of(
+            [*torch.randint(4, V, (length - len(end),), generator=generator).tolist(), *end] for length in lengths
+        )
+
+    everything = range(rows)
+    return [
+        Encoded(side(longest_source, []), side(longest_target, [END])).batch(everything, torch.device("cuda"))
+        for _ in range(3)
+    ]
+
+
+def gradients(net: Seq2Seq, objective: Objective, recorder: Recorder | None) -> list[torch.Tensor]:
+    torch.cuda.manual_seed(3)
+    found = []
+    for batch in batches():
+        loss, _ = backward(net, [batch, batch], objective, 1, recorder)
+        grads = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+        found += [loss, *grads]
+    return found
+
+
+CHOICES: dict[str, dict[str, object]] = {
+    **{name: {"model.attention": name} for name in MECHANISMS},
+    "lstm": {"model.encoder.cell": "lstm", "model.decoder.cell": "lstm", "model.decoder.order": "luong"},
+    "deep": {"model.encoder.layers": 2, "model.decoder.layers": 2, "model.encoder.dropout": 0.2},
+    "copying": {"model.decoder.copy_source": True},
+    "fixed": {"model": "fixed"},
+    "transformer": {"model": "transformer-tiny"},
+    "recomputed": {"model": "transformer-tiny", "model.recompute": True},
+}
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_recorded_gradient_is_the_gradient(name: str) -> None:
+    overrides = CHOICES[name]
+    expected = gradients(model(overrides), Objective(0.1), None)
+    net = model(overrides)
+    recorder = Recorder(net, Objective(0.1))
+    found = gradients(net, Objective(0.1), recorder)
+    assert len(recorder.seen) == 1
+    assert all(recorder.seen.values())
+    for ours, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-6)
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("consistency", [RDrop(), SimCut()], ids=lambda choice: choice.kind)
+@pytest.mark.parametrize("halved", [False, True])
+def test_consistency_and_half_precision_are_recorded_too(consistency: RDrop | SimCut, halved: bool) -> None:
+    objective = Objective(0.1, consistency=consistency, halved=halved)
+    expected = gradients(model({}), objective, None)
+    net = model({})
+    for ours, reference in zip(gradients(net, objective, Recorder(net, objective)), expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-2 if halved else 1e-4, atol=1e-4 if halved else 1e-6)
+
+
+@pytest.mark.parametrize("consistency", [NoConsistency(), RDrop(), SimCut()], ids=lambda choice: choice.kind)
+@pytest.mark.parametrize("kind", ["recurrent", "transformer"])
+def test_padding_that_stays_counts_for_nothing(
+    kind: str, consistency: NoConsistency | RDrop | SimCut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU padding is passed over where on a CPU it is left out: the same loss, the same gradient."""
+    wishes = {"model": kind, "model.dropout": 0.2, **({"model.output_dropout": 0.0} if kind == "recurrent" else {})}
+    net = build_model(resolve(RunSettings, "dates", wishes).model, V, V)
+    rows = Ragged.of([[5, 6, 7, END], [8, END], [9, 4, END]])
+    batch = Encoded(rows, rows).batch([0, 1, 2], torch.device("cpu"))
+    objective = Objective(0.1, consistency=consistency)
+
+    def found() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        loss, _ = backward(net, [batch], objective)
+        return [loss, *(parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None)]
+
+    expected = found()
+    monkeypatch.setattr(losses, "_counted", losses.all_with_padding_passed_over)
+    for ours, reference in zip(found(), expected, strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
+def test_few_shapes_hold_the_same_tokens() -> None:
+    rows = Ragged.of([[5] * 16 + [END]])
+    few = Encoded(rows, rows).batch([0], torch.device("cpu"), few_shapes=True)
+    assert few.target.tokens_BT.tolist() == [[5] * 16 + [END, 0, 0, 0]]
+    assert few.target.lengths_B.tolist() == [17]
+
+
+@needs_a_gpu
+def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{n:04d}\t{n:04d}\n" for n in range(400)), "utf-8")
+    wishes = {
+        "data": {"kind": "files", "train": str(pairs)}, "training.steps": 60, "training.validate_every": 20,
+        "training.save_every": 20, "training.precision": "auto", "training.ema": 0.9, "model.dropout": 0.1,
+    }  # fmt: skip
+    whole = regard.train("pairs", wishes, out=tmp_path / "whole").load()
+    with pytest.MonkeyPatch.context() as patch:
+        from regard.training import loop
+
+        take = loop.Training.take_step
+
+        def until_30(training: loop.Training) -> tuple[float, int]:
+            if training.progress.step == 30:
+                raise KeyboardInterrupt
+            return take(training)
+
+        patch.setattr(loop.Training, "take_step", until_30)
+        with pytest.raises(KeyboardInterrupt):
+            regard.train("pairs", wishes, out=tmp_path / "parts")
+    parts = regard.train("pairs", wishes, out=tmp_path / "parts").load()
+    for ours, reference in zip(parts.network.parameters(), whole.network.parameters(), strict=True):
+        torch.testing.assert_close(ours, reference)
