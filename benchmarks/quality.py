@@ -3,19 +3,24 @@
     python benchmarks/quality.py --data ../shared/data --only multi30k-transformer --seeds 3
     python benchmarks/quality.py --data ../shared/data --jobs 4                         # all of it: a GPU's work
     python benchmarks/quality.py --data ../shared/data --only cmudict-lstm --set training.steps=2000
+    python benchmarks/quality.py --data ../shared/data --only sigmorphon2021-low --seeds 5 --ensemble
 
 A checkpoint is chosen on the dev set alone. A run that is there is gone on with; a score that is there is not worked
-out again. Several languages are averaged, each counting the same.
+out again. Several languages are averaged, each counting the same. With --ensemble all seeds are scored together too.
+The seconds are those of a training in the mean, start and validations included, added up where it was gone on with;
+those of an ensemble are of all its trainings. With --jobs above 1, trainings take time from each other.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 MEDIUM = ("arm_e", "bul", "dut", "fre", "geo", "hbs_latn", "hun", "jpn_hira", "kor", "vie_hanoi")
@@ -37,7 +42,9 @@ class Question:
     languages: tuple[str, ...] = ("",)
     target: tuple[float, ...] = ()
     search: tuple[str, ...] = ("--beam", "5")
-    also: tuple[str, ...] = field(default=())
+    also: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+    """More presets with the same tokenisers, whose seeds join the ensemble; without --ensemble they are left out."""
 
 
 QUESTIONS = {
@@ -68,66 +75,180 @@ QUESTIONS = {
 
 
 @dataclass(frozen=True)
-class Job:
+class Run:
+    """A training, of one preset, language and seed."""
+
     name: str
-    question: Question
+    preset: str
     language: str
     seed: int
     args: argparse.Namespace
 
     @property
-    def folder(self) -> Path:
-        return Path(self.args.out) / "-".join(filter(None, (self.name, self.language, f"seed{self.seed}")))
+    def question(self) -> Question:
+        return QUESTIONS[self.name]
 
-    def run(self) -> dict[str, dict[str, float]]:
-        """Train, or go on; then what each test set gave."""
+    @property
+    def title(self) -> str:
+        return self.name if self.preset == self.question.preset else f"{self.name}-{Path(self.preset).stem}"
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.args.out) / "-".join(filter(None, (self.title, self.language, f"seed{self.seed}")))
+
+    @property
+    def seconds(self) -> float | None:
+        """That its training took in all; None where it was begun by something that did not count."""
+        kept = self.folder / "seconds.json"
+        return float(json.loads(kept.read_text())["seconds"]) if kept.exists() else None
+
+    def train(self) -> None:
+        """Train, or go on. A call that finds the run finished, or saves nothing, takes no time that counts."""
         wishes = [f"data.folder={Path(self.args.data) / self.question.folder}", f"seed={self.seed}", *self.args.set]
         if self.language:
             wishes.append(f"data.language={self.language}")
-        self._regard("train", self.question.preset, *wishes, "--out", str(self.folder))
-        return {test: self._score(test) for test in self.question.tests}
+        begun_with = self._checkpoints()
+        if not begun_with:
+            self._keep_seconds(0.0)
+        before, start = self.seconds, time.monotonic()
+
+        def count() -> None:
+            if before is not None and self._checkpoints() != begun_with:
+                self._keep_seconds(before + time.monotonic() - start)
+
+        regard(self.folder, "train", self.preset, *wishes, "--out", str(self.folder), meanwhile=count)
+
+    def _checkpoints(self) -> set[str]:
+        return {path.name for path in (self.folder / "checkpoints").glob("step-*")}
+
+    def _keep_seconds(self, seconds: float) -> None:
+        keep(self.folder / "seconds.json", json.dumps({"seconds": round(seconds, 1)}))
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is scored: a run, or runs that answer together."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def title(self) -> str:
+        return " + ".join(dict.fromkeys(run.title for run in self.runs))
+
+    @property
+    def together(self) -> bool:
+        return len(self.runs) > 1
+
+    @property
+    def seeds(self) -> str:
+        first, last = self.runs[0].seed, self.runs[-1].seed
+        return (str(first) if first == last else f"{first}–{last}") + (" together" if self.together else "")
+
+    @property
+    def folder(self) -> Path:
+        first = self.runs[0]
+        if not self.together:
+            return first.folder
+        seeds = f"seeds{first.seed}-{self.runs[-1].seed}"
+        return Path(first.args.out) / "-".join(filter(None, (self.title.replace(" ", ""), first.language, seeds)))
+
+    @property
+    def seconds(self) -> float | None:
+        taken = [run.seconds for run in self.runs]
+        known = [seconds for seconds in taken if seconds is not None]
+        return sum(known) if len(known) == len(taken) else None
+
+    def scores(self) -> dict[str, dict[str, float]]:
+        """What each test set gave."""
+        return {test: self._score(test) for test in self.runs[0].question.tests}
 
     def _score(self, test: str) -> dict[str, float]:
+        first, *others = self.runs
+        question = first.question
         kept = self.folder / f"score-{test or 'test'}.json"
         if not kept.exists():
             files = []
             if test:
-                stem = Path(self.args.data) / self.question.folder / FLICKR.format(split=test)
+                stem = Path(first.args.data) / question.folder / FLICKR.format(split=test)
                 files = ["--source", f"{stem}.en.gz", "--target", f"{stem}.de.gz"]
-            metrics = [word for metric in (self.question.metric, *self.question.also) for word in ("--metric", metric)]
-            out = self._regard("evaluate", str(self.folder), *files, *metrics, *self.question.search, "--json")
-            kept.write_text(out)
+            metrics = [word for metric in (question.metric, *question.also) for word in ("--metric", metric)]
+            together = [word for other in others for word in ("--with", str(other.folder))]
+            words = (str(first.folder), *together, *files, *metrics, *question.search, "--json")
+            keep(kept, regard(self.folder, "evaluate", *words))
         found = json.loads(kept.read_text())
         print(f"{self.folder.name} {test}: {found['values']} {found['signatures']}", file=sys.stderr, flush=True)
         values: dict[str, float] = found["values"]
         return values
 
-    def _regard(self, *words: str) -> str:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "log.txt").open("a") as log:
-            command = [sys.executable, "-m", "regard", *words]
-            return subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=True).stdout
+
+Scored = tuple[Model, dict[str, dict[str, float]]]
+"""A model, and what it reached: by test, then by measure."""
 
 
-def rows(jobs: list[Job], found: list[dict[str, dict[str, float]]]) -> Iterator[list[str]]:
-    yield ["model", "test", "measure", "languages", "seeds", "mean", "by seed", "to reach"]
-    for name in dict.fromkeys(job.name for job in jobs):
+def regard(folder: Path, *words: str, meanwhile: Callable[[], object] = lambda: None) -> str:
+    """What a command prints; its log stands in the folder. Something may be done every few seconds, and at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "regard", *words]
+    with (
+        (folder / "log.txt").open("a") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        printed = None
+        while printed is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                printed, _ = process.communicate(timeout=5.0)
+            meanwhile()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return printed
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a file that is never found half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def rows(scored: list[Scored]) -> Iterator[list[str]]:
+    yield ["model", "test", "measure", "languages", "seeds", "mean", "by seed", "to reach", "seconds"]
+    for name in dict.fromkeys(model.runs[0].name for model, _ in scored):
         question = QUESTIONS[name]
-        languages = len({job.language for job in jobs if job.name == name})
+        groups: dict[tuple[str, bool], list[Scored]] = {}
+        for model, scores in scored:
+            if model.runs[0].name == name:
+                groups.setdefault((model.title, model.together), []).append((model, scores))
         for place, test in enumerate(question.tests):
             for metric in (question.metric, *question.also):
-                scale = 100.0 if metric == "accuracy" else 1.0
-                by_seed: dict[int, list[float]] = {}
-                for job, scores in zip(jobs, found, strict=True):
-                    if job.name == name:
-                        by_seed.setdefault(job.seed, []).append(scale * scores[test][metric])
-                means = [statistics.fmean(values) for values in by_seed.values()]
                 goal = question.target[place : place + 1] if metric == question.metric else ()
-                yield [
-                    name, test or "test", metric, str(languages), ", ".join(map(str, by_seed)),
-                    f"{statistics.fmean(means):.2f}", ", ".join(f"{mean:.2f}" for mean in means),
-                    ", ".join(map(str, goal)),
-                ]  # fmt: skip
+                for (title, _), group in groups.items():
+                    yield [title, test or "test", metric, *told(group, test, metric, goal)]
+
+
+def told(group: list[Scored], test: str, metric: str, goal: tuple[float, ...]) -> list[str]:
+    """One model's languages and seeds in a row."""
+    scale = 100.0 if metric == "accuracy" else 1.0
+    by_seed: dict[str, list[float]] = {}
+    for model, scores in group:
+        by_seed.setdefault(model.seeds, []).append(scale * scores[test][metric])
+    means = [statistics.fmean(values) for values in by_seed.values()]
+    seconds = [model.seconds for model, _ in group]
+    known = [taken for taken in seconds if taken is not None]
+    return [
+        str(len({model.runs[0].language for model, _ in group})), ", ".join(by_seed),
+        f"{statistics.fmean(means):.2f}", ", ".join(f"{mean:.2f}" for mean in means), ", ".join(map(str, goal)),
+        f"{statistics.fmean(known):.0f}" if len(known) == len(seconds) else "not counted",
+    ]  # fmt: skip
+
+
+def train_and_score(run: Run) -> Scored:
+    run.train()
+    return score(Model((run,)))
+
+
+def score(model: Model) -> Scored:
+    return model, model.scores()
 
 
 def main() -> None:
@@ -136,20 +257,29 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(QUESTIONS), default=list(QUESTIONS))
     parser.add_argument("--languages", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--ensemble", action="store_true", help="score all seeds together too")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--out", default="runs/quality")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for every training")
     args = parser.parse_args()
-    jobs = [
-        Job(name, QUESTIONS[name], language, seed, args)
+    # A list for each question and language: what answers together where that is asked for.
+    teams = [
+        [
+            Run(name, preset, language, seed, args)
+            for preset in (QUESTIONS[name].preset, *(QUESTIONS[name].joined if args.ensemble else ()))
+            for seed in range(args.seeds)
+        ]
         for name in args.only
         for language in QUESTIONS[name].languages
         if not args.languages or language in args.languages
-        for seed in range(args.seeds)
     ]
+    ensembles = [Model(tuple(team)) for team in teams if args.ensemble and len(team) > 1]
+    if args.ensemble and not ensembles:
+        parser.error("an ensemble is of several models: give --seeds 2 or more.")
     with ThreadPoolExecutor(args.jobs) as pool:
-        found = list(pool.map(Job.run, jobs))
-    for row in rows(jobs, found):
+        scored = list(pool.map(train_and_score, (run for team in teams for run in team)))
+        scored += pool.map(score, ensembles)
+    for row in rows(scored):
         print("| " + " | ".join(row) + " |")
 
 

@@ -30,6 +30,14 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return RunFolder(path)
 
 
+@pytest.fixture(scope="session")
+def second_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Another architecture, trained on the same data: the same tokenisers."""
+    path = tmp_path_factory.mktemp("runs") / "second"
+    regard.train("dates", {**SMALL, "model.decoder.order": "luong"}, out=path)
+    return RunFolder(path)
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Callable[..., Result]:
     """Run `regard …` in a real process, in an empty folder."""

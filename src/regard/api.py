@@ -13,7 +13,7 @@ from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.ensemble import ensemble
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator, Wishes
-from regard.errors import ConfigError, ModelError
+from regard.errors import ConfigError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -21,7 +21,7 @@ from regard.training import checkpoint, choice, loop
 from regard.training.choice import Chosen
 from regard.training.events import read_events
 from regard.training.finder import find_pace
-from regard.training.folder import Checkpoint, RunFolder, locate, open_model
+from regard.training.folder import Checkpoint, RunFolder, locate, open_models
 from regard.training.measures import read_measures
 from regard.training.metrics import Questions, note_tokenised
 from regard.training.scores import Scores
@@ -90,7 +90,7 @@ def load(path: str | Path, *others: str | Path) -> "Model":
 
     >>> model = regard.load("runs/one", "runs/other")
     """
-    return Model.together([open_model(each) for each in (path, *others)])
+    return Model.together(open_models(path, *others))
 
 
 class Model:
@@ -113,12 +113,9 @@ class Model:
 
     @classmethod
     def together(cls, opened: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":
-        """One model that says what the given ones say in the mean; they must read and write the same tokens."""
-        first, *others = opened
-        for folder, _ in others:
-            _refuse_other_tokens(first[0], folder)
+        """One model that says what those of `open_models` say in the mean; in all else it is as the first."""
         models = [cls.open(*each) for each in opened]
-        if not others:
+        if len(models) == 1:
             return models[0]
         translator = replace(
             models[0].translator,
@@ -215,15 +212,3 @@ class Model:
         questions = Questions.read(sources, references)
         note_tokenised(questions, measures)
         return evaluate(self.translator, questions, measures, options, batch_size=batch_size, confidence=confidence)
-
-
-def _refuse_other_tokens(one: RunFolder, other: RunFolder) -> None:
-    """Models whose tokenisers differ cannot answer together: a token of one would be another's something else."""
-    ours, theirs = ({file.name: file.read_bytes() for file in run.path.glob("tokenizer*")} for run in (one, other))
-    for name in sorted({*ours, *theirs}):
-        if ours.get(name) != theirs.get(name):
-            raise ModelError(
-                f"{other.path / name} is not that of {one.path}: models that answer together must have the same "
-                "tokenisers. Train them on the same data with the same settings of the "
-                "tokeniser."
-            )

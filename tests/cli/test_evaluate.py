@@ -135,6 +135,28 @@ def test_columns_and_search_are_chosen(cli: Run, small_run: RunFolder, answers: 
     assert cli(*command[:4], "--columns", "2", "9").returncode == 3
 
 
+def test_models_are_scored_together(
+    cli: Run, small_run: RunFolder, second_run: RunFolder, answers: list[str], tmp_path: Path
+) -> None:
+    files = ["--source", "a.txt", "--target", "b.txt"]
+    search = ["--beam", "3", "--out", "out.txt", "--json"]
+    done = cli("evaluate", small_run.path, "--with", second_run.path, *files, *search, "--metric", "chrf", "loss")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["model"], found["step"]) == (str(small_run.path), small_run.best().step)
+    assert found["with"] == [{"model": str(second_run.path), "step": second_run.best().step}]
+    model = regard.load(small_run.path, second_run.path)
+    assert (tmp_path / "out.txt").read_text().splitlines() == [a.text for a in model.predict(SOURCES, beam=3)]
+    # −log of the mean of what the two say, over the tokens: a target's characters and its end.
+    targets = (tmp_path / "b.txt").read_text().splitlines()
+    tokens = sum(len(target) + 1 for target in targets)
+    assert found["values"]["loss"] == pytest.approx(-sum(model.score(SOURCES, targets)) / tokens, rel=1e-5)
+    alone = [regard.load(run.path).evaluate(SOURCES, targets, metrics=["loss"]) for run in (small_run, second_run)]
+    assert found["values"]["loss"] < sum(each["loss"] for each in alone) / 2  # −log is convex
+    in_python = model.evaluate(SOURCES, targets, metrics=["chrf", "loss"], beam=3)
+    assert found["values"] == pytest.approx(in_python.scores.values)
+
+
 def test_metrics_may_stand_before_the_model(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
     done = cli("evaluate", "--json", "--pairs", "half.tsv", "--metric", "bleu", "per", small_run.path)
     assert list(json.loads(done.stdout)["values"]) == ["bleu", "per"]

@@ -19,7 +19,6 @@ from regard.data.batching import pad
 from regard.data.cache import sha256
 from regard.data.tokens.tokenizers import START
 from regard.training.folder import RunFolder
-from tests_shared import SMALL
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 BIAS = "decoder.bridge.bias"
@@ -97,14 +96,6 @@ def test_answers_begin_with_and_contain_what_is_wished_for(cli: Run, small_run: 
     assert "must_say: the model's vocabulary lacks part of '2009年'" in done.stderr
 
 
-@pytest.fixture(scope="session")
-def second_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Another architecture, trained on the same data: the same tokenisers."""
-    path = tmp_path_factory.mktemp("runs") / "second"
-    regard.train("dates", {**SMALL, "model.decoder.order": "luong"}, out=path)
-    return RunFolder(path)
-
-
 def test_models_answer_together(cli: Run, small_run: RunFolder, second_run: RunFolder) -> None:
     texts = ["3 mai 2009", "May 3, 2009"]
     command = ["predict", small_run.path, "--beam", "3", "--json"]
@@ -141,10 +132,11 @@ def test_models_with_other_tokens_do_not_answer_together(cli: Run, small_run: Ru
         told = json.loads(manifest.read_text())
         told["tokenizers"]["tokenizer.json"] = sha256(path)
         manifest.write_text(json.dumps(told))
-    done = cli("predict", small_run.path, "--with", tmp_path / "other", "3 mai 2009")
-    assert done.returncode == 4
-    assert "must have the same tokenisers" in done.stderr
-    assert cli("predict", small_run.path, "--with", "nowhere", "3 mai 2009").returncode == 4
+    for verb, *texts in (("predict", "3 mai 2009"), ("evaluate",)):
+        done = cli(verb, small_run.path, "--with", tmp_path / "other", *texts)
+        assert done.returncode == 4
+        assert "must have the same tokenisers" in done.stderr
+        assert cli(verb, small_run.path, "--with", "nowhere", *texts).returncode == 4
 
 
 def test_endless_answers_are_cut_and_said(cli: Run, small_run: RunFolder) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from regard.cli.several import SeveralWords
+from regard.cli.together import with_others
 from regard.config import parse_override, resolve
 from regard.data.settings import Files
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, DataError
-from regard.training.folder import open_model
+from regard.training.folder import open_models
 from regard.training.measures import KINDS, Measure, read_measure, read_measures
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ Examples:
   regard evaluate runs/german --source test.en --target test.de --metric bleu chrf --beam 5 --confidence
   regard evaluate runs/german --pairs test.tsv --metric bleu:tokenize=none,lowercase=true
   regard evaluate runs/words --pairs test.tsv --columns 1 3 --metric wer per --max wer=25 --json
+  regard evaluate runs/one --with runs/other --beam 5
   regard evaluate runs/dates --pairs test.tsv --out answers.txt"""
 
 
@@ -58,6 +60,7 @@ class Limit(NamedTuple):
 @click.option("--metric", "metrics", multiple=True, metavar="METRIC...", help=f"Of {', '.join(KINDS)}; see above.")
 @click.option("--beam", type=click.IntRange(1), help="Hypotheses kept; 1 is greedy. By default as in validation.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting of the search, as of predict.")
+@with_others
 @click.option("--min", "minima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if it is not reached.")
 @click.option("--max", "maxima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if it is exceeded.")
 @click.option("--confidence", is_flag=True, help="Intervals of 95 %, from 1,000 resamples of the sentences.")
@@ -73,6 +76,7 @@ def command(
     metrics: tuple[str, ...],
     beam: int | None,
     settings: tuple[str, ...],
+    others: tuple[str, ...],
     minima: tuple[str, ...],
     maxima: tuple[str, ...],
     confidence: bool,
@@ -82,7 +86,8 @@ def command(
 ) -> None:
     """Score a model on pairs; without files, on the test set of its own corpus.
 
-    Without --metric, by what the model was validated by, with accuracy, chrf and loss.
+    Without --metric, by what the model was validated by, with accuracy, chrf and loss. Whatever is not given is
+    taken from MODEL, also where others answer --with it.
 
     \b
     accuracy    share of answers that are a reference to the letter, 0 to 1
@@ -99,7 +104,8 @@ def command(
     limits = [_limit("--min", text, wanted) for text in minima] + [_limit("--max", text, wanted) for text in maxima]
     files = _files(pairs, source, target, columns)
     search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
-    folder, chosen = open_model(model)
+    opened = open_models(model, *others)
+    folder, chosen = opened[0]
     training = folder.settings().training
     resolve(SearchSettings, training.validation.model_dump(), search)
     wanted = list(dict.fromkeys([*(wanted or training.usual_measures), *(limit.measure for limit in limits)]))
@@ -112,16 +118,19 @@ def command(
     test = read_pairs(files) if files else load_corpus(folder.settings().data).test
     if test is None:
         raise DataError(f"{model} was trained without a test set. Name one with --pairs, or --source and --target.")
-    found = Model.open(folder, chosen).evaluate(
+    found = Model.together(opened).evaluate(
         test.sources, test.targets, metrics=wanted, batch_size=batch_size, confidence=confidence, **search
     )
     if out:
         out.write_text("".join(answer.replace("\n", " ") + "\n" for answer in found.answers), "utf-8")
     if as_json:
-        click.echo(json.dumps({"model": model, "step": chosen.step, **found.to_json()}))
+        more = [{"model": str(other.path), "step": its.step} for other, its in opened[1:]]
+        told = {"model": model, "step": chosen.step, **({"with": more} if more else {}), **found.to_json()}
+        click.echo(json.dumps(told))
     else:
         click.echo(str(found))
-        click.echo(f"{model}, step {chosen.step}, {_told(found)}", err=True)
+        names = ", with ".join(f"{each.path}, step {its.step}" for each, its in opened)
+        click.echo(f"{names}, {_told(found)}", err=True)
     missed = [text for limit in limits if (text := limit.missed(found[limit.measure.label]))]
     if missed:
         click.echo(f"regard: {'; '.join(missed)}.", err=True)

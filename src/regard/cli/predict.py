@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from regard.cli.together import with_others
 from regard.config import parse_override, resolve
 from regard.data.lines import Line, parse_lines
 from regard.decoding.settings import SearchSettings
 from regard.errors import DataError
-from regard.training.folder import open_model
+from regard.training.folder import open_models
 
 if TYPE_CHECKING:
     from regard.inspection.prediction import Prediction
@@ -37,7 +38,7 @@ Examples:
 @click.option("--prefix", metavar="TEXT", help="What every answer begins with.")
 @click.option("--must-say", metavar="PHRASE", multiple=True, help="A phrase that every answer contains.")
 @click.option("--banned", metavar="PHRASE", multiple=True, help="A phrase that no answer contains.")
-@click.option("--with", "others", metavar="MODEL", multiple=True, help="Another model that answers together with it.")
+@with_others
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line: text, score, tokens.")
 @click.option("--attention", is_flag=True, help="With --json: the weights too.")
@@ -72,7 +73,7 @@ def command(
     from_stdin = not texts or texts == ("-",)
     if from_stdin and sys.stdin is None:
         raise click.UsageError("Standard input is closed. Give TEXT, or a file with < FILE.")
-    opened = [open_model(path) for path in (model, *others)]
+    opened = open_models(model, *others)
 
     from regard.api import Model
 

@@ -233,6 +233,25 @@ def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
     return folder, chosen
 
 
+def open_models(path: str | Path, *others: str | Path) -> list[tuple[RunFolder, Checkpoint]]:
+    """Folders whose models are to answer together: they must read and write the same tokens."""
+    first, *rest = [open_model(each) for each in (path, *others)]
+    for folder, _ in rest:
+        _refuse_other_tokens(first[0], folder)
+    return [first, *rest]
+
+
+def _refuse_other_tokens(one: RunFolder, other: RunFolder) -> None:
+    """Models whose tokenisers differ cannot answer together: a token of one would be another's something else."""
+    ours, theirs = ({file.name: file.read_bytes() for file in run.path.glob("tokenizer*")} for run in (one, other))
+    for name in sorted({*ours, *theirs}):
+        if ours.get(name) != theirs.get(name):
+            raise ModelError(
+                f"{other.path / name} is not that of {one.path}: models that answer together must have the same "
+                "tokenisers. Train them on the same data with the same settings of the tokeniser."
+            )
+
+
 def locate(
     config: str | Path | Mapping[str, Any], out: str | Path | None
 ) -> tuple[str | Path | Mapping[str, Any], RunFolder]:
