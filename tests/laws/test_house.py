@@ -14,7 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
     {"errors"},
-    {"config", "dropout"},
+    {"config", "dropout", "graphs"},
     {"attention", "recurrent"},
     {"models"},
     {"data"},

@@ -13,7 +13,7 @@ from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import losses
-from regard.training.graphs import Recorder
+from regard.training.graphs import RecordedGradient
 from regard.training.losses import Objective, backward
 from regard.training.settings import NoConsistency, RDrop, RunSettings, SimCut
 
@@ -46,7 +46,7 @@ def batches(shape: tuple[int, int, int] = (6, 5, 7)) -> list[Batch]:
     ]
 
 
-def gradients(net: Seq2Seq, objective: Objective, recorder: Recorder | None) -> list[torch.Tensor]:
+def gradients(net: Seq2Seq, objective: Objective, recorder: RecordedGradient | None) -> list[torch.Tensor]:
     torch.cuda.manual_seed(3)
     found = []
     for batch in batches():
@@ -73,7 +73,7 @@ def test_a_recorded_gradient_is_the_gradient(name: str) -> None:
     overrides = CHOICES[name]
     expected = gradients(model(overrides), Objective(0.1), None)
     net = model(overrides)
-    recorder = Recorder(net, Objective(0.1))
+    recorder = RecordedGradient(net, Objective(0.1))
     found = gradients(net, Objective(0.1), recorder)
     assert len(recorder.seen) == 1
     assert all(recorder.seen.values())
@@ -88,7 +88,7 @@ def test_consistency_and_half_precision_are_recorded_too(consistency: RDrop | Si
     objective = Objective(0.1, consistency=consistency, halved=halved)
     expected = gradients(model({}), objective, None)
     net = model({})
-    for ours, reference in zip(gradients(net, objective, Recorder(net, objective)), expected, strict=True):
+    for ours, reference in zip(gradients(net, objective, RecordedGradient(net, objective)), expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-2 if halved else 1e-4, atol=1e-4 if halved else 1e-6)
 
 

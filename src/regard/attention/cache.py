@@ -35,6 +35,11 @@ class Steps(NamedTuple):
     bias_BKS: Tensor | None = None
 
     @property
+    def start(self) -> int:
+        """How many steps were taken before."""
+        return self.origin_NT.shape[1] - 1
+
+    @property
     def slots(self) -> int:
         return self.origin_NT.shape[1] * self.block
 
@@ -46,9 +51,7 @@ class Steps(NamedTuple):
         elif self.slots > store.values_BHSD.shape[2]:
             store = Store(*(torch.cat([part, torch.zeros_like(part)], dim=2) for part in store))
         for kept, part in zip(store, parts, strict=True):
-            _, heads, _, width = part.shape
-            apart_BHKD = part.view(-1, self.block, heads, width).transpose(1, 2)
-            kept.narrow(2, self.slots - self.block, self.block).copy_(apart_BHKD)
+            kept.narrow(2, self.slots - self.block, self.block).copy_(_in_blocks(part, self.block))
         return store
 
     def shared(self, store: Store) -> Store:
@@ -70,16 +73,58 @@ class Steps(NamedTuple):
         return Store(*found)
 
 
+class RoomySteps(NamedTuple):
+    """Steps in a store whose room is all read, what was never written there being masked, so that no shape tells how
+    many were taken.
+    """
+
+    origin_NC: Tensor
+    block: int
+    start: Tensor
+    """How many steps were taken before, (1,)."""
+    slots_K: Tensor
+    bias_BKS: Tensor
+
+    def write(self, store: Store | None, prepared: Tensor, values_NHTD: Tensor) -> Store:
+        """The slots of this step, written in place."""
+        assert store is not None
+        for kept, part in zip(store, (_with_heads(prepared), values_NHTD), strict=True):
+            kept.index_copy_(2, self.slots_K, _in_blocks(part, self.block))
+        return store
+
+    def shared(self, store: Store) -> Store:
+        return store
+
+
 class Cache(NamedTuple):
     """The stores of all layers, and whose steps lie in them."""
 
     stores: tuple[Store, ...]
     origin_NT: Tensor
     block: int = 1
+    shared: bool = False
+    """Whether every layer reads its store by the fused path."""
 
     @classmethod
-    def begin(cls, rows: int, device: torch.device) -> "Cache":
-        return cls((), torch.zeros(rows, 0, dtype=torch.long, device=device))
+    def begin(cls, rows: int, device: torch.device, *, shared: bool) -> "Cache":
+        return cls((), torch.zeros(rows, 0, dtype=torch.long, device=device), shared=shared)
+
+    @property
+    def start(self) -> int:
+        """How many steps were taken."""
+        return self.origin_NT.shape[1]
+
+    @property
+    def room(self) -> int:
+        """The most steps that may have been taken after the next."""
+        return self.start + 1
+
+    def roomy(self, steps: int) -> "Cache | RoomyCache":
+        """The same with room for so many steps in all, where all layers can do with it."""
+        if not self.shared or not self.stores:
+            return self
+        start = torch.full((1,), self.start, device=self.origin_NT.device)
+        return RoomyCache(self.stores, self.origin_NT, self.block, start).roomy(steps)
 
     def taking(self, dtype: torch.dtype) -> Steps:
         """The steps so far and one more."""
@@ -93,13 +138,13 @@ class Cache(NamedTuple):
         return Steps(origin_NT, self.block, bias.view(-1, self.block, origin_NT.shape[1] * self.block))
 
     def after(self, steps: Steps, stores: list[Store]) -> "Cache":
-        return Cache(tuple(stores), steps.origin_NT, steps.block)
+        return self._replace(stores=tuple(stores), origin_NT=steps.origin_NT)
 
     def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Cache":
         """As `contracts.reorder` has it: rows that move within their block leave the stores where they are."""
         cache = self if block == self.block else self._regrouped(block)
         stores = cache.stores if blocks is None else tuple(store.moved(blocks) for store in cache.stores)
-        return Cache(stores, cache.origin_NT.index_select(0, rows), block)
+        return cache._replace(stores=stores, origin_NT=cache.origin_NT.index_select(0, rows))
 
     def _regrouped(self, block: int) -> "Cache":
         """The same steps in blocks of another size."""
@@ -115,7 +160,69 @@ class Cache(NamedTuple):
                 parts.append(roomy)
             stores.append(Store(*parts))
         own_K = torch.arange(block, device=self.origin_NT.device)
-        return Cache(tuple(stores), own_K.repeat(rows // block).unsqueeze(1).expand(rows, steps), block)
+        origin_NT = own_K.repeat(rows // block).unsqueeze(1).expand(rows, steps)
+        return Cache(tuple(stores), origin_NT, block, self.shared)
+
+
+class RoomyCache(NamedTuple):
+    """A cache with room for C steps, of which so many were taken: what a step reads and writes has the same shape and
+    place at all of them.
+    """
+
+    stores: tuple[Store, ...]
+    origin_NC: Tensor
+    block: int
+    start: Tensor
+    """How many steps were taken, (1,)."""
+
+    @property
+    def room(self) -> int:
+        return self.origin_NC.shape[1]
+
+    def roomy(self, steps: int) -> "RoomyCache":
+        room = max(ROOM, 1 << (steps - 1).bit_length())
+        slots = room * self.block
+        if self.room == room and all(part.shape[2] == slots for store in self.stores for part in store):
+            return self
+        stores = (Store(*(_to_width(part, 2, slots) for part in store)) for store in self.stores)
+        return self._replace(stores=tuple(stores), origin_NC=_to_width(self.origin_NC, 1, room))
+
+    def taking(self, dtype: torch.dtype) -> RoomySteps:
+        """The steps so far and one more."""
+        own_K = torch.arange(self.block, device=self.start.device)
+        own_N1 = own_K.repeat(len(self.origin_NC) // self.block).unsqueeze(1)
+        origin_NC = self.origin_NC.index_copy(1, self.start, own_N1)
+        later_C1 = (torch.arange(self.room, device=self.start.device) > self.start).unsqueeze(-1)
+        hidden_NCK = (origin_NC.unsqueeze(-1) != own_K) | later_C1
+        bias = torch.zeros(hidden_NCK.shape, dtype=dtype, device=own_K.device).masked_fill_(hidden_NCK, -torch.inf)
+        bias_BKS = bias.view(-1, self.block, self.room * self.block)
+        return RoomySteps(origin_NC, self.block, self.start, self.start * self.block + own_K, bias_BKS)
+
+    def after(self, steps: RoomySteps, stores: list[Store]) -> "RoomyCache":
+        return RoomyCache(tuple(stores), steps.origin_NC, self.block, self.start + 1)
+
+    def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Cache | RoomyCache":
+        if block != self.block:
+            taken = int(self.start)
+            exact = Cache(self.stores, self.origin_NC[:, :taken], self.block, shared=True)
+            return exact.reordered(rows, block, blocks)
+        stores = self.stores if blocks is None else tuple(store.moved(blocks) for store in self.stores)
+        return self._replace(stores=stores, origin_NC=self.origin_NC.index_select(0, rows))
+
+
+def _to_width(part: Tensor, axis: int, width: int) -> Tensor:
+    """Cut or filled up with zeros to a width along an axis, in memory of its own."""
+    size = list(part.shape)
+    size[axis] = width
+    wide, kept = part.new_zeros(size), min(width, part.shape[axis])
+    wide.narrow(axis, 0, kept).copy_(part.narrow(axis, 0, kept))
+    return wide
+
+
+def _in_blocks(part_NH1D: Tensor, block: int) -> Tensor:
+    """What the rows of a block write, next to each other: (B, H, K, D)."""
+    _, heads, _, width = part_NH1D.shape
+    return part_NH1D.view(-1, block, heads, width).transpose(1, 2)
 
 
 def _with_heads(prepared: Tensor) -> Tensor:

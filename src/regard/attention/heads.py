@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attention import Attended, Attention, Keys, Part, Past
-from regard.attention.cache import Steps, Store
+from regard.attention.cache import RoomySteps, Steps, Store
 from regard.attention.kernels import Shown
 from regard.attention.positions import rotate
 
@@ -97,16 +97,15 @@ class MultiHeadAttention(nn.Module):
         return Packed(torch.cat([part.weight for part in parts]), bias)
 
     def extend(
-        self, x_N1D: Tensor, store: Store | None, steps: Steps, packed: Packed | None = None
+        self, x_N1D: Tensor, store: Store | None, steps: Steps | RoomySteps, packed: Packed | None = None
     ) -> tuple[Tensor, Store]:
         """One more step of self-attention: what it reads from those before it and itself, and the store with it."""
         if packed is None:
             query, key, value = self.to_query(x_N1D), self.to_key(x_N1D), self.to_value(x_N1D)
         else:
             query, key, value = nn.functional.linear(x_N1D, *packed).chunk(3, dim=-1)
-        used = steps.origin_NT.shape[1] - 1
         if self.rotary:
-            query, key = self._turn(query, used), self._turn(key, used)
+            query, key = self._turn(query, steps.start), self._turn(key, steps.start)
         score = self.attention.score
         store = steps.write(store, score.prepare(key), score.values(value))
         if self.attention.fused:
@@ -114,15 +113,16 @@ class MultiHeadAttention(nn.Module):
             query_BKD = query.reshape(-1, steps.block, query.shape[-1])
             context_N1D = self.attention.read_shown(query_BKD, *steps.shared(store), shown).view_as(x_N1D)
         else:
+            assert isinstance(steps, Steps)
             keys_NHTD, values_NHTD = steps.apart(store)
-            position_N = torch.full((len(x_N1D),), used, device=x_N1D.device)
+            position_N = torch.full((len(x_N1D),), steps.start, device=x_N1D.device)
             prepared = keys_NHTD if score.reads_keys else keys_NHTD.squeeze(1)
             keys = Keys(prepared, values_NHTD, None, position_N + 1)
             context_N1D = self.attention.read(query, keys, Past(position_N)).context_BTD
         return self.output(context_N1D), store
 
-    def _turn(self, x_BTD: Tensor, start: int) -> Tensor:
+    def _turn(self, x_BTD: Tensor, start: int | Tensor) -> Tensor:
         x_BTHD = x_BTD.unflatten(-1, (self.attention.heads, -1))  # type: ignore[no-untyped-call]
-        positions = torch.arange(start, start + x_BTD.shape[1], device=x_BTD.device)
+        positions = start + torch.arange(x_BTD.shape[1], device=x_BTD.device)
         turned: Tensor = rotate(x_BTHD.transpose(1, 2), positions).transpose(1, 2).flatten(-2)
         return turned

@@ -27,6 +27,11 @@ class Recordable(nn.Module):
             sink.append(weights.detach())
 
 
+def anything_recorded() -> bool:
+    """Whether weights of any module are recorded now."""
+    return _taps.get() is not None
+
+
 @dataclass
 class Recording:
     """The weights of each attention of a model, before dropout, under the attention's name in the model."""

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.record import anything_recorded
+from regard.decoding.playback import Playback
 from regard.decoding.rules import Never, Progress, Rule, Said
 from regard.models.contracts import Decoder, Keys, Memory, State, reorder
 
@@ -59,6 +61,8 @@ class Batch:
     said_NT: Tensor
     numbers_B: Tensor
     rules: Sequence[Rule]
+    playback: Playback | None = None
+    """What takes the steps in the decoder's place, on a GPU."""
 
     @classmethod
     def begin(
@@ -69,7 +73,10 @@ class Batch:
         state = reorder(state, numbers_B.repeat_interleave(hypotheses)) if hypotheses > 1 else state
         token_N = torch.full((len(rows) * hypotheses,), symbols.start, device=rows.device)
         said_NT = token_N.new_empty(len(token_N), 0)
-        return cls(decoder, keys, state, token_N, said_NT, numbers_B, [Never(symbols.never), *rules])
+        # A recorded step gives no weights, and no gradient.
+        plays = rows.is_cuda and not anything_recorded() and not torch.is_grad_enabled()
+        playback = Playback(decoder) if plays else None
+        return cls(decoder, keys, state, token_N, said_NT, numbers_B, [Never(symbols.never), *rules], playback)
 
     @property
     def hypotheses(self) -> int:
@@ -81,7 +88,11 @@ class Batch:
 
     def log_p(self) -> tuple[Tensor, Tensor]:
         """Of each next token: as the model has it, but where it is barred, and as the rules leave it."""
-        logits_NV, self.state = self.decoder.step(self.token_N, self.state, self.keys)
+        if self.playback is None:
+            logits_NV, self.state = self.decoder.step(self.token_N, self.state, self.keys)
+        else:
+            taken = self.said_NT.shape[1]
+            logits_NV, self.state = self.playback.step(self.token_N, self.state, self.keys, taken)
         log_p_NV = _log_softmax(logits_NV.float())
         # What is barred is never said, and nobody asks how likely it was: without other rules there is nothing to keep.
         ruled_NV = log_p_NV if all(rule.only_bars for rule in self.rules) else log_p_NV.clone()

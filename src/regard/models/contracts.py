@@ -114,24 +114,31 @@ def reorder(state: State, rows: Tensor, *, block: int = 1, blocks: Tensor | None
     above 1, so many rows each, the rows of new block b come from the old block `blocks[b]`, or where that is None from
     block b itself. A part with a method `reordered(rows, block, blocks)` is moved by that, which may move less.
     """
-    moved = _Moved(rows, block, rows if block == 1 and blocks is None else blocks)
-    return moved.state(state)
+    blocks = rows if block == 1 and blocks is None else blocks
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.index_select(0, rows)
+        return part.reordered(rows, block, blocks) if hasattr(part, "reordered") else part
+
+    return mapped(state, moved, "reordered")
 
 
-class _Moved(NamedTuple):
-    rows: Tensor
-    block: int
-    blocks: Tensor | None
+def roomy(state: State, steps: int) -> State:
+    """The state with room for so many steps in all, so that its shapes stay the same until they are taken: a part with
+    a method `roomy(steps)` is made so by that, and others are as they are.
+    """
+    return mapped(state, lambda part: part.roomy(steps) if hasattr(part, "roomy") else part, "roomy")
 
-    def state(self, state: State) -> State:
-        if isinstance(state, Tensor):
-            return state.index_select(0, self.rows)
-        if isinstance(state, dict):
-            return {name: self.state(part) for name, part in state.items()}
-        if hasattr(state, "reordered"):
-            return state.reordered(*self)
-        if isinstance(state, tuple) and hasattr(state, "_fields"):
-            return type(state)(*map(self.state, state))
-        if isinstance(state, (tuple, list)):
-            return type(state)(map(self.state, state))
-        return state
+
+def mapped(state: State, change: Callable[[Any], Any], method: str | None = None) -> State:
+    """The state with everything in it changed that is no tuple, list or dict, or that has a method of that name."""
+    if method is not None and hasattr(state, method):
+        return change(state)
+    if isinstance(state, dict):
+        return {name: mapped(part, change, method) for name, part in state.items()}
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        return type(state)(*(mapped(part, change, method) for part in state))
+    if isinstance(state, (tuple, list)):
+        return type(state)(mapped(part, change, method) for part in state)
+    return change(state)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.attention import Keys, Past
-from regard.attention.cache import Cache, Steps, Store
+from regard.attention.cache import Cache, RoomyCache, RoomySteps, Steps, Store
 from regard.attention.heads import MultiHeadAttention, Packed
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.settings import Score
@@ -98,15 +98,18 @@ class Embedding(nn.Module):
         self.learned = LearnedPositions(settings.max_positions, settings.size) if learned else None
         self.has_waves = settings.positions == "sinusoidal"
 
-    def forward(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
-        """The vectors of tokens of which the first stands at position `start`."""
+    def forward(self, tokens_BT: Tensor, start: int | Tensor = 0, room: int | None = None) -> Tensor:
+        """The vectors of tokens of which the first stands at position `start`, and none at `room` or beyond."""
         x_BTD = self.tokens(tokens_BT) * self.scale
-        end = start + tokens_BT.shape[1]
         if self.learned is not None:
-            x_BTD = x_BTD + self.learned(torch.arange(start, end, device=tokens_BT.device))
+            x_BTD = x_BTD + self.learned(start + torch.arange(tokens_BT.shape[1], device=tokens_BT.device))
         if self.has_waves:
-            places = 1 << max(8, (end - 1).bit_length())
-            x_BTD = x_BTD + _waves(places, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)[start:end]
+            places = 1 << max(8, ((room or tokens_BT.shape[1]) - 1).bit_length())
+            waves_TD = _waves(places, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)
+            if isinstance(start, Tensor):
+                x_BTD = x_BTD + waves_TD.index_select(0, start)
+            else:
+                x_BTD = x_BTD + waves_TD[start : start + tokens_BT.shape[1]]
         dropped: Tensor = self.dropout(x_BTD)
         return dropped
 
@@ -167,14 +170,13 @@ class LayerKeys(NamedTuple):
 class LayersState(NamedTuple):
     """What the decoder's layers remember: the steps so far, and the past of each cross-attention that needs its own."""
 
-    cache: Cache
+    cache: Cache | RoomyCache
     pasts: tuple[Past | None, ...]
 
 
 class TransformerState(NamedTuple):
-    """How many tokens have been given, the same as a tensor for each row, and what the layers remember."""
+    """How many tokens each row has been given, and what the layers remember."""
 
-    used: int
     past: Past
     layers: LayersState
 
@@ -200,7 +202,7 @@ class DecoderLayer(nn.Module):
         return made
 
     def step(
-        self, x_B1D: Tensor, store: Store | None, steps: Steps, past: Past, keys: LayerKeys
+        self, x_B1D: Tensor, store: Store | None, steps: Steps | RoomySteps, past: Past, keys: LayerKeys
     ) -> tuple[Tensor, Store, Past]:
         """One step, given the steps before it and the past of the cross-attention."""
         read_B1D, store = self.self_attention.extend(self.after_self.enter(x_B1D), store, steps, keys.own)
@@ -236,13 +238,15 @@ class TransformerDecoder(Decoder):
         attentions = [layer.cross_attention.attention for layer in layers]
         pasts = (part.begin(key.cross) if part.stepwise else None for part, key in zip(attentions, keys, strict=True))
         start = Past(torch.zeros(rows, dtype=torch.long, device=device))
-        return tuple(keys), TransformerState(0, start, LayersState(Cache.begin(rows, device), tuple(pasts)))
+        shared = self.embedding.learned is None and all(layer.self_attention.attention.fused for layer in layers)
+        cache = Cache.begin(rows, device, shared=shared)
+        return tuple(keys), TransformerState(start, LayersState(cache, tuple(pasts)))
 
     def step(
         self, token_B: Tensor, state: TransformerState, keys: tuple[LayerKeys, ...]
     ) -> tuple[Tensor, TransformerState]:
-        x_B1D = self.embedding(token_B.unsqueeze(1), state.used)
         cache, pasts = state.layers
+        x_B1D = self.embedding(token_B.unsqueeze(1), cache.start, cache.room)
         steps = cache.taking(x_B1D.dtype)
         stores: list[Store] = []
         after: list[Past | None] = []
@@ -252,8 +256,8 @@ class TransformerDecoder(Decoder):
             stores.append(store)
             after.append(past if own else None)
         past = state.past._replace(position_B=state.past.position_B + 1)
-        layers = LayersState(cache.after(steps, stores), tuple(after))
-        return self.output(self.norm(x_B1D)).squeeze(1), TransformerState(state.used + 1, past, layers)
+        layers = LayersState(cache.after(steps, stores), tuple(after))  # type: ignore[arg-type]
+        return self.output(self.norm(x_B1D)).squeeze(1), TransformerState(past, layers)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         x_BTD = self.embedding(tokens_BT)

@@ -1,13 +1,13 @@
-"""The work of a step, recorded on a GPU once for each shape of batch and played again: what a small model spends its
-time on is not the arithmetic but its telling, thousands of times a step.
-"""
+"""Gradients on a GPU, recorded once for each shape of batch and played again."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from regard import graphs
 from regard.data.batching import Batch
 from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq
@@ -18,9 +18,9 @@ Shape = tuple[int, int, int]
 
 
 class Recording(NamedTuple):
-    """The work of a shape, with the tensors that it reads and the loss that it leaves."""
+    """What plays the work of a shape, the tensors that it reads, and the loss that it leaves."""
 
-    graph: Any
+    replay: Callable[[], None]
     batch: Batch
     share: Tensor
     loss: Tensor
@@ -30,24 +30,21 @@ class Recording(NamedTuple):
             own.tokens_BT.copy_(given.tokens_BT)
             own.lengths_B.copy_(given.lengths_B)
         self.share.fill_(1 / tokens)
-        self.graph.replay()
+        self.replay()
         return self.loss.clone()
 
 
 @final
 @dataclass
-class Recorder:
+class RecordedGradient:
     """Leaves the gradient of batches on a model as `leave_gradient` does, to the bit.
 
-    A shape is worked out as usual when it is first seen, which also makes ready all that it needs, and recorded when
-    it is seen again. All recordings work in one piece of memory, since no two are played at a time.
+    A shape is worked out as usual when it is first seen, and recorded when it is seen again.
     """
 
     model: Seq2Seq
     objective: Objective
     seen: dict[Shape, Recording | None] = field(default_factory=dict)
-    stream: Any = field(default_factory=torch.cuda.Stream)
-    memory: Any = field(default_factory=torch.cuda.graph_pool_handle)
 
     def __call__(self, batch: Batch, tokens: int) -> Tensor:
         shape = (*batch.source.tokens_BT.shape, batch.target.tokens_BT.shape[1])
@@ -61,15 +58,6 @@ class Recorder:
     def _record(self, batch: Batch) -> Recording:
         source, target = (Padded(*(tensor.clone() for tensor in side)) for side in batch[:2])
         own = Batch(source, target, batch.ids, batch.tokens)
-        share = torch.ones((), device=batch.source.tokens_BT.device)
-        graph = torch.cuda.CUDAGraph()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            # Not torch.cuda.graph(): it empties all caches for each recording, and there are dozens.
-            graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
-            try:
-                loss = leave_gradient(self.model, own, self.objective, share)
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self.stream)
-        return Recording(graph, own, share, loss)
+        share = torch.ones((), device=source.tokens_BT.device)
+        replay, loss = graphs.recorder().record(lambda: leave_gradient(self.model, own, self.objective, share))
+        return Recording(replay, own, share, loss)

@@ -23,7 +23,7 @@ from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
 from regard.training.folder import Checkpoint, RunFolder, write_whole
-from regard.training.graphs import Recorder
+from regard.training.graphs import RecordedGradient
 from regard.training.losses import Objective, backward, is_out_of_memory
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate
 from regard.training.settings import RunSettings
@@ -90,7 +90,7 @@ class Training:
     average: MovingAverage | None
     translator: Translator
     progress: Progress
-    recorder: Recorder | None = None
+    recorder: RecordedGradient | None = None
     """What works out gradients on a GPU, where memory has room for whole batches."""
     ahead: dict[int, list[Batch]] = field(default_factory=dict)
     """The batches of the next step, where they are made while a GPU works."""
@@ -124,7 +124,7 @@ class Training:
         objective = Objective.of(training, device)
         worked: Seq2Seq = torch.compile(model, dynamic=True) if training.compile else model  # type: ignore[assignment]
         recorded = device.type == "cuda" and training.graphs and not training.compile and progress.pieces == 1
-        recorder = Recorder(model, objective) if recorded else None
+        recorder = RecordedGradient(model, objective) if recorded else None
         return cls(
             settings, folder, data, order, model, worked, objective, optimizer, average, translator, progress, recorder
         )

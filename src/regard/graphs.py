@@ -1,0 +1,55 @@
+"""Work that is recorded on a GPU once and played again: most of what small operations take is the telling, and a
+recording is told all at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import local
+from typing import Any, TypeVar, final
+
+import torch
+
+T = TypeVar("T")
+
+_own = local()
+
+
+@final
+@dataclass
+class Recorder:
+    """Where recordings are made. They share one piece of memory, so no two may be played at a time: a thread has one
+    recorder, `recorder()`.
+    """
+
+    stream: Any = field(default_factory=torch.cuda.Stream)
+    memory: Any = field(default_factory=torch.cuda.graph_pool_handle)
+    last: Any = None
+    """Held so that the memory stays while nobody else holds a recording."""
+
+    def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """What plays the work again, and what the work gave: tensors that each playing fills anew.
+
+        Nothing is worked out yet. All that the work reads must stay where it is, and the work must have been done once
+        before, so that what it sets up at first is there.
+        """
+        graph = torch.cuda.CUDAGraph()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            # Not by torch.cuda.graph(), which empties all caches each time.
+            graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
+            try:
+                given = work()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.last = graph
+        return graph.replay, given
+
+
+def recorder() -> Recorder:
+    """That of this thread and its device."""
+    device = torch.cuda.current_device()
+    known: dict[int, Recorder] = _own.__dict__.setdefault("recorders", {})
+    if device not in known:
+        known[device] = Recorder()
+    return known[device]

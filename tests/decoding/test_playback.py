@@ -1,0 +1,134 @@
+"""States with room, and recorded steps on a GPU: the same answers as steps taken one by one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.config import resolve
+from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
+from regard.decoding.beam import BeamOptions, beam
+from regard.decoding.ensemble import ensemble
+from regard.decoding.search import Batch, Hypothesis, Symbols, greedy
+from regard.models.contracts import Decoded, Decoder, Memory, Padded, roomy
+from regard.models.seq2seq import Seq2Seq, build_model
+from regard.training.settings import RunSettings
+
+V = 40
+SYMBOLS = Symbols(START, END, (PAD, UNKNOWN, START))
+needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU")
+
+MODELS: dict[str, dict[str, object]] = {
+    "sinusoidal": {"model": "transformer-tiny"},
+    "rotary": {"model": "transformer-tiny", "model.positions": "rotary", "model.norm": "pre"},
+    "learned": {"model": "transformer-tiny", "model.positions": "learned"},
+    "additive": {"model": "transformer-tiny", "model.self_score": "additive"},
+    "gru": {},
+    "lstm": {"model.decoder.cell": "lstm", "model.decoder.order": "luong"},
+    "coverage": {"model.attention": "coverage"},
+    "hard-monotonic": {"model.attention": "hard-monotonic"},
+    "fixed": {"model": "fixed"},
+}
+
+
+def model(name: str, device: str) -> Seq2Seq:
+    torch.manual_seed(0)
+    settings = resolve(RunSettings, "dates", {"tokenizer.shared": True, **MODELS[name], "model.dropout": 0.0}).model
+    return build_model(settings, V, V).eval().to(device)
+
+
+def source(device: str) -> Padded:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(4, V, (6, 9), generator=generator)
+    return Padded(tokens, torch.tensor([9, 7, 7, 5, 3, 1])).to(torch.device(device))
+
+
+class WithRoom(Decoder):
+    """A decoder that makes room before each step, as a search on a GPU does."""
+
+    def __init__(self, inner: Decoder) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def begin(self, memory: Memory) -> tuple[Any, Any]:
+        keys, state = self.inner.begin(memory)
+        return keys, (0, state)
+
+    def step(self, token_B: Tensor, state: Any, keys: Any) -> tuple[Tensor, Any]:
+        taken, inner = state
+        logits, inner = self.inner.step(token_B, roomy(inner, taken + 1), keys)
+        return logits, (taken + 1, inner)
+
+    def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
+        return self.inner(tokens_BT, memory)
+
+
+def answers(decoder: Decoder, encoder: Any, width: int, device: str) -> list[list[Hypothesis]]:
+    limits = torch.tensor([45, 40, 30, 20, 40, 9], device=device)
+    with torch.inference_mode():
+        memory = encoder(source(device))
+        if width == 1:
+            return [[found] for found in greedy(decoder, memory, SYMBOLS, limits)]
+        return beam(decoder, memory, SYMBOLS, limits, BeamOptions(width, nbest=2))
+
+
+def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    assert [[answer.tokens for answer in one] for one in found] == [
+        [answer.tokens for answer in one] for one in expected
+    ]
+    scores = [answer.score for one in found for answer in one]
+    assert scores == pytest.approx([answer.score for one in expected for answer in one], rel=1e-4)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("name", ["sinusoidal", "rotary", "learned", "additive", "gru"])
+def test_room_changes_no_answer(name: str, width: int) -> None:
+    """Longer than the room that there is at first, and with sentences that leave."""
+    net = model(name, "cpu")
+    plain = answers(net.decoder, net.encoder, width, "cpu")
+    assert max(len(answer.tokens) for one in plain for answer in one) > 33
+    assert_same(answers(WithRoom(net.decoder), net.encoder, width, "cpu"), plain)
+
+
+def test_with_room_the_shapes_stay_the_same() -> None:
+    net = model("sinusoidal", "cpu")
+    with torch.inference_mode():
+        keys, state = net.decoder.begin(net.encoder(source("cpu")))
+        token = torch.full((6,), START)
+        shapes = []
+        for taken in range(6):
+            state = roomy(state, taken + 1)
+            shapes.append([part.shape for store in state.layers.cache.stores for part in store])
+            logits, state = net.decoder.step(token, state, keys)
+            token = logits.argmax(-1)
+    assert shapes[1:] == [shapes[1]] * 5
+    assert shapes[1]
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("name", [*MODELS, "ensemble"])
+def test_recorded_steps_give_the_same_answers(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = ensemble([model("gru", "cuda"), model("sinusoidal", "cuda")]) if name == "ensemble" else model(name, "cuda")
+    played = []
+    begin = Batch.begin.__func__  # type: ignore[attr-defined]
+
+    def watched(*given: Any) -> Batch:
+        played.append(begin(*given))
+        return played[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "begin", classmethod(watched))
+        found = answers(net.decoder, net.encoder, width, "cuda")
+    assert played[0].playback is not None
+    # All but learned positions, which are checked at each step, and scores that are no dot product.
+    assert (played[0].playback.recording is not None) == (name not in {"learned", "additive"})
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "begin", classmethod(lambda *given: _without_playback(begin(*given))))
+        assert_same(found, answers(net.decoder, net.encoder, width, "cuda"))
+
+
+def _without_playback(batch: Batch) -> Batch:
+    batch.playback = None
+    return batch
