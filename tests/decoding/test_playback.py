@@ -26,7 +26,7 @@ MODELS: dict[str, dict[str, object]] = {
     "additive": {"model": "transformer-tiny", "model.self_score": "additive"},
     "gru": {},
     "lstm": {"model.decoder.cell": "lstm", "model.decoder.order": "luong"},
-    "coverage": {"model.attention": "coverage"},
+    "chorowski": {"model.attention": "chorowski"},
     "hard-monotonic": {"model.attention": "hard-monotonic"},
     "fixed": {"model": "fixed"},
 }

@@ -34,7 +34,7 @@ def test_falls_as_often_as_a_plateau_was_found() -> None:
 def test_clipping_scales_to_the_norm_and_tells_the_old_one() -> None:
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, 4.0]])
-    assert clip_gradients(model, 1.0).item() == pytest.approx(5.0)
+    assert clip_gradients(model.parameters(), 1.0).item() == pytest.approx(5.0)
     assert model.weight.grad.flatten().tolist() == pytest.approx([0.6, 0.8], abs=1e-5)
 
 
@@ -42,7 +42,7 @@ def test_clipping_scales_to_the_norm_and_tells_the_old_one() -> None:
 def test_clipping_tells_what_is_no_number_and_touches_nothing(bad: float) -> None:
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, bad]])
-    assert not clip_gradients(model, 1.0).isfinite()
+    assert not clip_gradients(model.parameters(), 1.0).isfinite()
     assert model.weight.grad[0, 0] == 3.0
 
 

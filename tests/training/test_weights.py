@@ -18,9 +18,9 @@ def test_a_moving_average_forgets_as_fast_as_it_is_told() -> None:
     model.weight.data.fill_(0.0)
     average = MovingAverage(model, 0.5)
     model.weight.data.fill_(1.0)
-    average.update(model, 100)
+    average.update(100)
     assert average.weights["weight"].item() == 0.5
-    average.update(model, 101)
+    average.update(101)
     assert average.weights["weight"].item() == 0.75
 
 
@@ -29,7 +29,7 @@ def test_in_the_first_steps_it_forgets_faster() -> None:
     model.weight.data.fill_(0.0)
     average = MovingAverage(model, 0.999)
     model.weight.data.fill_(1.0)
-    average.update(model, 1)
+    average.update(1)
     assert average.weights["weight"].item() == pytest.approx(1 - 2 / 11)
 
 

@@ -13,10 +13,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.attention.scopes import Scope
 from regard.attention.scores import Additive, Concat, InnerProduct, LocationAware, Score
 from regard.attention.selections import Selection, Softmax
+
+ON_A_GPU = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Not cuDNN's, which plans for a third of a second whenever it sees a new shape."""
+
+WIDEST = 256
+"""The width of a head up to which PyTorch's fused gradient pays on a GPU; a recurrent decoder has one head of all its
+width, and two products are then ten times as fast.
+"""
 
 
 class Plan(NamedTuple):
@@ -83,6 +92,14 @@ def fused(
         wide = (part.float() for part in (query_BHTD, prepared_BHSD, values_BHSD))
         with torch.autocast("cpu", enabled=False):
             context_BHTD = attend(*wide, None if bias is None else bias.float()).to(torch.bfloat16)
+    elif query_BHTD.is_cuda and max(query_BHTD.shape[-1], values_BHSD.shape[-1]) > WIDEST:
+        scores_BHTS = torch.matmul(query_BHTD * score.factor, prepared_BHSD.transpose(-1, -2))
+        scores_BHTS = scores_BHTS if bias is None else scores_BHTS + bias
+        weights_BHTS = nn.functional.dropout(scores_BHTS.softmax(-1), dropout)
+        context_BHTD = torch.matmul(weights_BHTS.to(values_BHSD.dtype), values_BHSD)
+    elif query_BHTD.is_cuda:
+        with sdpa_kernel(ON_A_GPU):
+            context_BHTD = attend(query_BHTD, prepared_BHSD, values_BHSD, bias)
     else:
         context_BHTD = attend(query_BHTD, prepared_BHSD, values_BHSD, bias)
     return context_BHTD if seen is None else torch.where(seen, context_BHTD, 0.0)

@@ -75,19 +75,28 @@ def beam(
     ruled_BGK = torch.full((len(limits_B), options.groups, options.width), -torch.inf, device=device)
     ruled_BGK[..., 0] = 0.0
     score_BGK = ruled_BGK.clone()
+    told: _Told | None = None
     while len(stays := ledger.staying()):
         if len(stays) < len(ruled_BGK):
             rows_B = torch.from_numpy(stays).to(device)
             batch.leave(rows_B)
             ruled_BGK, score_BGK = ruled_BGK[rows_B], score_BGK[rows_B]
         log_p_NV, ruled_NV = batch.log_p()
+        if told is not None:  # a GPU has gone on meanwhile
+            ledger.note(told)
+            told = None
+            if ledger.over_B.all():
+                break
         ahead = _Ahead(log_p_NV, ruled_NV, batch.progress(log_p_NV.shape[1]))
         candidates = _candidates(ahead, ruled_BGK, score_BGK, options, symbols.end)
         going, ended = _divide(candidates, symbols.end, options.width)
         first_B = torch.arange(len(ruled_BGK), device=device) * options.beam
         batch.say(going.token.flatten(), (first_B.view(-1, 1, 1) + going.parent).flatten())
         ruled_BGK, score_BGK = going.ruled, going.score
-        ledger.note(going, ended)
+        told = _Told.of(going, ended)
+        if device.type != "cuda" or ledger.step + 1 >= ledger.longest:
+            ledger.note(told)
+            told = None
     return ledger.best()
 
 
@@ -216,6 +225,31 @@ def best_of(log_p_NV: Tensor, count: int) -> Tensor:
     return torch.where(best_NC < count * PIECE, inside_NC, best_NC + (pieces - count) * PIECE)
 
 
+class _Told(NamedTuple):
+    """All that the host must know of a step, on its way there."""
+
+    numbers: Tensor
+    arrived: Any = None
+    """What tells that it is there; nothing on a CPU."""
+
+    @classmethod
+    def of(cls, going: _Candidates, ended: _Candidates) -> "_Told":
+        numbers = torch.stack([going.token, going.parent, ended.parent]).float()  # exact below 2²⁴
+        values = torch.stack([going.ruled, going.score, ended.ruled, ended.score])
+        told = torch.cat([numbers, values])
+        if not told.is_cuda:
+            return cls(told)
+        told = torch.empty(told.shape, dtype=told.dtype, pin_memory=True).copy_(told, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return cls(told, arrived)
+
+    def read(self) -> Array:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.numbers.numpy()
+
+
 class _Ledger:
     """What the host knows: what the hypotheses of the sentences that go on have said, and which have ended."""
 
@@ -230,11 +264,14 @@ class _Ledger:
         for number in np.flatnonzero(self.over_B):
             self.finished[number][0].append(Hypothesis([], 0.0, True))
 
-    def note(self, going: _Candidates, ended: _Candidates) -> None:
-        """A step is taken: all that is known of it comes over at once."""
-        numbers = torch.stack([going.token, going.parent, ended.parent]).float()  # exact below 2²⁴
-        values = torch.stack([going.ruled, going.score, ended.ruled, ended.score])
-        told = torch.cat([numbers, values]).cpu().numpy()
+    @property
+    def longest(self) -> int:
+        """The limit of the sentence that may go on longest."""
+        return int(self.limits_B.max(initial=0))
+
+    def note(self, news: "_Told") -> None:
+        """A step is taken."""
+        told = news.read()
         rows = told.shape[1]
         token, parent, ruled, score = told[[0, 1, 3, 4]].reshape(4, rows, -1)
         self.step += 1

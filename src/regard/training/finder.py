@@ -19,7 +19,7 @@ from regard.training.events import Narrator
 from regard.training.folder import RunFolder
 from regard.training.loop import Training
 from regard.training.losses import backward, is_out_of_memory
-from regard.training.optim import clip_gradients
+from regard.training.optim import clip_gradients, set_rate
 from regard.training.settings import RunSettings
 
 
@@ -72,10 +72,9 @@ def find_learning_rate(settings: RunSettings, lowest: float = 1e-6, highest: flo
     with _rehearsal(settings) as training:
         for step in range(steps):
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
-            for group in training.optimizer.param_groups:
-                group["lr"] = rate
+            set_rate(training.optimizer, rate)
             share, _ = backward(training.model, training.batches(step), training.objective)
-            norm = clip_gradients(training.model, settings.training.clip)
+            norm = clip_gradients(training.model.parameters(), settings.training.clip)
             loss = float(share)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 break

@@ -1,4 +1,4 @@
-"""Gradients on a GPU, recorded once for each shape of batch and played again."""
+"""Steps of training on a GPU, recorded and played again: gradients once for each shape of batch, and the update."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +45,14 @@ class RecordedGradient:
     model: Seq2Seq
     objective: Objective
     seen: dict[Shape, Recording | None] = field(default_factory=dict)
+    gradients: list[Tensor] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Leave no gradient on the model, and all of them where they are."""
+        if not self.gradients:
+            self.gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        if self.gradients:
+            torch._foreach_zero_(self.gradients)
 
     def __call__(self, batch: Batch, tokens: int) -> Tensor:
         shape = (*batch.source.tokens_BT.shape, batch.target.tokens_BT.shape[1])
@@ -61,3 +69,22 @@ class RecordedGradient:
         share = torch.ones((), device=source.tokens_BT.device)
         replay, loss = graphs.recorder().record(lambda: leave_gradient(self.model, own, self.objective, share))
         return Recording(replay, own, share, loss)
+
+
+@final
+@dataclass
+class RecordedUpdate:
+    """Steps of an optimiser, recorded once it has taken one; the gradients must stay where they are."""
+
+    optimizer: torch.optim.Optimizer
+    replay: Callable[[], None] | None = None
+    begun: bool = False
+
+    def __call__(self) -> None:
+        if self.replay is None and self.begun:
+            self.replay, _ = graphs.recorder().record(self.optimizer.step)
+        if self.replay is None:
+            self.optimizer.step()
+        else:
+            self.replay()
+        self.begun = True

@@ -5,10 +5,12 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from regard.config import differences, write_yaml
 from regard.data.batching import Batch, Encoded
@@ -23,9 +25,9 @@ from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
 from regard.training.folder import Checkpoint, RunFolder, write_whole
-from regard.training.graphs import RecordedGradient
+from regard.training.graphs import RecordedGradient, RecordedUpdate
 from regard.training.losses import Objective, backward, is_out_of_memory
-from regard.training.optim import build_optimizer, clip_gradients, learning_rate
+from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
 from regard.training.validation import validate
@@ -95,6 +97,14 @@ class Training:
     ahead: dict[int, list[Batch]] = field(default_factory=dict)
     """The batches of the next step, where they are made while a GPU works."""
 
+    @cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.model.parameters())
+
+    @cached_property
+    def update(self) -> RecordedUpdate:
+        return RecordedUpdate(self.optimizer)
+
     @classmethod
     def begin(cls, settings: RunSettings, folder: RunFolder, corpus: Corpus, narrator: Narrator) -> "Training":
         """A run at step 0, or where its newest whole checkpoint left it."""
@@ -147,7 +157,7 @@ class Training:
                 tokens += count
                 if progress.step % training.log_every == 0:
                     speed = tokens / (time.monotonic() - since)
-                    rate = self.optimizer.param_groups[0]["lr"]
+                    rate = self._rate(progress.step)
                     events.write(
                         "train", step=progress.step, loss=loss, learning_rate=rate, tokens_per_second=round(speed)
                     )
@@ -185,10 +195,9 @@ class Training:
         """One update → (loss, tokens)."""
         step, training = self.progress.step, self.settings.training
         batches = self.ahead.pop(step, None) or self.batches(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step + 1, training, self.progress.falls)
+        set_rate(self.optimizer, self._rate(step + 1))
         share, tokens = self._gradient(batches)
-        norm = clip_gradients(self.model, training.clip)
+        norm = clip_gradients(self.parameters, training.clip)
         if self.translator.device.type == "cuda" and step + 1 < training.steps:
             self.ahead = {step + 1: self.batches(step + 1)}  # while the GPU works
         loss, norm = torch.stack([share, norm]).tolist()
@@ -198,11 +207,17 @@ class Training:
                 f"The weights were not updated. The batch holds the training pairs {_some(batches)}. Try a lower "
                 "training.learning_rate or a longer training.warmup."
             )
-        self.optimizer.step()
+        if self.recorder is not None:
+            self.update()
+        else:
+            self.optimizer.step()
         self.progress.step = step + 1
         if self.average is not None:
-            self.average.update(self.model, step + 1)
+            self.average.update(step + 1)
         return loss, tokens
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(step, self.settings.training, self.progress.falls)
 
     def _gradient(self, batches: list[Batch]) -> tuple[torch.Tensor, int]:
         """The gradient of batches, in halves, quarters … where memory does not hold them whole."""

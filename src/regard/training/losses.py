@@ -3,8 +3,8 @@
 B rows, T target steps, N tokens that count, D width, V vocabulary.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -88,21 +88,29 @@ class Objective:
         return source, given_BT.masked_fill(gaps_BT, UNKNOWN)
 
 
-LeaveGradient = Callable[[Batch, int], Tensor]
-"""Adds the gradient of a batch's loss, divided by a number of tokens, to what lies on a model → that loss."""
+class LeavesGradient(Protocol):
+    """Works gradients out in its own way."""
+
+    def begin(self) -> None:
+        """Leave no gradient on the model."""
+
+    def __call__(self, batch: Batch, tokens: int) -> Tensor:
+        """Add the gradient of a batch's loss, divided by a number of tokens, to what lies on the model → that loss."""
 
 
 def backward(
-    model: Seq2Seq, batches: list[Batch], objective: Objective, pieces: int = 1, recorder: LeaveGradient | None = None
+    model: Seq2Seq, batches: list[Batch], objective: Objective, pieces: int = 1, recorder: LeavesGradient | None = None
 ) -> tuple[Tensor, int]:
     """Leave the gradient of the mean loss on the model, worked out in so many pieces → (loss, tokens).
 
     A recorder works it out in the objective's place, always in the same memory.
     """
-    model.zero_grad(set_to_none=recorder is None)
+    if recorder is None:
+        model.zero_grad(set_to_none=True)
     tokens = max(1, sum(batch.tokens for batch in batches))  # nothing but padding weighs nothing
     pieced = [piece for batch in batches for piece in batch.cut(pieces)]
     if recorder is not None:
+        recorder.begin()
         shares = [recorder(piece, tokens) for piece in pieced]
     else:
         shares = [leave_gradient(model, piece, objective, 1 / tokens) for piece in pieced]

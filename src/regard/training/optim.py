@@ -1,7 +1,7 @@
 """The optimiser: AdamW, a learning rate that is a pure function of progress, clipping."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,21 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
         {"params": vectors, "weight_decay": 0.0},
     ]
     betas = (0.9, settings.beta2)
-    fused = next(model.parameters()).is_cuda
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, foreach=not fused, fused=fused)
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, foreach=True)
+    # With the rate in a tensor, a recorded step can be played at any.
+    rate = torch.tensor(settings.learning_rate, device=device)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True, capturable=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the next step."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 _DECAYS: dict[str, Callable[[float], float]] = {
@@ -45,10 +58,12 @@ def learning_rate(step: int, settings: TrainingSettings, falls: int = 0) -> floa
     return peak * _DECAYS[settings.decay](min(1.0, done))
 
 
-def clip_gradients(model: nn.Module, largest: float) -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
     """Scale the gradient to a norm of at most `largest` → its norm before. Where that is not finite, the gradient is
     left as it is, and no step may be taken.
     """
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
-    nn.utils.clip_grads_with_norm_(model.parameters(), largest, torch.where(norm.isfinite(), norm, 0.0))
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(gradients, torch.where(norm.isfinite(), factor, 1.0))
     return norm

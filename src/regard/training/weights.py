@@ -18,12 +18,13 @@ class MovingAverage:
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory
         self.weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self._both = list(self.weights.values()), [parameter.detach() for parameter in model.parameters()]
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
+        """After a step, counted from 1."""
         memory = min(self.memory, (1 + step) / (10 + step))
-        current = [parameter.detach() for _, parameter in model.named_parameters()]
-        torch._foreach_lerp_(list(self.weights.values()), current, 1 - memory)
+        torch._foreach_lerp_(*self._both, 1 - memory)
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
