@@ -13,9 +13,10 @@ from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import losses
-from regard.training.graphs import RecordedGradient
+from regard.training.graphs import RecordedGradient, RecordedUpdate
 from regard.training.losses import Objective, backward
-from regard.training.settings import NoConsistency, RDrop, RunSettings, SimCut
+from regard.training.optim import build_optimizer, set_rate
+from regard.training.settings import NoConsistency, RDrop, RunSettings, SimCut, TrainingSettings
 
 V = 11
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU")
@@ -147,3 +148,22 @@ def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path: Path) -> None:
     parts = regard.train("pairs", wishes, out=tmp_path / "parts").load()
     for ours, reference in zip(parts.network.parameters(), whole.network.parameters(), strict=True):
         torch.testing.assert_close(ours, reference)
+
+
+@needs_a_gpu
+def test_a_recorded_update_is_the_update() -> None:
+    def trained(*, recorded: bool) -> list[torch.Tensor]:
+        net, objective = model({}), Objective(0.1)
+        optimizer = build_optimizer(net, TrainingSettings(weight_decay=0.1))
+        recorder = RecordedGradient(net, objective) if recorded else None
+        update = RecordedUpdate(optimizer)
+        torch.cuda.manual_seed(3)
+        for step, batch in enumerate(batches() * 2):
+            set_rate(optimizer, 0.01 / (step + 1))
+            backward(net, [batch], objective, 1, recorder)
+            update() if recorded else optimizer.step()
+        assert (update.replay is not None) == recorded
+        return [parameter.detach().clone() for parameter in net.parameters()]
+
+    for ours, reference in zip(trained(recorded=True), trained(recorded=False), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
