@@ -43,6 +43,8 @@ class Question:
     target: tuple[float, ...] = ()
     search: tuple[str, ...] = ("--beam", "5")
     also: tuple[str, ...] = ()
+    wishes: tuple[str, ...] = ()
+    """Settings in which it differs from the preset."""
     joined: tuple[str, ...] = ()
     """More presets with the same tokenisers, whose seeds join the ensemble; without --ensemble they are left out."""
 
@@ -61,7 +63,9 @@ QUESTIONS = {
     "cmudict-transformer": Question("cmudict-transformer", "cmudict", "wer", target=(20.2,), also=("per",)),
     "cmudict-lstm": Question("cmudict-lstm", "cmudict", "wer", target=(20.2,), also=("per",)),
     "sigmorphon2021-medium": Question(
-        "sigmorphon2021-g2p", "sigmorphon2021-g2p/medium", "wer", languages=MEDIUM, target=(10.5,)
+        "sigmorphon2021-g2p", "sigmorphon2021-g2p/medium", "wer", languages=MEDIUM, target=(10.5,),
+        wishes=("model.encoder.hidden=256", "model.decoder.hidden=256", "training.steps=9000", "training.batch_size=64",
+                "training.learning_rate=0.002", "training.ema=0.999", "training.validate_every=500"),
     ),
     "sigmorphon2021-low": Question(
         "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "wer", languages=LOW, target=(24.0,)
@@ -104,7 +108,8 @@ class Run:
 
     def train(self) -> None:
         """Train, or go on. A call that finds the run finished, or saves nothing, takes no time that counts."""
-        wishes = [f"data.folder={Path(self.args.data) / self.question.folder}", f"seed={self.seed}", *self.args.set]
+        folder = Path(self.args.data) / self.question.folder
+        wishes = [f"data.folder={folder}", f"seed={self.seed}", *self.question.wishes, *self.args.set]
         if self.language:
             wishes.append(f"data.language={self.language}")
         begun_with = self._checkpoints()
