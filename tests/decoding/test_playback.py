@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.config import resolve
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
+from regard.decoding import beam as beam_module
 from regard.decoding.beam import BeamOptions, beam
 from regard.decoding.ensemble import ensemble
 from regard.decoding.search import Batch, Hypothesis, Symbols, greedy
@@ -104,6 +105,27 @@ def test_with_room_the_shapes_stay_the_same() -> None:
             token = logits.argmax(-1)
     assert shapes[1:] == [shapes[1]] * 5
     assert shapes[1]
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "gru"])
+def test_steps_taken_ahead_change_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, which takes the next step while the host notes the last; sentences leave meanwhile."""
+    net = model(name, "cpu")
+    steps: list[int] = []
+
+    def counted(*given: Any) -> tuple[Tensor, Any]:
+        steps[-1] += 1
+        return type(net.decoder).step(net.decoder, *given)
+
+    def found() -> list[list[Hypothesis]]:
+        steps.append(0)
+        return answers(net.decoder, net.encoder, 3, "cpu")
+
+    monkeypatch.setattr(net.decoder, "step", counted)
+    plain = found()
+    monkeypatch.setattr(beam_module, "works_by_itself", lambda _: True)
+    assert_same(found(), plain)
+    assert steps[1] == min(steps[0] + 1, 45)  # one for nothing at the end, and none beyond the longest limit
 
 
 @needs_a_gpu

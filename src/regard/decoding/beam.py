@@ -76,17 +76,21 @@ def beam(
     ruled_BGK[..., 0] = 0.0
     score_BGK = ruled_BGK.clone()
     told: _Told | None = None
-    while len(stays := ledger.staying()):
+    while True:
+        taken: tuple[Tensor, Tensor] | None = None
+        if told is not None:
+            if works_by_itself(device) and ledger.step + 1 < ledger.longest:
+                taken = batch.log_p()  # the next step, in case there is one, while the last is noted
+            ledger.note(told)
+        stays = ledger.staying()
+        if not len(stays):
+            return ledger.best()
         if len(stays) < len(ruled_BGK):
             rows_B = torch.from_numpy(stays).to(device)
-            batch.leave(rows_B)
+            rows_N = batch.leave(rows_B)
             ruled_BGK, score_BGK = ruled_BGK[rows_B], score_BGK[rows_B]
-        log_p_NV, ruled_NV = batch.log_p()
-        if told is not None:  # a GPU has gone on meanwhile
-            ledger.note(told)
-            told = None
-            if ledger.over_B.all():
-                break
+            taken = None if taken is None else (taken[0][rows_N], taken[1][rows_N])
+        log_p_NV, ruled_NV = taken or batch.log_p()
         ahead = _Ahead(log_p_NV, ruled_NV, batch.progress(log_p_NV.shape[1]))
         candidates = _candidates(ahead, ruled_BGK, score_BGK, options, symbols.end)
         going, ended = _divide(candidates, symbols.end, options.width)
@@ -94,10 +98,11 @@ def beam(
         batch.say(going.token.flatten(), (first_B.view(-1, 1, 1) + going.parent).flatten())
         ruled_BGK, score_BGK = going.ruled, going.score
         told = _Told.of(going, ended)
-        if device.type != "cuda" or ledger.step + 1 >= ledger.longest:
-            ledger.note(told)
-            told = None
-    return ledger.best()
+
+
+def works_by_itself(device: torch.device) -> bool:
+    """Whether the host is free while a step is taken."""
+    return device.type == "cuda"
 
 
 class _Candidates(NamedTuple):
