@@ -68,7 +68,8 @@ QUESTIONS = {
                 "training.learning_rate=0.002", "training.ema=0.999", "training.validate_every=500"),
     ),
     "sigmorphon2021-low": Question(
-        "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "wer", languages=LOW, target=(24.0,)
+        "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "wer", languages=LOW, target=(24.0,),
+        joined=("sigmorphon2021-g2p-soft",),
     ),
     "sigmorphon2017-soft": Question("sigmorphon2017", "sigmorphon2017", "accuracy", languages=INFLECTED),
     "sigmorphon2017-monotonic": Question(

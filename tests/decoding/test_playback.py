@@ -125,7 +125,7 @@ def test_steps_taken_ahead_change_no_answer(name: str, monkeypatch: pytest.Monke
     plain = found()
     monkeypatch.setattr(beam_module, "works_by_itself", lambda _: True)
     assert_same(found(), plain)
-    assert steps[1] == min(steps[0] + 1, 45)  # one for nothing at the end, and none beyond the longest limit
+    assert steps[0] <= steps[1] <= min(steps[0] + 1, 45)  # one for nothing at most, and none beyond the longest limit
 
 
 @needs_a_gpu
