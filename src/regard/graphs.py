@@ -3,6 +3,7 @@ recording is told all at once.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import local
 from typing import Any, TypeVar, final
@@ -18,10 +19,10 @@ _own = local()
 @dataclass
 class Recorder:
     """Where recordings are made. They share one piece of memory, so no two may be played at a time: a thread has one
-    recorder, `recorder()`.
+    recorder for each device, `recorder(device)`.
     """
 
-    stream: Any = field(default_factory=torch.cuda.Stream)
+    stream: Any
     memory: Any = field(default_factory=torch.cuda.graph_pool_handle)
     last: Any = None
     """Held so that the memory stays while nobody else holds a recording."""
@@ -33,23 +34,25 @@ class Recorder:
         before, so that what it sets up at first is there.
         """
         graph = torch.cuda.CUDAGraph()
-        self.stream.wait_stream(torch.cuda.current_stream())
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
             # Not by torch.cuda.graph(), which empties all caches each time.
             graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
             try:
                 given = work()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self.stream)
+            except BaseException:
+                with suppress(RuntimeError):  # it is the work's own failure that must be told
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
         self.last = graph
         return graph.replay, given
 
 
-def recorder() -> Recorder:
-    """That of this thread and its device."""
-    device = torch.cuda.current_device()
-    known: dict[int, Recorder] = _own.__dict__.setdefault("recorders", {})
+def recorder(device: torch.device) -> Recorder:
+    """That of this thread for a device."""
+    known: dict[torch.device, Recorder] = _own.__dict__.setdefault("recorders", {})
     if device not in known:
-        known[device] = Recorder()
+        known[device] = Recorder(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return known[device]

@@ -79,5 +79,5 @@ class Playback:
             return leaf
 
         token_N, state = mapped((token_N, state), settled)
-        replay, given = graphs.recorder().record(lambda: self.decoder.step(token_N, state, self.keys))
+        replay, given = graphs.recorder(token_N.device).record(lambda: self.decoder.step(token_N, state, self.keys))
         self.recording = _Recording(replay, inputs, given)

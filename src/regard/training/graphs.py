@@ -66,8 +66,9 @@ class RecordedGradient:
     def _record(self, batch: Batch) -> Recording:
         source, target = (Padded(*(tensor.clone() for tensor in side)) for side in batch[:2])
         own = Batch(source, target, batch.ids, batch.tokens)
-        share = torch.ones((), device=source.tokens_BT.device)
-        replay, loss = graphs.recorder().record(lambda: leave_gradient(self.model, own, self.objective, share))
+        device = source.tokens_BT.device
+        share = torch.ones((), device=device)
+        replay, loss = graphs.recorder(device).record(lambda: leave_gradient(self.model, own, self.objective, share))
         return Recording(replay, own, share, loss)
 
 
@@ -82,7 +83,8 @@ class RecordedUpdate:
 
     def __call__(self) -> None:
         if self.replay is None and self.begun:
-            self.replay, _ = graphs.recorder().record(self.optimizer.step)
+            device = self.optimizer.param_groups[0]["params"][0].device
+            self.replay, _ = graphs.recorder(device).record(self.optimizer.step)
         if self.replay is None:
             self.optimizer.step()
         else:
