@@ -52,7 +52,24 @@ class Recorder:
 
 def recorder(device: torch.device) -> Recorder:
     """That of this thread for a device."""
-    known: dict[torch.device, Recorder] = _own.__dict__.setdefault("recorders", {})
+    known = _recorders()
     if device not in known:
         known[device] = Recorder(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return known[device]
+
+
+def forget(device: torch.device) -> None:
+    """Give the memory of this thread's recordings back, as soon as nobody else holds one."""
+    if _recorders().pop(device, None) is not None:
+        torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch could not allocate: CUDA has a class for it, but where it is a graph's, and the CPU has words."""
+    words = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
+
+
+def _recorders() -> dict[torch.device, Recorder]:
+    found: dict[torch.device, Recorder] = _own.__dict__.setdefault("recorders", {})
+    return found

@@ -1,6 +1,7 @@
 """Recorded steps on a GPU: the same gradients as those worked out afresh, for every mechanism."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import losses
 from regard.training.graphs import RecordedGradient, RecordedUpdate
+from regard.training.loop import Training
 from regard.training.losses import Objective, backward
 from regard.training.optim import build_optimizer, set_rate
 from regard.training.settings import NoConsistency, RDrop, RunSettings, SimCut, TrainingSettings
+from tests_shared import SMALL
 
 V = 11
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU")
@@ -64,7 +67,7 @@ CHOICES: dict[str, dict[str, object]] = {
     "copying": {"model.decoder.copy_source": True},
     "fixed": {"model": "fixed"},
     "transformer": {"model": "transformer-tiny"},
-    "recomputed": {"model": "transformer-tiny", "model.recompute": True},
+    "learned": {"model": "transformer-tiny", "model.positions": "learned"},
 }
 
 
@@ -116,11 +119,40 @@ def test_padding_that_stays_counts_for_nothing(
         torch.testing.assert_close(ours, reference)
 
 
-def test_few_shapes_hold_the_same_tokens() -> None:
-    rows = Ragged.of([[5] * 16 + [END]])
-    few = Encoded(rows, rows).batch([0], torch.device("cpu"), few_shapes=True)
-    assert few.target.tokens_BT.tolist() == [[5] * 16 + [END, 0, 0, 0]]
-    assert few.target.lengths_B.tolist() == [17]
+def test_few_shapes_hold_the_same_tokens_and_none_is_wider_than_the_longest() -> None:
+    rows = Ragged.of([[5] * 16 + [END], [6] * 20 + [END], [7] * 18 + [END]])
+    pairs = Encoded(rows, rows)
+    few = [pairs.batch([row], torch.device("cpu"), few_shapes=True).target for row in range(3)]
+    assert few[0].tokens_BT.tolist() == [[5] * 16 + [END, 0, 0, 0]]
+    assert [target.tokens_BT.shape[1] for target in few] == [20, 21, 20]
+    assert [int(target.lengths_B) for target in few] == [17, 21, 19]
+
+
+class Scarce:
+    """A machine that has no memory left for recordings."""
+
+    def begin(self) -> None: ...
+
+    def __call__(self, batch: Batch, tokens: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError(f"CUDA out of memory for {tokens} tokens of {len(batch.ids)} pairs")
+
+
+def test_without_memory_for_recordings_a_run_goes_on_with_whole_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Training.begin.__func__  # type: ignore[attr-defined]
+    begun: list[Training] = []
+
+    def scarce(*given: Any) -> Training:
+        begun.append(begin(*given))
+        begun[0].recorder = Scarce()  # type: ignore[assignment]
+        return begun[0]
+
+    monkeypatch.setattr(Training, "begin", classmethod(scarce))
+    run = regard.train("dates", {**SMALL, "training.steps": 2}, out=tmp_path / "run")
+    assert begun[0].recorder is None
+    assert begun[0].progress.pieces == 1
+    assert run.load().predict("1 May 2026").text is not None
 
 
 @needs_a_gpu
@@ -133,16 +165,14 @@ def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path: Path) -> None:
     }  # fmt: skip
     whole = regard.train("pairs", wishes, out=tmp_path / "whole").load()
     with pytest.MonkeyPatch.context() as patch:
-        from regard.training import loop
+        take = Training.take_step
 
-        take = loop.Training.take_step
-
-        def until_30(training: loop.Training) -> tuple[float, int]:
+        def until_30(training: Training) -> tuple[float, int]:
             if training.progress.step == 30:
                 raise KeyboardInterrupt
             return take(training)
 
-        patch.setattr(loop.Training, "take_step", until_30)
+        patch.setattr(Training, "take_step", until_30)
         with pytest.raises(KeyboardInterrupt):
             regard.train("pairs", wishes, out=tmp_path / "parts")
     parts = regard.train("pairs", wishes, out=tmp_path / "parts").load()

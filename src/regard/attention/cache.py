@@ -102,12 +102,12 @@ class Cache(NamedTuple):
     stores: tuple[Store, ...]
     origin_NT: Tensor
     block: int = 1
-    shared: bool = False
+    fused: bool = False
     """Whether every layer reads its store by the fused path."""
 
     @classmethod
-    def begin(cls, rows: int, device: torch.device, *, shared: bool) -> "Cache":
-        return cls((), torch.zeros(rows, 0, dtype=torch.long, device=device), shared=shared)
+    def begin(cls, rows: int, device: torch.device, *, fused: bool) -> "Cache":
+        return cls((), torch.zeros(rows, 0, dtype=torch.long, device=device), fused=fused)
 
     @property
     def start(self) -> int:
@@ -121,7 +121,7 @@ class Cache(NamedTuple):
 
     def roomy(self, steps: int) -> "Cache | RoomyCache":
         """The same with room for so many steps in all, where all layers can do with it."""
-        if not self.shared or not self.stores:
+        if not self.fused or not self.stores:
             return self
         start = torch.full((1,), self.start, device=self.origin_NT.device)
         return RoomyCache(self.stores, self.origin_NT, self.block, start).roomy(steps)
@@ -161,7 +161,7 @@ class Cache(NamedTuple):
             stores.append(Store(*parts))
         own_K = torch.arange(block, device=self.origin_NT.device)
         origin_NT = own_K.repeat(rows // block).unsqueeze(1).expand(rows, steps)
-        return Cache(tuple(stores), origin_NT, block, self.shared)
+        return Cache(tuple(stores), origin_NT, block, self.fused)
 
 
 class RoomyCache(NamedTuple):
@@ -204,7 +204,7 @@ class RoomyCache(NamedTuple):
     def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Cache | RoomyCache":
         if block != self.block:
             taken = int(self.start)
-            exact = Cache(self.stores, self.origin_NC[:, :taken], self.block, shared=True)
+            exact = Cache(self.stores, self.origin_NC[:, :taken], self.block, fused=True)
             return exact.reordered(rows, block, blocks)
         stores = self.stores if blocks is None else tuple(store.moved(blocks) for store in self.stores)
         return self._replace(stores=stores, origin_NC=self.origin_NC.index_select(0, rows))

@@ -13,14 +13,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.attention.scopes import Scope
 from regard.attention.scores import Additive, Concat, InnerProduct, LocationAware, Score
 from regard.attention.selections import Selection, Softmax
-
-ON_A_GPU = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Not cuDNN's, which plans for a third of a second whenever it sees a new shape."""
 
 WIDEST = 256
 """The width of a head up to which PyTorch's fused gradient pays on a GPU; a recurrent decoder has one head of all its
@@ -77,10 +73,22 @@ class Shown(NamedTuple):
         return cls(bias.masked_fill_(~allowed & seen, -torch.inf), seen)
 
 
+def by_products(
+    query_BHTD: Tensor, keys_BHSD: Tensor, values_BHSD: Tensor, bias: Tensor | None, dropout: float
+) -> Tensor:
+    """Σ_j softmax_j(qᵀ k_j + bias_j) v_j, written out → (B, H, T, D)."""
+    scores_BHTS = torch.matmul(query_BHTD, keys_BHSD.transpose(-1, -2))
+    scores_BHTS = scores_BHTS if bias is None else scores_BHTS + bias
+    weights_BHTS = nn.functional.dropout(scores_BHTS.softmax(-1), dropout)
+    return torch.matmul(weights_BHTS.to(values_BHSD.dtype), values_BHSD)
+
+
 def fused(
     score: Score, query_BTD: Tensor, prepared_BHSD: Tensor, values_BHSD: Tensor, shown: Shown | None, dropout: float
 ) -> Tensor:
-    """Σ_j softmax_j(f q'ᵀ k'_j) v_j without the weights ever lying in memory → (B, H, T, D)."""
+    """Σ_j softmax_j(f q'ᵀ k'_j) v_j → (B, H, T, D), by one kernel without the weights ever lying in memory; where that
+    is slow, by two products.
+    """
     assert isinstance(score, InnerProduct)
     bias, seen = (None, None) if shown is None else shown
     query_BHTD = score.query(query_BTD)
@@ -93,13 +101,7 @@ def fused(
         with torch.autocast("cpu", enabled=False):
             context_BHTD = attend(*wide, None if bias is None else bias.float()).to(torch.bfloat16)
     elif query_BHTD.is_cuda and max(query_BHTD.shape[-1], values_BHSD.shape[-1]) > WIDEST:
-        scores_BHTS = torch.matmul(query_BHTD * score.factor, prepared_BHSD.transpose(-1, -2))
-        scores_BHTS = scores_BHTS if bias is None else scores_BHTS + bias
-        weights_BHTS = nn.functional.dropout(scores_BHTS.softmax(-1), dropout)
-        context_BHTD = torch.matmul(weights_BHTS.to(values_BHSD.dtype), values_BHSD)
-    elif query_BHTD.is_cuda:
-        with sdpa_kernel(ON_A_GPU):
-            context_BHTD = attend(query_BHTD, prepared_BHSD, values_BHSD, bias)
+        context_BHTD = by_products(query_BHTD * score.factor, prepared_BHSD, values_BHSD, bias, dropout)
     else:
         context_BHTD = attend(query_BHTD, prepared_BHSD, values_BHSD, bias)
     return context_BHTD if seen is None else torch.where(seen, context_BHTD, 0.0)

@@ -35,12 +35,21 @@ class LearnedPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """The vectors of the given positions, (…) → (…, D)."""
-        if positions.numel() and int(positions.max()) >= self.table.shape[0]:
+        if positions.numel():
+            self._see_that_it_is_known(int(positions.max()))
+        return self.table[positions]
+
+    def span(self, start: int, steps: int) -> Tensor:
+        """The vectors of so many positions from one on, (T, D); no device is asked."""
+        self._see_that_it_is_known(start + steps - 1)
+        return self.table[start : start + steps]
+
+    def _see_that_it_is_known(self, position: int) -> None:
+        if position >= self.table.shape[0]:
             raise DataError(
-                f"Position {int(positions.max())} is beyond the {self.table.shape[0]} that were learned. "
+                f"Position {position} is beyond the {self.table.shape[0]} that were learned. "
                 "Cut the sequence, or take sinusoidal or rotary positions."
             )
-        return self.table[positions]
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:

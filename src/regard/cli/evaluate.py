@@ -124,12 +124,13 @@ def command(
     if out:
         out.write_text("".join(answer.replace("\n", " ") + "\n" for answer in found.answers), "utf-8")
     if as_json:
-        more = [{"model": str(other.path), "step": its.step} for other, its in opened[1:]]
+        more = [{"model": other, "step": its.step} for other, (_, its) in zip(others, opened[1:], strict=True)]
         told = {"model": model, "step": chosen.step, **({"with": more} if more else {}), **found.to_json()}
         click.echo(json.dumps(told))
     else:
         click.echo(str(found))
-        names = ", with ".join(f"{each.path}, step {its.step}" for each, its in opened)
+        named = zip((model, *others), opened, strict=True)
+        names = ", with ".join(f"{name}, step {its.step}" for name, (_, its) in named)
         click.echo(f"{names}, {_told(found)}", err=True)
     missed = [text for limit in limits if (text := limit.missed(found[limit.measure.label]))]
     if missed:

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from regard.data.order import few
+from regard.data.order import rounded_up
 from regard.data.ragged import Ids, Ragged
 from regard.data.tokens.tokenizers import END, PAD, START, TokenizerPair
 from regard.models.contracts import Padded
@@ -81,10 +82,14 @@ class Encoded:
         """Of each pair, the lengths of its source and its target."""
         return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
 
+    @cached_property
+    def _longest(self) -> tuple[int, int]:
+        return int(self.sources.lengths.max(initial=0)), int(self.targets.lengths.max(initial=0))
+
     def batch(self, ids: Sequence[int], device: torch.device, epoch: int = 0, *, few_shapes: bool = False) -> Batch:
         """Some of the pairs; with `few_shapes`, padded to one of a few widths."""
-        sides = (self.sources, self.targets)
-        source, target = (pad_ragged(side.take(ids, epoch), few_shapes=few_shapes) for side in sides)
+        sides = zip((self.sources, self.targets), self._longest if few_shapes else (0, 0), strict=True)
+        source, target = (pad_ragged(side.take(ids, epoch), longest) for side, longest in sides)
         return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))
 
 
@@ -100,9 +105,11 @@ def pad(rows: Sequence[Sequence[int]]) -> Padded:
     return pad_ragged(Ragged.of(rows))
 
 
-def pad_ragged(rows: Ragged, *, few_shapes: bool = False) -> Padded:
+def pad_ragged(rows: Ragged, longest: int = 0) -> Padded:
+    """As `pad`; where the longest row of all is known, to one of a few widths up to that."""
     lengths_B = rows.lengths
     width = max(1, int(lengths_B.max(initial=0)))
-    tokens_BT = np.full((len(rows), int(few(np.array(width), 4)) if few_shapes else width), PAD, np.int64)
+    width = max(width, min(int(rounded_up(np.array(width), 4)), longest))
+    tokens_BT = np.full((len(rows), width), PAD, np.int64)
     tokens_BT[np.arange(tokens_BT.shape[1]) < lengths_B[:, None]] = rows.flat
     return Padded(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))

@@ -48,7 +48,7 @@ class Order(ABC):
         return self is other
 
 
-def few(lengths: Ids, parts: int) -> Ids:
+def rounded_up(lengths: Ids, parts: int) -> Ids:
     """Lengths rounded up so that few are left: so many between each power of two and the next."""
     lengths = np.maximum(1, lengths)
     step = np.maximum(1, 2 ** np.floor(np.log2(lengths)).astype(np.int64) // parts)
@@ -111,7 +111,7 @@ class ByTokens(Order):
     @cached_property
     def _widths(self) -> Ids:
         """Of each member, the length of its longer side, rounded up so that there are few."""
-        return few(self.lengths_N2[self._members].max(1, initial=0), 8)
+        return rounded_up(self.lengths_N2[self._members].max(1, initial=0), 8)
 
     @cached_property
     def _cuts(self) -> list[int]:

@@ -243,11 +243,11 @@ class _Told(NamedTuple):
         values = torch.stack([going.ruled, going.score, ended.ruled, ended.score])
         told = torch.cat([numbers, values])
         if not told.is_cuda:
-            return cls(told)
-        told = torch.empty(told.shape, dtype=told.dtype, pin_memory=True).copy_(told, non_blocking=True)
+            return cls(told.cpu())
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        return cls(told, arrived)
+        here = torch.empty(told.shape, dtype=told.dtype, pin_memory=True).copy_(told, non_blocking=True)
+        arrived.record(torch.cuda.current_stream(told.device))
+        return cls(here, arrived)
 
     def read(self) -> Array:
         if self.arrived is not None:

@@ -6,7 +6,6 @@ N hypotheses, V vocabulary.
 from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
-import torch
 from torch import Tensor
 
 from regard import graphs
@@ -38,6 +37,8 @@ class Playback:
         self.form: list[Any] = []
         self.places: list[int] = []
         self.seen = 0
+        self.able = True
+        """Until memory does not hold a recording."""
         self.recording: _Recording | None = None
 
     def step(self, token_N: Tensor, state: State, keys: Keys, taken: int) -> tuple[Tensor, State]:
@@ -58,8 +59,14 @@ class Playback:
         if keys is not self.keys or form != self.form:
             self.keys, self.form, self.seen, self.recording = keys, form, 0, None
         places = [tensor.data_ptr() for tensor in tensors]
-        if self.recording is None and self.seen == WAIT:
-            self._record(token_N, state, [now == before for now, before in zip(places, self.places, strict=True)])
+        if self.recording is None and self.seen == WAIT and self.able:
+            stays = [now == before for now, before in zip(places, self.places, strict=True)]
+            try:
+                self._record(token_N, state, stays)
+            except RuntimeError as error:
+                if not graphs.is_out_of_memory(error):
+                    raise
+                self.able = False
         self.seen, self.places = self.seen + 1, places
         if self.recording is None:
             return self.decoder.step(token_N, state, keys)
@@ -74,7 +81,7 @@ class Playback:
 
         def settled(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
-                inputs.append(leaf if stays[len(inputs)] else torch.empty_like(leaf))
+                inputs.append(leaf if stays[len(inputs)] else leaf.clone())
                 return inputs[-1]
             return leaf
 

@@ -102,7 +102,8 @@ class Embedding(nn.Module):
         """The vectors of tokens of which the first stands at position `start`, and none at `room` or beyond."""
         x_BTD = self.tokens(tokens_BT) * self.scale
         if self.learned is not None:
-            x_BTD = x_BTD + self.learned(start + torch.arange(tokens_BT.shape[1], device=tokens_BT.device))
+            assert isinstance(start, int)
+            x_BTD = x_BTD + self.learned.span(start, tokens_BT.shape[1])
         if self.has_waves:
             places = 1 << max(8, ((room or tokens_BT.shape[1]) - 1).bit_length())
             waves_TD = _waves(places, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)
@@ -114,6 +115,7 @@ class Embedding(nn.Module):
         return dropped
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @cache
 def _waves(places: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Sinusoidal positions, worked out once; they stay where they are, since recorded work may read them there."""
@@ -238,8 +240,8 @@ class TransformerDecoder(Decoder):
         attentions = [layer.cross_attention.attention for layer in layers]
         pasts = (part.begin(key.cross) if part.stepwise else None for part, key in zip(attentions, keys, strict=True))
         start = Past(torch.zeros(rows, dtype=torch.long, device=device))
-        shared = self.embedding.learned is None and all(layer.self_attention.attention.fused for layer in layers)
-        cache = Cache.begin(rows, device, shared=shared)
+        fused = self.embedding.learned is None and all(layer.self_attention.attention.fused for layer in layers)
+        cache = Cache.begin(rows, device, fused=fused)
         return tuple(keys), TransformerState(start, LayersState(cache, tuple(pasts)))
 
     def step(

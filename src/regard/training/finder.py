@@ -12,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from regard import graphs
 from regard.data.corpora import load_corpus
 from regard.data.order import ByTokens
 from regard.errors import DataError
 from regard.training.events import Narrator
 from regard.training.folder import RunFolder
 from regard.training.loop import Training
-from regard.training.losses import backward, is_out_of_memory
+from regard.training.losses import backward
 from regard.training.optim import clip_gradients, set_rate
 from regard.training.settings import RunSettings
 
@@ -34,7 +35,11 @@ class Found(NamedTuple):
 def _rehearsal(settings: RunSettings) -> Iterator[Training]:
     """A training that leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="regard.") as folder, Narrator() as narrator:
-        yield Training.begin(settings, RunFolder(Path(folder)), load_corpus(settings.data), narrator)
+        training = Training.begin(settings, RunFolder(Path(folder)), load_corpus(settings.data), narrator)
+        try:
+            yield training
+        finally:
+            training.stop_recording()
 
 
 def find_pace(settings: RunSettings, steps: int = 4) -> dict[int, float]:
@@ -111,7 +116,7 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
             try:
                 tried.append((tokens, _speed(training, order)))
             except RuntimeError as error:
-                if not is_out_of_memory(error):
+                if not graphs.is_out_of_memory(error):
                     raise
                 break
             if len(tried) > 1 and tried[-1][1] < gain * tried[-2][1]:

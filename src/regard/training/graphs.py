@@ -16,6 +16,9 @@ from regard.training.losses import Objective, leave_gradient
 Shape = tuple[int, int, int]
 """Rows, and the widths of both sides."""
 
+MOST_SHAPES = 256
+"""So many are recorded; the rest, which are rare, are worked out as usual."""
+
 
 class Recording(NamedTuple):
     """What plays the work of a shape, the tensors that it reads, and the loss that it leaves."""
@@ -37,15 +40,16 @@ class Recording(NamedTuple):
 @final
 @dataclass
 class RecordedGradient:
-    """Leaves the gradient of batches on a model as `leave_gradient` does, to the bit.
+    """Leaves the gradient of batches on a model as `leave_gradient` does.
 
-    A shape is worked out as usual when it is first seen, and recorded when it is seen again.
+    A shape is worked out as usual when it is first seen, and recorded when it is seen again, up to so many shapes.
     """
 
     model: Seq2Seq
     objective: Objective
     seen: dict[Shape, Recording | None] = field(default_factory=dict)
     gradients: list[Tensor] = field(default_factory=list)
+    recorded: int = 0
 
     def begin(self) -> None:
         """Leave no gradient on the model, and all of them where they are."""
@@ -59,8 +63,12 @@ class RecordedGradient:
         if shape not in self.seen:
             self.seen[shape] = None
             return leave_gradient(self.model, batch, self.objective, 1 / tokens)
-        recording = self.seen[shape] or self._record(batch)
-        self.seen[shape] = recording
+        recording = self.seen[shape]
+        if recording is None:
+            if self.recorded == MOST_SHAPES:
+                return leave_gradient(self.model, batch, self.objective, 1 / tokens)
+            recording = self.seen[shape] = self._record(batch)
+            self.recorded += 1
         return recording.play(batch, tokens)
 
     def _record(self, batch: Batch) -> Recording:
@@ -69,6 +77,8 @@ class RecordedGradient:
         device = source.tokens_BT.device
         share = torch.ones((), device=device)
         replay, loss = graphs.recorder(device).record(lambda: leave_gradient(self.model, own, self.objective, share))
+        had = len(self.gradients)
+        assert had == sum(parameter.grad is not None for parameter in self.model.parameters()), "a gradient has come up"
         return Recording(replay, own, share, loss)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from regard import graphs
 from regard.config import differences, write_yaml
 from regard.data.batching import Batch, Encoded
 from regard.data.corpora import Corpus, load_corpus
@@ -19,14 +20,15 @@ from regard.data.order import ByPairs, ByTokens, Order, padding_share
 from regard.data.preparation import Prepared, Request, prepare
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
-from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError, is_disk_failure
+from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
 from regard.training.folder import Checkpoint, RunFolder, write_whole
 from regard.training.graphs import RecordedGradient, RecordedUpdate
-from regard.training.losses import Objective, backward, is_out_of_memory
+from regard.training.losses import Objective, backward
+from regard.training.machine import device_named, kept_for_a_run, told_when_disk_fails
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
@@ -39,12 +41,12 @@ log = logging.getLogger(__name__)
 def train(settings: RunSettings, folder: RunFolder) -> Progress:
     """Train in a folder, or go on where it stopped; the same command always ends with the same weights."""
     tracking.require(settings.training)
-    with _told_when_disk_fails(folder), folder.lock():
+    with told_when_disk_fails(folder), folder.lock():
         if folder.all_checkpoints():
             _see_that_it_is_the_same(folder, settings)
         corpus = load_corpus(settings.data)
         folder.clear_remains()
-        with _threads(settings.training.threads), Narrator() as narrator:
+        with kept_for_a_run(settings.training.threads), Narrator() as narrator:
             return Training.begin(settings, folder, corpus, narrator).finish(narrator)
 
 
@@ -108,7 +110,7 @@ class Training:
     @classmethod
     def begin(cls, settings: RunSettings, folder: RunFolder, corpus: Corpus, narrator: Narrator) -> "Training":
         """A run at step 0, or where its newest whole checkpoint left it."""
-        training, device = settings.training, _device(settings.training.device)
+        training, device = settings.training, device_named(settings.training.device)
         newest = folder.newest()
         fingerprint = corpus.fingerprint()
         if newest is not None:
@@ -133,7 +135,9 @@ class Training:
         translator = Translator(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
         objective = Objective.of(training, device)
         worked: Seq2Seq = torch.compile(model, dynamic=True) if training.compile else model  # type: ignore[assignment]
-        recorded = device.type == "cuda" and training.graphs and not training.compile and progress.pieces == 1
+        # What is recomputed for its gradient is large, and gains nothing.
+        plain = training.compile or getattr(settings.model, "recompute", False) or progress.pieces > 1
+        recorded = device.type == "cuda" and training.graphs and not plain
         recorder = RecordedGradient(model, objective) if recorded else None
         return cls(
             settings, folder, data, order, model, worked, objective, optimizer, average, translator, progress, recorder
@@ -178,6 +182,7 @@ class Training:
                 self._see_that_the_mean_is_whole()
             elif training.average > 1:
                 self._try_mean(events, narrator)
+            self.stop_recording()
             narrator.say(self._closing())
         card.write(self.folder, self.settings, progress, self.model)
         return progress
@@ -216,6 +221,13 @@ class Training:
             self.average.update(step + 1)
         return loss, tokens
 
+    def stop_recording(self) -> None:
+        """Go on by telling the device all, and give the memory of recordings back."""
+        self.recorder = None
+        self.__dict__.pop("update", None)
+        if self.translator.device.type == "cuda":
+            graphs.forget(self.translator.device)
+
     def _rate(self, step: int) -> float:
         return learning_rate(step, self.settings.training, self.progress.falls)
 
@@ -226,8 +238,11 @@ class Training:
             try:
                 return backward(self.worked, batches, self.objective, progress.pieces, self.recorder)
             except RuntimeError as error:
-                if not is_out_of_memory(error):
+                if not graphs.is_out_of_memory(error):
                     raise
+                if self.recorder is not None:  # recordings need memory of their own
+                    self.stop_recording()
+                    continue
                 if progress.pieces >= max(len(batch.ids) for batch in batches):
                     longest = max(batch.source.tokens_BT.shape[1] for batch in batches)
                     raise ResourceError(
@@ -236,7 +251,6 @@ class Training:
                         "tokenizer.max_length smaller."
                     ) from None
                 progress.pieces *= 2
-                self.recorder = None
 
     def _validate(self, events: EventLog, narrator: Narrator) -> None:
         training, progress = self.settings.training, self.progress
@@ -352,44 +366,6 @@ def _order(data: Encoded, settings: RunSettings) -> Order:
     if left_out:
         log.warning("%d pairs of more than %d tokens on a side are left out of training.", left_out, longest)
     return order
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"training.device={name}: there is no CUDA device here. Use cpu or auto.")
-    return torch.device(name)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Small operations on many threads wait more than they work; the count is set for the run alone.
-
-    So is the rounding of denormal numbers to zero: a sharp softmax is full of them, and each costs a CPU a hundred
-    times the work of another.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _told_when_disk_fails(folder: RunFolder) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if not is_disk_failure(error):
-            raise
-        raise ResourceError(
-            f"{folder.path} could not be written: {error.strerror}. The checkpoints before are whole: free some "
-            "space and give the same command to go on."
-        ) from None
 
 
 def _some(batches: list[Batch]) -> str:

@@ -131,11 +131,6 @@ def made_for_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether PyTorch could not allocate: CUDA has a class for it, the CPU only words."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
 def _counted(features_BTD: Tensor, target: Padded) -> tuple[Tensor, Tensor]:
     """The features and tokens that count; on a GPU all, since it would have to wait to be told how many do."""
     if features_BTD.is_cuda:

@@ -99,7 +99,9 @@ class TrainingSettings(Settings):
     )
     compile: bool = Field(False, description="let torch.compile work on the model; slow to start")
     graphs: bool = Field(
-        True, description="on a GPU, record the work of a step for each shape of batch, and play it from then on"
+        True,
+        json_schema_extra=HARMLESS,
+        description="on a GPU, record the work of a step for each shape of batch, and play it from then on",
     )
     validate_every: PositiveInt = 100
     metric: MeasureChoice = Field(Accuracy(), description="by which the best checkpoint is chosen; ties by the loss")

@@ -1,0 +1,51 @@
+"""The machine that a run is on: its device, its threads, its disk."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from regard.errors import ConfigError, ResourceError, is_disk_failure
+from regard.training.folder import RunFolder
+
+
+def device_named(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"training.device={name}: there is no CUDA device here. Use cpu or auto.")
+    return torch.device(name)
+
+
+@contextmanager
+def kept_for_a_run(count: int) -> Iterator[None]:
+    """Small operations on many threads wait more than they work; the count is set for the run alone.
+
+    So is the rounding of denormal numbers to zero: a sharp softmax is full of them, and each costs a CPU a hundred
+    times the work of another. And so is attention without cuDNN's, which plans for a third of a second whenever it
+    sees a new shape.
+    """
+    before = torch.get_num_threads()
+    planned = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(count)
+    torch.set_flush_denormal(True)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(planned)
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def told_when_disk_fails(folder: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_failure(error):
+            raise
+        raise ResourceError(
+            f"{folder.path} could not be written: {error.strerror}. The checkpoints before are whole: free some "
+            "space and give the same command to go on."
+        ) from None
