@@ -175,3 +175,13 @@ def test_in_bfloat16_on_a_cpu_the_gradients_are_those_of_the_reference() -> None
         output.float().square().sum().backward()
         found.append(torch.cat([p.grad.flatten() for p in attention.parameters() if p.grad is not None]))
     assert torch.linalg.norm(found[0] - found[1]) < 0.03 * torch.linalg.norm(found[0])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_two_products_are_the_fused_kernel(masked: bool) -> None:
+    """They stand in for it on a GPU where a head is wide."""
+    torch.manual_seed(0)
+    query, keys, values = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 5, 6), torch.randn(2, 3, 5, 7)
+    bias = torch.zeros(2, 1, 1, 5).masked_fill_(torch.rand(2, 1, 1, 5) < 0.4, -torch.inf) if masked else None
+    expected = nn.functional.scaled_dot_product_attention(query, keys, values, bias, scale=0.7)
+    torch.testing.assert_close(kernels.by_products(query * 0.7, keys, values, bias, 0.0), expected)

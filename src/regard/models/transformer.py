@@ -5,7 +5,6 @@ B rows, T target steps, S source positions, D width, H heads, V vocabulary.
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple, final
 
 import torch
@@ -116,11 +115,16 @@ class Embedding(nn.Module):
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-@cache
 def _waves(places: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Sinusoidal positions, worked out once; they stay where they are, since recorded work may read them there."""
-    with torch.inference_mode(False):
-        return sinusoidal_positions(places, size).to(device, dtype)
+    key = places, size, dtype, device
+    if key not in _KNOWN_WAVES:
+        with torch.inference_mode(False):
+            _KNOWN_WAVES[key] = sinusoidal_positions(places, size).to(device, dtype)
+    return _KNOWN_WAVES[key]
+
+
+_KNOWN_WAVES: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
 
 @final
