@@ -35,6 +35,8 @@ class Readout(nn.Module):
         self.output = nn.Linear(hidden, vocabulary)
         self.dropout = Dropout(dropout)
         self.generate = nn.Linear(known + context, 1) if copy else None
+        if self.generate is not None:
+            nn.init.constant_(self.generate.bias, 3.0)  # g = 0.95: what is copied at first is of no use
 
     def share(self, embedding: nn.Embedding) -> None:
         """Give the output layer the matrix of an embedding (Press and Wolf 2017), drawn so that logits are small."""
