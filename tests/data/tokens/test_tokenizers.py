@@ -344,6 +344,16 @@ def test_tags_that_no_source_has_are_an_error() -> None:
         build("char", ["laufen"], tags=True)
 
 
+def test_texts_that_stand_where_tags_do_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    lemmas = [f"{first}{second}en" for first in "abdfgh" for second in "aeiou"]
+    with caplog.at_level(logging.WARNING):
+        build("char", [f"{lemma}\tV;PST" for lemma in lemmas], tags=True)
+        assert not caplog.text
+        build("char", [f"V;PST\t{lemma}" for lemma in lemmas], tags=True)
+    assert "30 different tags in 30 sources are many: aaen, aeen, aien" in caplog.text
+    assert "the other way round" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("symbol", "what"), [("a b", "white space"), ("", "empty"), ("<s>", "of our own"), ("<0x41>", "own")]
 )

@@ -87,19 +87,24 @@ def build_model(known: list[str], learned: Learned, *, byte_fallback: bool, fuse
     )
 
 
+MANY_TAGS = 200
+"""No language has so many; texts that were taken for tags soon have more."""
+
+
 class _Stream:
     """Texts to learn from, counted as they pass; their tags are set aside."""
 
     def __init__(self, texts: Iterable[str], tagged: bool) -> None:
         self._texts, self._tagged = texts, tagged
         self.tags: set[str] = set()
-        self._empty = True
+        self._empty, self._with_tags = True, 0
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
             self._empty = self._empty and not text
             head, tab, _ = text.partition(marks.TAB) if self._tagged else (text, "", "")
             if tab:
+                self._with_tags += 1
                 self.tags.update(found[0] for found in tags_of(text, len(head)))
             yield whole_characters(head)
         self._check()
@@ -111,6 +116,14 @@ class _Stream:
             raise DataError(
                 "tokenizer.tags is set, and no source has tags. They follow the text after a tab, as in "
                 "laufen<TAB>V;PST: check the columns that are read, or set tokenizer.tags=false."
+            )
+        if len(self.tags) > MANY_TAGS or (self._with_tags >= 20 and len(self.tags) > self._with_tags / 2):
+            log.warning(
+                "%d different tags in %d sources are many: %s … Tags follow the text after a tab, as in "
+                "laufen<TAB>V;PST; do the columns stand the other way round?",
+                len(self.tags),
+                self._with_tags,
+                ", ".join(sorted(self.tags)[:3]),
             )
 
 
