@@ -48,6 +48,11 @@ class Question:
     joined: tuple[str, ...] = ()
     """More presets with the same tokenisers, whose seeds join the ensemble; without --ensemble they are left out."""
 
+    def settings(self, data: str, language: str) -> list[str]:
+        """What a training is told besides its preset."""
+        own = [f"data.language={language}"] if language else []
+        return [f"data.folder={Path(data) / self.folder}", *own, *self.wishes]
+
 
 QUESTIONS = {
     "multi30k-transformer": Question(
@@ -109,10 +114,8 @@ class Run:
 
     def train(self) -> None:
         """Train, or go on. A call that finds the run finished, or saves nothing, takes no time that counts."""
-        folder = Path(self.args.data) / self.question.folder
-        wishes = [f"data.folder={folder}", f"seed={self.seed}", *self.question.wishes, *self.args.set]
-        if self.language:
-            wishes.append(f"data.language={self.language}")
+        own = self.question.settings(self.args.data, self.language)
+        wishes = [*own, f"seed={self.seed}", *self.args.set]
         begun_with = self._checkpoints()
         if not begun_with:
             self._keep_seconds(0.0)

@@ -21,12 +21,10 @@ def speed(name: str, args: argparse.Namespace, settings: list[str]) -> int:
     """Target tokens a second."""
     question = QUESTIONS[name]
     wishes = [
-        f"data.folder={Path(args.data) / question.folder}", f"training.steps={args.steps}", "training.log_every=100",
+        *question.settings(args.data, question.languages[0]), f"training.steps={args.steps}", "training.log_every=100",
         f"training.validate_every={args.steps}", f"training.save_every={args.steps}", "training.validation_pairs=8",
         "training.average=1", *args.set, *settings,
     ]  # fmt: skip
-    if question.languages[0]:
-        wishes.append(f"data.language={question.languages[0]}")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "regard", "train", question.preset, *wishes, "--out", str(run)]

@@ -2,17 +2,34 @@
 recording is told all at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import local
-from typing import Any, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
 _own = local()
+
+
+class Recording(NamedTuple):
+    """What plays some work, the tensors that it reads, and what it gives: tensors that each playing fills anew."""
+
+    replay: Callable[[], None]
+    inputs: list[Tensor]
+    given: Any
+
+    def play(self, tensors: Sequence[Tensor]) -> Any:
+        """What the work gives for other tensors in place of those it reads."""
+        for own, tensor in zip(self.inputs, tensors, strict=True):
+            if own.data_ptr() != tensor.data_ptr():
+                own.copy_(tensor)
+        self.replay()
+        return self.given
 
 
 @final

@@ -11,7 +11,6 @@ from regard import graphs
 from regard.config import resolve
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
 from regard.decoding import beam as beam_module
-from regard.decoding import playback
 from regard.decoding.beam import BeamOptions, beam
 from regard.decoding.ensemble import ensemble
 from regard.decoding.playback import Playback
@@ -185,8 +184,8 @@ def test_recorded_steps_give_the_same_answers(
             patch.setattr(Batch, "begin", classmethod(begun))
             return answers(net.decoder, net.encoder, width, device)
 
-    recorded = playback._Recording
-    monkeypatch.setattr(playback, "_Recording", lambda replay, *rest: recorded(counted(replay), *rest))
+    recorded = graphs.Recording
+    monkeypatch.setattr(graphs, "Recording", lambda replay, *rest: recorded(counted(replay), *rest))
     assert_same(searched(Playback), searched(lambda _: None))
     # All but learned positions, which a step must know, and scores that are no dot product.
     assert (replays > 10) == (name not in {"learned", "additive"})

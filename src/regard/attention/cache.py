@@ -128,14 +128,11 @@ class Cache(NamedTuple):
 
     def taking(self, dtype: torch.dtype) -> Steps:
         """The steps so far and one more."""
-        own_K = torch.arange(self.block, device=self.origin_NT.device)
-        own_N1 = own_K.repeat(len(self.origin_NT) // self.block).unsqueeze(1)
+        own_K, own_N1 = _own(self.origin_NT, self.block)
         origin_NT = torch.cat([self.origin_NT, own_N1], dim=1)
         if self.block == 1:
             return Steps(origin_NT, 1)
-        another_NTK = origin_NT.unsqueeze(-1) != own_K
-        bias = torch.zeros(another_NTK.shape, dtype=dtype, device=own_K.device).masked_fill_(another_NTK, -torch.inf)
-        return Steps(origin_NT, self.block, bias.view(-1, self.block, origin_NT.shape[1] * self.block))
+        return Steps(origin_NT, self.block, _bias_of(origin_NT.unsqueeze(-1) != own_K, dtype))
 
     def after(self, steps: Steps, stores: list[Store]) -> "Cache":
         return self._replace(stores=tuple(stores), origin_NT=steps.origin_NT)
@@ -143,8 +140,7 @@ class Cache(NamedTuple):
     def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Cache":
         """As `contracts.reorder` has it: rows that move within their block leave the stores where they are."""
         cache = self if block == self.block else self._regrouped(block)
-        stores = cache.stores if blocks is None else tuple(store.moved(blocks) for store in cache.stores)
-        return cache._replace(stores=stores, origin_NT=cache.origin_NT.index_select(0, rows))
+        return cache._replace(stores=_moved(cache.stores, blocks), origin_NT=cache.origin_NT.index_select(0, rows))
 
     def _regrouped(self, block: int) -> "Cache":
         """The same steps in blocks of another size."""
@@ -159,9 +155,8 @@ class Cache(NamedTuple):
                 roomy[:, :, : steps * block] = apart.flatten(2, 3)
                 parts.append(roomy)
             stores.append(Store(*parts))
-        own_K = torch.arange(block, device=self.origin_NT.device)
-        origin_NT = own_K.repeat(rows // block).unsqueeze(1).expand(rows, steps)
-        return Cache(tuple(stores), origin_NT, block, self.fused)
+        _, own_N1 = _own(self.origin_NT, block)
+        return Cache(tuple(stores), own_N1.expand(rows, steps), block, self.fused)
 
 
 class RoomyCache(NamedTuple):
@@ -189,13 +184,10 @@ class RoomyCache(NamedTuple):
 
     def taking(self, dtype: torch.dtype) -> RoomySteps:
         """The steps so far and one more."""
-        own_K = torch.arange(self.block, device=self.start.device)
-        own_N1 = own_K.repeat(len(self.origin_NC) // self.block).unsqueeze(1)
+        own_K, own_N1 = _own(self.origin_NC, self.block)
         origin_NC = self.origin_NC.index_copy(1, self.start, own_N1)
         later_C1 = (torch.arange(self.room, device=self.start.device) > self.start).unsqueeze(-1)
-        hidden_NCK = (origin_NC.unsqueeze(-1) != own_K) | later_C1
-        bias = torch.zeros(hidden_NCK.shape, dtype=dtype, device=own_K.device).masked_fill_(hidden_NCK, -torch.inf)
-        bias_BKS = bias.view(-1, self.block, self.room * self.block)
+        bias_BKS = _bias_of((origin_NC.unsqueeze(-1) != own_K) | later_C1, dtype)
         return RoomySteps(origin_NC, self.block, self.start, self.start * self.block + own_K, bias_BKS)
 
     def after(self, steps: RoomySteps, stores: list[Store]) -> "RoomyCache":
@@ -206,8 +198,25 @@ class RoomyCache(NamedTuple):
             taken = int(self.start)
             exact = Cache(self.stores, self.origin_NC[:, :taken], self.block, fused=True)
             return exact.reordered(rows, block, blocks)
-        stores = self.stores if blocks is None else tuple(store.moved(blocks) for store in self.stores)
-        return self._replace(stores=stores, origin_NC=self.origin_NC.index_select(0, rows))
+        return self._replace(stores=_moved(self.stores, blocks), origin_NC=self.origin_NC.index_select(0, rows))
+
+
+def _own(origin_NT: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """The numbers of the rows of a block, and that of each row in its own."""
+    own_K = torch.arange(block, device=origin_NT.device)
+    return own_K, own_K.repeat(len(origin_NT) // block).unsqueeze(1)
+
+
+def _bias_of(hidden_NTK: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of a block's slots, (B, K, S): 0, or −∞ where one is hidden from a row."""
+    _, steps, block = hidden_NTK.shape
+    bias = torch.zeros(hidden_NTK.shape, dtype=dtype, device=hidden_NTK.device)
+    return bias.masked_fill_(hidden_NTK, -torch.inf).view(-1, block, steps * block)
+
+
+def _moved(stores: tuple[Store, ...], blocks: Tensor | None) -> tuple[Store, ...]:
+    """The stores of other blocks; None where all stay."""
+    return stores if blocks is None else tuple(store.moved(blocks) for store in stores)
 
 
 def _to_width(part: Tensor, axis: int, width: int) -> Tensor:

@@ -109,7 +109,8 @@ def pad_ragged(rows: Ragged, longest: int = 0) -> Padded:
     """As `pad`; where the longest row of all is known, to one of a few widths up to that."""
     lengths_B = rows.lengths
     width = max(1, int(lengths_B.max(initial=0)))
-    width = max(width, min(int(rounded_up(np.array(width), 4)), longest))
+    if width < longest:
+        width = min(int(rounded_up(np.array(width), 4)), longest)
     tokens_BT = np.full((len(rows), width), PAD, np.int64)
     tokens_BT[np.arange(tokens_BT.shape[1]) < lengths_B[:, None]] = rows.flat
     return Padded(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))

@@ -274,7 +274,7 @@ class _Ledger:
         """The limit of the sentence that may go on longest."""
         return int(self.limits_B.max(initial=0))
 
-    def note(self, news: "_Told") -> None:
+    def note(self, news: _Told) -> None:
         """A step is taken."""
         told = news.read()
         rows = told.shape[1]

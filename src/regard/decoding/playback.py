@@ -3,8 +3,7 @@
 N hypotheses, V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -13,14 +12,6 @@ from regard.models.contracts import Decoder, Keys, State, mapped, roomy
 
 WAIT = 2
 """Steps of one form that are taken as usual, before the next is recorded: a recording costs about two."""
-
-
-class _Recording(NamedTuple):
-    """What plays a step, the tensors that it reads, and what it gives."""
-
-    replay: Callable[[], None]
-    inputs: list[Tensor]
-    given: tuple[Tensor, State]
 
 
 @final
@@ -39,7 +30,7 @@ class Playback:
         self.seen = 0
         self.able = True
         """Until memory does not hold a recording."""
-        self.recording: _Recording | None = None
+        self.recording: graphs.Recording | None = None
 
     def step(self, token_N: Tensor, state: State, keys: Keys, taken: int) -> tuple[Tensor, State]:
         """The step after so many."""
@@ -70,11 +61,8 @@ class Playback:
         self.seen, self.places = self.seen + 1, places
         if self.recording is None:
             return self.decoder.step(token_N, state, keys)
-        for own, tensor, place in zip(self.recording.inputs, tensors, places, strict=True):
-            if own.data_ptr() != place:
-                own.copy_(tensor)
-        self.recording.replay()
-        return self.recording.given
+        found: tuple[Tensor, State] = self.recording.play(tensors)
+        return found
 
     def _record(self, token_N: Tensor, state: State, stays: list[bool]) -> None:
         inputs: list[Tensor] = []
@@ -87,4 +75,4 @@ class Playback:
 
         token_N, state = mapped((token_N, state), settled)
         replay, given = graphs.recorder(token_N.device).record(lambda: self.decoder.step(token_N, state, self.keys))
-        self.recording = _Recording(replay, inputs, given)
+        self.recording = graphs.Recording(replay, inputs, given)

@@ -104,7 +104,10 @@ class Embedding(nn.Module):
             assert isinstance(start, int)
             x_BTD = x_BTD + self.learned.span(start, tokens_BT.shape[1])
         if self.has_waves:
-            places = 1 << max(8, ((room or tokens_BT.shape[1]) - 1).bit_length())
+            if room is None:
+                assert isinstance(start, int)
+                room = start + tokens_BT.shape[1]
+            places = 1 << max(8, (room - 1).bit_length())
             waves_TD = _waves(places, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)
             if isinstance(start, Tensor):
                 x_BTD = x_BTD + waves_TD.index_select(0, start)
@@ -112,6 +115,9 @@ class Embedding(nn.Module):
                 x_BTD = x_BTD + waves_TD[start : start + tokens_BT.shape[1]]
         dropped: Tensor = self.dropout(x_BTD)
         return dropped
+
+
+_KNOWN_WAVES: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -122,9 +128,6 @@ def _waves(places: int, size: int, dtype: torch.dtype, device: torch.device) -> 
         with torch.inference_mode(False):
             _KNOWN_WAVES[key] = sinusoidal_positions(places, size).to(device, dtype)
     return _KNOWN_WAVES[key]
-
-
-_KNOWN_WAVES: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
 
 @final

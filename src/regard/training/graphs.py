@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -20,23 +20,6 @@ MOST_SHAPES = 256
 """So many are recorded; the rest, which are rare, are worked out as usual."""
 
 
-class Recording(NamedTuple):
-    """What plays the work of a shape, the tensors that it reads, and the loss that it leaves."""
-
-    replay: Callable[[], None]
-    batch: Batch
-    share: Tensor
-    loss: Tensor
-
-    def play(self, batch: Batch, tokens: int) -> Tensor:
-        for own, given in zip(self.batch[:2], batch[:2], strict=True):
-            own.tokens_BT.copy_(given.tokens_BT)
-            own.lengths_B.copy_(given.lengths_B)
-        self.share.fill_(1 / tokens)
-        self.replay()
-        return self.loss.clone()
-
-
 @final
 @dataclass
 class RecordedGradient:
@@ -47,9 +30,8 @@ class RecordedGradient:
 
     model: Seq2Seq
     objective: Objective
-    seen: dict[Shape, Recording | None] = field(default_factory=dict)
+    seen: dict[Shape, graphs.Recording | None] = field(default_factory=dict)
     gradients: list[Tensor] = field(default_factory=list)
-    recorded: int = 0
 
     def begin(self) -> None:
         """Leave no gradient on the model, and all of them where they are."""
@@ -60,18 +42,17 @@ class RecordedGradient:
 
     def __call__(self, batch: Batch, tokens: int) -> Tensor:
         shape = (*batch.source.tokens_BT.shape, batch.target.tokens_BT.shape[1])
-        if shape not in self.seen:
-            self.seen[shape] = None
-            return leave_gradient(self.model, batch, self.objective, 1 / tokens)
-        recording = self.seen[shape]
+        recording = self.seen.get(shape)
+        if recording is None and shape in self.seen and sum(map(bool, self.seen.values())) < MOST_SHAPES:
+            recording = self._record(batch)
+        self.seen[shape] = recording
         if recording is None:
-            if self.recorded == MOST_SHAPES:
-                return leave_gradient(self.model, batch, self.objective, 1 / tokens)
-            recording = self.seen[shape] = self._record(batch)
-            self.recorded += 1
-        return recording.play(batch, tokens)
+            return leave_gradient(self.model, batch, self.objective, 1 / tokens)
+        share = torch.full((), 1 / tokens, device=batch.source.tokens_BT.device)
+        loss: Tensor = recording.play([*batch.source, *batch.target, share])
+        return loss.clone()
 
-    def _record(self, batch: Batch) -> Recording:
+    def _record(self, batch: Batch) -> graphs.Recording:
         source, target = (Padded(*(tensor.clone() for tensor in side)) for side in batch[:2])
         own = Batch(source, target, batch.ids, batch.tokens)
         device = source.tokens_BT.device
@@ -79,7 +60,7 @@ class RecordedGradient:
         replay, loss = graphs.recorder(device).record(lambda: leave_gradient(self.model, own, self.objective, share))
         had = len(self.gradients)
         assert had == sum(parameter.grad is not None for parameter in self.model.parameters()), "a gradient has come up"
-        return Recording(replay, own, share, loss)
+        return graphs.Recording(replay, [*source, *target, share], loss)
 
 
 @final

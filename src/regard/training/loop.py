@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -94,6 +94,8 @@ class Training:
     average: MovingAverage | None
     translator: Translator
     progress: Progress
+    update: Callable[[], Any]
+    """A step of the optimiser: its own, or recorded."""
     recorder: RecordedGradient | None = None
     """What works out gradients on a GPU, where memory has room for whole batches."""
     ahead: dict[int, list[Batch]] = field(default_factory=dict)
@@ -102,10 +104,6 @@ class Training:
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
-
-    @cached_property
-    def update(self) -> RecordedUpdate:
-        return RecordedUpdate(self.optimizer)
 
     @classmethod
     def begin(cls, settings: RunSettings, folder: RunFolder, corpus: Corpus, narrator: Narrator) -> "Training":
@@ -138,10 +136,10 @@ class Training:
         # What is recomputed for its gradient is large, and gains nothing.
         plain = training.compile or getattr(settings.model, "recompute", False) or progress.pieces > 1
         recorded = device.type == "cuda" and training.graphs and not plain
-        recorder = RecordedGradient(model, objective) if recorded else None
-        return cls(
-            settings, folder, data, order, model, worked, objective, optimizer, average, translator, progress, recorder
-        )
+        held = (settings, folder, data, order, model, worked, objective, optimizer, average, translator, progress)
+        if not recorded:
+            return cls(*held, optimizer.step)
+        return cls(*held, RecordedUpdate(optimizer), RecordedGradient(model, objective))
 
     @property
     def done(self) -> bool:
@@ -212,10 +210,7 @@ class Training:
                 f"The weights were not updated. The batch holds the training pairs {_some(batches)}. Try a lower "
                 "training.learning_rate or a longer training.warmup."
             )
-        if self.recorder is not None:
-            self.update()
-        else:
-            self.optimizer.step()
+        self.update()
         self.progress.step = step + 1
         if self.average is not None:
             self.average.update(step + 1)
@@ -223,8 +218,7 @@ class Training:
 
     def stop_recording(self) -> None:
         """Go on by telling the device all, and give the memory of recordings back."""
-        self.recorder = None
-        self.__dict__.pop("update", None)
+        self.recorder, self.update = None, self.optimizer.step
         if self.translator.device.type == "cuda":
             graphs.forget(self.translator.device)
 

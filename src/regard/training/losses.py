@@ -105,16 +105,25 @@ def backward(
 
     A recorder works it out in the objective's place, always in the same memory.
     """
-    if recorder is None:
-        model.zero_grad(set_to_none=True)
+    gradient = recorder or _Afresh(model, objective)
+    gradient.begin()
     tokens = max(1, sum(batch.tokens for batch in batches))  # nothing but padding weighs nothing
-    pieced = [piece for batch in batches for piece in batch.cut(pieces)]
-    if recorder is not None:
-        recorder.begin()
-        shares = [recorder(piece, tokens) for piece in pieced]
-    else:
-        shares = [leave_gradient(model, piece, objective, 1 / tokens) for piece in pieced]
+    shares = [gradient(piece, tokens) for batch in batches for piece in batch.cut(pieces)]
     return torch.stack(shares).sum(), tokens
+
+
+@dataclass(frozen=True)
+class _Afresh:
+    """Gradients worked out as they come."""
+
+    model: Seq2Seq
+    objective: Objective
+
+    def begin(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+
+    def __call__(self, batch: Batch, tokens: int) -> Tensor:
+        return leave_gradient(self.model, batch, self.objective, 1 / tokens)
 
 
 def leave_gradient(model: Seq2Seq, batch: Batch, objective: Objective, share: Tensor | float) -> Tensor:
