@@ -155,6 +155,9 @@ def test_few_shapes_hold_the_same_tokens_and_none_is_wider_than_the_longest() ->
 class Scarce:
     """A machine that has no memory left for recordings."""
 
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+
     def begin(self) -> None: ...
 
     def __call__(self, batch: Batch, tokens: int) -> torch.Tensor:
@@ -169,7 +172,7 @@ def test_without_memory_for_recordings_a_run_goes_on_with_whole_batches(
 
     def scarce(*given: Any) -> Training:
         begun.append(begin(*given))
-        begun[0].recorder = Scarce()  # type: ignore[assignment]
+        begun[0].recorder = Scarce(begun[0].objective)  # type: ignore[assignment]
         return begun[0]
 
     monkeypatch.setattr(Training, "begin", classmethod(scarce))
@@ -186,6 +189,7 @@ def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path: Path) -> None:
     wishes = {
         "data": {"kind": "files", "train": str(pairs)}, "training.steps": 60, "training.validate_every": 20,
         "training.save_every": 20, "training.precision": "auto", "training.ema": 0.9, "model.dropout": 0.1,
+        "training.consistency": {"kind": "simcut", "after": 35},
     }  # fmt: skip
     whole = regard.train("pairs", wishes, out=tmp_path / "whole").load()
     with pytest.MonkeyPatch.context() as patch:

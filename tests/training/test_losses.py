@@ -126,6 +126,12 @@ def test_passes_that_agree_cost_nothing() -> None:
         assert Objective(0.1, 0.0, kind)(net, batch(0, 1, 2)).item() == pytest.approx(plain)
 
 
+def test_consistency_may_begin_later() -> None:
+    objective = Objective(0.1, 0.2, RDrop(after=5), halved=True)
+    assert objective.at(4) == Objective(0.1, 0.2, halved=True)
+    assert objective.at(5) == objective
+
+
 def test_consistency_is_the_divergence_of_two_passes() -> None:
     """Worked out from the model's own answers to a pair whole and with every token but the start unknown."""
     net = model().eval()

@@ -57,7 +57,7 @@ RECIPE = {
     "training.ema": 0.9,
     "training.decay": "plateau",
     "training.plateau_patience": 1,
-    "training.consistency": "simcut",
+    "training.consistency": {"kind": "simcut", "after": 8},
     "training.word_dropout": 0.1,
     "training.precision": "bfloat16",
 }

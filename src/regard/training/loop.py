@@ -227,10 +227,12 @@ class Training:
 
     def _gradient(self, batches: list[Batch]) -> tuple[torch.Tensor, int]:
         """The gradient of batches, in halves, quarters … where memory does not hold them whole."""
-        progress = self.progress
+        progress, objective = self.progress, self.objective.at(self.progress.step)
+        if self.recorder is not None and self.recorder.objective != objective:
+            self.recorder = RecordedGradient(self.model, objective)
         while True:
             try:
-                return backward(self.worked, batches, self.objective, progress.pieces, self.recorder)
+                return backward(self.worked, batches, objective, progress.pieces, self.recorder)
             except RuntimeError as error:
                 if not graphs.is_out_of_memory(error):
                     raise

@@ -3,7 +3,7 @@
 B rows, T target steps, N tokens that count, D width, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -47,6 +47,12 @@ class Objective:
 
     def told(self) -> str:
         return " in bfloat16" if self.halved else ""
+
+    def at(self, step: int) -> "Objective":
+        """What is made small after so many steps: consistency may begin later than the rest."""
+        if self.consistency.kind == "none" or step >= self.consistency.after:
+            return self
+        return replace(self, consistency=NO_CONSISTENCY)
 
     def __call__(self, model: Seq2Seq, batch: Batch) -> Tensor:
         """The sum over the batch's tokens."""

@@ -32,7 +32,13 @@ class NoConsistency(Settings):
     weight: float = 0.0
 
 
-class RDrop(Settings):
+class _TwoPasses(Settings):
+    """Each pair is seen twice a step."""
+
+    after: NonNegativeInt = Field(0, description="steps without it: a model that has learned something gains by it")
+
+
+class RDrop(_TwoPasses):
     """Two passes under different dropout shall agree: (α/4)(KL(p‖q) + KL(q‖p)) is added to the mean of their losses
     (Liang et al. 2021).
     """
@@ -45,7 +51,7 @@ class RDrop(Settings):
         return self.alpha / 2
 
 
-class SimCut(Settings):
+class SimCut(_TwoPasses):
     """A pass over the pair with a share of its tokens cut out shall agree with one over the whole: α KL(p‖q) is added
     (Gao et al. 2022).
     """
