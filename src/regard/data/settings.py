@@ -154,7 +154,9 @@ Data = Annotated[DatesData | SequencesData | PronounceData | FilesData, Field(di
 class _Spelling(Settings):
     """What every kind of tokeniser does with a text before it is cut into tokens."""
 
-    normalisation: Literal["none", "nfc", "nfkc"] = Field("nfc", description="the Unicode form of the text")
+    normalisation: Literal["none", "nfc", "nfd", "nfkc"] = Field(
+        "nfc", description="the Unicode form of the text; nfd takes letters and accents apart, and 한 into ㅎㅏㄴ"
+    )
     lowercase: bool = False
     byte_fallback: bool = Field(False, description="write characters never seen as bytes, so that none is unknown")
     symbols: tuple[str, ...] = Field((), description="never split, for example <url> or <2de>")

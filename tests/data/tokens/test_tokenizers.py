@@ -219,6 +219,19 @@ def test_normalisation_and_case() -> None:
     assert len(raw.ids(["e\u0301"])[0]) == 2
 
 
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_letters_taken_apart_are_put_together_again(kind: str, tmp_path: Path) -> None:
+    learned = build(kind, ["한국 café", "나라 naïve"], normalisation="nfd")
+    learned.save(tmp_path / "tokenizer.json")
+    for tokenizer in (learned, Tokenizer.load(tmp_path / "tokenizer.json")):
+        found = tokenizer.encode(["한국 나"])[0]
+        assert tokenizer.decode(found.ids) == "한국 나"
+        assert UNKNOWN not in tokenizer.ids(["학 é ö"])[0][:3]  # of parts that were seen, if never together
+        if kind == "char":
+            assert found.texts == list("\u1112\u1161\u11ab\u1100\u116e\u11a8 \u1102\u1161")
+            assert found.offsets == [(0, 1)] * 3 + [(1, 2)] * 3 + [(2, 3)] + [(3, 4)] * 2
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_symbol_is_one_token_wherever_it_stands(kind: str) -> None:
     tokenizer = build(kind, [*LINES, "<2de>the<url>"], symbols=SYMBOLS)

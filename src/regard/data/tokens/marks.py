@@ -8,6 +8,7 @@ Characters need none of this: a space is a character like any other.
 
 import json
 import re
+from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
@@ -17,7 +18,12 @@ from regard.data.settings import RESERVED, CharSide, SpelledSide, WordSide
 MARK = "▁"
 TAB = "\t"
 
-_FORMS: dict[str, list[normalizers.Normalizer]] = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
+_FORMS: dict[str, list[normalizers.Normalizer]] = {
+    "none": [],
+    "nfc": [normalizers.NFC()],
+    "nfd": [normalizers.NFD()],
+    "nfkc": [normalizers.NFKC()],
+}
 _ESCAPES = [normalizers.Replace("▂", "▂2"), normalizers.Replace(MARK, "▂1")]
 _COLLAPSE = [
     normalizers.Replace(Regex(r"[^\S\t]+"), " "),
@@ -110,6 +116,15 @@ def cuts_at_spaces(inner: tokenizers.Tokenizer) -> bool:
     """Whether a text is the same as what stands between its spaces, segmented by itself: so it is with marks and
     without symbols, before which a field has no mark.
     """
-    parts = json.loads(inner.to_str())["normalizer"].get("normalizers", [])
     plain = {"type": "Replace", "pattern": {"Regex": _unmarked([])}, "content": ""}
-    return plain in parts
+    return plain in _normalisers(inner)
+
+
+def takes_letters_apart(inner: tokenizers.Tokenizer) -> bool:
+    """Whether a letter and its accent are two: a text must be composed again when it is read back."""
+    return {"type": "NFD"} in _normalisers(inner)
+
+
+def _normalisers(inner: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(inner.to_str())["normalizer"].get("normalizers", [])
+    return found

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -71,6 +72,7 @@ class Tokenizer:
         self._tag_names = {index: tag for tag, index in self._tags.items()}
         self._segmented: dict[str, list[int]] | None = {} if marks.cuts_at_spaces(inner) else None
         """What stands between spaces, with its ids, as far as it has been met."""
+        self._composes = marks.takes_letters_apart(inner)
 
     @classmethod
     def characters(cls, texts: Iterable[str]) -> "Tokenizer":
@@ -157,6 +159,8 @@ class Tokenizer:
         names = [self._tag_names[index] for index in ids if index in self._tag_names]
         head = [index for index in ids if index not in self._tag_names] if names else list(ids)
         text: str = self._inner.decode(head, skip_special_tokens=False)
+        if self._composes:
+            text = unicodedata.normalize("NFC", text)
         return f"{text}{marks.TAB}{';'.join(names)}" if names else text
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
