@@ -69,8 +69,10 @@ QUESTIONS = {
     "cmudict-lstm": Question("cmudict-lstm", "cmudict", "wer", target=(20.2,), also=("per",)),
     "sigmorphon2021-medium": Question(
         "sigmorphon2021-g2p", "sigmorphon2021-g2p/medium", "wer", languages=MEDIUM, target=(10.5,),
-        wishes=("model.encoder.hidden=256", "model.decoder.hidden=256", "training.steps=9000", "training.batch_size=64",
-                "training.learning_rate=0.002", "training.ema=0.999", "training.validate_every=500"),
+        wishes=("tokenizer.source.normalisation=nfd", "model.encoder.layers=2", "model.encoder.dropout=0.4",
+                "model.dropout=0.4", "training.steps=1600", "training.batch_size=64", "training.ema=0.998",
+                "training.word_dropout=0", "training.validate_every=200"),
+        joined=("sigmorphon2021-g2p-soft",),
     ),
     "sigmorphon2021-low": Question(
         "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "wer", languages=LOW, target=(24.0,),

@@ -160,6 +160,20 @@ def test_without_dev_files_some_sources_are_held_back(tmp_path: Path) -> None:
     assert not set(train.sources) & set(dev.sources)
 
 
+def test_dev_pairs_that_are_learned_from_may_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "train.tsv").write_text("read\tR IY D\nlead\tL EH D\n")
+    (tmp_path / "dev.tsv").write_text("read\tR EH D\ncat\tK AE T\nlead\tL IY D\ncat\tK AH T\n")
+    files = {"folder": str(tmp_path), "train": "train.tsv", "dev": "dev.tsv"}
+    assert len(list(load_corpus(FilesData.model_validate(files)).dev)) == 4
+    unseen = load_corpus(FilesData.model_validate({**files, "unseen": True}))
+    with caplog.at_level(logging.WARNING):
+        assert list(unseen.dev) == [("cat", "K AE T"), ("cat", "K AH T")]
+    assert "dev.tsv: 2 of 4 pairs are left out of validation" in caplog.text
+    (tmp_path / "dev.tsv").write_text("read\tR EH D\n")
+    with pytest.raises(DataError, match="every source stands in the training data"):
+        list(load_corpus(FilesData.model_validate({**files, "unseen": True})).dev)
+
+
 def test_of_a_large_corpus_about_two_thousand_pairs_are_held_back(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("".join(f"s{n}\tt{n}\n" for n in range(100_000)))

@@ -63,6 +63,18 @@ def test_phonemes_are_read_as_they_stand_and_letters_one_by_one(tmp_path: Path) 
     assert (chosen["source"]["kind"], chosen["target"]["kind"]) == ("char", "word")
 
 
+def test_syllables_of_korean_are_taken_apart(tmp_path: Path) -> None:
+    syllables = ["".join(chr(0xAC00 + GENERATOR.randrange(11_172)) for _ in range(3)) for _ in range(300)]
+    spoken = [(word, "H AH N") for word in syllables]
+    chosen = choose(files(tmp_path, spoken), {}, cuda=False)
+    assert chosen.settings.tokenizer.model_dump()["source"]["normalisation"] == "nfd"
+    assert "Tokeniser: letters that 한 is taken apart into, ㅎㅏㄴ → symbols as they stand." in chosen.reasons
+    written = [(word, latin) for word, (latin, _) in zip(syllables, names(), strict=True)]
+    for pairs, forms in ((written, ("nfd", "nfc")), ([pair[::-1] for pair in written], ("nfc", "nfd"))):
+        found = choose(files(tmp_path, pairs), {}, cuda=False).settings.tokenizer.model_dump()
+        assert (found["source"]["normalisation"], found["target"]["normalisation"]) == forms
+
+
 @pytest.mark.parametrize("pairs", [sentences(), spelled(), names()])
 def test_where_there_is_a_gpu_the_model_is_a_transformer(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
     assert choose(files(tmp_path, pairs), {}, cuda=True).settings.model.kind == "transformer"

@@ -127,7 +127,8 @@ def _load_files(settings: FilesData) -> Corpus:
     everything = partial(stream_pairs, learned, skip_bad_lines=keep_going, drop_empty=True)
     if chosen:
         dev = read_pairs(chosen, skip_bad_lines=keep_going, drop_empty=True)
-        return Corpus(Stream(everything), dev, test, files)
+        kept = Stream(partial(_unseen, dev, everything, str(chosen))) if settings.unseen else dev
+        return Corpus(Stream(everything), kept, test, files)
     held_back = _held_back_share(learned)
 
     def split(dev: bool) -> Iterator[tuple[str, str]]:
@@ -135,6 +136,21 @@ def _load_files(settings: FilesData) -> Corpus:
         return (pair for pair in everything() if (share(pair[0]) < held_back) == dev)
 
     return Corpus(Stream(partial(split, False)), Stream(partial(split, True)), test, files)
+
+
+def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: str) -> Iterator[tuple[str, str]]:
+    """The pairs whose source is not learned from: a model that learns by heart would be wrong on the others."""
+    asked = set(dev.sources)
+    seen = {source for source, _ in train() if source in asked}
+    left = [pair for pair in dev if pair[0] not in seen]
+    if len(left) < len(dev):
+        log.warning(
+            "%s: %d of %d pairs are left out of validation, since their source is learned from (data.unseen).",
+            name, len(dev) - len(left), len(dev),
+        )  # fmt: skip
+    if not left:
+        raise DataError(f"{name}: every source stands in the training data too. Give other dev files, or none.")
+    yield from left
 
 
 _LOADERS: dict[type, Callable[[Any], Corpus]] = {

@@ -132,6 +132,9 @@ class FilesData(Settings):
     train: FilesChoice
     dev: FilesChoice | None = None
     test: FilesChoice | None = None
+    unseen: bool = Field(
+        False, description="validate on those dev pairs alone whose source does not stand in the training data"
+    )
     bad_lines: Literal["error", "skip"] = Field("error", description="what to do with a line that is no pair")
 
     def files(self, split: SplitName) -> Files | None:

@@ -99,12 +99,26 @@ def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, For
             tokenizer={"kind": "bpe", "vocabulary": size, "shared": alike, "max_length": 512},
         )
     elif "symbols" in forms:
-        kinds = ["word" if form == "symbols" else "char" for form in forms]
-        named = [{"word": "symbols as they stand", "char": "characters"}[kind] for kind in kinds]
-        choice.settle(f"Tokeniser: {named[0]} → {named[1]}.", tokenizer={"source": kinds[0], "target": kinds[1]})
+        (source, source_side), (target, target_side) = (
+            ("symbols as they stand", {"kind": "word"}) if form == "symbols" else _characters(script)
+            for form, script in zip(forms, scripts, strict=True)
+        )
+        choice.settle(f"Tokeniser: {source} → {target}.", tokenizer={"source": source_side, "target": target_side})
     else:
+        (source, source_side), (target, target_side) = map(_characters, scripts)
         both = "one alphabet" if alike else "an alphabet for each script"
-        choice.settle(f"Tokeniser: characters, {both}.", tokenizer={"kind": "char", "shared": alike})
+        if source_side == target_side:
+            choice.settle(f"Tokeniser: {source}, {both}.", tokenizer={**source_side, "shared": alike})
+        else:
+            sides = {"source": source_side, "target": target_side}
+            choice.settle(f"Tokeniser: {source} → {target}, {both}.", tokenizer=sides)
+
+
+def _characters(script: str) -> tuple[str, dict[str, Any]]:
+    """What the tokens are called, and the settings of a side: one of hundreds of syllables would rarely be seen."""
+    if script == "Hangul":
+        return "letters that 한 is taken apart into, ㅎㅏㄴ", {"kind": "char", "normalisation": "nfd"}
+    return "characters", {"kind": "char"}
 
 
 def _model(choice: _Choice, pairs: int, *, cuda: bool) -> None:

@@ -76,7 +76,8 @@ OVERLAP = Kind(
     "overlap",
     "warning",
     "pairs whose source also stands in another split, with another target",
-    "Split by source sentence, or leave them out of what is learned from (--fix does).",
+    "Split by source sentence, leave them out of what is learned from (--fix does), or out of validation "
+    "(data.unseen=true).",
 )
 DUPLICATE = Kind(
     "duplicate",
