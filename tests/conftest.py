@@ -1,6 +1,8 @@
 """What tests share: a small run, trained once, and the command line as a user has it."""
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ Result = subprocess.CompletedProcess[str]
 
 torch.set_num_threads(1)
 os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-cache-")
+atexit.register(shutil.rmtree, os.environ["REGARD_CACHE"], ignore_errors=True)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels then run as plain Python
 

@@ -59,6 +59,8 @@ def test_a_beam_gives_its_best_answers_in_lines_or_as_json(cli: Run, small_run: 
     scores = [line.split("\t") for line in done.stdout.splitlines()]
     assert [len(columns) for columns in scores] == [2, 2, 2, 2]
     assert all(float(score) <= 0 for score, _ in scores)
+    alone = cli("predict", small_run.path, "--nbest", "2", "3 mai 2009")
+    assert len(alone.stdout.splitlines()) == 2, alone.stderr
     lines = cli("predict", small_run.path, "--beam", "3", "--nbest", "2", "--json", "3 mai 2009").stdout.splitlines()
     assert [json.loads(line)["text"] for line in lines] == [text for _, text in scores[:2]]
 
@@ -66,7 +68,7 @@ def test_a_beam_gives_its_best_answers_in_lines_or_as_json(cli: Run, small_run: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--nbest", "2"], "Widen the beam"),
+        (["--beam", "1", "--nbest", "2"], "Widen the beam"),
         (["--set", "temprature=2"], "Did you mean 'temperature'"),
         (["--beam", "4", "--set", "sample=true"], "exclude each other"),
     ],

@@ -157,6 +157,13 @@ def test_a_coverage_penalty_ranks_by_what_was_looked_at(model: regard.Model) -> 
     assert covered(whole[0]) >= covered(whole[-1])
 
 
+def test_a_beam_that_nobody_speaks_of_has_room_for_the_answers(model: regard.Model) -> None:
+    for search in ({"nbest": 3}, {"nbest": 4, "groups": 2}):
+        ours, wide = model.predict(TEXTS[2], **search), model.predict(TEXTS[2], **search, beam=search["nbest"])
+        assert [found.text for found in ours.alternatives] == [found.text for found in wide.alternatives]
+        assert len(ours.alternatives) == search["nbest"] - 1
+
+
 def test_search_settings_that_do_not_fit_are_refused(model: regard.Model) -> None:
     with pytest.raises(regard.ConfigError, match="has no 3 answers"):
         model.predict("x", beam=2, nbest=3)

@@ -32,7 +32,7 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
-@click.option("--beam", type=click.IntRange(1), default=1, show_default=True, help="Hypotheses kept; 1 is greedy.")
+@click.option("--beam", type=click.IntRange(1), help="Hypotheses kept; 1 is greedy. By default as many as answers.")
 @click.option("--nbest", type=click.IntRange(1), default=1, show_default=True, help="Answers to each text.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting of the search, see below.")
 @click.option("--prefix", metavar="TEXT", help="What every answer begins with.")
@@ -46,7 +46,7 @@ Examples:
 def command(
     model: str,
     texts: tuple[str, ...],
-    beam: int,
+    beam: int | None,
     nbest: int,
     settings: tuple[str, ...],
     prefix: str | None,
@@ -66,7 +66,8 @@ def command(
     Settings of the search: length_penalty, coverage_penalty, groups, diversity, sample, temperature, top_k, top_p,
     min_p, minimum_risk, no_repeat, repetition_penalty, min_length, seed.
     """
-    search = {"beam": beam, "nbest": nbest, **dict(parse_override(text) for text in settings)}
+    given = {} if beam is None else {"beam": beam}
+    search = {**given, "nbest": nbest, **dict(parse_override(text) for text in settings)}
     resolve(SearchSettings, search, {})
     if attention and not as_json:
         raise click.UsageError("--attention goes with --json; `regard look` draws the weights.")

@@ -1,6 +1,6 @@
 """What may be set in decoding."""
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -10,7 +10,10 @@ from regard.config import HARMLESS, Settings
 class SearchSettings(Settings):
     """How an answer is looked for: greedily, with a beam, or by drawing."""
 
-    beam: PositiveInt = Field(1, description="hypotheses kept at each step; 1 is greedy search")
+    beam: PositiveInt = Field(
+        1,
+        description="hypotheses kept at each step; 1 is greedy search, and where several answers are asked for, so many",
+    )
     nbest: PositiveInt = Field(1, description="answers to each source, the best first")
     length_penalty: NonNegativeFloat = Field(0.6, description="α: log p is divided by ((5 + length) / 6)^α")
     coverage_penalty: NonNegativeFloat = Field(0.0, description="β, for source tokens that no answer token looked at")
@@ -28,6 +31,15 @@ class SearchSettings(Settings):
     repetition_penalty: float = Field(1.0, ge=1, description="what tokens already said are made less likely by")
     min_length: NonNegativeInt = Field(0, description="tokens before an answer may end")
     seed: NonNegativeInt = Field(0, description="of drawing")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wide_enough(cls, values: Any) -> Any:
+        """A beam that nobody speaks of has room for the answers asked for."""
+        drawn = isinstance(values, dict) and (values.get("sample") or values.get("minimum_risk"))
+        if not isinstance(values, dict) or drawn or "beam" in values or "nbest" not in values:
+            return values
+        return {**values, "beam": values["nbest"]}
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
