@@ -11,8 +11,7 @@ class SearchSettings(Settings):
     """How an answer is looked for: greedily, with a beam, or by drawing."""
 
     beam: PositiveInt = Field(
-        1,
-        description="hypotheses kept at each step; 1 is greedy search, and where several answers are asked for, so many",
+        1, description="hypotheses kept at each step; 1 is greedy search, and by default there are as many as answers"
     )
     nbest: PositiveInt = Field(1, description="answers to each source, the best first")
     length_penalty: NonNegativeFloat = Field(0.6, description="α: log p is divided by ((5 + length) / 6)^α")
