@@ -57,21 +57,24 @@ class Question:
 QUESTIONS = {
     "multi30k-transformer": Question(
         "multi30k-transformer", "multi30k/tok", "bleu:tokenize=none", ("test_2016_flickr", "test_2017_flickr"),
-        target=(42.0, 35.0),
+        target=(42.0, 35.0), search=("--beam", "5", "--set", "length_penalty=1.4"),
     ),
     "multi30k-gru": Question(
         "multi30k-gru", "multi30k/tok", "bleu:tokenize=none", ("test_2016_flickr", "test_2017_flickr"),
-        target=(40.0, 33.0),
+        target=(40.0, 33.0), search=("--beam", "5", "--set", "length_penalty=1.0"),
     ),
-    "iwslt15-transformer": Question("iwslt15-transformer", "iwslt15-en-vi", "bleu:tokenize=none", target=(33.0,)),
+    "iwslt15-transformer": Question(
+        "iwslt15-transformer", "iwslt15-en-vi", "bleu:tokenize=none", target=(33.0,),
+        search=("--beam", "5", "--set", "length_penalty=1.0"),
+    ),
     "iwslt15-lstm": Question("iwslt15-lstm", "iwslt15-en-vi", "bleu:tokenize=none", target=(28.5,)),
     "cmudict-transformer": Question("cmudict-transformer", "cmudict", "wer", target=(20.2,), also=("per",)),
     "cmudict-lstm": Question("cmudict-lstm", "cmudict", "wer", target=(20.2,), also=("per",)),
     "sigmorphon2021-medium": Question(
         "sigmorphon2021-g2p", "sigmorphon2021-g2p/medium", "wer", languages=MEDIUM, target=(10.5,),
         wishes=("tokenizer.source.normalisation=nfd", "model.encoder.layers=2", "model.encoder.dropout=0.4",
-                "model.dropout=0.4", "training.steps=1600", "training.batch_size=64", "training.ema=0.998",
-                "training.word_dropout=0", "training.validate_every=200"),
+                "model.dropout=0.4", "training.steps=2400", "training.batch_size=64", "training.ema=0.999",
+                "training.word_dropout=0", "training.validate_every=300"),
         joined=("sigmorphon2021-g2p-soft",),
     ),
     "sigmorphon2021-low": Question(
