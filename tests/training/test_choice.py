@@ -75,7 +75,18 @@ def test_syllables_of_korean_are_taken_apart(tmp_path: Path) -> None:
         assert (found["source"]["normalisation"], found["target"]["normalisation"]) == forms
 
 
-@pytest.mark.parametrize("pairs", [sentences(), spelled(), names()])
+@pytest.mark.parametrize("cuda", [False, True])
+def test_sounds_follow_letters(tmp_path: Path, cuda: bool) -> None:
+    spoken = spelled()
+    for pairs in (spoken, [pair[::-1] for pair in spoken]):
+        chosen = choose(files(tmp_path, pairs), {}, cuda=cuda)
+        assert chosen.settings.model.attention.select.kind == "hard_monotonic"  # type: ignore[union-attr]
+        assert "hard monotonic attention" in " ".join(chosen.reasons)
+    turned = [(sounds, " ".join(sounds.split()[::-1])) for _, sounds in spoken]
+    assert "monotonic" not in " ".join(choose(files(tmp_path, turned), {}, cuda=cuda).reasons)
+
+
+@pytest.mark.parametrize("pairs", [sentences(), names()])
 def test_where_there_is_a_gpu_the_model_is_a_transformer(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
     assert choose(files(tmp_path, pairs), {}, cuda=True).settings.model.kind == "transformer"
 

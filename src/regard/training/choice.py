@@ -57,7 +57,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     choice = _Choice()
     forms = (form_of(facts["source"]), form_of(facts["target"]))
     _tokenizer(choice, facts, forms)
-    _model(choice, facts["pairs"], cuda=cuda)
+    _model(choice, facts["pairs"], forms, cuda=cuda)
     _training(choice, facts, forms, cuda=cuda)
     chosen = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
     settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
@@ -121,8 +121,20 @@ def _characters(script: str) -> tuple[str, dict[str, Any]]:
     return "characters", {"kind": "char"}
 
 
-def _model(choice: _Choice, pairs: int, *, cuda: bool) -> None:
+def _model(choice: _Choice, pairs: int, forms: tuple[Form, Form], *, cuda: bool) -> None:
     dropout = 0.3 if pairs < 50_000 else 0.2 if pairs < 500_000 else 0.1
+    if _spells(forms):
+        size, dropout = (128, 0.4) if pairs < 50_000 else (256, 0.3)
+        choice.settle(
+            f"Model: LSTM of {size} with hard monotonic attention, dropout {dropout}: what is said comes in the order "
+            "of what is written.",
+            model={
+                "kind": "recurrent", "embedding": size, "dropout": dropout, "attention": "hard-monotonic",
+                "encoder": {"cell": "lstm", "hidden": size, "layers": 2, "bidirectional": True, "dropout": dropout},
+                "decoder": {"cell": "lstm", "hidden": size, "order": "luong", "input_feeding": False},
+            },
+        )  # fmt: skip
+        return
     if cuda:
         tied = "all" if choice.keys["tokenizer"].get("shared") else "decoder"
         layers, size = (3, 256) if pairs < 20_000 else (6, 512) if pairs > 500_000 else (4, 256)
@@ -145,10 +157,17 @@ def _model(choice: _Choice, pairs: int, *, cuda: bool) -> None:
     )  # fmt: skip
 
 
+def _spells(forms: tuple[Form, Form]) -> bool:
+    """Letters and sounds, which come in the same order; of two strings of symbols nobody knows that."""
+    return set(forms) == {"words", "symbols"}
+
+
 def _training(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], *, cuda: bool) -> None:
     tokens = _tokens(facts, forms)
     longest = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
-    batch = max(8_192 if cuda and facts["pairs"] >= 50_000 else 2_048, 2 * int(longest))
+    spells = _spells(forms)
+    usual = 512 if spells and not cuda else 8_192 if cuda and facts["pairs"] >= 50_000 else 2_048
+    batch = max(usual, 2 * int(longest))
     passes = next((passes for pairs, passes in _PASSES if facts["pairs"] < pairs), 10)
     steps = max(500, int(1.1 * passes * tokens / batch))
     transformer = choice.keys["model"]["kind"] == "transformer"
@@ -159,7 +178,8 @@ def _training(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form
         f"Training: {batch:,} tokens a batch, each pair {passes} times at the most; the best model by {metric}.",
         training={
             "steps": steps, "batch_tokens": batch, "longest": max(256, int(longest)), "warmup": max(50, steps // 20),
-            "learning_rate": 0.001 if transformer else 0.002, "label_smoothing": 0.1, "precision": "auto",
+            "learning_rate": 0.003 if spells else 0.001 if transformer else 0.002,
+            "label_smoothing": 0.0 if spells else 0.1, "ema": 0.99 if spells else 0.0, "precision": "auto",
             "validate_every": max(50, steps // 20), "save_every": max(50, steps // 20), "log_every": 20,
             "validation_pairs": 500, "metric": metric, "also": also, "patience": 6,
         },
