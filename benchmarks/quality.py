@@ -41,12 +41,17 @@ class Question:
     """Pairs of suffixes of the preset's own test files; nothing stands for the test set of the preset."""
     languages: tuple[str, ...] = ("",)
     target: tuple[float, ...] = ()
-    search: tuple[str, ...] = ("--beam", "5")
+    length_penalty: float = 0.6
     also: tuple[str, ...] = ()
     wishes: tuple[str, ...] = ()
     """Settings in which it differs from the preset."""
     joined: tuple[str, ...] = ()
     """More presets with the same tokenisers, whose seeds join the ensemble; without --ensemble they are left out."""
+
+    @property
+    def search(self) -> list[str]:
+        """How its answers are looked for."""
+        return ["--beam", "5", "--set", f"length_penalty={self.length_penalty}"]
 
     def settings(self, data: str, language: str) -> list[str]:
         """What a training is told besides its preset."""
@@ -57,15 +62,15 @@ class Question:
 QUESTIONS = {
     "multi30k-transformer": Question(
         "multi30k-transformer", "multi30k/tok", "bleu:tokenize=none", ("test_2016_flickr", "test_2017_flickr"),
-        target=(42.0, 35.0), search=("--beam", "5", "--set", "length_penalty=1.4"),
+        target=(42.0, 35.0), length_penalty=1.4,
     ),
     "multi30k-gru": Question(
         "multi30k-gru", "multi30k/tok", "bleu:tokenize=none", ("test_2016_flickr", "test_2017_flickr"),
-        target=(40.0, 33.0), search=("--beam", "5", "--set", "length_penalty=1.0"),
+        target=(40.0, 33.0), length_penalty=1.0,
     ),
     "iwslt15-transformer": Question(
         "iwslt15-transformer", "iwslt15-en-vi", "bleu:tokenize=none", target=(33.0,),
-        search=("--beam", "5", "--set", "length_penalty=1.0"),
+        length_penalty=1.0,
     ),
     "iwslt15-lstm": Question("iwslt15-lstm", "iwslt15-en-vi", "bleu:tokenize=none", target=(28.5,)),
     "cmudict-transformer": Question("cmudict-transformer", "cmudict", "wer", target=(20.2,), also=("per",)),

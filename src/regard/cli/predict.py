@@ -66,8 +66,7 @@ def command(
     Settings of the search: length_penalty, coverage_penalty, groups, diversity, sample, temperature, top_k, top_p,
     min_p, minimum_risk, no_repeat, repetition_penalty, min_length, seed.
     """
-    given = {} if beam is None else {"beam": beam}
-    search = {**given, "nbest": nbest, **dict(parse_override(text) for text in settings)}
+    search = {"nbest": nbest} | ({"beam": beam} if beam else {}) | dict(parse_override(text) for text in settings)
     resolve(SearchSettings, search, {})
     if attention and not as_json:
         raise click.UsageError("--attention goes with --json; `regard look` draws the weights.")

@@ -35,10 +35,9 @@ class SearchSettings(Settings):
     @classmethod
     def _wide_enough(cls, values: Any) -> Any:
         """A beam that nobody speaks of has room for the answers asked for."""
-        drawn = isinstance(values, dict) and (values.get("sample") or values.get("minimum_risk"))
-        if not isinstance(values, dict) or drawn or "beam" in values or "nbest" not in values:
+        if not isinstance(values, dict) or values.get("sample") or values.get("minimum_risk"):
             return values
-        return {**values, "beam": values["nbest"]}
+        return {"beam": values.get("nbest", 1), **values}
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

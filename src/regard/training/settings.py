@@ -35,7 +35,7 @@ class NoConsistency(Settings):
 class _TwoPasses(Settings):
     """Each pair is seen twice a step."""
 
-    after: NonNegativeInt = Field(0, description="steps without it: a model that has learned something gains by it")
+    after: NonNegativeInt = Field(0, description="so many steps are taken before it begins")
 
 
 class RDrop(_TwoPasses):

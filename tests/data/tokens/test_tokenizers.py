@@ -226,7 +226,7 @@ def test_letters_taken_apart_are_put_together_again(kind: str, tmp_path: Path) -
     for tokenizer in (learned, Tokenizer.load(tmp_path / "tokenizer.json")):
         found = tokenizer.encode(["한국 나"])[0]
         assert tokenizer.decode(found.ids) == "한국 나"
-        assert UNKNOWN not in tokenizer.ids(["학 é ö"])[0][:3]  # of parts that were seen, if never together
+        assert UNKNOWN not in tokenizer.ids(["학 é"])[0]  # of parts that were seen, if never together
         if kind == "char":
             assert found.texts == list("\u1112\u1161\u11ab\u1100\u116e\u11a8 \u1102\u1161")
             assert found.offsets == [(0, 1)] * 3 + [(1, 2)] * 3 + [(2, 3)] + [(3, 4)] * 2

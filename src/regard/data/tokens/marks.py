@@ -8,7 +8,6 @@ Characters need none of this: a space is a character like any other.
 
 import json
 import re
-from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
@@ -116,15 +115,11 @@ def cuts_at_spaces(inner: tokenizers.Tokenizer) -> bool:
     """Whether a text is the same as what stands between its spaces, segmented by itself: so it is with marks and
     without symbols, before which a field has no mark.
     """
+    parts = json.loads(inner.to_str())["normalizer"].get("normalizers", [])
     plain = {"type": "Replace", "pattern": {"Regex": _unmarked([])}, "content": ""}
-    return plain in _normalisers(inner)
+    return plain in parts
 
 
 def takes_letters_apart(inner: tokenizers.Tokenizer) -> bool:
     """Whether a letter and its accent are two: a text must be composed again when it is read back."""
-    return {"type": "NFD"} in _normalisers(inner)
-
-
-def _normalisers(inner: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(inner.to_str())["normalizer"].get("normalizers", [])
-    return found
+    return "e\u0301" in inner.normalizer.normalize_str("\u00e9")
