@@ -14,7 +14,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
     {"errors"},
-    {"config", "dropout", "graphs"},
+    {"config", "dropout", "fused", "graphs"},
+    {"norms"},
     {"attention", "recurrent"},
     {"models"},
     {"data"},

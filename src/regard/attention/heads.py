@@ -15,10 +15,24 @@ from regard.attention.positions import rotate
 
 
 class Packed(NamedTuple):
-    """The projections of queries, keys and values side by side, so that a step makes one product of three."""
+    """Projections of the same vectors side by side: one product in place of two or three."""
 
     weight_ED: Tensor
     bias_E: Tensor | None
+
+    @classmethod
+    def of(cls, *parts: nn.Module) -> "Packed | None":
+        """None where one of them is no projection: it would be packed with nothing."""
+        linear = [part for part in parts if isinstance(part, nn.Linear)]
+        if len(linear) < len(parts):
+            return None
+        weights: list[Tensor] = [part.weight for part in linear]
+        biases: list[Tensor] = [part.bias for part in linear if part.bias is not None]
+        return cls(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def apart(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """What each projection makes of a vector."""
+        return nn.functional.linear(x, *self).chunk(parts, dim=-1)
 
     def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Packed":
         """It has no rows: the same for all."""
@@ -67,20 +81,25 @@ class MultiHeadAttention(nn.Module):
         weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """→ (output_BTD, weights_BHTS where asked for)."""
-        keys = query_BTD if keys_BSD is None else keys_BSD
-        values = keys if values_BSD is None else values_BSD
-        query, key = self.to_query(query_BTD), self.to_key(keys)
+        if keys_BSD is None and values_BSD is None:
+            query, key, value = self._projected(query_BTD, self.packed())
+        else:
+            keys = query_BTD if keys_BSD is None else keys_BSD
+            values = keys if values_BSD is None else values_BSD
+            query, key, value = self.to_query(query_BTD), self.to_key(keys), self.to_value(values)
         if self.rotary:
             query, key = self._turn(query, 0), self._turn(key, 0)
-        context_BTD, found = self.attention(query, key, self.to_value(values), allowed=allowed, weights=weights)
+        context_BTD, found = self.attention(query, key, value, allowed=allowed, weights=weights)
         return self.output(context_BTD), found
 
     def prepare(self, memory_BSD: Tensor, *, allowed: Tensor | None = None, start: int = 0) -> Keys:
         """The memory's side: keys and values, projected; its first slot stands at position `start`."""
-        key = self.to_key(memory_BSD)
-        return self.attention.prepare(
-            self._turn(key, start) if self.rotary else key, self.to_value(memory_BSD), allowed
-        )
+        packed = Packed.of(self.to_key, self.to_value)
+        if packed is None:
+            key, value = self.to_key(memory_BSD), self.to_value(memory_BSD)
+        else:
+            key, value = packed.apart(memory_BSD, 2)
+        return self.attention.prepare(self._turn(key, start) if self.rotary else key, value, allowed)
 
     def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, start: int = 0) -> Attended:
         """What queries, the first of which stands at `start`, read from a prepared memory, joined and projected."""
@@ -89,21 +108,14 @@ class MultiHeadAttention(nn.Module):
         return attended._replace(context_BTD=self.output(attended.context_BTD))
 
     def packed(self) -> Packed | None:
-        """The projections packed for steps of self-attention; None where the score compares with no keys."""
-        if not isinstance(self.to_key, nn.Linear):
-            return None
-        parts = (self.to_query, self.to_key, self.to_value)
-        bias = None if self.to_query.bias is None else torch.cat([part.bias for part in parts])
-        return Packed(torch.cat([part.weight for part in parts]), bias)
+        """The projections of self-attention; None where the score compares with no keys."""
+        return Packed.of(self.to_query, self.to_key, self.to_value)
 
     def extend(
         self, x_N1D: Tensor, store: Store | None, steps: Steps | RoomySteps, packed: Packed | None = None
     ) -> tuple[Tensor, Store]:
         """One more step of self-attention: what it reads from those before it and itself, and the store with it."""
-        if packed is None:
-            query, key, value = self.to_query(x_N1D), self.to_key(x_N1D), self.to_value(x_N1D)
-        else:
-            query, key, value = nn.functional.linear(x_N1D, *packed).chunk(3, dim=-1)
+        query, key, value = self._projected(x_N1D, packed)
         if self.rotary:
             query, key = self._turn(query, steps.start), self._turn(key, steps.start)
         score = self.attention.score
@@ -120,6 +132,12 @@ class MultiHeadAttention(nn.Module):
             keys = Keys(prepared, values_NHTD, None, position_N + 1)
             context_N1D = self.attention.read(query, keys, Past(position_N)).context_BTD
         return self.output(context_N1D), store
+
+    def _projected(self, x_BTD: Tensor, packed: Packed | None) -> tuple[Tensor, ...]:
+        """Its own query, key and value."""
+        if packed is None:
+            return self.to_query(x_BTD), self.to_key(x_BTD), self.to_value(x_BTD)
+        return packed.apart(x_BTD, 3)
 
     def _turn(self, x_BTD: Tensor, start: int | Tensor) -> Tensor:
         x_BTHD = x_BTD.unflatten(-1, (self.attention.heads, -1))  # type: ignore[no-untyped-call]

@@ -19,10 +19,11 @@ from regard.attention.settings import Score
 from regard.dropout import Dropout
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded
 from regard.models.settings import TransformerModel
+from regard.norms import LayerNorm
 
 
 def _norm(settings: TransformerModel) -> nn.Module:
-    return nn.LayerNorm(settings.size) if settings.normalization == "layer" else nn.RMSNorm(settings.size, eps=1e-6)
+    return LayerNorm(settings.size) if settings.normalization == "layer" else nn.RMSNorm(settings.size, eps=1e-6)
 
 
 def _attention(settings: TransformerModel, score: Score, scope: str, *, turned: bool) -> MultiHeadAttention:

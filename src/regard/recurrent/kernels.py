@@ -13,13 +13,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from regard.fused import has_triton
 from regard.recurrent import analytic, analytic_lstm
 from regard.recurrent.analytic_lstm import LSTMWeights
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, State
@@ -106,16 +105,11 @@ def bounded(cell: Cell) -> bool:
     return not (isinstance(cell, RNNCell) and cell.activation == "relu")
 
 
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 def fused_refusal(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
     """Why the Triton kernel cannot serve, or None if it can."""
     if device != "cuda":
         return "it needs a GPU"
-    if not _has_triton():
+    if not has_triton():
         return "Triton is not installed"
     if not (isinstance(cell, LSTMCell) or (isinstance(cell, GRUCell) and cell.reset == "before")):
         return "it is written for the LSTM in all its forms, and for the GRU that resets before the product"

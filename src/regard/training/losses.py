@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from regard import fused
 from regard.data.batching import Batch
 from regard.data.tokens.tokenizers import UNKNOWN
 from regard.models.contracts import Decoded, Padded
@@ -161,9 +162,13 @@ def all_with_padding_passed_over(features_BTD: Tensor, target: Padded) -> tuple[
 
 def _cross_entropy(decoded: Decoded, features_ND: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
     def part(features_ND: Tensor, tokens_N: Tensor) -> Tensor:
-        logits_NV = decoded.output(features_ND).float()
+        logits_NV = decoded.output(features_ND)
+        if fused.can_serve(logits_NV):
+            from regard.fused.entropy import cross_entropy
+
+            return cross_entropy(logits_NV, tokens_N, label_smoothing, PASSED_OVER).sum()
         return nn.functional.cross_entropy(
-            logits_NV, tokens_N, reduction="sum", label_smoothing=label_smoothing, ignore_index=PASSED_OVER
+            logits_NV.float(), tokens_N, reduction="sum", label_smoothing=label_smoothing, ignore_index=PASSED_OVER
         )
 
     return sum_of_parts(part, decoded, features_ND, tokens_N)

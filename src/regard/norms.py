@@ -1,0 +1,30 @@
+"""Layer normalisation (Ba et al. 2016) as in torch.nn, and in training on a GPU at a third of its price."""
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from regard import fused
+
+
+@final
+class LayerNorm(nn.LayerNorm):
+    """w ⊙ (x − mean x) / √(var x + ε) + b.
+
+    Where products are worked out in half precision, so is what they are given: halved here once, not by each of them.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = _of_products(x)
+        if self.training and fused.can_serve(x):
+            from regard.fused.norm import layer_norm
+
+            return layer_norm(x, self.weight, self.bias, self.eps, dtype)
+        return super().forward(x).to(dtype)
+
+
+def _of_products(x: Tensor) -> torch.dtype:
+    """The precision in which a matrix product takes a tensor."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

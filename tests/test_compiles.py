@@ -1,0 +1,61 @@
+"""The Triton kernels compile for a GPU, though there be none: the interpreter takes what the compiler may not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from regard.fused import entropy, norm
+from regard.recurrent import fused_gru, fused_lstm
+from regard.recurrent.settings import VARIANTS
+
+SIZES = {"group_0", "T", "N", "B", "H", "programs", "passed_over"}
+KINDS = {
+    "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "tokens": "*i64", "eps": "fp32", "smoothing": "fp32",
+    **dict.fromkeys(("losses", "totals", "scales", "mean", "scale", "d_weights", "d_biases"), "*fp32"),
+}
+
+
+def compile_for_gpu(kernel, element, constants, **options):
+    signature = {
+        p.name: "constexpr" if p.name in constants else "i32" if p.name in SIZES else KINDS.get(p.name, element)
+        for p in kernel.params
+    }
+    source = ASTSource(kernel, signature, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options})
+    assert len(compiled.asm["cubin"]) > 1000
+    return compiled
+
+
+def compile_cell(kernel, element, **constants):
+    constants |= {"ROWS": 16, "UNITS": 16, "BLOCK_K": 64, "PRECISION": "tf32"}
+    compiled = compile_for_gpu(kernel, element, constants, num_stages=3, launch_cooperative_grid=True)
+    # Two programs of 16 rows must find room on one multiprocessor.
+    assert compiled.metadata.shared <= 113 * 1024
+
+
+form = fused_lstm._constants(VARIANTS["FGR"])
+compile_cell(fused_lstm._forward, "*fp32", KEEP=True, ENDS=True, **form)
+compile_cell(fused_lstm._backward, "*bf16", KEEP=True, HAS_C=True, HAS_G=True, **form)
+compile_cell(fused_gru._forward, "*bf16", KEEP=False)
+compile_cell(fused_gru._backward, "*fp32", KEEP=True)
+for size in (256, 1000):
+    tile = {"D": size, **norm._tile(size)}
+    compile_for_gpu(norm._forward, "*bf16", tile)
+    compile_for_gpu(norm._backward, "*fp32", tile)
+    compile_for_gpu(entropy._forward, "*bf16", {"V": 10 * size, "BLOCK": entropy.BLOCK})
+    compile_for_gpu(entropy._backward, "*fp32", {"V": 10 * size, "BLOCK": entropy.BLOCK})
+"""
+
+
+def test_kernels_compile_for_a_gpu() -> None:
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
