@@ -12,10 +12,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from regard.fused import entropy, norm
-from regard.recurrent import fused_gru, fused_lstm
+from regard.recurrent import fused_gru, fused_lstm, fused_steps
 from regard.recurrent.settings import VARIANTS
 
-SIZES = {"group_0", "T", "N", "B", "H", "programs", "passed_over"}
+SIZES = {"group_0", "T", "N", "B", "H", "programs", "passed_over", "a_row"}
 KINDS = {
     "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "tokens": "*i64", "eps": "fp32", "smoothing": "fp32",
     **dict.fromkeys(("losses", "totals", "scales", "mean", "scale", "d_weights", "d_biases"), "*fp32"),
@@ -45,6 +45,9 @@ compile_cell(fused_lstm._forward, "*fp32", KEEP=True, ENDS=True, **form)
 compile_cell(fused_lstm._backward, "*bf16", KEEP=True, HAS_C=True, HAS_G=True, **form)
 compile_cell(fused_gru._forward, "*bf16", KEEP=False)
 compile_cell(fused_gru._backward, "*fp32", KEEP=True)
+for kernel in ("gru_forward", "gru_backward", "lstm_forward", "lstm_backward"):
+    for element in ("*fp32", "*bf16"):
+        compile_for_gpu(getattr(fused_steps, f"_{kernel}"), element, {"H": 320, "BLOCK": fused_steps.BLOCK})
 for size in (256, 1000):
     tile = {"D": size, **norm._tile(size)}
     compile_for_gpu(norm._forward, "*bf16", tile)

@@ -192,6 +192,30 @@ def test_single_steps_equal_the_cells() -> None:
             torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("rows", [1, 5, 300])
+@pytest.mark.parametrize("make", [lambda: GRUCell(3, 7), lambda: LSTMCell(3, 7)], ids=["gru", "lstm"])
+def test_fused_steps_equal_the_cells(make: Callable[[], Cell], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    cell = make().to(FUSED_DEVICE)
+    many = torch.randn(rows, 4, cell.width, device=FUSED_DEVICE, requires_grad=True)
+    state = tuple(torch.randn(rows, width, device=FUSED_DEVICE, requires_grad=True) for width in cell.parts)
+    parameters = [weights for name, weights in cell.named_parameters() if not name.endswith("_input")]
+
+    def answer(step: Callable[..., tuple[Tensor, ...]]) -> list[Tensor]:
+        after = step(many[:, 2], state)
+        after = step(many[:, 1], after)
+        loss = torch.stack([part.sin().sum() for part in after]).sum()
+        return [*after, *torch.autograd.grad(loss, [many, *state, *parameters])]
+
+    taken = []
+    monkeypatch.setattr(kernels, "can_serve", lambda gates: taken.append(gates) or True)
+    fused_answer = answer(lambda gates, before: kernels.step(cell, gates, before))
+    assert len(taken) == 2
+    for ours, theirs in zip(fused_answer, answer(cell.step), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
 def test_a_plan_says_why_it_takes_no_faster_path() -> None:
     assert kernels.plan(GRUCell(2, 3), "cpu").path == "analytic"
     assert kernels.plan(LSTMCell(2, 3), "cpu").path == "torch"

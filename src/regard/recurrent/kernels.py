@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.fused import has_triton
+from regard.fused import can_serve, has_triton
 from regard.recurrent import analytic, analytic_lstm
 from regard.recurrent.analytic_lstm import LSTMWeights
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, State
@@ -179,9 +179,18 @@ def step(cell: Cell, gates_BG: Tensor, state: State, keep_BH: Tensor | None = No
         return cell.step(gates_BG, state, keep_BH)
     if isinstance(cell, GRUCell) and cell.bias_state is not None:
         shares_BG = torch.addmm(cell.bias_state, state[0], cell.weight_state.t())
-        return (analytic.gru_step(gates_BG.to(shares_BG.dtype), shares_BG, state[0].to(shares_BG.dtype)),)
+        all_ = gates_BG.to(shares_BG.dtype), shares_BG, state[0].to(shares_BG.dtype)
+        if can_serve(shares_BG):
+            from regard.recurrent import fused_steps
+
+            return (fused_steps.gru_step(*all_),)
+        return (analytic.gru_step(*all_),)
     if isinstance(cell, LSTMCell) and not cell.form.gate_recurrence:
         total_BG = torch.addmm(gates_BG, state[0], cell.weight_state.t())
+        if not cell.form.changed and can_serve(total_BG):
+            from regard.recurrent import fused_steps
+
+            return fused_steps.lstm_step(total_BG, state[1].to(total_BG.dtype))
         peepholes = None if cell.peepholes is None else cell.peepholes.to(total_BG.dtype)
         return analytic_lstm.lstm_step(cell.form, total_BG, state[1].to(total_BG.dtype), peepholes)
     return cell.step(gates_BG, state)
