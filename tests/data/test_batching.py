@@ -5,7 +5,7 @@ import torch
 
 from regard.data.batching import Encoded, pad
 from regard.data.order import ByPairs, ByTokens, by_length, padding_share
-from regard.data.ragged import Ragged
+from regard.data.ragged import Ids, Ragged
 from regard.data.tokens.tokenizers import END, PAD, START
 
 LENGTHS = np.random.Generator(np.random.PCG64(0)).integers(1, 60, 1000)
@@ -93,6 +93,20 @@ def test_pairs_meet_others_in_each_epoch() -> None:
         mates.append({index: frozenset(batch) for batch in batches for index in batch})
     alike = np.mean([len(mates[0][i] & mates[1][i]) / len(mates[0][i]) for i in mates[0]])
     assert alike < 0.35
+
+
+def test_pairs_stand_in_the_order_of_the_lengths_that_an_epoch_gives_them() -> None:
+    def lengths_in(epoch: int) -> Ids:
+        return PAIRS + np.random.Generator(np.random.PCG64(epoch)).integers(0, 12, PAIRS.shape)
+
+    order = ByTokens(PAIRS, tokens=1200, seed=0, longest=80, lengths_in=lengths_in)
+    for epoch in range(3):
+        batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
+        assert sorted(index for batch in batches for index in batch) == np.flatnonzero(WIDTHS <= 80).tolist()
+        widths = lengths_in(epoch).max(1)
+        sizes = [len(batch) * widths[batch].max() for batch in batches]
+        assert max(sizes) <= 1200 * 9 / 8  # a width is one of eight between two powers of two
+        assert sum(sizes) < 1.06 * sum(widths[batch].sum() for batch in batches)
 
 
 def test_padding_share_counts_the_places_that_hold_nothing() -> None:

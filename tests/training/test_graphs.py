@@ -11,7 +11,7 @@ import regard
 from regard import graphs
 from regard.attention.mechanisms import MECHANISMS
 from regard.config import resolve
-from regard.data.batching import Batch, Encoded
+from regard.data.batching import Batch, Encoded, pad_ragged
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -150,6 +150,12 @@ def test_few_shapes_hold_the_same_tokens_and_none_is_wider_than_the_longest() ->
     assert few[0].tokens_BT.tolist() == [[5] * 16 + [END, 0, 0, 0]]
     assert [target.tokens_BT.shape[1] for target in few] == [20, 21, 20]
     assert [int(target.lengths_B) for target in few] == [17, 21, 19]
+
+
+def test_rows_that_are_longer_than_was_known_have_few_shapes_too() -> None:
+    assert [pad_ragged(Ragged.of([[5] * length]), 21).tokens_BT.shape[1] for length in (20, 21, 22, 23, 24, 25)] == [
+        20, 21, 24, 24, 24, 28
+    ]  # fmt: skip
 
 
 class Scarce:

@@ -49,7 +49,10 @@ class Side(Protocol):
     """The sources of a corpus, or its targets, in token ids; they may be others in each epoch."""
 
     @property
-    def lengths(self) -> Ids: ...
+    def lengths(self) -> Ids:
+        """Of each row; about, where that is not the same in each epoch."""
+
+    def lengths_in(self, epoch: int) -> Ids: ...
 
     def __len__(self) -> int: ...
 
@@ -79,8 +82,12 @@ class Encoded:
 
     @property
     def lengths_N2(self) -> Ids:
-        """Of each pair, the lengths of its source and its target."""
+        """Of each pair, the lengths of its source and its target; about, where they are others in each epoch."""
         return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
+
+    def lengths_in(self, epoch: int) -> Ids:
+        """The same as an epoch sees them → (N, 2)."""
+        return np.stack([self.sources.lengths_in(epoch), self.targets.lengths_in(epoch)], axis=1)
 
     @cached_property
     def _longest(self) -> tuple[int, int]:
@@ -106,11 +113,14 @@ def pad(rows: Sequence[Sequence[int]]) -> Padded:
 
 
 def pad_ragged(rows: Ragged, longest: int = 0) -> Padded:
-    """As `pad`; where the longest row of all is known, to one of a few widths up to that."""
+    """As `pad`; where it is known about how long the longest row of all is, to one of a few widths, of which that is
+    one.
+    """
     lengths_B = rows.lengths
     width = max(1, int(lengths_B.max(initial=0)))
-    if width < longest:
-        width = min(int(rounded_up(np.array(width), 4)), longest)
+    if longest:
+        few = int(rounded_up(np.array(width), 4))
+        width = min(few, longest) if width <= longest else few
     tokens_BT = np.full((len(rows), width), PAD, np.int64)
     tokens_BT[np.arange(tokens_BT.shape[1]) < lengths_B[:, None]] = rows.flat
     return Padded(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))

@@ -4,7 +4,7 @@ with the very same batches.
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -97,26 +97,36 @@ class ByTokens(Order):
     Pairs stand in the order of their longer side, those of about the same length shuffled in each epoch, and are cut
     into batches where one is full. Where the cuts are depends on the lengths alone, so that every epoch has as many.
     Pairs of more than `longest` tokens are left out.
+
+    Lengths may be others in each epoch. Pairs then stand in the order of what they have, and the cuts are those of the
+    first epoch: of many pairs about as many are of each length in every one.
     """
 
     lengths_N2: Ids = field(repr=False)
     tokens: int
     seed: int
     longest: int
+    lengths_in: Callable[[int], Ids] | None = field(default=None, repr=False)
+    """The lengths as an epoch sees them, where they are not always `lengths_N2`."""
 
     @cached_property
     def _members(self) -> Ids:
         return np.flatnonzero(self.lengths_N2.max(1, initial=0) <= self.longest)
 
-    @cached_property
-    def _widths(self) -> Ids:
-        """Of each member, the length of its longer side, rounded up so that there are few."""
-        return rounded_up(self.lengths_N2[self._members].max(1, initial=0), 8)
+    def _seen(self, epoch: int) -> Ids:
+        """Of each member, the lengths of both sides."""
+        lengths_N2 = self.lengths_N2 if self.lengths_in is None else self.lengths_in(epoch)
+        return lengths_N2[self._members]
+
+    @staticmethod
+    def _widths(lengths_N2: Ids) -> Ids:
+        """The length of each pair's longer side, rounded up so that there are few."""
+        return rounded_up(lengths_N2.max(1, initial=0), 8)
 
     @cached_property
     def _cuts(self) -> list[int]:
         """Where batches end, in the order of widths."""
-        widths: list[int] = np.sort(self._widths).tolist()
+        widths: list[int] = np.sort(self._widths(self._seen(0))).tolist()
         cuts = [0]
         while cuts[-1] < len(widths):
             start = cuts[-1]
@@ -136,8 +146,9 @@ class ByTokens(Order):
     def epoch(self, number: int) -> list[Ids]:
         generator = _generator(self.seed, number)
         # Of pairs as wide as each other, those stand together whose sources are about as long.
-        about = self.lengths_N2[self._members, 0] + generator.random(len(self._members)) * _BLUR
-        ordered = self._members[np.lexsort((about, self._widths))]
+        seen_N2 = self._seen(number)
+        about = seen_N2[:, 0] + generator.random(len(self._members)) * _BLUR
+        ordered = self._members[np.lexsort((about, self._widths(seen_N2)))]
         batches = [ordered[start:end] for start, end in pairwise(self._cuts)]
         return [batches[index] for index in generator.permutation(len(batches))]
 

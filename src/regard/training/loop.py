@@ -331,7 +331,7 @@ class Training:
         )
 
     def _told_of_batches(self) -> str:
-        sides = (self.data.train.sources.lengths, self.data.train.targets.lengths)
+        sides = self.data.train.lengths_in(0).T
         padding = sum(padding_share(self.order, lengths) for lengths in sides) / 2
         steps = -(-self.order.steps_per_epoch // self.settings.training.accumulate)
         return f"An epoch has {steps:,} step{'s' * (steps > 1)}; {padding:.0%} of the batches is padding."
@@ -352,7 +352,7 @@ def _order(data: Encoded, settings: RunSettings) -> Order:
         return ByPairs(data.sources.lengths, training.batch_size, settings.seed)
     longest = min(training.longest or training.batch_tokens, training.batch_tokens)
     lengths_N2 = data.lengths_N2
-    order = ByTokens(lengths_N2, training.batch_tokens, settings.seed, longest)
+    order = ByTokens(lengths_N2, training.batch_tokens, settings.seed, longest, data.lengths_in)
     left_out = int((lengths_N2.max(1) > longest).sum())
     if left_out == len(data):
         raise DataError(

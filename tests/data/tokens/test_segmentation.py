@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from regard.data.ragged import Ragged
 from regard.data.settings import BPESide, BPETokenizer, Sampling, UnigramTokenizer
 from regard.data.tokens import marks
-from regard.data.tokens.segmentation import Segmentations, choices, number_words
+from regard.data.tokens.segmentation import Sampled, Segmentations, choices, number_words
 from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
 from regard.data.tokens.vocabularies import BYTES, Learned, build_model
 from regard.errors import ConfigError, ModelError
@@ -178,6 +178,19 @@ def test_choices_are_even_and_hang_on_seed_epoch_sentence_and_place_alone() -> N
     assert alone.tolist() == [*picked[770:780], *picked[30:34]]
     neighbours = picked.reshape(2_000, 10)
     assert np.mean(neighbours[:, 1:] == neighbours[:, :-1]) == pytest.approx(1 / 8, abs=0.02)
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 1 << 16])
+def test_the_lengths_of_an_epoch_are_those_of_its_rows(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.data.tokens.segmentation._AT_ONCE", at_once)
+    numbers: dict[str, int] = {}
+    sentences = number_words(_bpe(), [*LINES, ""], numbers)
+    table = Segmentations.draw(_bpe(), list(numbers), Sampling(8, dropout=0.5), 0)
+    side = Sampled(sentences, table, seed=3, longest=25, ends=True)
+    seen = [side.lengths_in(epoch).tolist() for epoch in range(3)]
+    assert seen == [side.take(range(len(side)), epoch).lengths.tolist() for epoch in range(3)]
+    assert max(map(max, seen)) == 26  # some are cut
+    assert seen[0] != seen[1] != seen[2]
 
 
 def test_empty_sentences_and_words_without_choices_are_kept() -> None:

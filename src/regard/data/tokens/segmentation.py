@@ -25,6 +25,9 @@ from regard.errors import ModelError
 
 Ints = NDArray[np.int64]
 
+_AT_ONCE = 1 << 16
+"""Sentences whose segmentations are counted together."""
+
 END_OF_SENTENCE = ""
 """The word that every target ends in: its segmentations are END."""
 
@@ -63,6 +66,12 @@ class Segmentations:
         ends = offsets_of(lengths)
         places = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
         return Ragged(self.table.flat[places], ends[sentences.offsets])
+
+    def count(self, sentences: Ragged, choices: Ints) -> Ints:
+        """How many ids `segment` makes of each sentence."""
+        rows = sentences.flat.astype(np.int64) * self.drawn + choices
+        lengths = self.table.offsets[rows + 1] - self.table.offsets[rows]
+        return np.diff(offsets_of(lengths)[sentences.offsets])
 
     def longest(self, sentences: Ragged) -> Ints:
         """The most tokens that each sentence can have."""
@@ -109,18 +118,32 @@ class Sampled:
         """About how many tokens each row has."""
         return self.table.expected(self.words)
 
+    def lengths_in(self, epoch: int) -> Ints:
+        """How many tokens each row has as an epoch sees it; worked out for some of the rows at a time."""
+        found = []
+        for start in range(0, len(self), _AT_ONCE):
+            rows = np.arange(start, min(start + _AT_ONCE, len(self)))
+            own = self.words.take(rows)
+            found.append(self.table.count(own, self._choices(rows, own, epoch)))
+        return np.minimum(np.concatenate(found), self._most) if found else self.lengths
+
     def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged:
         """Some of the rows as an epoch sees them."""
         own = self.words.take(rows)
-        drawn = choices(self.seed, epoch, np.asarray(rows, dtype=np.int64), own.lengths, self.table.drawn)
-        found = self.table.segment(own, drawn)
-        most = self.longest + self.ends
-        over = found.lengths > most
+        found = self.table.segment(own, self._choices(np.asarray(rows, dtype=np.int64), own, epoch))
+        over = found.lengths > self._most
         if over.any():
-            found = found.ended(most, None)
+            found = found.ended(self._most, None)
             if self.ends:
                 found.flat[found.offsets[1:][over] - 1] = END
         return found
+
+    @property
+    def _most(self) -> int:
+        return self.longest + self.ends
+
+    def _choices(self, rows: Ints, own: Ragged, epoch: int) -> Ints:
+        return choices(self.seed, epoch, rows, own.lengths, self.table.drawn)
 
 
 def number_words(tokenizer: Tokenizer, texts: Sequence[str], numbers: dict[str, int]) -> Ragged:
