@@ -43,6 +43,8 @@ ORDERS: list[dict[str, Any]] = [
     {"order": "luong"},
     {"order": "luong", "input_feeding": False},
     {"order": "simple", "cell": "rnn"},
+    {"order": "conditional"},
+    {"order": "conditional", "cell": "lstm", "layers": 2, "residual": True, "variational": True, "dropout": 0.5},
 ]
 SCORES = ["dot", "general", "additive", "concat", "cosine", "location", "projected"]
 TRANSFORMERS: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Decoders in Luong's and the simple order, without attention, and with copying: against plain loops in NumPy."""
+"""Decoders in every order but Bahdanau's, without attention, and with copying: against plain loops in NumPy."""
 
 from typing import Any
 
@@ -84,11 +84,15 @@ def decode(w: Weights, source: list[int], tokens: list[int], order: str, *, feed
         y = w["decoder.embedding.weight"][token]
         state = rnn(w, "decoder.layers.cells.0", np.concatenate([y, fed]) if feeding else y, state)
         context, weights = attend(w, state, memory)
-        hidden = features(w, state, context)
+        told = [state]
+        if order == "conditional":
+            state = rnn(w, "decoder.second.cells.0", context, state)
+            told = [state, y]
+        hidden = features(w, *told, context)
         fed = hidden if order == "luong" else context
         found = logits(w, hidden)
         if copy:
-            known = np.concatenate([state, context])
+            known = np.concatenate([*told, context])
             gate = sigmoid(w["decoder.readout.generate.weight"] @ known + w["decoder.readout.generate.bias"])
             p = gate * softmax(found)
             for weight, copied in zip(weights, source, strict=True):
@@ -98,8 +102,11 @@ def decode(w: Weights, source: list[int], tokens: list[int], order: str, *, feed
     return np.stack(said)
 
 
+ORDERS = [("luong", True), ("luong", False), ("simple", True), ("conditional", False)]
+
+
 @pytest.mark.parametrize("copy", [False, True])
-@pytest.mark.parametrize(("order", "feeding"), [("luong", True), ("luong", False), ("simple", True)])
+@pytest.mark.parametrize(("order", "feeding"), ORDERS)
 def test_equals_plain_loops(order: str, feeding: bool, copy: bool) -> None:
     options = {"decoder__order": order, "decoder__input_feeding": feeding, "decoder__copy_source": copy}
     model = build(encoder__cell="rnn", decoder__cell="rnn", **options)

@@ -91,7 +91,7 @@ class AttentiveDecoder(Decoder, ABC):
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
         keys = self.attention.prepare(self.slot_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
         start = self.layers.start_from(torch.tanh(self.bridge(memory.summary_BD)))
-        masks = self.layers.masks(len(memory.slots_BSD), memory.slots_BSD)
+        masks = self._masks(len(memory.slots_BSD), memory.slots_BSD)
         shares = self.readout.slots(keys.values_BHSD.squeeze(1)) if self.attention.select.marginal else None
         tokens = memory.tokens_BS if self._copies else None
         state = AttentiveState(start, self.attention.begin(keys), masks, start[-1][0], self._first_fed(start[-1][0]))
@@ -119,9 +119,13 @@ class AttentiveDecoder(Decoder, ABC):
             state = steps[-1].state
         return self._say(steps, embedded_BTD, keys)
 
-    @abstractmethod
+    def _masks(self, rows: int, like: Tensor) -> tuple[layers.Masks, ...]:
+        return self.layers.masks(rows, like)
+
     def _first_fed(self, output_BH: Tensor) -> Tensor | None:
-        """What the first step is fed of the step before it."""
+        """What the first step is fed of the step before it, where that is more than its state."""
+        del output_BH
+        return None
 
     @abstractmethod
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
@@ -184,9 +188,6 @@ class BahdanauDecoder(AttentiveDecoder):
         known = settings.decoder.hidden + settings.embedding
         super().__init__(settings, vocabulary, memory, fed=memory, known=known)
 
-    def _first_fed(self, output_BH: Tensor) -> None:
-        del output_BH
-
     def _known(self, output: Tensor, embedded: Tensor) -> Tensor:
         return torch.cat([output, embedded], dim=-1)
 
@@ -195,6 +196,36 @@ class BahdanauDecoder(AttentiveDecoder):
         gates_BG = self.layers.add_projection(gates_BG, attended.context_BTD.squeeze(1))
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
         return _Step(output_BH, attended, AttentiveState(after, attended.past, state.masks, output_BH))
+
+
+@final
+class ConditionalDecoder(AttentiveDecoder):
+    """Attends between two steps, from a state that has read the token before (Firat and Cho 2016; with a `gru` cell the
+    conditional GRU of Sennrich et al. 2017).
+
+        s'_t = f(s_{t−1}, y_{t−1})                     c_t = attention(s'_t, h)
+        s_t = g(s'_t, c_t)                             p(y_t) = softmax(V tanh(U [s_t; y_{t−1}; c_t]))
+
+    With several layers, g goes on from the state of the last.
+    """
+
+    def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:
+        known = settings.decoder.hidden + settings.embedding
+        super().__init__(settings, vocabulary, memory, fed=0, known=known)
+        self.second = layers.Stack(settings.decoder.model_copy(update={"layers": 1}), memory)
+
+    def _masks(self, rows: int, like: Tensor) -> tuple[layers.Masks, ...]:
+        return super()._masks(rows, like) + self.second.masks(rows, like)
+
+    def _known(self, output: Tensor, embedded: Tensor) -> Tensor:
+        return torch.cat([output, embedded], dim=-1)
+
+    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
+        between_BH, (*lower, last) = self.layers.step(gates_BG, state.layers, state.masks[:-1])
+        attended = self._attend(between_BH, state, keys)
+        gates_BG = self.second.project(attended.context_BTD.squeeze(1))
+        output_BH, top = self.second.step(gates_BG, (last,), state.masks[-1:])
+        return _Step(output_BH, attended, AttentiveState((*lower, *top), attended.past, state.masks, output_BH))
 
 
 @final

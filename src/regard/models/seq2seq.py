@@ -1,14 +1,15 @@
 """An encoder and a decoder plugged together."""
 
+from collections.abc import Callable
 from typing import final
 
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.models.attentive import BahdanauDecoder, LuongDecoder
+from regard.models.attentive import AttentiveDecoder, BahdanauDecoder, ConditionalDecoder, LuongDecoder
 from regard.models.contracts import Decoded, Decoder, Encoder, Padded
 from regard.models.recurrent import FixedDecoder, RecurrentEncoder
-from regard.models.settings import FixedModel, Model, TransformerModel
+from regard.models.settings import FixedModel, Model, RecurrentModel, TransformerModel
 from regard.models.transformer import TransformerDecoder, TransformerEncoder
 
 
@@ -27,17 +28,25 @@ class Seq2Seq(nn.Module):
         return decoded
 
 
+DECODERS: dict[str, Callable[[RecurrentModel, int, int], AttentiveDecoder]] = {
+    "bahdanau": BahdanauDecoder,
+    "conditional": ConditionalDecoder,
+    "luong": LuongDecoder,
+    "simple": LuongDecoder,
+}
+"""By their order."""
+
+
 def build_model(settings: Model, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """The model that settings describe, its weights drawn at random."""
     if isinstance(settings, TransformerModel):
         return build_transformer(settings, source_vocabulary, target_vocabulary)
     encoder = RecurrentEncoder(settings.encoder, source_vocabulary, settings.embedding, settings.dropout)
-    decoder: FixedDecoder | BahdanauDecoder | LuongDecoder
+    decoder: FixedDecoder | AttentiveDecoder
     if isinstance(settings, FixedModel):
         decoder = FixedDecoder(settings, target_vocabulary, encoder.size)
     else:
-        kind = BahdanauDecoder if settings.decoder.order == "bahdanau" else LuongDecoder
-        decoder = kind(settings, target_vocabulary, encoder.size)
+        decoder = DECODERS[settings.decoder.order](settings, target_vocabulary, encoder.size)
     if settings.tied == "all":
         _see_that_all_can_be_one(source_vocabulary, target_vocabulary)
         encoder.embedding.weight = decoder.embedding.weight

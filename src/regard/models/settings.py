@@ -21,8 +21,10 @@ class EncoderSettings(RecurrentSettings):
 class DecoderSettings(RecurrentSettings):
     """A recurrent decoder with attention."""
 
-    order: Literal["bahdanau", "luong", "simple"] = Field(
-        "bahdanau", description="attend from the state before the step, or after it; simple feeds the context on"
+    order: Literal["bahdanau", "luong", "simple", "conditional"] = Field(
+        "bahdanau",
+        description="attend from the state before the step, or after it; simple feeds the context on; conditional "
+        "attends between two steps",
     )
     input_feeding: bool = Field(True, description="whether Luong's order feeds s̃ to the next step")
     copy_source: bool = Field(False, description="a pointer-generator: tokens of the source may be copied")
