@@ -40,6 +40,7 @@ class Question:
     tests: tuple[str, ...] = ("",)
     """Pairs of suffixes of the preset's own test files; nothing stands for the test set of the preset."""
     languages: tuple[str, ...] = ("",)
+    """Each has models of its own; those with commas between them share theirs."""
     target: tuple[float, ...] = ()
     length_penalty: float = 0.6
     also: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ class Question:
 
     def settings(self, data: str, language: str) -> list[str]:
         """What a training is told besides its preset."""
-        own = [f"data.language={language}"] if language else []
+        own = [f"data.language=[{language}]" if "," in language else f"data.language={language}"] if language else []
         return [f"data.folder={Path(data) / self.folder}", *own, *self.wishes]
 
 
@@ -86,6 +87,14 @@ QUESTIONS = {
         "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "wer", languages=LOW, target=(24.0,),
         joined=("sigmorphon2021-g2p-soft",),
     ),
+    "sigmorphon2021-low-together": Question(
+        "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "wer", languages=(",".join(LOW),), target=(24.0,),
+        wishes=("tokenizer.source.tags=true", "tokenizer.source.normalisation=nfd", "model.encoder.hidden=256",
+                "model.decoder.hidden=256", "model.encoder.layers=2", "model.encoder.dropout=0.45",
+                "model.dropout=0.45", "training.steps=3000", "training.batch_size=64", "training.learning_rate=0.002",
+                "training.ema=0.998", "training.word_dropout=0", "training.validate_every=300"),
+        joined=("sigmorphon2021-g2p-soft",),
+    ),
     "sigmorphon2017-soft": Question("sigmorphon2017", "sigmorphon2017", "accuracy", languages=INFLECTED),
     "sigmorphon2017-monotonic": Question(
         "sigmorphon2017-monotonic", "sigmorphon2017", "accuracy", languages=INFLECTED
@@ -114,7 +123,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        return Path(self.args.out) / "-".join(filter(None, (self.title, self.language, f"seed{self.seed}")))
+        return Path(self.args.out) / "-".join(filter(None, (self.title, in_a_name(self.language), f"seed{self.seed}")))
 
     @property
     def seconds(self) -> float | None:
@@ -169,7 +178,9 @@ class Model:
         if not self.together:
             return first.folder
         seeds = f"seeds{first.seed}-{self.runs[-1].seed}"
-        return Path(first.args.out) / "-".join(filter(None, (self.title.replace(" ", ""), first.language, seeds)))
+        return Path(first.args.out) / "-".join(
+            filter(None, (self.title.replace(" ", ""), in_a_name(first.language), seeds))
+        )
 
     @property
     def seconds(self) -> float | None:
@@ -198,6 +209,10 @@ class Model:
         print(f"{self.folder.name} {test}: {found['values']} {found['signatures']}", file=sys.stderr, flush=True)
         values: dict[str, float] = found["values"]
         return values
+
+
+def in_a_name(language: str) -> str:
+    return language.replace(",", "+")
 
 
 Scored = tuple[Model, dict[str, dict[str, float]]]
@@ -255,7 +270,7 @@ def told(group: list[Scored], test: str, metric: str, goal: tuple[float, ...]) -
     seconds = [model.seconds for model, _ in group]
     known = [taken for taken in seconds if taken is not None]
     return [
-        str(len({model.runs[0].language for model, _ in group})), ", ".join(by_seed),
+        str(len({name for model, _ in group for name in model.runs[0].language.split(",")})), ", ".join(by_seed),
         f"{statistics.fmean(means):.2f}", ", ".join(f"{mean:.2f}" for mean in means), ", ".join(map(str, goal)),
         f"{statistics.fmean(known):.0f}" if len(known) == len(seconds) else "not counted",
     ]  # fmt: skip

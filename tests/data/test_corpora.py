@@ -5,13 +5,16 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from regard.config import resolve
 from regard.data.corpora import Pairs, load_corpus, read_pairs
 from regard.data.lines import LONGEST, read_lines
 from regard.data.settings import Files, FilesData
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError
+from regard.training.settings import RunSettings
 
 EXPECTED = Pairs(["Guten Tag", "ja, bitte", "ä\u2028ö"], ["good day", "yes, please", "a\x0bo"])
 ROWS = list(zip(EXPECTED.sources, EXPECTED.targets, strict=True))
@@ -249,3 +252,52 @@ def test_a_corpus_that_is_not_in_its_folder_is_asked_for() -> None:
 def test_columns_are_counted_from_1(columns: tuple[str | int, str | int]) -> None:
     with pytest.raises(ValueError, match="column"):
         Files(path="x.tsv", columns=columns)
+
+
+def _write_languages(folder: Path) -> None:
+    for name, word in (("de", "ja"), ("fr", "oui")):
+        for split in ("train", "dev"):
+            (folder / f"{name}-{split}.tsv").write_text(f"{word}\t{name} {split}\n", encoding="utf-8")
+
+
+def several(folder: Path, **changes: Any) -> FilesData:
+    given = {
+        "folder": str(folder),
+        "language": ["de", "fr"],
+        "train": "{language}-train.tsv",
+        "dev": "{language}-dev.tsv",
+    }
+    return resolve(FilesData, {**given, **changes}, {})
+
+
+def test_several_languages_are_learned_together_each_a_tag_of_its_sources(tmp_path: Path) -> None:
+    _write_languages(tmp_path)
+    corpus = load_corpus(several(tmp_path))
+    assert list(corpus.train) == [("ja\tde", "de train"), ("oui\tfr", "fr train")]
+    assert list(corpus.dev) == [("ja\tde", "de dev"), ("oui\tfr", "fr dev")]
+    assert [Path(path).name for path in corpus.files] == ["de-train.tsv", "fr-train.tsv", "de-dev.tsv", "fr-dev.tsv"]
+
+
+def test_a_language_is_one_more_tag_where_there_are_some(tmp_path: Path) -> None:
+    for name in ("de", "fr"):
+        (tmp_path / f"{name}.tsv").write_text("gehen\tging\tV;PST\n", encoding="utf-8")
+    corpus = load_corpus(several(tmp_path, train={"path": "{language}.tsv", "columns": ["1+3", 2]}, dev=None))
+    assert {source for part in (corpus.train, corpus.dev) for source, _ in part} == {
+        "gehen\tV;PST;de", "gehen\tV;PST;fr"
+    }  # fmt: skip
+
+
+def test_a_missing_file_of_one_language_is_named(tmp_path: Path) -> None:
+    _write_languages(tmp_path)
+    (tmp_path / "fr-train.tsv").unlink()
+    with pytest.raises(DataError, match=r"fr-train\.tsv"):
+        load_corpus(several(tmp_path))
+
+
+def test_languages_need_tags_to_be_told_apart(tmp_path: Path) -> None:
+    data = several(tmp_path).model_dump(mode="json")
+    with pytest.raises(ConfigError, match=r"Set tokenizer\.tags=true"):
+        resolve(RunSettings, {"data": data}, {})
+    with pytest.raises(ConfigError, match=r"Set tokenizer\.source\.tags=true"):
+        resolve(RunSettings, {"data": data, "tokenizer": {"source": "char", "target": "word"}}, {})
+    resolve(RunSettings, {"data": data, "tokenizer": {"kind": "char", "tags": True}}, {})

@@ -193,7 +193,7 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
 
 def _held_back_share(files: Files) -> float:
     """One pair in twenty; of a small corpus more, of a large one so many as are enough to choose by."""
-    pairs = max(1, count_lines(files.paths[0]))
+    pairs = max(1, sum(count_lines(own.paths[0]) for own in files.by_language.values()))
     return min(max(HELD_BACK_SHARE, min(0.2, FEWEST_HELD_BACK / pairs)), HELD_BACK / pairs)
 
 

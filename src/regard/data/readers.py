@@ -27,6 +27,18 @@ class Row(NamedTuple):
 
 
 def read_rows(files: Files) -> Iterator[Row]:
+    """The rows of a file or two, or of those of several languages, which are then tags of their sources."""
+    for language, own in files.by_language.items():
+        for row in _rows(own):
+            yield row._replace(source=_tagged(row.source, language)) if language else row
+
+
+def _tagged(source: str, tag: str) -> str:
+    """A source with one more tag than it has."""
+    return f"{source};{tag}" if "\t" in source else f"{source}\t{tag}"
+
+
+def _rows(files: Files) -> Iterator[Row]:
     if files.path is None:
         return _parallel(str(files.source), str(files.target))
     name = files.path.removesuffix(".gz")

@@ -32,6 +32,9 @@ class Files(Settings):
     columns: tuple[str | PositiveInt, str | PositiveInt] | None = Field(
         None, description="names, or numbers from 1, of the source's and the target's column; 1+3 are two fields"
     )
+    languages: tuple[str, ...] = Field(
+        (), description="what stands for {language} in the names, one after the other; each is a tag of its sources"
+    )
 
     @model_validator(mode="after")
     def _one_or_two(self) -> Self:
@@ -58,11 +61,33 @@ class Files(Settings):
         return left, right
 
     @property
+    def by_language(self) -> "dict[str, Files]":
+        """The files of each language; all of them under no name where there are none."""
+        if not self.languages:
+            return {"": self}
+        alone = self.model_copy(update={"languages": ()})
+        return {language: alone.within("", language) for language in self.languages}
+
+    @property
     def paths(self) -> tuple[str, ...]:
-        return (self.path,) if self.path else (str(self.source), str(self.target))
+        return tuple(path for files in self.by_language.values() for path in files.names.values())
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The paths as they are given."""
+        given = {name: getattr(self, name) for name in ("path", "source", "target")}
+        return {name: path for name, path in given.items() if path is not None}
+
+    def within(self, folder: str, language: str | tuple[str, ...]) -> "Files":
+        """The same in a folder and for a language, or for several."""
+        languages = self.languages if isinstance(language, str) else language
+        found = {name: str(Path(folder) / path) for name, path in self.names.items()}
+        if isinstance(language, str) and not languages:
+            found = {name: path.replace("{language}", language) for name, path in found.items()}
+        return self.model_copy(update={**found, "languages": languages})
 
     def __str__(self) -> str:
-        return " and ".join(self.paths)
+        return " and ".join(self.names.values())
 
 
 def _path(value: Any) -> Any:
@@ -128,7 +153,9 @@ class FilesData(Settings):
 
     kind: Literal["files"] = "files"
     folder: str = Field("", description="where the files are, if not here")
-    language: str = Field("", description="what stands for {language} in their names")
+    language: str | tuple[str, ...] = Field(
+        "", description="what stands for {language} in their names; several are learned together, each one a tag"
+    )
     train: FilesChoice
     dev: FilesChoice | None = None
     test: FilesChoice | None = None
@@ -140,15 +167,12 @@ class FilesData(Settings):
     def files(self, split: SplitName) -> Files | None:
         """The files of a split, with folder and language in their names."""
         given: Files | None = getattr(self, split)
-        if given is None:
-            return None
-        names = {name: getattr(given, name) for name in ("path", "source", "target")}
-        found = {
-            name: str(Path(self.folder) / path.replace("{language}", self.language))
-            for name, path in names.items()
-            if path is not None
-        }
-        return given.model_copy(update=found)
+        return None if given is None else given.within(self.folder, self.language)
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether sources are marked with their language."""
+        return not isinstance(self.language, str) or bool(self.train.languages)
 
 
 Data = Annotated[DatesData | SequencesData | PronounceData | FilesData, Field(discriminator="kind"), BY_NAME]

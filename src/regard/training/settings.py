@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from regard.config import BY_NAME, HARMLESS, Settings
-from regard.data.settings import CharTokenizer, Data, TokenizerChoice
+from regard.data.settings import CharTokenizer, Data, FilesData, PairTokenizer, TokenizerChoice, sides
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.models.settings import Model, RecurrentModel
 from regard.training.measures import Accuracy, Chrf, Loss, Measure, MeasureChoice
@@ -168,4 +168,11 @@ class RunSettings(Settings):
         if self.model.shares_vocabulary and not self.tokenizer.shared:
             what = "ties all embeddings" if self.model.tied == "all" else "copies tokens (decoder.copy_source)"
             raise ValueError(f"model: it {what}, so source and target need one vocabulary. Set tokenizer.shared=true.")
+        return self
+
+    @model_validator(mode="after")
+    def _tags_where_languages_are_told_apart(self) -> Self:
+        if isinstance(self.data, FilesData) and self.data.has_tags and not sides(self.tokenizer)[0].tags:
+            where = "tokenizer.source.tags" if isinstance(self.tokenizer, PairTokenizer) else "tokenizer.tags"
+            raise ValueError(f"data.language: several languages are told apart by tags. Set {where}=true.")
         return self
