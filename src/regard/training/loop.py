@@ -118,7 +118,7 @@ class Training:
         own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else None
         request = Request(corpus, fingerprint, settings.data, settings.tokenizer, settings.seed)
         data = prepare(request, own, narrator.say)
-        order = _order(data.train, settings)
+        order = order_of(data.train, settings)
         model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
         model = model.to(device).train()
         optimizer = build_optimizer(model, training)
@@ -346,7 +346,8 @@ class Training:
         return f"Best model: {which}, {best}{early}."
 
 
-def _order(data: Encoded, settings: RunSettings) -> Order:
+def order_of(data: Encoded, settings: RunSettings) -> Order:
+    """Which pairs a run learns from at which step."""
     training = settings.training
     if training.batch_tokens is None:
         return ByPairs(data.sources.lengths, training.batch_size, settings.seed)

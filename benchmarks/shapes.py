@@ -1,0 +1,45 @@
+"""How many shapes do a run's batches have on a GPU, and how much of them is padding?
+
+    python benchmarks/shapes.py multi30k-transformer data.folder=../shared/data/multi30k/tok --steps 1600
+
+A step of training is recorded once for each shape, so few are wanted; and padding is worked through like all else.
+"""
+
+import argparse
+from collections import Counter
+
+import torch
+import yaml
+
+from regard.config import resolve
+from regard.data.corpora import load_corpus
+from regard.data.preparation import Request, prepare
+from regard.training.loop import order_of
+from regard.training.settings import RunSettings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--steps", type=int, default=1000)
+    args = parser.parse_args()
+    wishes = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in args.settings)}
+    settings = resolve(RunSettings, args.preset, wishes)
+    corpus = load_corpus(settings.data)
+    request = Request(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, settings.seed)
+    train = prepare(request, None, print).train
+    order = order_of(train, settings)
+    shapes: Counter[tuple[int, int, int]] = Counter()
+    places = tokens = 0
+    for step in range(args.steps):
+        batch = train.batch(order.at(step), torch.device("cpu"), order.epoch_at(step), few_shapes=True)
+        shapes[(*batch.source.tokens_BT.shape, batch.target.tokens_BT.shape[1])] += 1
+        for side in batch[:2]:
+            places, tokens = places + side.tokens_BT.numel(), tokens + int(side.lengths_B.sum())
+    once = sum(count == 1 for count in shapes.values())
+    print(f"{args.steps:,} steps: {len(shapes)} shapes, {once} of them seen once; {1 - tokens / places:.1%} is padding")
+
+
+if __name__ == "__main__":
+    main()
