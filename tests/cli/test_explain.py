@@ -17,6 +17,8 @@ def test_the_path_of_each_attention_is_told_with_the_reasons(cli: Run) -> None:
     assert "not fused: the score Additive is no dot product in disguise" in told
     told = cli("explain", "dates", "model.attention=chorowski").stdout
     assert "goes step by step" in told
+    told = cli("explain", "dates", "model.decoder.order=conditional").stdout
+    assert told.count("attention stands between the steps") == 2
 
 
 def test_a_combination_without_meaning_is_refused_with_the_reason(cli: Run) -> None:
