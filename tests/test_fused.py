@@ -55,14 +55,15 @@ def test_layer_norm_gives_the_precision_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("training", [True, False])
-def test_the_norm_halves_what_goes_into_products(device: str, training: bool) -> None:
-    norm = LayerNorm(64).to(device).train(training)
+def test_the_norm_halves_what_goes_into_products_alone(device: str, training: bool) -> None:
+    norm, other = (LayerNorm(64, for_products=alone).to(device).train(training) for alone in (True, False))
     x = torch.randn(3, 5, 64, device=device)
     assert norm(x).dtype == torch.float32
     with torch.autocast(device, torch.bfloat16):
-        halved = norm(x)
-    assert halved.dtype == torch.bfloat16
+        halved, whole = norm(x), other(x)
+    assert (halved.dtype, whole.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(halved.float(), nn.functional.layer_norm(x, (64,)), rtol=0, atol=0.02)
+    torch.testing.assert_close(whole, nn.functional.layer_norm(x, (64,)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

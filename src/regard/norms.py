@@ -12,11 +12,16 @@ from regard import fused
 class LayerNorm(nn.LayerNorm):
     """w ⊙ (x − mean x) / √(var x + ε) + b.
 
-    Where products are worked out in half precision, so is what they are given: halved here once, not by each of them.
+    What goes into matrix products alone (`for_products`) is halved here once where they are worked out in half
+    precision, and not by each of them.
     """
 
+    def __init__(self, size: int, *, for_products: bool = False) -> None:
+        super().__init__(size)
+        self.for_products = for_products
+
     def forward(self, x: Tensor) -> Tensor:
-        dtype = _of_products(x)
+        dtype = _of_products(x) if self.for_products else x.dtype
         if self.training and fused.can_serve(x):
             from regard.fused.norm import layer_norm
 

@@ -23,7 +23,10 @@ from regard.norms import LayerNorm
 
 
 def _norm(settings: TransformerModel) -> nn.Module:
-    return LayerNorm(settings.size) if settings.normalization == "layer" else nn.RMSNorm(settings.size, eps=1e-6)
+    if settings.normalization == "rms":
+        return nn.RMSNorm(settings.size, eps=1e-6)
+    # After each part, what is normalised is also what the next part's answer is added to.
+    return LayerNorm(settings.size, for_products=settings.norm == "pre")
 
 
 def _attention(settings: TransformerModel, score: Score, scope: str, *, turned: bool) -> MultiHeadAttention:
