@@ -9,9 +9,8 @@ import argparse
 from collections import Counter
 
 import torch
-import yaml
 
-from regard.config import resolve
+from regard.config import parse_override, resolve
 from regard.data.corpora import load_corpus
 from regard.data.preparation import Request, prepare
 from regard.training.loop import order_of
@@ -24,8 +23,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=1000)
     args = parser.parse_args()
-    wishes = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in args.settings)}
-    settings = resolve(RunSettings, args.preset, wishes)
+    settings = resolve(RunSettings, args.preset, dict(map(parse_override, args.settings)))
     corpus = load_corpus(settings.data)
     request = Request(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, settings.seed)
     train = prepare(request, None, print).train

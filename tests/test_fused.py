@@ -1,10 +1,21 @@
 """The Triton kernels against PyTorch: values and gradients; without a GPU they are interpreted, on the CPU."""
 
+import shutil
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from regard import fused
+from regard.config import Settings, resolve
+from regard.data.batching import Batch, pad
+from regard.data.tokens.tokenizers import END
+from regard.errors import ConfigError
+from regard.models.seq2seq import build_model
+from regard.models.settings import Model
 from regard.norms import LayerNorm
+from regard.plain import plainly
+from regard.training.losses import all_with_padding_passed_over, token_loss
 
 pytest.importorskip("triton")
 
@@ -66,6 +77,59 @@ def test_the_norm_halves_what_goes_into_products_alone(device: str, training: bo
     torch.testing.assert_close(whole, nn.functional.layer_norm(x, (64,)), rtol=1e-5, atol=1e-5)
 
 
+def test_float64_is_not_halved() -> None:
+    norm = LayerNorm(8, for_products=True).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(torch.randn(2, 8, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_the_norm_takes_the_kernel_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _let_kernels_serve(monkeypatch)
+    norm = LayerNorm(24).to(DEVICE)
+    with torch.no_grad():
+        norm.weight.copy_(drawn(24, seed=1))
+        norm.bias.copy_(drawn(24, seed=2))
+    given = [drawn(5, 24, scale=1e-3), norm.weight, norm.bias]  # so small that its ε counts
+    ours = gradients(norm.train()(given[0]), given)
+    assert len(asked) == 1
+    theirs = gradients(norm.eval()(given[0]), given)
+    assert len(asked) == 1
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_loss_by_the_kernel_is_the_loss(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    settings = resolve(OneModel, {"model": {"kind": "recurrent", "embedding": 6, "dropout": 0.0}}, {})
+    model = build_model(settings.model, 9, 9).to(DEVICE)
+    source, target = (pad(rows).to(torch.device(DEVICE)) for rows in ([[4, 5], [6]], [[5, 6, END], [7, END]]))
+    batch = Batch(source, target, [0, 1], 5)
+    parameters = list(model.parameters())
+
+    def found() -> list[Tensor]:
+        loss, _ = token_loss(model, batch, smoothing)
+        return [loss.detach(), *torch.autograd.grad(loss, parameters, materialize_grads=True)]
+
+    monkeypatch.setattr("regard.training.losses._counted", all_with_padding_passed_over)
+    theirs = found()
+    asked = _let_kernels_serve(monkeypatch)
+    for own, other in zip(found(), theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    assert asked
+
+
+class OneModel(Settings):
+    model: Model
+
+
+def _let_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Everywhere but in recurrent steps → the tensors for which that was asked."""
+    asked: list[Tensor] = []
+    monkeypatch.setattr("regard.fused.can_serve", lambda x: asked.append(x) or True)
+    return asked
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("rows", "size"), [(1, 3), (5, 100), (4, 4096), (3, 9001)])
 def test_cross_entropy_is_that_of_torch(rows: int, size: int, smoothing: float) -> None:
@@ -98,3 +162,36 @@ def test_what_is_impossible_costs_nothing_where_labels_are_sharp() -> None:
     theirs = gradients(nn.functional.cross_entropy(logits, tokens, reduction="none"), [logits])
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, other)
+
+
+def test_a_logit_that_is_no_number_makes_a_loss_that_is_none() -> None:
+    logits = torch.tensor([[0.5, torch.nan, 1.5]], device=DEVICE)
+    assert cross_entropy(logits, torch.tensor([2], device=DEVICE), 0.0, -100).isnan().all()
+
+
+def test_second_derivatives_are_refused_with_the_remedy() -> None:
+    x, weight, bias = drawn(2, 8), drawn(8, seed=1), drawn(8, seed=2)
+    losses = cross_entropy(x, torch.tensor([1, 2], device=DEVICE), 0.1, -100)
+    for made in (losses, layer_norm(x, weight, bias, 1e-5, torch.float32)):
+        with pytest.raises(ConfigError, match="plainly"):
+            torch.autograd.grad(made.sum(), x, create_graph=True)
+
+
+def test_a_kernel_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fused.refusal(torch.ones(2)) == "it needs a GPU"
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.delenv("CC", raising=False)
+    fused.triton_refusal.cache_clear()
+    try:
+        assert fused.triton_refusal() == "Triton needs a C compiler, and there is none"
+    finally:
+        fused.triton_refusal.cache_clear()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels serve on a GPU")
+def test_on_a_gpu_kernels_serve_unless_the_plain_equations_are_asked_for() -> None:
+    x = torch.ones(2, device="cuda")
+    assert fused.can_serve(x)
+    assert not fused.can_serve(x.double())
+    with plainly():
+        assert fused.refusal(x) == "the plain equations were asked for"

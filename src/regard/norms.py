@@ -1,4 +1,4 @@
-"""Layer normalisation (Ba et al. 2016) as in torch.nn, and in training on a GPU at a third of its price."""
+"""Layer normalisation (Ba et al. 2016) as in torch.nn, and in training on a GPU in one kernel each way."""
 
 from typing import final
 
@@ -30,6 +30,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def _of_products(x: Tensor) -> torch.dtype:
-    """The precision in which a matrix product takes a tensor."""
+    """The precision in which a matrix product takes a tensor; float64 stays what it is."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    halved = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if halved else x.dtype

@@ -109,6 +109,13 @@ def test_pairs_stand_in_the_order_of_the_lengths_that_an_epoch_gives_them() -> N
         assert sum(sizes) < 1.06 * sum(widths[batch].sum() for batch in batches)
 
 
+def test_batches_of_so_many_pairs_are_of_like_lengths_in_each_epoch() -> None:
+    order = ByPairs(LENGTHS, 50, seed=0, lengths_in=lambda epoch: np.roll(LENGTHS, 100 * epoch))
+    for epoch in range(2):
+        batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
+        assert max(np.ptp(np.roll(LENGTHS, 100 * epoch)[batch]) for batch in batches) < 10
+
+
 def test_padding_share_counts_the_places_that_hold_nothing() -> None:
     order = ByPairs(np.array([2, 4]), 2, seed=0)
     assert padding_share(order, np.array([2, 4])) == 0.25

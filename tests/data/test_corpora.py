@@ -301,3 +301,22 @@ def test_languages_need_tags_to_be_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Set tokenizer\.source\.tags=true"):
         resolve(RunSettings, {"data": data, "tokenizer": {"source": "char", "target": "word"}}, {})
     resolve(RunSettings, {"data": data, "tokenizer": {"kind": "char", "tags": True}}, {})
+
+
+def test_an_empty_source_stays_empty_under_its_tag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _write_languages(tmp_path)
+    with (tmp_path / "de-train.tsv").open("a", encoding="utf-8") as file:
+        file.write("\tleer\n")
+    assert len(list(load_corpus(several(tmp_path)).train)) == 2
+    assert "1 lines with an empty side left out" in caplog.text
+
+
+@pytest.mark.parametrize("language", [[], ["old norse"], ["a;b"], [""]])
+def test_languages_must_be_tags(tmp_path: Path, language: list[str]) -> None:
+    with pytest.raises(ConfigError, match="which part tags"):
+        several(tmp_path, language=language)
+
+
+def test_a_file_for_all_languages_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dev: all\.tsv would be read once for each language"):
+        several(tmp_path, dev="all.tsv")

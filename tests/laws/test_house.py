@@ -14,7 +14,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
     {"errors"},
-    {"config", "dropout", "fused", "graphs"},
+    {"config", "dropout", "graphs", "plain"},
+    {"fused"},
     {"norms"},
     {"attention", "recurrent"},
     {"models"},

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.plain import plainly
 from regard.recurrent import kernels
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, masked
 from regard.recurrent.settings import VARIANTS, LSTMForm
@@ -291,7 +292,7 @@ def test_second_derivatives_are_refused_but_by_the_plain_scan() -> None:
     for network in (regard.GRU(3, 5), regard.RNN(3, 5), regard.LSTM(3, 5, variant="CIFG")):
         with pytest.raises(regard.ConfigError, match="Second derivatives"):
             torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
-        with kernels.plainly():
+        with plainly():
             [gradient] = torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
         gradient.square().sum().backward()
         assert all(parameter.grad is not None for parameter in network.parameters())

@@ -95,7 +95,10 @@ def check(
         if name not in names:
             raise ConfigError(f"There is no problem '{name}'.{did_you_mean(name, names)} Known: {', '.join(names)}.")
     characters = Characters()
-    surveys = [take(split, characters) for split in _splits(**given)]
+    splits = _splits(**given)
+    if fix and any(split.tagged for split in splits):
+        raise ConfigError("--fix writes all languages to one file, and no tags: give the files of each by itself.")
+    surveys = [take(split, characters) for split in splits]
     found = problems.judge(surveys, characters, problems.Limits(max_chars, max_words))
     found = [finding for finding in found if finding.kind.name not in ignore]
     shown = problems.examples(found, examples)

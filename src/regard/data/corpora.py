@@ -61,6 +61,8 @@ class Corpus:
     test: Pairs | None = None
     files: tuple[str, ...] = ()
     """Where the training and dev pairs come from, if from files."""
+    lines: int = 1
+    """About how many training pairs the files hold."""
 
     def fingerprint(self) -> dict[str, str]:
         """A hash of each part of what is learned from and chosen by: a resumed run must see the same."""
@@ -124,18 +126,19 @@ def _load_files(settings: FilesData) -> Corpus:
                 f"{path} is no file but a pipe or a device, and what is learned from is read several times. "
                 "Write it to a file first."
             )
+    lines = max(1, sum(count_lines(own.paths[0]) for own in learned.by_language.values()))
     everything = partial(stream_pairs, learned, skip_bad_lines=keep_going, drop_empty=True)
     if chosen:
         dev = read_pairs(chosen, skip_bad_lines=keep_going, drop_empty=True)
         kept = Stream(partial(_unseen, dev, everything, str(chosen))) if settings.unseen else dev
-        return Corpus(Stream(everything), kept, test, files)
-    held_back = _held_back_share(learned)
+        return Corpus(Stream(everything), kept, test, files, lines)
+    held_back = _held_back_share(lines)
 
     def split(dev: bool) -> Iterator[tuple[str, str]]:
         """By a hash of the source, so that no source stands on both sides and no order matters."""
         return (pair for pair in everything() if (share(pair[0]) < held_back) == dev)
 
-    return Corpus(Stream(partial(split, False)), Stream(partial(split, True)), test, files)
+    return Corpus(Stream(partial(split, False)), Stream(partial(split, True)), test, files, lines)
 
 
 def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: str) -> Iterator[tuple[str, str]]:
@@ -191,9 +194,8 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
         raise DataError(f"{files}: no pair is left to use. Check the files and their columns.")
 
 
-def _held_back_share(files: Files) -> float:
+def _held_back_share(pairs: int) -> float:
     """One pair in twenty; of a small corpus more, of a large one so many as are enough to choose by."""
-    pairs = max(1, sum(count_lines(own.paths[0]) for own in files.by_language.values()))
     return min(max(HELD_BACK_SHARE, min(0.2, FEWEST_HELD_BACK / pairs)), HELD_BACK / pairs)
 
 

@@ -73,6 +73,8 @@ class ByPairs(Order):
     lengths: Ids = field(repr=False)
     batch_size: int
     seed: int
+    lengths_in: Callable[[int], Ids] | None = field(default=None, repr=False)
+    """The lengths as an epoch sees them, where they are not always `lengths`."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -80,11 +82,12 @@ class ByPairs(Order):
 
     def epoch(self, number: int) -> list[Ids]:
         generator = _generator(self.seed, number)
+        lengths = self.lengths if self.lengths_in is None else self.lengths_in(number)
         shuffled = generator.permutation(len(self.lengths))
         batches: list[Ids] = []
         for start in range(0, len(shuffled), self.batch_size * _POOL):
             pool = shuffled[start : start + self.batch_size * _POOL]
-            pool = pool[np.argsort(self.lengths[pool], kind="stable")]
+            pool = pool[np.argsort(lengths[pool], kind="stable")]
             batches += [pool[at : at + self.batch_size] for at in range(0, len(pool), self.batch_size)]
         return [batches[index] for index in generator.permutation(len(batches))]
 
@@ -113,10 +116,9 @@ class ByTokens(Order):
     def _members(self) -> Ids:
         return np.flatnonzero(self.lengths_N2.max(1, initial=0) <= self.longest)
 
-    def _seen(self, epoch: int) -> Ids:
-        """Of each member, the lengths of both sides."""
-        lengths_N2 = self.lengths_N2 if self.lengths_in is None else self.lengths_in(epoch)
-        return lengths_N2[self._members]
+    def seen(self, epoch: int) -> Ids:
+        """The lengths of both sides as an epoch sees them → (N, 2)."""
+        return self.lengths_N2 if self.lengths_in is None else self.lengths_in(epoch)
 
     @staticmethod
     def _widths(lengths_N2: Ids) -> Ids:
@@ -126,7 +128,7 @@ class ByTokens(Order):
     @cached_property
     def _cuts(self) -> list[int]:
         """Where batches end, in the order of widths."""
-        widths: list[int] = np.sort(self._widths(self._seen(0))).tolist()
+        widths: list[int] = np.sort(self._widths(self.seen(0)[self._members])).tolist()
         cuts = [0]
         while cuts[-1] < len(widths):
             start = cuts[-1]
@@ -146,7 +148,7 @@ class ByTokens(Order):
     def epoch(self, number: int) -> list[Ids]:
         generator = _generator(self.seed, number)
         # Of pairs as wide as each other, those stand together whose sources are about as long.
-        seen_N2 = self._seen(number)
+        seen_N2 = self.seen(number)[self._members]
         about = seen_N2[:, 0] + generator.random(len(self._members)) * _BLUR
         ordered = self._members[np.lexsort((about, self._widths(seen_N2)))]
         batches = [ordered[start:end] for start, end in pairwise(self._cuts)]

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from regard.data.batching import Encoded, Side, note_cut
 from regard.data.cache import key_of, remember
 from regard.data.corpora import Corpus, Pairs
-from regard.data.lines import count_lines
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import Data, Sampling, SentencePieceSide, TokenizerSettings, samplings, sides
 from regard.data.tokens.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
@@ -89,7 +88,7 @@ def _learn(request: Request, place: Path, say: Say) -> None:
     start = time.monotonic()
     corpus, settings = request.corpus, request.tokenizer
     subwords = all(side.kind in {"bpe", "unigram"} for side in sides(settings))
-    every = -(-count_lines(corpus.files[0]) // _SAMPLE) if corpus.files and subwords else 1
+    every = -(-corpus.lines // _SAMPLE) if subwords else 1
     sources = (source for source, _ in islice(corpus.train, 0, None, every))
     targets = (target for _, target in islice(corpus.train, 0, None, every))
     learned = TokenizerPair.build(settings, sources, targets)

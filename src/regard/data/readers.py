@@ -30,7 +30,7 @@ def read_rows(files: Files) -> Iterator[Row]:
     """The rows of a file or two, or of those of several languages, which are then tags of their sources."""
     for language, own in files.by_language.items():
         for row in _rows(own):
-            yield row._replace(source=_tagged(row.source, language)) if language else row
+            yield row._replace(source=_tagged(row.source, language)) if language and row.source.strip() else row
 
 
 def _tagged(source: str, tag: str) -> str:

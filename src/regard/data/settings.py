@@ -10,6 +10,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     field_validator,
     model_validator,
 )
@@ -32,9 +33,8 @@ class Files(Settings):
     columns: tuple[str | PositiveInt, str | PositiveInt] | None = Field(
         None, description="names, or numbers from 1, of the source's and the target's column; 1+3 are two fields"
     )
-    languages: tuple[str, ...] = Field(
-        (), description="what stands for {language} in the names, one after the other; each is a tag of its sources"
-    )
+    _languages: tuple[str, ...] = PrivateAttr(())
+    """What stands for {language} in the names, one after the other; each is a tag of its sources."""
 
     @model_validator(mode="after")
     def _one_or_two(self) -> Self:
@@ -63,10 +63,11 @@ class Files(Settings):
     @property
     def by_language(self) -> "dict[str, Files]":
         """The files of each language; all of them under no name where there are none."""
-        if not self.languages:
+        if not self._languages:
             return {"": self}
-        alone = self.model_copy(update={"languages": ()})
-        return {language: alone.within("", language) for language in self.languages}
+        named = self.model_copy()
+        named._languages = ()
+        return {language: named.within("", language) for language in self._languages}
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -80,11 +81,12 @@ class Files(Settings):
 
     def within(self, folder: str, language: str | tuple[str, ...]) -> "Files":
         """The same in a folder and for a language, or for several."""
-        languages = self.languages if isinstance(language, str) else language
         found = {name: str(Path(folder) / path) for name, path in self.names.items()}
-        if isinstance(language, str) and not languages:
-            found = {name: path.replace("{language}", language) for name, path in found.items()}
-        return self.model_copy(update={**found, "languages": languages})
+        if isinstance(language, str):
+            return self.model_copy(update={name: path.replace("{language}", language) for name, path in found.items()})
+        copy = self.model_copy(update=found)
+        copy._languages = language
+        return copy
 
     def __str__(self) -> str:
         return " and ".join(self.names.values())
@@ -172,7 +174,23 @@ class FilesData(Settings):
     @property
     def has_tags(self) -> bool:
         """Whether sources are marked with their language."""
-        return not isinstance(self.language, str) or bool(self.train.languages)
+        return not isinstance(self.language, str)
+
+    @model_validator(mode="after")
+    def _languages_can_be_told_apart(self) -> Self:
+        if isinstance(self.language, str):
+            return self
+        if not self.language or any(not re.fullmatch(r"[^\s;]+", name) for name in self.language):
+            raise ValueError("language: give one at least, each without white space and ';', which part tags.")
+        for split in SPLITS:
+            given: Files | None = getattr(self, split)
+            lacking = [path for path in (given.names.values() if given else ()) if "{language}" not in path]
+            if lacking:
+                raise ValueError(
+                    f"{split}: {lacking[0]} would be read once for each language, under every tag. Write {{language}} "
+                    "where its name has it."
+                )
+        return self
 
 
 Data = Annotated[DatesData | SequencesData | PronounceData | FilesData, Field(discriminator="kind"), BY_NAME]

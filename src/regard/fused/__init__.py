@@ -1,19 +1,52 @@
-"""Triton kernels for what PyTorch does in several passes over memory; each is left where it cannot serve."""
+"""Triton kernels for what PyTorch does in several passes over memory. Each may be refused, with the reason as text."""
 
+import os
+import shutil
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from regard import plain
+
 KNOWN = (torch.float32, torch.float16, torch.bfloat16)
+
+OLDEST = (8, 0)
+"""The compute capability from which on Triton's kernels are sure to run."""
 
 
 @cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
+def triton_refusal() -> str | None:
+    """Why no kernel of Triton's can be run on this machine, or None."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))):
+        return "Triton needs a C compiler, and there is none"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < OLDEST:
+        return "the GPU is older than Triton wants"
+    return None
+
+
+def refusal(x: Tensor) -> str | None:
+    """Why no kernel can be run on a tensor, or None if one can."""
+    if torch.compiler.is_compiling():
+        return "PyTorch's own compiler is at work, and makes kernels by itself"
+    if not x.is_cuda:
+        return "it needs a GPU"
+    if x.dtype not in KNOWN:
+        return f"it does not compute in {str(x.dtype).removeprefix('torch.')}"
+    if not x.numel():
+        return "there is nothing to compute"
+    if plain.asked_for():
+        return "the plain equations were asked for"
+    return triton_refusal()
 
 
 def can_serve(x: Tensor) -> bool:
-    """Whether kernels can be run on a tensor; a compiler of PyTorch's own makes better ones by itself."""
-    return x.is_cuda and x.dtype in KNOWN and x.numel() > 0 and has_triton() and not torch.compiler.is_compiling()
+    return refusal(x) is None
+
+
+def device_of(x: Tensor) -> torch.cuda.device_of:
+    """Triton launches on the current device; within this, that is where a tensor lies."""
+    return torch.cuda.device_of(x)

@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.fused import device_of
+from regard.plain import Gradients, differentiable_once
+
 BLOCK = 4096
 """Logits that a program holds at once."""
 
@@ -35,8 +38,9 @@ def _forward(
         v = first + tl.arange(0, BLOCK)
         z = tl.load(logits + row * V + v, v < V, 0.0).to(tl.float32)
         plain += z
-        z = tl.maximum(tl.where(v < V, z, LOWEST), LOWEST)
-        higher = tl.maximum(highest, z)
+        z = tl.where(v < V, z, LOWEST)
+        z = tl.where(z < LOWEST, LOWEST, z)  # what is no number stays none
+        higher = tl.maximum(highest, z, propagate_nan=tl.PropagateNan.ALL)
         total = total * tl.exp(highest - higher) + tl.exp(z - higher)
         highest = higher
     most = tl.max(highest, 0)
@@ -71,20 +75,21 @@ class _CrossEntropy(torch.autograd.Function):
         logits_NV, tokens_N = logits_NV.contiguous(), tokens_N.contiguous()
         rows, size = logits_NV.shape
         losses_N, totals_N = torch.empty(2, rows, dtype=torch.float32, device=logits_NV.device).unbind()
-        _forward[(rows,)](logits_NV, tokens_N, losses_N, totals_N, smoothing, passed_over, size, BLOCK)
+        with device_of(logits_NV):
+            _forward[(rows,)](logits_NV, tokens_N, losses_N, totals_N, smoothing, passed_over, size, BLOCK)
         ctx.save_for_backward(logits_NV, tokens_N, totals_N)
         ctx.smoothing, ctx.passed_over = smoothing, passed_over
         return losses_N
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, scales_N: Tensor) -> tuple[Tensor | None, ...]:
+    @differentiable_once
+    def backward(ctx: Any, scales_N: Tensor) -> Gradients:
         logits_NV, tokens_N, totals_N = ctx.saved_tensors
         rows, size = logits_NV.shape
         found_NV = torch.empty_like(logits_NV)
-        _backward[(rows, triton.cdiv(size, BLOCK))](
-            logits_NV, tokens_N, totals_N, scales_N.contiguous(), found_NV, ctx.smoothing, ctx.passed_over, size, BLOCK
-        )
+        given = (logits_NV, tokens_N, totals_N, scales_N.contiguous(), found_NV)
+        with device_of(logits_NV):
+            _backward[(rows, triton.cdiv(size, BLOCK))](*given, ctx.smoothing, ctx.passed_over, size, BLOCK)
         return found_NV, None, None, None
 
 

@@ -11,6 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.fused import device_of
+from regard.plain import Gradients, differentiable_once
+
 PROGRAMS = 512
 """How many share the work of a gradient."""
 
@@ -72,19 +75,22 @@ class _LayerNorm(torch.autograd.Function):
         mean, scale = torch.empty(2, rows, dtype=torch.float32, device=x.device).unbind()
         ctx.tile = _tile(size)
         grid = (triton.cdiv(rows, ctx.tile["ROWS"]),)
-        _forward[grid](x, weight, bias, y, mean, scale, rows, eps, size, **ctx.tile)
+        with device_of(x):
+            _forward[grid](x, weight, bias, y, mean, scale, rows, eps, size, **ctx.tile)
         ctx.save_for_backward(x, weight, mean, scale)
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    @differentiable_once
+    def backward(ctx: Any, dy: Tensor) -> Gradients:
         x, weight, mean, scale = ctx.saved_tensors
         rows, size = x.numel() // x.shape[-1], x.shape[-1]
         programs = min(PROGRAMS, triton.cdiv(rows, ctx.tile["ROWS"]))
         dx = torch.empty_like(x)
         d_weights, d_biases = torch.empty(2, programs, size, dtype=torch.float32, device=x.device).unbind()
-        _backward[(programs,)](dy.contiguous(), x, weight, mean, scale, dx, d_weights, d_biases, rows, size, **ctx.tile)
+        given = (dy.contiguous(), x, weight, mean, scale, dx, d_weights, d_biases)
+        with device_of(x):
+            _backward[(programs,)](*given, rows, size, **ctx.tile)
         return dx, d_weights.sum(0).to(weight.dtype), d_biases.sum(0).to(weight.dtype), None, None
 
 

@@ -68,6 +68,9 @@ class AttentiveDecoder(Decoder, ABC):
         self.bridge = nn.Linear(memory, settings.decoder.start_size)
         self.attention = attending.Attention.from_settings(settings.attention, hidden, memory)
         self.layers = layers.Stack(settings.decoder, embedding + fed)
+        self.stacks: tuple[layers.Stack, ...] = (self.layers,)
+        self.carried = 0
+        """How wide the vector is that a step is fed of the one before, besides its state."""
         self.readout = Readout(
             known,
             memory,
@@ -91,10 +94,12 @@ class AttentiveDecoder(Decoder, ABC):
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
         keys = self.attention.prepare(self.slot_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
         start = self.layers.start_from(torch.tanh(self.bridge(memory.summary_BD)))
-        masks = self._masks(len(memory.slots_BSD), memory.slots_BSD)
+        rows, like = len(memory.slots_BSD), memory.slots_BSD
+        masks = tuple(mask for stack in self.stacks for mask in stack.masks(rows, like))
+        fed = start[-1][0].new_zeros(rows, self.carried) if self.carried else None
         shares = self.readout.slots(keys.values_BHSD.squeeze(1)) if self.attention.select.marginal else None
         tokens = memory.tokens_BS if self._copies else None
-        state = AttentiveState(start, self.attention.begin(keys), masks, start[-1][0], self._first_fed(start[-1][0]))
+        state = AttentiveState(start, self.attention.begin(keys), masks, start[-1][0], fed)
         return AttentiveKeys(keys, shares, tokens), state
 
     def step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, AttentiveState]:
@@ -118,14 +123,6 @@ class AttentiveDecoder(Decoder, ABC):
             steps.append(self._advance(gates_BG, state, keys))
             state = steps[-1].state
         return self._say(steps, embedded_BTD, keys)
-
-    def _masks(self, rows: int, like: Tensor) -> tuple[layers.Masks, ...]:
-        return self.layers.masks(rows, like)
-
-    def _first_fed(self, output_BH: Tensor) -> Tensor | None:
-        """What the first step is fed of the step before it, where that is more than its state."""
-        del output_BH
-        return None
 
     @abstractmethod
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
@@ -213,9 +210,7 @@ class ConditionalDecoder(AttentiveDecoder):
         known = settings.decoder.hidden + settings.embedding
         super().__init__(settings, vocabulary, memory, fed=0, known=known)
         self.second = layers.Stack(settings.decoder.model_copy(update={"layers": 1}), memory)
-
-    def _masks(self, rows: int, like: Tensor) -> tuple[layers.Masks, ...]:
-        return super()._masks(rows, like) + self.second.masks(rows, like)
+        self.stacks = (self.layers, self.second)
 
     def _known(self, output: Tensor, embedded: Tensor) -> Tensor:
         return torch.cat([output, embedded], dim=-1)
@@ -244,14 +239,11 @@ class LuongDecoder(AttentiveDecoder):
         hidden, order = settings.decoder.hidden, settings.decoder.order
         fed = {"luong": settings.readout if settings.decoder.input_feeding else 0, "simple": memory}[order]
         super().__init__(settings, vocabulary, memory, fed=fed, known=hidden)
-        self.fed, self.feeds_context = fed, order == "simple"
+        self.carried, self.feeds_context = fed, order == "simple"
 
     @property
     def stepwise(self) -> bool:
-        return bool(self.fed) or self.attention.select.marginal
-
-    def _first_fed(self, output_BH: Tensor) -> Tensor | None:
-        return output_BH.new_zeros(len(output_BH), self.fed) if self.fed else None
+        return bool(self.carried) or self.attention.select.marginal
 
     def _known(self, output: Tensor, embedded: Tensor) -> Tensor:
         del embedded
@@ -276,7 +268,7 @@ class LuongDecoder(AttentiveDecoder):
         attended = self._attend(output_BH, state, keys)
         context_BD = attended.context_BTD.squeeze(1)
         fed = None
-        if self.fed:
+        if self.carried:
             fed = context_BD if self.feeds_context else self.readout.features(output_BH, context_BD)
         return _Step(output_BH, attended, AttentiveState(after, attended.past, state.masks, output_BH, fed))
 

@@ -6,32 +6,13 @@ N cells side by side (the directions of a layer), B rows, T steps, H width of th
 a are the input's gates, R the matrices of the state; m, where given, is what R sees of the state (`keep`).
 """
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.plain import Gradients, differentiable_once
 from regard.recurrent.cells import masked
-
-Gradients = tuple[Tensor | None, ...]
-
-
-def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """A gradient that has none of its own says so, rather than be taken for a constant."""
-
-    @wraps(backward)
-    def checked(*args: Any) -> Gradients:
-        if torch.is_grad_enabled():
-            raise ConfigError(
-                "Second derivatives of a recurrent network are known to the plain scan alone: run it under "
-                "`with regard.recurrent.kernels.plainly():`."
-            )
-        return backward(*args)
-
-    return checked
 
 
 def flat(x_TNBX: Tensor) -> Tensor:

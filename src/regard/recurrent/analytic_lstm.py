@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.recurrent.analytic import Gradients, differentiable_once, outer
+from regard.plain import Gradients, differentiable_once
+from regard.recurrent.analytic import outer
 from regard.recurrent.cells import masked
 from regard.recurrent.settings import LSTMForm
 

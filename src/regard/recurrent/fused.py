@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.fused import device_of
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Programs then run one after another, and none can wait for the next: a group has a single one."""
 
@@ -85,22 +87,23 @@ def launch(kernel: Any, tensors: tuple[Tensor, ...], sizes: tuple[int, int, int,
     tf32 = getattr(torch.backends.cudnn.rnn, "fp32_precision", None) == "tf32"
     options = {} if INTERPRETED else {"num_warps": 4, "num_stages": 3, "launch_cooperative_grid": True}
     for first in range(0, groups, at_once):
-        kernel[(min(at_once, groups - first) * programs,)](
-            *tensors,
-            counters,
-            first,
-            steps,
-            cells,
-            rows,
-            size,
-            programs,
-            ROWS=row_block,
-            UNITS=UNITS,
-            BLOCK_K=256 // tensors[0].element_size(),  # what shared memory has room for
-            PRECISION="tf32" if tf32 else "tf32x3",
-            **constants,
-            **options,
-        )
+        with device_of(counters):
+            kernel[(min(at_once, groups - first) * programs,)](
+                *tensors,
+                counters,
+                first,
+                steps,
+                cells,
+                rows,
+                size,
+                programs,
+                ROWS=row_block,
+                UNITS=UNITS,
+                BLOCK_K=256 // tensors[0].element_size(),  # what shared memory has room for
+                PRECISION="tf32" if tf32 else "tf32x3",
+                **constants,
+                **options,
+            )
 
 
 def or_unused(tensor: Tensor | None, unused: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.recurrent.analytic import Gradients, differentiable_once, outer
+from regard.plain import Gradients, differentiable_once
+from regard.recurrent.analytic import outer
 from regard.recurrent.cells import masked
 from regard.recurrent.fused import VARYING, launch, multiply, or_unused, place, tanh, wait
 

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.plain import Gradients, differentiable_once
 from regard.recurrent import analytic_lstm
-from regard.recurrent.analytic import Gradients, differentiable_once, outer
+from regard.recurrent.analytic import outer
 from regard.recurrent.cells import masked
 from regard.recurrent.fused import VARYING, launch, multiply, or_unused, place, tanh, wait
 from regard.recurrent.settings import LSTMForm

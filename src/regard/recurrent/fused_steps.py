@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.recurrent.analytic import Gradients, differentiable_once
+from regard.fused import device_of
+from regard.plain import Gradients, differentiable_once
 from regard.recurrent.fused import tanh
 
 BLOCK = 512
@@ -102,7 +103,8 @@ def _lstm_backward(
 
 def _run(kernel: Any, like_BH: Tensor, *given: Any) -> None:
     rows, size = like_BH.shape
-    kernel[(triton.cdiv(rows * size, BLOCK),)](*given, H=size, BLOCK=BLOCK)
+    with device_of(like_BH):
+        kernel[(triton.cdiv(rows * size, BLOCK),)](*given, H=size, BLOCK=BLOCK)
 
 
 class _GRUStep(torch.autograd.Function):

@@ -10,15 +10,14 @@ B rows, T steps, D width of the input, H width of the state, N cells side by sid
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.fused import can_serve, has_triton
+from regard import plain
+from regard.fused import can_serve, triton_refusal
 from regard.recurrent import analytic, analytic_lstm
 from regard.recurrent.analytic_lstm import LSTMWeights
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, State
@@ -109,8 +108,9 @@ def fused_refusal(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
     """Why the Triton kernel cannot serve, or None if it can."""
     if device != "cuda":
         return "it needs a GPU"
-    if not has_triton():
-        return "Triton is not installed"
+    missing = triton_refusal()
+    if missing:
+        return missing
     if not (isinstance(cell, LSTMCell) or (isinstance(cell, GRUCell) and cell.reset == "before")):
         return "it is written for the LSTM in all its forms, and for the GRU that resets before the product"
     if cell.layer_norm:
@@ -146,23 +146,10 @@ def plan(
     return Plan("scan", refused)
 
 
-_plain: ContextVar[bool] = ContextVar("plain", default=False)
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """Run every cell on the plain scan while the block runs: slow, and right by definition."""
-    token = _plain.set(True)
-    try:
-        yield
-    finally:
-        _plain.reset(token)
-
-
 def run(lanes: Sequence[Lane], lengths_B: Tensor | None) -> list[Swept]:
     """Every lane over its input; each row ends at its own length."""
     cell, x_BTD, _, keep_BH = lanes[0]
-    if _plain.get() or 0 in x_BTD.shape[:2]:
+    if plain.asked_for() or 0 in x_BTD.shape[:2]:
         return [scan(lane, lengths_B) for lane in lanes]
     keep, ragged = keep_BH is not None, lengths_B is not None
     path = plan(cell, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), keep=keep, ragged=ragged).path
@@ -175,16 +162,16 @@ def run(lanes: Sequence[Lane], lengths_B: Tensor | None) -> list[Swept]:
 
 def step(cell: Cell, gates_BG: Tensor, state: State, keep_BH: Tensor | None = None) -> State:
     """The next state, from the input's share of the gates as it was admitted."""
-    if not isinstance(cell, KNOWN) or cell.layer_norm or keep_BH is not None or _plain.get():
+    if not isinstance(cell, KNOWN) or cell.layer_norm or keep_BH is not None or plain.asked_for():
         return cell.step(gates_BG, state, keep_BH)
     if isinstance(cell, GRUCell) and cell.bias_state is not None:
         shares_BG = torch.addmm(cell.bias_state, state[0], cell.weight_state.t())
-        all_ = gates_BG.to(shares_BG.dtype), shares_BG, state[0].to(shares_BG.dtype)
+        given = gates_BG.to(shares_BG.dtype), shares_BG, state[0].to(shares_BG.dtype)
         if can_serve(shares_BG):
             from regard.recurrent import fused_steps
 
-            return (fused_steps.gru_step(*all_),)
-        return (analytic.gru_step(*all_),)
+            return (fused_steps.gru_step(*given),)
+        return (analytic.gru_step(*given),)
     if isinstance(cell, LSTMCell) and not cell.form.gate_recurrence:
         total_BG = torch.addmm(gates_BG, state[0], cell.weight_state.t())
         if not cell.form.changed and can_serve(total_BG):

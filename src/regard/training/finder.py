@@ -112,7 +112,7 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
         everything = int(lengths_N2.max(1).sum())
         tokens = min(max(smallest, int(lengths_N2.max())), everything)
         while tokens <= everything:
-            order = ByTokens(lengths_N2, tokens, settings.seed, tokens)
+            order = ByTokens(lengths_N2, tokens, settings.seed, tokens, training.data.train.lengths_in)
             try:
                 tried.append((tokens, _speed(training, order)))
             except RuntimeError as error:
@@ -129,7 +129,8 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
 
 def _speed(training: Training, order: ByTokens, repeats: int = 3) -> float:
     """Target tokens a second, after a first batch to warm up."""
-    places = sorted(range(order.steps_per_epoch), key=lambda place: -int(order.lengths_N2[order.at(place)].max()))
+    lengths_N2 = order.seen(0)
+    places = sorted(range(order.steps_per_epoch), key=lambda place: -int(lengths_N2[order.at(place)].max()))
     seconds, tokens = 0.0, 0
     for number in range(repeats + 1):
         place = places[number % len(places)]

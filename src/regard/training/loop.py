@@ -350,7 +350,7 @@ def order_of(data: Encoded, settings: RunSettings) -> Order:
     """Which pairs a run learns from at which step."""
     training = settings.training
     if training.batch_tokens is None:
-        return ByPairs(data.sources.lengths, training.batch_size, settings.seed)
+        return ByPairs(data.sources.lengths, training.batch_size, settings.seed, data.sources.lengths_in)
     longest = min(training.longest or training.batch_tokens, training.batch_tokens)
     lengths_N2 = data.lengths_N2
     order = ByTokens(lengths_N2, training.batch_tokens, settings.seed, longest, data.lengths_in)

@@ -68,4 +68,10 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, scale: Tensor) -> Any:
-        return None, None, *(None if saved is None else saved * scale.to(saved.dtype) for saved in ctx.saved_tensors)
+        return None, None, *(None if saved is None else _scaled(saved, scale) for saved in ctx.saved_tensors)
+
+
+def _scaled(x: Tensor, scale: Tensor) -> Tensor:
+    """In the wider precision of both: one over many tokens is not to be rounded to half precision."""
+    wide = torch.promote_types(x.dtype, scale.dtype)
+    return (x.to(wide) * scale.to(wide)).to(x.dtype)

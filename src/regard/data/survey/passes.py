@@ -59,10 +59,12 @@ class Split(NamedTuple):
 
     name: str
     read: Callable[[], Iterable[Row]]
+    tagged: bool = False
+    """Whether sources are marked with their language."""
 
     @classmethod
     def of_files(cls, name: str, files: Files) -> "Split":
-        return cls(name, lambda: read_rows(files))
+        return cls(name, lambda: read_rows(files), "" not in files.by_language)
 
     @classmethod
     def of_pairs(cls, name: str, pairs: Pairs | Stream) -> "Split":
