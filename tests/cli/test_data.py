@@ -105,6 +105,18 @@ def test_a_cleaned_copy_is_written_and_said(cli: Run, data: Path) -> None:
     assert cli("data", "check", "train.tsv", "--fix", ".").returncode == 3
 
 
+def test_languages_that_are_learned_together_are_looked_at_but_not_written_to_one_file(cli: Run, data: Path) -> None:
+    for name in ("de", "fr"):
+        (data / f"{name}.tsv").write_text(tsv(PAIRS[:40]))
+    both = {"kind": "files", "train": "{language}.tsv", "language": ["de", "fr"]}
+    (data / "both.yaml").write_text(json.dumps({"data": both, "tokenizer": {"kind": "char", "tags": True}}))
+    assert cli("data", "check", "both.yaml").returncode == 0
+    done = cli("data", "check", "both.yaml", "--fix", "clean")
+    assert done.returncode == 2
+    assert "give the files of each by itself" in done.stderr
+    assert not (data / "clean").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
