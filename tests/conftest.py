@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run as plain Python, where it is set before Triton is imported
+
 import regard
 from regard.training.folder import RunFolder
 from tests_shared import SMALL
@@ -21,8 +24,6 @@ Result = subprocess.CompletedProcess[str]
 torch.set_num_threads(1)
 os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-cache-")
 atexit.register(shutil.rmtree, os.environ["REGARD_CACHE"], ignore_errors=True)
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # kernels then run as plain Python
 
 
 @pytest.fixture(scope="session")
