@@ -95,6 +95,7 @@ QUESTIONS = {
                 "model.decoder.hidden=256", "model.encoder.layers=2", "model.encoder.dropout=0.45",
                 "model.dropout=0.45", "training.steps=3000", "training.batch_size=64", "training.learning_rate=0.002",
                 "training.ema=0.998", "training.word_dropout=0", "training.validate_every=300"),
+        joined=("sigmorphon2021-g2p-soft",),
     ),
     "sigmorphon2017-soft": Question("sigmorphon2017", "sigmorphon2017", "accuracy", languages=INFLECTED),
     "sigmorphon2017-monotonic": Question(
