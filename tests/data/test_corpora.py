@@ -254,6 +254,16 @@ def test_columns_are_counted_from_1(columns: tuple[str | int, str | int]) -> Non
         Files(path="x.tsv", columns=columns)
 
 
+def test_what_is_learned_from_is_not_read_when_a_corpus_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("dev.tsv").write_text("a\tb\n")
+    Path("test.tsv").write_text("c\td\n")
+    data = resolve(FilesData, {"train": "gone.tsv", "dev": "dev.tsv", "test": "test.tsv"}, {})
+    assert load_corpus(data).test == Pairs(["c"], ["d"])
+
+
 def _write_languages(folder: Path) -> None:
     for name, word in (("de", "ja"), ("fr", "oui")):
         for split in ("train", "dev"):

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -59,7 +59,7 @@ class Side(Protocol):
     def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Encoded:
     """A corpus in token ids; its targets end in END."""
 
@@ -87,7 +87,7 @@ class Encoded:
 
     def lengths_in(self, epoch: int) -> Ids:
         """The same as an epoch sees them → (N, 2)."""
-        return np.stack([self.sources.lengths_in(epoch), self.targets.lengths_in(epoch)], axis=1)
+        return _lengths_in(self, epoch)
 
     @cached_property
     def _longest(self) -> tuple[int, int]:
@@ -98,6 +98,11 @@ class Encoded:
         sides = zip((self.sources, self.targets), self._longest if few_shapes else (0, 0), strict=True)
         source, target = (pad_ragged(side.take(ids, epoch), longest) for side, longest in sides)
         return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))
+
+
+@lru_cache(maxsize=1)
+def _lengths_in(corpus: Encoded, epoch: int) -> Ids:
+    return np.stack([corpus.sources.lengths_in(epoch), corpus.targets.lengths_in(epoch)], axis=1)
 
 
 def note_cut(count: int, longest: int, what: str = "source") -> None:

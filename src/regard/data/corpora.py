@@ -61,8 +61,13 @@ class Corpus:
     test: Pairs | None = None
     files: tuple[str, ...] = ()
     """Where the training and dev pairs come from, if from files."""
-    lines: int = 1
-    """About how many training pairs the files hold."""
+    counted: tuple[str, ...] = ()
+    """Of those, the ones that have about a line for each training pair."""
+
+    @property
+    def lines(self) -> int:
+        """About how many training pairs the files hold; they are read for it."""
+        return _lines(self.counted)
 
     def fingerprint(self) -> dict[str, str]:
         """A hash of each part of what is learned from and chosen by: a resumed run must see the same."""
@@ -126,19 +131,19 @@ def _load_files(settings: FilesData) -> Corpus:
                 f"{path} is no file but a pipe or a device, and what is learned from is read several times. "
                 "Write it to a file first."
             )
-    lines = max(1, sum(count_lines(own.paths[0]) for own in learned.by_language.values()))
+    counted = tuple(own.paths[0] for own in learned.by_language.values())
     everything = partial(stream_pairs, learned, skip_bad_lines=keep_going, drop_empty=True)
     if chosen:
         dev = read_pairs(chosen, skip_bad_lines=keep_going, drop_empty=True)
         kept = Stream(partial(_unseen, dev, everything, str(chosen))) if settings.unseen else dev
-        return Corpus(Stream(everything), kept, test, files, lines)
-    held_back = _held_back_share(lines)
+        return Corpus(Stream(everything), kept, test, files, counted)
+    held_back = _held_back_share(_lines(counted))
 
     def split(dev: bool) -> Iterator[tuple[str, str]]:
         """By a hash of the source, so that no source stands on both sides and no order matters."""
         return (pair for pair in everything() if (share(pair[0]) < held_back) == dev)
 
-    return Corpus(Stream(partial(split, False)), Stream(partial(split, True)), test, files, lines)
+    return Corpus(Stream(partial(split, False)), Stream(partial(split, True)), test, files, counted)
 
 
 def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: str) -> Iterator[tuple[str, str]]:
@@ -192,6 +197,10 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
             log.warning("%s: %d lines %s left out, the first at %s.", files, len(places), what, places[0])
     if not used:
         raise DataError(f"{files}: no pair is left to use. Check the files and their columns.")
+
+
+def _lines(paths: Iterable[str]) -> int:
+    return max(1, sum(map(count_lines, paths)))
 
 
 def _held_back_share(pairs: int) -> float:
