@@ -9,8 +9,10 @@ from regard.config import resolve
 from regard.data.batching import Batch, Encoded
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END, START, UNKNOWN
+from regard.errors import ConfigError
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
+from regard.plain import plainly
 from regard.training import parts
 from regard.training.losses import Objective, backward, token_loss
 from regard.training.settings import Consistency, NoConsistency, RDrop, RunSettings, SimCut
@@ -108,6 +110,22 @@ def test_few_logits_at_a_time_give_the_same_loss_and_gradient(
     assert objective(net, batch(0, 1, 2)).item() == pytest.approx(loss)
     for name, found in gradients(net, objective).items():
         torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-8)
+
+
+def test_second_derivatives_of_the_loss_are_known_to_the_plain_equations(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    weight = net.decoder.readout.output.weight  # type: ignore[union-attr]
+
+    def curvature() -> torch.Tensor:
+        with plainly():
+            [slope] = torch.autograd.grad(Objective()(net, batch(0, 1, 2)), weight, create_graph=True)
+            return torch.autograd.grad(slope.square().sum(), weight)[0]
+
+    expected = curvature()
+    monkeypatch.setitem(parts.MOST_LOGITS, "cpu", 2 * V)
+    torch.testing.assert_close(curvature(), expected)
+    with pytest.raises(ConfigError, match="plainly"):
+        torch.autograd.grad(Objective()(net, batch(0, 1, 2)), weight, create_graph=True)
 
 
 def test_batches_that_make_one_step_weigh_by_their_tokens() -> None:
