@@ -56,7 +56,8 @@ class Question:
 
     def settings(self, data: str, language: str) -> list[str]:
         """What a training is told besides its preset."""
-        own = [f"data.language=[{language}]" if "," in language else f"data.language={language}"] if language else []
+        spoken = f"[{language}]" if "," in language else language
+        own = [f"data.language={spoken}"] if language else []
         return [f"data.folder={Path(data) / self.folder}", *own, *self.wishes]
 
 

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from regard import fused
-from regard.config import Settings, resolve
+from regard.config import resolve
 from regard.data.batching import Batch, pad
 from regard.data.tokens.tokenizers import END
 from regard.errors import ConfigError
 from regard.models.seq2seq import build_model
-from regard.models.settings import Model
 from regard.norms import LayerNorm
 from regard.plain import plainly
 from regard.training.losses import all_with_padding_passed_over, token_loss
+from tests_shared import OneModel
 
 pytest.importorskip("triton")
 
@@ -117,10 +117,6 @@ def test_a_loss_by_the_kernel_is_the_loss(smoothing: float, monkeypatch: pytest.
     for own, other in zip(found(), theirs, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
     assert asked
-
-
-class OneModel(Settings):
-    model: Model
 
 
 def _let_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

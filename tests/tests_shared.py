@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from regard.config import Settings
+from regard.models.settings import Model
 from regard.training import loop
 
 SMALL = {
@@ -22,6 +24,12 @@ SMALL = {
     "training.log_every": 5,
 }
 """Overrides that make of `dates` a run of a few seconds."""
+
+
+class OneModel(Settings):
+    """A model, and nothing else that makes a run."""
+
+    model: Model
 
 
 def words(settings: dict[str, object]) -> list[str]:

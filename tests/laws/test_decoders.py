@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.config import Settings, resolve
+from regard.config import resolve
 from regard.data.batching import pad
 from regard.models.contracts import Padded, reorder
 from regard.models.recurrent import FixedDecoder
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.models.settings import Model
 from regard.recurrent.settings import VARIANTS
+from tests_shared import OneModel
 
 V = 11
 # A dot product needs a query as wide as the memory: 2 × 8 and 16.
@@ -55,10 +55,6 @@ TRANSFORMERS: list[dict[str, Any]] = [
     *({"encoder_score": score, "self_score": score, "cross_score": score} for score in SCORES),
     {"cross_score": "location_aware"},
 ]
-
-
-class OneModel(Settings):
-    model: Model
 
 
 def described() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:

@@ -8,19 +8,15 @@ import torch
 from numpy.typing import NDArray
 
 import regard
-from regard.config import Settings, resolve
+from regard.config import resolve
 from regard.data.batching import pad
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.models.settings import Model
 from regard.training.settings import RunSettings
+from tests_shared import OneModel
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]
 SOURCES, TOKENS = [[4, 5, 6, 7], [8, 4]], [[2, 5, 6], [2, 7, 8]]
-
-
-class OneModel(Settings):
-    model: Model
 
 
 def build(**changes: Any) -> Seq2Seq:

@@ -30,14 +30,17 @@ class Packed(NamedTuple):
         biases: list[Tensor] = [part.bias for part in linear if part.bias is not None]
         return cls(torch.cat(weights), torch.cat(biases) if biases else None)
 
-    def apart(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """What each projection makes of a vector."""
-        return nn.functional.linear(x, *self).chunk(parts, dim=-1)
-
     def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Packed":
         """It has no rows: the same for all."""
         del rows, block, blocks
         return self
+
+
+def _projected(x: Tensor, parts: tuple[nn.Module, ...], packed: Packed | None) -> tuple[Tensor, ...]:
+    """What each part makes of a vector: all at once where they are packed."""
+    if packed is None:
+        return tuple(part(x) for part in parts)
+    return nn.functional.linear(x, *packed).chunk(len(parts), dim=-1)
 
 
 @final
@@ -82,7 +85,7 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """→ (output_BTD, weights_BHTS where asked for)."""
         if keys_BSD is None and values_BSD is None:
-            query, key, value = self._projected(query_BTD, self.packed())
+            query, key, value = _projected(query_BTD, self._own, self.packed())
         else:
             keys = query_BTD if keys_BSD is None else keys_BSD
             values = keys if values_BSD is None else values_BSD
@@ -94,11 +97,8 @@ class MultiHeadAttention(nn.Module):
 
     def prepare(self, memory_BSD: Tensor, *, allowed: Tensor | None = None, start: int = 0) -> Keys:
         """The memory's side: keys and values, projected; its first slot stands at position `start`."""
-        packed = Packed.of(self.to_key, self.to_value)
-        if packed is None:
-            key, value = self.to_key(memory_BSD), self.to_value(memory_BSD)
-        else:
-            key, value = packed.apart(memory_BSD, 2)
+        parts = (self.to_key, self.to_value)
+        key, value = _projected(memory_BSD, parts, Packed.of(*parts))
         return self.attention.prepare(self._turn(key, start) if self.rotary else key, value, allowed)
 
     def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, start: int = 0) -> Attended:
@@ -109,13 +109,13 @@ class MultiHeadAttention(nn.Module):
 
     def packed(self) -> Packed | None:
         """The projections of self-attention; None where the score compares with no keys."""
-        return Packed.of(self.to_query, self.to_key, self.to_value)
+        return Packed.of(*self._own)
 
     def extend(
         self, x_N1D: Tensor, store: Store | None, steps: Steps | RoomySteps, packed: Packed | None = None
     ) -> tuple[Tensor, Store]:
         """One more step of self-attention: what it reads from those before it and itself, and the store with it."""
-        query, key, value = self._projected(x_N1D, packed)
+        query, key, value = _projected(x_N1D, self._own, packed)
         if self.rotary:
             query, key = self._turn(query, steps.start), self._turn(key, steps.start)
         score = self.attention.score
@@ -133,11 +133,10 @@ class MultiHeadAttention(nn.Module):
             context_N1D = self.attention.read(query, keys, Past(position_N)).context_BTD
         return self.output(context_N1D), store
 
-    def _projected(self, x_BTD: Tensor, packed: Packed | None) -> tuple[Tensor, ...]:
-        """Its own query, key and value."""
-        if packed is None:
-            return self.to_query(x_BTD), self.to_key(x_BTD), self.to_value(x_BTD)
-        return packed.apart(x_BTD, 3)
+    @property
+    def _own(self) -> tuple[nn.Module, ...]:
+        """What makes a vector's query, key and value."""
+        return self.to_query, self.to_key, self.to_value
 
     def _turn(self, x_BTD: Tensor, start: int | Tensor) -> Tensor:
         x_BTHD = x_BTD.unflatten(-1, (self.attention.heads, -1))  # type: ignore[no-untyped-call]

@@ -65,9 +65,7 @@ class Files(Settings):
         """The files of each language; all of them under no name where there are none."""
         if not self._languages:
             return {"": self}
-        named = self.model_copy()
-        named._languages = ()
-        return {language: named.within("", language) for language in self._languages}
+        return {language: self.within("", language) for language in self._languages}
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -83,9 +81,9 @@ class Files(Settings):
         """The same in a folder and for a language, or for several."""
         found = {name: str(Path(folder) / path) for name, path in self.names.items()}
         if isinstance(language, str):
-            return self.model_copy(update={name: path.replace("{language}", language) for name, path in found.items()})
+            found = {name: path.replace("{language}", language) for name, path in found.items()}
         copy = self.model_copy(update=found)
-        copy._languages = language
+        copy._languages = () if isinstance(language, str) else language
         return copy
 
     def __str__(self) -> str:

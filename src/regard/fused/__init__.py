@@ -28,19 +28,22 @@ def triton_refusal() -> str | None:
     return None
 
 
+def dtype_refusal(dtype: torch.dtype) -> str | None:
+    """Why no kernel computes in a precision, or None if they do."""
+    return None if dtype in KNOWN else f"it does not compute in {str(dtype).removeprefix('torch.')}"
+
+
 def refusal(x: Tensor) -> str | None:
     """Why no kernel can be run on a tensor, or None if one can."""
     if torch.compiler.is_compiling():
         return "PyTorch's own compiler is at work, and makes kernels by itself"
     if not x.is_cuda:
         return "it needs a GPU"
-    if x.dtype not in KNOWN:
-        return f"it does not compute in {str(x.dtype).removeprefix('torch.')}"
     if not x.numel():
         return "there is nothing to compute"
     if plain.asked_for():
         return "the plain equations were asked for"
-    return triton_refusal()
+    return dtype_refusal(x.dtype) or triton_refusal()
 
 
 def can_serve(x: Tensor) -> bool:

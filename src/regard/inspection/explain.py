@@ -38,7 +38,7 @@ def _networks(model: Seq2Seq) -> Iterator[str]:
         yield ""
         yield f"{name}: {_cell(module)}, {depth}, {'both directions' if module.directions > 1 else 'one direction'}"
         decoder = model.decoder
-        if isinstance(decoder, AttentiveDecoder) and decoder.stepwise and module in decoder.children():
+        if isinstance(decoder, AttentiveDecoder) and decoder.stepwise and module in decoder.stacks:
             yield "  goes step by step: attention stands between the steps"
             continue
         for device, place in (("cpu", "on a CPU"), ("cuda", "on CUDA")):

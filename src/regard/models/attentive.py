@@ -60,7 +60,9 @@ class AttentiveDecoder(Decoder, ABC):
     which, the state is fed the expected context, and the output is Σ_j a_j p(y_t | h_j).
     """
 
-    def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int, *, fed: int, known: int) -> None:
+    def __init__(
+        self, settings: RecurrentModel, vocabulary: int, memory: int, *, fed: int, says_from_token: bool
+    ) -> None:
         super().__init__()
         hidden, embedding = settings.decoder.hidden, settings.embedding
         self.embedding = nn.Embedding(vocabulary, embedding)
@@ -71,8 +73,9 @@ class AttentiveDecoder(Decoder, ABC):
         self.stacks: tuple[layers.Stack, ...] = (self.layers,)
         self.carried = 0
         """How wide the vector is that a step is fed of the one before, besides its state."""
+        self.says_from_token = says_from_token
         self.readout = Readout(
-            known,
+            hidden + embedding if says_from_token else hidden,
             memory,
             settings.readout,
             vocabulary,
@@ -128,9 +131,9 @@ class AttentiveDecoder(Decoder, ABC):
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         """One step from the token's gates: attend and move on, in this decoder's order."""
 
-    @abstractmethod
     def _known(self, output: Tensor, embedded: Tensor) -> Tensor:
         """What the output layer is told besides the context."""
+        return torch.cat([output, embedded], dim=-1) if self.says_from_token else output
 
     def _attend(self, query_BH: Tensor, state: AttentiveState, keys: AttentiveKeys) -> attending.Attended:
         return self.attention.read(query_BH.unsqueeze(1), keys.attention, state.past, weights=self._copies)
@@ -182,11 +185,7 @@ class BahdanauDecoder(AttentiveDecoder):
     """
 
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:
-        known = settings.decoder.hidden + settings.embedding
-        super().__init__(settings, vocabulary, memory, fed=memory, known=known)
-
-    def _known(self, output: Tensor, embedded: Tensor) -> Tensor:
-        return torch.cat([output, embedded], dim=-1)
+        super().__init__(settings, vocabulary, memory, fed=memory, says_from_token=True)
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         attended = self._attend(state.output_BH, state, keys)
@@ -207,13 +206,9 @@ class ConditionalDecoder(AttentiveDecoder):
     """
 
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:
-        known = settings.decoder.hidden + settings.embedding
-        super().__init__(settings, vocabulary, memory, fed=0, known=known)
+        super().__init__(settings, vocabulary, memory, fed=0, says_from_token=True)
         self.second = layers.Stack(settings.decoder.model_copy(update={"layers": 1}), memory)
         self.stacks = (self.layers, self.second)
-
-    def _known(self, output: Tensor, embedded: Tensor) -> Tensor:
-        return torch.cat([output, embedded], dim=-1)
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         between_BH, (*lower, last) = self.layers.step(gates_BG, state.layers, state.masks[:-1])
@@ -236,18 +231,14 @@ class LuongDecoder(AttentiveDecoder):
     """
 
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:
-        hidden, order = settings.decoder.hidden, settings.decoder.order
+        order = settings.decoder.order
         fed = {"luong": settings.readout if settings.decoder.input_feeding else 0, "simple": memory}[order]
-        super().__init__(settings, vocabulary, memory, fed=fed, known=hidden)
+        super().__init__(settings, vocabulary, memory, fed=fed, says_from_token=False)
         self.carried, self.feeds_context = fed, order == "simple"
 
     @property
     def stepwise(self) -> bool:
         return bool(self.carried) or self.attention.select.marginal
-
-    def _known(self, output: Tensor, embedded: Tensor) -> Tensor:
-        del embedded
-        return output
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         if self.stepwise:

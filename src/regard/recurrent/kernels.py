@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import plain
-from regard.fused import can_serve, triton_refusal
+from regard.fused import can_serve, dtype_refusal, triton_refusal
 from regard.recurrent import analytic, analytic_lstm
 from regard.recurrent.analytic_lstm import LSTMWeights
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, State
@@ -115,9 +115,7 @@ def fused_refusal(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
         return "it is written for the LSTM in all its forms, and for the GRU that resets before the product"
     if cell.layer_norm:
         return "it knows no layer normalisation"
-    if dtype not in {torch.float32, *HALF}:
-        return f"it does not compute in {str(dtype).removeprefix('torch.')}"
-    return None
+    return dtype_refusal(dtype)
 
 
 def plan(
