@@ -11,20 +11,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from regard.fused import entropy, norm
+from regard.fused import agreement, entropy, norm
 from regard.recurrent import fused_gru, fused_lstm, fused_steps
 from regard.recurrent.settings import VARIANTS
 
 SIZES = {"group_0", "T", "N", "B", "H", "programs", "passed_over", "a_row"}
 KINDS = {
     "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "tokens": "*i64", "eps": "fp32", "smoothing": "fp32",
-    **dict.fromkeys(("losses", "totals", "scales", "mean", "scale", "d_weights", "d_biases"), "*fp32"),
+    **dict.fromkeys(("losses", "totals", "scales", "mean", "scale", "d_weights", "d_biases", "kept"), "*fp32"),
 }
 
 
-def compile_for_gpu(kernel, element, constants, **options):
+def compile_for_gpu(kernel, element, constants, kinds=KINDS, **options):
     signature = {
-        p.name: "constexpr" if p.name in constants else "i32" if p.name in SIZES else KINDS.get(p.name, element)
+        p.name: "constexpr" if p.name in constants else "i32" if p.name in SIZES else kinds.get(p.name, element)
         for p in kernel.params
     }
     source = ASTSource(kernel, signature, constexprs=constants)
@@ -54,6 +54,10 @@ for size in (256, 1000):
     compile_for_gpu(norm._backward, "*fp32", tile)
     compile_for_gpu(entropy._forward, "*bf16", {"V": 10 * size, "BLOCK": entropy.BLOCK})
     compile_for_gpu(entropy._backward, "*fp32", {"V": 10 * size, "BLOCK": entropy.BLOCK})
+    both = {"V": 10 * size, "BLOCK": agreement.BLOCK}
+    kinds = KINDS | dict.fromkeys("abcd", "fp32")
+    compile_for_gpu(agreement._forward, "*bf16", both, kinds, num_warps=agreement.WARPS)
+    compile_for_gpu(agreement._backward, "*fp32", both, kinds, num_warps=agreement.WARPS)
 """
 
 

@@ -14,11 +14,13 @@ from regard.errors import ConfigError
 from regard.models.seq2seq import build_model
 from regard.norms import LayerNorm
 from regard.plain import plainly
-from regard.training.losses import all_with_padding_passed_over, token_loss
+from regard.training.losses import Objective, all_with_padding_passed_over
+from regard.training.settings import Consistency, NoConsistency, RDrop, SimCut
 from tests_shared import OneModel
 
 pytest.importorskip("triton")
 
+from regard.fused.agreement import agreement
 from regard.fused.entropy import cross_entropy
 from regard.fused.norm import layer_norm
 
@@ -98,17 +100,21 @@ def test_the_norm_takes_the_kernel_in_training_alone(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("consistency", [NoConsistency(), RDrop(), SimCut(cut=0.5)], ids=lambda choice: choice.kind)
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_a_loss_by_the_kernel_is_the_loss(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_by_the_kernel_is_the_loss(
+    smoothing: float, consistency: Consistency, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    settings = resolve(OneModel, {"model": {"kind": "recurrent", "embedding": 6, "dropout": 0.0}}, {})
+    settings = resolve(OneModel, {"model": {"kind": "recurrent", "embedding": 6, "dropout": 0.3}}, {})
     model = build_model(settings.model, 9, 9).to(DEVICE)
     source, target = (pad(rows).to(torch.device(DEVICE)) for rows in ([[4, 5], [6]], [[5, 6, END], [7, END]]))
     batch = Batch(source, target, [0, 1], 5)
     parameters = list(model.parameters())
 
     def found() -> list[Tensor]:
-        loss, _ = token_loss(model, batch, smoothing)
+        torch.manual_seed(0)
+        loss = Objective(smoothing, consistency=consistency)(model, batch)
         return [loss.detach(), *torch.autograd.grad(loss, parameters, materialize_grads=True)]
 
     monkeypatch.setattr("regard.training.losses._counted", all_with_padding_passed_over)
@@ -151,6 +157,61 @@ def test_cross_entropy_of_halved_logits_is_worked_out_in_full() -> None:
     assert torch.autograd.grad(ours.sum(), halved)[0].dtype == torch.float16
 
 
+Shares = tuple[float, float, float, float]
+
+
+def in_words(left: Tensor, right: Tensor, tokens: Tensor, shares: Shares, smoothing: float) -> Tensor:
+    """What two passes cost together, row by row."""
+    z, w = left.float(), right.float()
+    p, q = z.log_softmax(-1), w.log_softmax(-1)
+    counts = tokens >= 0
+    first, second = (
+        nn.functional.cross_entropy(x, tokens, reduction="none", label_smoothing=smoothing) for x in (z, w)
+    )
+    there, back = (p.exp() * (p - q)).sum(-1) * counts, (q.exp() * (q - p)).sum(-1) * counts
+    return sum(share * part for share, part in zip(shares, (first, second, there, back), strict=True))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5, 0.7, 0.7), (1.0, 0.0, 3.0, 0.0), (0.2, 0.4, 0.6, 0.8)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "size"), [(1, 3), (5, 100), (4, 2048), (3, 4801)])
+def test_two_passes_cost_what_they_do_in_words(rows: int, size: int, smoothing: float, shares: Shares) -> None:
+    left, right = drawn(rows, size, scale=4.0), drawn(rows, size, seed=1, scale=4.0)
+    tokens = torch.arange(rows, device=DEVICE) * 7919 % size
+    tokens[0] = -100 if rows > 1 else tokens[0]
+    ours = gradients(agreement(left, right, tokens, shares, smoothing, -100), [left, right])
+    theirs = gradients(in_words(left, right, tokens, shares, smoothing), [left, right])
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=2e-5)
+
+
+def test_two_halved_passes_are_weighed_in_full() -> None:
+    left, right = (drawn(3, 50, seed=seed, scale=20.0).detach().half().requires_grad_() for seed in (0, 1))
+    tokens, shares = torch.tensor([0, 10, 49], device=DEVICE), (0.5, 0.5, 0.3, 0.2)
+    ours = agreement(left, right, tokens, shares, 0.1, -100)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, in_words(left, right, tokens, shares, 0.1), rtol=1e-5, atol=1e-5)
+    assert [found.dtype for found in torch.autograd.grad(ours.sum(), [left, right])] == [torch.float16] * 2
+
+
+def test_passes_that_find_the_same_impossible_agree() -> None:
+    left, right = (
+        torch.tensor([[first, -torch.inf, 1.5, -torch.inf]], device=DEVICE, requires_grad=True) for first in (0.5, 0.7)
+    )
+    ours = gradients(agreement(left, right, torch.tensor([2], device=DEVICE), (1, 1, 1, 1), 0.0, -100), [left, right])
+    both = [x.detach()[:, ::2].requires_grad_() for x in (left, right)]
+    theirs = gradients(in_words(*both, torch.tensor([1], device=DEVICE), (1, 1, 1, 1), 0.0), both)
+    torch.testing.assert_close(ours[0], theirs[0])
+    for own, other in zip(ours[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(own[:, ::2], other)
+        assert not own[:, 1::2].any()
+
+
+def test_passes_of_which_one_is_no_number_cost_none() -> None:
+    left, right = drawn(1, 3), torch.tensor([[0.5, torch.nan, 1.5]], device=DEVICE)
+    assert agreement(left, right, torch.tensor([2], device=DEVICE), (1, 0, 1, 0), 0.0, -100).isnan().all()
+
+
 def test_what_is_impossible_costs_nothing_where_labels_are_sharp() -> None:
     logits = torch.tensor([[0.5, -torch.inf, 1.5, -torch.inf]], device=DEVICE, requires_grad=True)
     tokens = torch.tensor([2], device=DEVICE)
@@ -168,7 +229,8 @@ def test_a_logit_that_is_no_number_makes_a_loss_that_is_none() -> None:
 def test_second_derivatives_are_refused_with_the_remedy() -> None:
     x, weight, bias = drawn(2, 8), drawn(8, seed=1), drawn(8, seed=2)
     losses = cross_entropy(x, torch.tensor([1, 2], device=DEVICE), 0.1, -100)
-    for made in (losses, layer_norm(x, weight, bias, 1e-5, torch.float32)):
+    both = agreement(x, x, torch.tensor([1, 2], device=DEVICE), (1, 1, 1, 1), 0.1, -100)
+    for made in (losses, both, layer_norm(x, weight, bias, 1e-5, torch.float32)):
         with pytest.raises(ConfigError, match="plainly"):
             torch.autograd.grad(made.sum(), x, create_graph=True)
 

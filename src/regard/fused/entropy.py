@@ -22,6 +22,28 @@ LOWEST = tl.constexpr(-1e30)
 """In place of −∞, of which differences are not numbers."""
 
 
+@triton.jit
+def finite(z, within):
+    """The logits, the lowest number for those that are impossible or not within; what is no number stays none."""
+    z = tl.where(within, z, LOWEST)
+    return tl.where(z < LOWEST, LOWEST, z)
+
+
+@triton.jit
+def smoothed(log_total, chosen, mean, smoothing):
+    """The loss of a row."""
+    loss = (1 - smoothing) * (log_total - chosen)
+    if smoothing > 0:
+        loss += smoothing * (log_total - mean)
+    return loss
+
+
+@triton.jit
+def slope(p, v, token, smoothing, V):
+    """The loss's gradient by the logits."""
+    return p - smoothing / V - tl.where(v == token, 1 - smoothing, 0.0)
+
+
 @triton.jit(do_not_specialize=["passed_over"])
 def _forward(
     logits, tokens, losses, totals, smoothing, passed_over, V: tl.constexpr, BLOCK: tl.constexpr
@@ -38,18 +60,14 @@ def _forward(
         v = first + tl.arange(0, BLOCK)
         z = tl.load(logits + row * V + v, v < V, 0.0).to(tl.float32)
         plain += z
-        z = tl.where(v < V, z, LOWEST)
-        z = tl.where(z < LOWEST, LOWEST, z)  # what is no number stays none
+        z = finite(z, v < V)
         higher = tl.maximum(highest, z, propagate_nan=tl.PropagateNan.ALL)
         total = total * tl.exp(highest - higher) + tl.exp(z - higher)
         highest = higher
     most = tl.max(highest, 0)
     log_total = most + tl.log(tl.sum(total * tl.exp(highest - most), 0))
     chosen = tl.load(logits + row * V + token).to(tl.float32)
-    loss = (1 - smoothing) * (log_total - chosen)
-    if smoothing > 0:
-        loss += smoothing * (log_total - tl.sum(plain, 0) / V)
-    tl.store(losses + row, loss)
+    tl.store(losses + row, smoothed(log_total, chosen, tl.sum(plain, 0) / V, smoothing))
     tl.store(totals + row, log_total)
 
 
@@ -65,7 +83,7 @@ def _backward(
         tl.store(d_logits + place, tl.zeros([BLOCK], d_logits.dtype.element_ty), v < V)
         return
     z = tl.load(logits + place, v < V, 0.0).to(tl.float32)
-    found = tl.exp(z - tl.load(totals + row)) - smoothing / V - tl.where(v == token, 1 - smoothing, 0.0)
+    found = slope(tl.exp(z - tl.load(totals + row)), v, token, smoothing, V)
     tl.store(d_logits + place, (found * tl.load(scales + row)).to(d_logits.dtype.element_ty), v < V)
 
 

@@ -3,6 +3,7 @@
 B rows, T target steps, N tokens that count, D width, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from regard.data.tokens.tokenizers import UNKNOWN
 from regard.models.contracts import Decoded, Padded
 from regard.models.seq2seq import Seq2Seq
 from regard.training.parts import sum_of_parts
-from regard.training.settings import Consistency, NoConsistency, TrainingSettings
+from regard.training.settings import Consistency, NoConsistency, Shares, TrainingSettings
 
 NO_CONSISTENCY = NoConsistency()
 
@@ -75,12 +76,10 @@ class Objective:
         twice = Padded(torch.cat([source.tokens_BT, again.tokens_BT]), source.lengths_B.repeat(2))
         decoded = model(twice, torch.cat([given, given_again]))
         (first_ND, tokens_N), (second_ND, _) = (_counted(half, target) for half in decoded.features.chunk(2))
-        total = _cross_entropy(decoded, first_ND, tokens_N, self.label_smoothing)
-        if self.consistency.kind == "r-drop":
-            total = 0.5 * (total + _cross_entropy(decoded, second_ND, tokens_N, self.label_smoothing))
-        apart = _divergence(decoded, first_ND, second_ND, both_ways=self.consistency.kind == "r-drop")
+        shares = self.consistency.shares
+        total = _two_passes(decoded, first_ND, second_ND, tokens_N, shares, self.label_smoothing)
         doubled = Padded(target.tokens_BT.repeat(2, 1), target.lengths_B.repeat(2))
-        return total + self.consistency.weight * apart + 0.5 * _terms(decoded, doubled)
+        return total + 0.5 * _terms(decoded, doubled)
 
     @staticmethod
     def _with_gaps(batch: Batch, share: float) -> tuple[Padded, Tensor]:
@@ -167,24 +166,38 @@ def _cross_entropy(decoded: Decoded, features_ND: Tensor, tokens_N: Tensor, labe
             from regard.fused.entropy import cross_entropy
 
             return cross_entropy(logits_NV, tokens_N, label_smoothing, PASSED_OVER).sum()
-        return nn.functional.cross_entropy(
-            logits_NV.float(), tokens_N, reduction="sum", label_smoothing=label_smoothing, ignore_index=PASSED_OVER
-        )
+        return _plain_cross_entropy(logits_NV.float(), tokens_N, label_smoothing)
 
     return sum_of_parts(part, decoded, features_ND, tokens_N)
 
 
-def _divergence(decoded: Decoded, first_ND: Tensor, second_ND: Tensor, *, both_ways: bool) -> Tensor:
-    """KL(p ‖ q), or the mean of both directions; the gradient flows through both sides."""
+def _plain_cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
+    return nn.functional.cross_entropy(
+        logits_NV, tokens_N, reduction="sum", label_smoothing=label_smoothing, ignore_index=PASSED_OVER
+    )
 
-    def part(first_ND: Tensor, second_ND: Tensor) -> Tensor:
-        p_NV, q_NV = (decoded.output(half).float().log_softmax(-1) for half in (first_ND, second_ND))
-        apart = nn.functional.kl_div(q_NV, p_NV, reduction="sum", log_target=True)
-        if both_ways:
-            apart = 0.5 * (apart + nn.functional.kl_div(p_NV, q_NV, reduction="sum", log_target=True))
-        return apart
 
-    return sum_of_parts(part, decoded, first_ND, second_ND)
+def _two_passes(
+    decoded: Decoded, first_ND: Tensor, second_ND: Tensor, tokens_N: Tensor, shares: Shares, label_smoothing: float
+) -> Tensor:
+    """Shares of the cross-entropies of two passes and of KL(p ‖ q) and KL(q ‖ p); gradients flow through both sides."""
+
+    def part(first_ND: Tensor, second_ND: Tensor, tokens_N: Tensor) -> Tensor:
+        first_NV, second_NV = decoded.output(first_ND), decoded.output(second_ND)
+        if fused.can_serve(first_NV):
+            from regard.fused.agreement import agreement
+
+            return agreement(first_NV, second_NV, tokens_N, shares, label_smoothing, PASSED_OVER).sum()
+        p_NV, q_NV = (logits_NV.float().log_softmax(-1) for logits_NV in (first_NV, second_NV))
+        terms: list[tuple[float, Callable[[], Tensor]]] = [
+            (shares.first, lambda: _plain_cross_entropy(p_NV, tokens_N, label_smoothing)),
+            (shares.second, lambda: _plain_cross_entropy(q_NV, tokens_N, label_smoothing)),
+            (shares.there, lambda: nn.functional.kl_div(q_NV, p_NV, reduction="sum", log_target=True)),
+            (shares.back, lambda: nn.functional.kl_div(p_NV, q_NV, reduction="sum", log_target=True)),
+        ]
+        return torch.stack([share * term() for share, term in terms if share]).sum()
+
+    return sum_of_parts(part, decoded, first_ND, second_ND, tokens_N)
 
 
 def _terms(decoded: Decoded, target: Padded) -> Tensor:

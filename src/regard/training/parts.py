@@ -16,17 +16,18 @@ from regard.plain import Gradients, differentiable_once
 MOST_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}
 """Logits that are held at once: on a CPU so many as stay in its cache."""
 
-Part = Callable[[Tensor, Tensor], Tensor]
+Part = Callable[..., Tensor]
 
 
-def sum_of_parts(part: Part, decoded: Decoded, left_N: Tensor, right_N: Tensor) -> Tensor:
-    """Σ part(rows of left, rows of right), where `part` makes logits of the rows by the output layer."""
+def sum_of_parts(part: Part, decoded: Decoded, *sides: Tensor) -> Tensor:
+    """Σ part(rows of each side), where `part` makes logits of the rows by the output layer."""
     rows = rows_at_once(decoded)
-    if len(left_N) <= rows or plain.asked_for():
-        return part(left_N, right_N)
+    if len(sides[0]) <= rows or plain.asked_for():
+        return part(*sides)
     if not torch.is_grad_enabled():
-        return torch.stack([part(*halves) for halves in _cut(left_N, right_N, rows)]).sum()
-    total: Tensor = _Sum.apply(part, rows, left_N, right_N, *decoded.weights)  # type: ignore[no-untyped-call]
+        cut = zip(*(torch.split(side, rows) for side in sides), strict=True)
+        return torch.stack([part(*own) for own in cut]).sum()
+    total: Tensor = _Sum.apply(part, rows, len(sides), *sides, *decoded.weights)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -35,23 +36,19 @@ def rows_at_once(decoded: Decoded) -> int:
     return max(1, MOST_LOGITS.get(decoded.features.device.type, 1 << 26) // decoded.vocabulary)
 
 
-def _cut(left_N: Tensor, right_N: Tensor, rows: int) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(torch.split(left_N, rows), torch.split(right_N, rows), strict=True))
-
-
 class _Sum(torch.autograd.Function):
     """The gradient of each part is worked out right after it, while its logits are there; of the sum it is then a
     multiple.
     """
 
     @staticmethod
-    def forward(ctx: Any, part: Part, rows: int, left_N: Tensor, right_N: Tensor, *weights: Tensor) -> Tensor:
-        wanted = [left_N.requires_grad, right_N.requires_grad]
-        sides = [side.detach() for side in (left_N, right_N)]
+    def forward(ctx: Any, part: Part, rows: int, count: int, *given: Tensor) -> Tensor:
+        wanted = [side.requires_grad for side in given[:count]]
+        sides, weights = [side.detach() for side in given[:count]], given[count:]
         gradients = [torch.empty_like(side) if needed else None for side, needed in zip(sides, wanted, strict=True)]
         learned = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
-        total = left_N.new_zeros((), dtype=torch.float32)
-        for start in range(0, len(left_N), rows):
+        total = sides[0].new_zeros((), dtype=torch.float32)
+        for start in range(0, len(sides[0]), rows):
             place = slice(start, start + rows)
             with torch.enable_grad():
                 own = [side[place].requires_grad_(needed) for side, needed in zip(sides, wanted, strict=True)]
@@ -70,7 +67,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, scale: Tensor) -> Gradients:
-        return None, None, *(None if saved is None else _scaled(saved, scale) for saved in ctx.saved_tensors)
+        return None, None, None, *(None if saved is None else _scaled(saved, scale) for saved in ctx.saved_tensors)
 
 
 def _scaled(x: Tensor, scale: Tensor) -> Tensor:

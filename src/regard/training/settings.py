@@ -1,7 +1,7 @@
 """What may be set in training, and the settings of a whole run."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     BeforeValidator,
@@ -23,6 +23,18 @@ from regard.training.measures import Accuracy, Chrf, Loss, Measure, MeasureChoic
 
 def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str | dict) else value
+
+
+class Shares(NamedTuple):
+    """How much each part of the loss of two passes counts, the first of which gives p, the second q."""
+
+    first: float
+    """The first pass's cross-entropy."""
+    second: float
+    there: float
+    """KL(p ‖ q)."""
+    back: float
+    """KL(q ‖ p)."""
 
 
 class NoConsistency(Settings):
@@ -47,8 +59,8 @@ class RDrop(_TwoPasses):
     alpha: NonNegativeFloat = 5.0
 
     @property
-    def weight(self) -> float:
-        return self.alpha / 2
+    def shares(self) -> Shares:
+        return Shares(0.5, 0.5, self.alpha / 4, self.alpha / 4)
 
 
 class SimCut(_TwoPasses):
@@ -61,8 +73,8 @@ class SimCut(_TwoPasses):
     cut: float = Field(0.05, ge=0, lt=1, description="share of the tokens that are cut out")
 
     @property
-    def weight(self) -> float:
-        return self.alpha
+    def shares(self) -> Shares:
+        return Shares(1.0, 0.0, self.alpha, 0.0)
 
 
 Consistency = NoConsistency | RDrop | SimCut
