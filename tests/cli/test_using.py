@@ -53,6 +53,13 @@ def test_json_holds_text_score_and_tokens(cli: Run, small_run: RunFolder) -> Non
     assert record["score"] < 0
 
 
+def test_what_the_model_has_no_token_for_is_told(cli: Run, small_run: RunFolder) -> None:
+    done = cli("predict", small_run.path, "--json", stdin="3 mai 2009\n3 §ai§ 2009\n\n¶ and §\n")
+    assert [json.loads(line)["unknown"] for line in done.stdout.splitlines()] == [[], ["§"], [], ["¶", "§"]]
+    assert "note: the model has no token for '§', '¶' (in 2 of the texts)." in done.stderr
+    assert "no token" not in cli("predict", small_run.path, "3 mai 2009").stderr
+
+
 def test_a_beam_gives_its_best_answers_in_lines_or_as_json(cli: Run, small_run: RunFolder) -> None:
     done = cli("predict", small_run.path, "--beam", "3", "--nbest", "2", "3 mai 2009", "May 3, 2009")
     assert done.returncode == 0, done.stderr

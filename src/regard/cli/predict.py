@@ -18,6 +18,9 @@ from regard.training.folder import open_models
 if TYPE_CHECKING:
     from regard.inspection.prediction import Prediction
 
+MOST_NAMED = 8
+"""Unknown tokens that are told by name."""
+
 EXAMPLES = """\b
 Examples:
   regard predict runs/dates "3 mai 2009" "May 3, 2009"
@@ -82,11 +85,13 @@ def command(
     lines: Iterator[str] = iter(texts)
     if from_stdin:
         lines = _usable(parse_lines(sys.stdin.buffer, "stdin"), replace_invalid=replace_invalid)
-    truncated = 0
+    truncated, odd, unknown = 0, 0, dict[str, None]()
     # A person at the keyboard is answered at every line; files go in pieces that keep memory flat.
     while chunk := list(islice(lines, 1 if waiting else 16 * batch_size)):
         wishes = {"prefix": [prefix or ""] * len(chunk), "must_say": [must_say] * len(chunk), "banned": banned}
         for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, **wishes, **search):
+            odd += bool(best.unknown)
+            unknown |= dict.fromkeys(best.unknown)
             for prediction in (best, *best.alternatives):
                 line = prediction.text.replace("\n", " ")  # which a model that writes bytes can say
                 text = line if nbest == 1 else f"{prediction.score:.4f}\t{line}"
@@ -94,6 +99,9 @@ def command(
                 truncated += prediction.truncated
     if truncated:
         click.echo(f"note: {truncated} answers did not end by themselves and were cut.", err=True)
+    if unknown:
+        named = ", ".join(map(repr, islice(unknown, MOST_NAMED))) + (" and others" if len(unknown) > MOST_NAMED else "")
+        click.echo(f"note: the model has no token for {named} (in {odd:,} of the texts).", err=True)
 
 
 def _usable(lines: Iterable[Line], *, replace_invalid: bool) -> Iterator[str]:
@@ -113,6 +121,7 @@ def _as_json(prediction: "Prediction", *, attention: bool) -> str:
         "text": prediction.text,
         "score": prediction.score,
         "truncated": prediction.truncated,
+        "unknown": prediction.unknown,
         "tokens": prediction.tokens,
         "source_tokens": prediction.source_tokens,
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.tokens.tokenizers import Tokenizer
+from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer
 from regard.decoding.translator import Translation, kind_of
 from regard.inspection import heatmap
 
@@ -19,7 +19,7 @@ class Prediction:
 
     `attention` is T × S: a row for each token of the answer, a column for each token of the source.
     `attentions` holds those of every attention in the model, by its name; `alternatives` the other answers, where
-    several were asked for.
+    several were asked for; `unknown` what of the source the model has no token for.
     """
 
     source: str
@@ -29,6 +29,7 @@ class Prediction:
     source_tokens: list[str]
     offsets: list[tuple[int, int]]
     truncated: bool = False
+    unknown: list[str] = field(default_factory=list)
     attentions: dict[str, Weights] = field(default_factory=dict)
     alternatives: list["Prediction"] = field(default_factory=list)
 
@@ -40,15 +41,18 @@ class Prediction:
 
     @classmethod
     def of(cls, source: str, found: Translation, tokenizer: Tokenizer) -> "Prediction":
+        # As the user wrote it, also where the vocabulary does not know it.
+        source_tokens = [source[start:end] for start, end in found.source.offsets]
+        strange = (text for text, token in zip(source_tokens, found.source.ids, strict=True) if token == UNKNOWN)
         return cls(
             source=source,
             text=found.text,
             score=found.score,
             tokens=tokenizer.tokens(found.target),
-            # As the user wrote it, also where the vocabulary does not know it.
-            source_tokens=[source[start:end] for start, end in found.source.offsets],
+            source_tokens=source_tokens,
             offsets=found.source.offsets,
             truncated=found.truncated,
+            unknown=list(dict.fromkeys(strange)),
             attentions={name: weights.numpy() for name, weights in found.attentions.items()},
         )
 
