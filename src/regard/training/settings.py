@@ -41,7 +41,6 @@ class NoConsistency(Settings):
     """Each pair is seen once a step."""
 
     kind: Literal["none"] = "none"
-    weight: float = 0.0
 
 
 class _TwoPasses(Settings):
