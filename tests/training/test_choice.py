@@ -86,6 +86,29 @@ def test_sounds_follow_letters(tmp_path: Path, cuda: bool) -> None:
     assert "monotonic" not in " ".join(choose(files(tmp_path, turned), {}, cuda=cuda).reasons)
 
 
+@pytest.mark.parametrize("cuda", [False, True])
+def test_inflected_forms_follow_their_lemmas_and_tags_are_tokens(tmp_path: Path, cuda: bool) -> None:
+    lemmas = [word for word, _ in names(100)]
+    forms = {"V;PST": "ed", "V;PTCP PRS": "ing", "V;3;SG": "s"}
+    pairs = [(f"{lemma}\t{tags}", lemma + ending) for lemma in lemmas for tags, ending in forms.items()]
+    (tmp_path / "forms.tsv").write_text("".join("\t".join((*left.split("\t"), right)) + "\n" for left, right in pairs))
+    data = resolve(FilesData, {"train": {"path": str(tmp_path / "forms.tsv"), "columns": ["1+2", 3]}}, {})
+    chosen = choose(data, {}, cuda=cuda)
+    assert chosen.settings.tokenizer.model_dump()["tags"]
+    assert chosen.settings.model.attention.select.kind == "hard_monotonic"  # type: ignore[union-attr]
+    assert chosen.settings.training.metric.kind == "accuracy"
+    assert "Data: 300 pairs of words in Latin script, with 6 different tags after a tab." in chosen.reasons
+    assert "Tokeniser: characters, one alphabet, each tag a token." in chosen.reasons
+
+
+def test_tags_of_sentences_are_tokens_of_the_source_alone(tmp_path: Path) -> None:
+    (tmp_path / "both.tsv").write_text("".join(f"{left}\tformal\t{right}\n" for left, right in sentences()))
+    data = resolve(FilesData, {"train": {"path": str(tmp_path / "both.tsv"), "columns": ["1+2", 3]}}, {})
+    chosen = choose(data, {}, cuda=False)
+    assert chosen.settings.tokenizer.model_dump()["tags"]
+    assert "monotonic" not in " ".join(chosen.reasons)
+
+
 @pytest.mark.parametrize("pairs", [sentences(), names()])
 def test_where_there_is_a_gpu_the_model_is_a_transformer(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
     assert choose(files(tmp_path, pairs), {}, cuda=True).settings.model.kind == "transformer"

@@ -122,10 +122,13 @@ def _split_as_text(stats: Stats) -> str:
     ]
     rows = [[name, *(_number(values[column]) for column in columns)] for name, values in measures]
     lengths = table([stats["name"], "mean", "median", "95 %", "99 %", "most"], rows)
-    return "\n".join([lengths, _side_as_text("source", stats["source"]), _side_as_text("target", stats["target"])])
+    tags = stats.get("tags")
+    tagged = [["tags", f"{tags['distinct']:,} different, {tags['mean']:.1f} to a source"]] if tags else []
+    sides = _side_as_text("source", stats["source"], tagged), _side_as_text("target", stats["target"])
+    return "\n".join([lengths, *sides])
 
 
-def _side_as_text(name: str, side: Stats) -> str:
+def _side_as_text(name: str, side: Stats, more: Sequence[list[str]] = ()) -> str:
     drawn = side["histogram"]
     last = (len(drawn["counts"]) - 1) * drawn["bin"]
     scripts = [
@@ -146,6 +149,7 @@ def _side_as_text(name: str, side: Stats) -> str:
             "tokens",
             f"{side['tokens']['char']:,} characters; about {side['tokens']['subword']:,} subwords of {SUBWORDS:,}",
         ],
+        *more,
     ]
     return "\n" + table(["", ""], rows).strip("\n")
 

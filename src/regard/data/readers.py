@@ -68,7 +68,10 @@ def _tsv(path: str, columns: Columns | None) -> Iterator[Row]:
         cells = line.text.split("\t")
         if line.number == 1 and len(cells) > 2 and columns is None:
             log.warning(
-                "%s has %d columns; the first two are used. Name others with columns: [1, 3].", path, len(cells)
+                "%s has %d columns; the first two are used. Name others with --columns, or columns in a config: 1 "
+                "and 3, or 1+3 and 2 where the third holds tags of the first.",
+                path,
+                len(cells),
             )
         yield _pick(f"{path}:{line.number}", cells, places, line.problem, "tab")
 

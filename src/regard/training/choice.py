@@ -1,6 +1,6 @@
 """Settings for pairs that nobody has set anything for: chosen from what the pairs are like, each with its reason."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -57,8 +57,9 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     choice = _Choice()
     forms = (form_of(facts["source"]), form_of(facts["target"]))
     _tokenizer(choice, facts, forms)
-    _model(choice, facts["pairs"], forms, cuda=cuda)
-    _training(choice, facts, forms, cuda=cuda)
+    in_order = _in_order(facts, forms)
+    _model(choice, facts["pairs"], in_order=in_order, cuda=cuda)
+    _training(choice, facts, forms, in_order=in_order, cuda=cuda)
     chosen = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
     settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
     wishes = [f"As you wish: {key}={value}." for key, value in overrides.items()]
@@ -81,37 +82,45 @@ def form_of(side: Mapping[str, Any]) -> Form:
 
 def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form]) -> None:
     scripts = [next(iter(facts[side]["scripts"]), "none") for side in ("source", "target")]
-    alike = scripts[0] == scripts[1]
     seen = " and ".join(
         dict.fromkeys(
             f"{form} in {script} script" if script != "none" else form
             for form, script in zip(forms, scripts, strict=True)
         )
     )
-    choice.reasons.append(f"Data: {facts['pairs']:,} pairs of {seen}.")
+    tags = facts.get("tags")
+    marked = f", with {tags['distinct']} different tags after a tab" if tags else ""
+    choice.reasons.append(f"Data: {facts['pairs']:,} pairs of {seen}{marked}.")
+    told, tokenizer = _segmentation(facts, forms, scripts)
+    if tags:
+        tokenizer.get("source", tokenizer)["tags"] = True
+        told += ", each tag a token"
+    choice.settle(f"Tokeniser: {told}.", tokenizer=tokenizer)
+
+
+def _segmentation(
+    facts: Mapping[str, Any], forms: tuple[Form, Form], scripts: Sequence[str]
+) -> tuple[str, dict[str, Any]]:
+    """What the tokens are called, and the tokeniser's settings."""
+    alike = scripts[0] == scripts[1]
     if "sentences" in forms:
         size = next((size for pairs, size in _VOCABULARIES if facts["pairs"] < pairs), 32_000)
         alphabet = max(facts["source"]["alphabet"], facts["target"]["alphabet"])
         size = max(size, 2 * alphabet)
         both = "one vocabulary for both sides, which share a script" if alike else "a vocabulary for each script"
-        choice.settle(
-            f"Tokeniser: {size:,} subwords (BPE), {both}.",
-            tokenizer={"kind": "bpe", "vocabulary": size, "shared": alike, "max_length": 512},
-        )
-    elif "symbols" in forms:
-        (source, source_side), (target, target_side) = (
-            ("symbols as they stand", {"kind": "word"}) if form == "symbols" else _characters(script)
-            for form, script in zip(forms, scripts, strict=True)
-        )
-        choice.settle(f"Tokeniser: {source} → {target}.", tokenizer={"source": source_side, "target": target_side})
-    else:
-        (source, source_side), (target, target_side) = map(_characters, scripts)
-        both = "one alphabet" if alike else "an alphabet for each script"
-        if source_side == target_side:
-            choice.settle(f"Tokeniser: {source}, {both}.", tokenizer={**source_side, "shared": alike})
-        else:
-            sides = {"source": source_side, "target": target_side}
-            choice.settle(f"Tokeniser: {source} → {target}, {both}.", tokenizer=sides)
+        settings = {"kind": "bpe", "vocabulary": size, "shared": alike, "max_length": 512}
+        return f"{size:,} subwords (BPE), {both}", settings
+    (source, source_side), (target, target_side) = (
+        ("symbols as they stand", {"kind": "word"}) if form == "symbols" else _characters(script)
+        for form, script in zip(forms, scripts, strict=True)
+    )
+    sides = {"source": source_side, "target": target_side}
+    if "symbols" in forms:
+        return f"{source} → {target}", sides
+    both = "one alphabet" if alike else "an alphabet for each script"
+    if source_side == target_side:
+        return f"{source}, {both}", {**source_side, "shared": alike}
+    return f"{source} → {target}, {both}", sides
 
 
 def _characters(script: str) -> tuple[str, dict[str, Any]]:
@@ -121,13 +130,13 @@ def _characters(script: str) -> tuple[str, dict[str, Any]]:
     return "characters", {"kind": "char"}
 
 
-def _model(choice: _Choice, pairs: int, forms: tuple[Form, Form], *, cuda: bool) -> None:
+def _model(choice: _Choice, pairs: int, *, in_order: bool, cuda: bool) -> None:
     dropout = 0.3 if pairs < 50_000 else 0.2 if pairs < 500_000 else 0.1
-    if _spells(forms):
+    if in_order:
         size, dropout = (128, 0.4) if pairs < 50_000 else (256, 0.3)
         choice.settle(
-            f"Model: LSTM of {size} with hard monotonic attention, dropout {dropout}: what is said comes in the order "
-            "of what is written.",
+            f"Model: LSTM of {size} with hard monotonic attention, dropout {dropout}: answers follow the order of what "
+            "they answer.",
             model={
                 "kind": "recurrent", "embedding": size, "dropout": dropout, "attention": "hard-monotonic",
                 "encoder": {"cell": "lstm", "hidden": size, "layers": 2, "bidirectional": True, "dropout": dropout},
@@ -157,16 +166,19 @@ def _model(choice: _Choice, pairs: int, forms: tuple[Form, Form], *, cuda: bool)
     )  # fmt: skip
 
 
-def _spells(forms: tuple[Form, Form]) -> bool:
-    """Letters and sounds, which come in the same order; of two strings of symbols nobody knows that."""
-    return set(forms) == {"words", "symbols"}
+def _in_order(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> bool:
+    """Letters and sounds, and words that tags inflect, come in the same order; of two strings of symbols, or of words
+    alone, nobody knows that.
+    """
+    return set(forms) == {"words", "symbols"} or (set(forms) == {"words"} and "tags" in facts)
 
 
-def _training(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], *, cuda: bool) -> None:
+def _training(
+    choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], *, in_order: bool, cuda: bool
+) -> None:
     tokens = _tokens(facts, forms)
     longest = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
-    spells = _spells(forms)
-    usual = 512 if spells and not cuda else 8_192 if cuda and facts["pairs"] >= 50_000 else 2_048
+    usual = 512 if in_order and not cuda else 8_192 if cuda and facts["pairs"] >= 50_000 else 2_048
     batch = max(usual, 2 * int(longest))
     passes = next((passes for pairs, passes in _PASSES if facts["pairs"] < pairs), 10)
     steps = max(500, int(1.1 * passes * tokens / batch))
@@ -178,8 +190,8 @@ def _training(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form
         f"Training: {batch:,} tokens a batch, each pair {passes} times at the most; the best model by {metric}.",
         training={
             "steps": steps, "batch_tokens": batch, "longest": max(256, int(longest)), "warmup": max(50, steps // 20),
-            "learning_rate": 0.003 if spells else 0.001 if transformer else 0.002,
-            "label_smoothing": 0.0 if spells else 0.1, "ema": 0.99 if spells else 0.0, "precision": "auto",
+            "learning_rate": 0.003 if in_order else 0.001 if transformer else 0.002,
+            "label_smoothing": 0.0 if in_order else 0.1, "ema": 0.99 if in_order else 0.0, "precision": "auto",
             "validate_every": max(50, steps // 20), "save_every": max(50, steps // 20), "log_every": 20,
             "validation_pairs": 500, "metric": metric, "also": also, "patience": 6,
         },

@@ -232,6 +232,25 @@ def test_statistics_worked_by_hand() -> None:
     assert bars(told["source"]["histogram"]["counts"]) == " ▄  █  ▄"
 
 
+def test_tags_are_counted_apart_from_letters() -> None:
+    tagged = [(f"{word}\tV;{tense}", word.upper()) for word in ("лезть", "бить") for tense in ("PST", "PRS", "INF")]
+    survey, told = measure(of(*tagged), Characters())
+    assert told["source"]["scripts"] == {"Cyrillic": 1.0}
+    assert told["source"]["chars"]["max"] == 5
+    assert told["source"]["distinct_words"] == 2
+    assert told["source"]["distinct"] == 6  # tags make a source another
+    assert told["tags"] == {"distinct": 4, "mean": 2.0}
+    assert told["source"]["tokens"]["char"] == 3 * (5 + 4) + 6 + 12
+    assert survey.tags.counts == {"V": 6, "PST": 2, "PRS": 2, "INF": 2}
+
+
+def test_text_after_a_tab_is_no_tags() -> None:
+    two_fields = [(f"{source}\t{source[::-1]}", target) for source, target in sound()]
+    _, told = measure(of(*two_fields), Characters())
+    assert "tags" not in told
+    assert told["source"]["total_chars"] == sum(len(source) for source, _ in two_fields)
+
+
 def test_subwords_are_fewer_than_characters_and_more_than_words() -> None:
     _, told = measure(of(*sound(2000)), Characters())
     for side in ("source", "target"):

@@ -21,6 +21,8 @@ from regard.data.corpora import Pairs, Stream
 from regard.data.readers import Row, read_rows
 from regard.data.settings import Files
 from regard.data.survey.scripts import WINDOWS, Characters, Profile, Trait
+from regard.data.tokens.marks import TAB
+from regard.data.tokens.vocabularies import tags_of, too_many_tags
 
 _BATCH = 8192
 
@@ -91,12 +93,41 @@ class Side:
 
 
 @dataclass
+class Tags:
+    """What follows a tab in a source, where it is tags: few, and met again and again. The first sources tell."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    _parted: bool | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+    def part(self, sources: list[str]) -> list[str]:
+        """The sources without their tags, which are counted."""
+        if self._parted is None:
+            self._parted = self._are_tags(sources)
+        if not self._parted:
+            return sources
+        parted = [source.partition(TAB) for source in sources]
+        self.counts.update(found[0] for _, _, tags in parted for found in tags_of(tags, 0))
+        return [head for head, _, _ in parted]
+
+    @staticmethod
+    def _are_tags(sources: list[str]) -> bool:
+        behind = [source.partition(TAB)[2] for source in sources if TAB in source]
+        return bool(behind) and not too_many_tags(
+            {found[0] for tags in behind for found in tags_of(tags, 0)}, len(behind)
+        )
+
+
+@dataclass
 class Survey:
-    """A split of N pairs by numbers."""
+    """A split of N pairs by numbers. The source is the text without its tags, but for its hash."""
 
     split: Split
     source: Side = field(default_factory=Side)
     target: Side = field(default_factory=Side)
+    tags: Tags = field(default_factory=Tags)
     marks_N: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     no_pairs: int = 0
     no_pair_rows: list[Row] = field(default_factory=list)
@@ -156,13 +187,18 @@ def take(split: Split, characters: Characters, watch: Watcher | None = None) -> 
         if not pairs:
             continue
         sources, targets = [row.source for row in pairs], [row.target for row in pairs]
+        heads = survey.tags.part(sources)
         if watch:
-            watch(sources, targets)
+            watch(heads, targets)
         marks = np.zeros(len(pairs), np.uint8)
-        for name, side, texts in (("source", survey.source, sources), ("target", survey.target, targets)):
+        for name, side, texts, whole in (
+            ("source", survey.source, heads, sources),
+            ("target", survey.target, targets, targets),
+        ):
             profile = characters.profile(texts)
             side.counts.update(profile.counts)
-            for column, values in _columns(texts, profile).items():
+            keep(name, "hashes_N", _hashes(whole))
+            for column, values in _columns(profile).items():
                 keep(name, column, values)
             marks |= _marks(texts, profile)
         marks |= _copies(sources, targets, profile.words_N)
@@ -173,14 +209,17 @@ def take(split: Split, characters: Characters, watch: Watcher | None = None) -> 
     return survey
 
 
-def _columns(texts: list[str], profile: Profile) -> dict[str, NDArray[np.generic]]:
+def _hashes(texts: list[str]) -> NDArray[np.int64]:
+    """Python's own hash of a text is of 64 bits, quick, and the same for the life of the process."""
+    return np.fromiter(map(hash, texts), np.int64, len(texts))
+
+
+def _columns(profile: Profile) -> dict[str, NDArray[np.generic]]:
     letters_NK = profile.letters_NK.copy()
     letters_NK[:, 0] = 0
     script_N = letters_NK.argmax(axis=1).astype(np.uint8)
     script_N[letters_NK.max(axis=1) < _FEWEST_LETTERS] = 0
     return {
-        # Python's own hash of a text is of 64 bits, quick, and the same for the life of the process.
-        "hashes_N": np.fromiter(map(hash, texts), np.int64, len(texts)),
         "chars_N": profile.chars_N,
         "words_N": profile.words_N,
         "script_N": script_N,

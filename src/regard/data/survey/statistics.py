@@ -76,6 +76,11 @@ def measure(split: Split, characters: Characters) -> tuple[Survey, dict[str, Any
     for place, (name, side) in enumerate((("source", survey.source), ("target", survey.target))):
         texts = [pair[place] for pair in sample.pairs]
         found[name] = _side(side, characters, words[place].count(), _subwords_per_character(texts))
+    if survey.tags:
+        counts = survey.tags.counts
+        found["tags"] = {"distinct": len(counts), "mean": round(counts.total() / len(survey), 3)}
+        for unit in found["source"]["tokens"]:
+            found["source"]["tokens"][unit] += counts.total()
     ratio_N = survey.target.chars_N / np.maximum(survey.source.chars_N, 1)
     found["length_ratio"] = _quantiles(ratio_N)
     return survey, found

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import tokenizers
@@ -117,7 +117,7 @@ class _Stream:
                 "tokenizer.tags is set, and no source has tags. They follow the text after a tab, as in "
                 "laufen<TAB>V;PST: check the columns that are read, or set tokenizer.tags=false."
             )
-        if len(self.tags) > MANY_TAGS or (self._with_tags >= 20 and len(self.tags) > self._with_tags / 2):
+        if too_many_tags(self.tags, self._with_tags):
             log.warning(
                 "%d different tags in %d sources are many: %s … Tags follow the text after a tab, as in "
                 "laufen<TAB>V;PST; do the columns stand the other way round?",
@@ -133,6 +133,11 @@ def collect_tags(texts: Iterable[str]) -> set[str]:
     for _ in stream:
         pass
     return stream.tags
+
+
+def too_many_tags(tags: Collection[str], sources: int) -> bool:
+    """Whether so many different ones in so many sources can hardly be tags."""
+    return len(tags) > MANY_TAGS or (sources >= 20 and len(tags) > sources / 2)
 
 
 def tags_of(text: str, start: int) -> Iterator[re.Match[str]]:
