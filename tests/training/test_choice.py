@@ -194,6 +194,16 @@ def test_what_is_set_as_a_whole_stands(tmp_path: Path) -> None:
     assert (fitted.model.dropout, fitted.training.steps, fitted.training.warmup) == (0.4, 500, 7)
 
 
+def test_pairs_that_are_seen_a_few_times_need_little_dropout_anywhere(tmp_path: Path) -> None:
+    chosen = choose(files(tmp_path, spelled()), {}, cuda=False)
+    seldom = fit(chosen, {1: 10.0}, 1.0, {})
+    assert (seldom.settings.model.dropout, seldom.settings.model.encoder.dropout) == (0.1, 0.1)  # type: ignore[union-attr]
+    often = fit(chosen, {1: 1e-3}, 10.0, {}).settings.model
+    assert (often.dropout, often.encoder.dropout) == (0.4, 0.4)  # type: ignore[union-attr]
+    wished = fit(chosen, {1: 10.0}, 1.0, {"model.encoder.dropout": 0.4}).settings.model
+    assert (wished.dropout, wished.encoder.dropout) == (0.1, 0.4)  # type: ignore[union-attr]
+
+
 def test_passes_are_counted_in_the_batches_that_are_used(tmp_path: Path) -> None:
     data = files(tmp_path, names())
     usual = choose(data, {}, cuda=False)

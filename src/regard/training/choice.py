@@ -10,6 +10,7 @@ from regard.data.survey.passes import Split
 from regard.data.survey.scripts import Characters
 from regard.data.survey.statistics import measure
 from regard.errors import DataError
+from regard.models.settings import RecurrentModel
 from regard.training.settings import RunSettings
 
 Form = Literal["sentences", "words", "symbols"]
@@ -231,7 +232,10 @@ def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides:
     wanted: dict[str, Any] = {f"training.{name}": value for name, value in keys.items()}
     passes = steps / chosen.steps_per_pass
     if passes < _FEW_PASSES:
-        wanted["model.dropout"] = min(0.1, chosen.settings.model.dropout)
+        model = chosen.settings.model
+        wanted["model.dropout"] = min(0.1, model.dropout)
+        if isinstance(model, RecurrentModel):
+            wanted["model.encoder.dropout"] = min(0.1, model.encoder.dropout)
     wanted = {key: value for key, value in wanted.items() if not wishes & {key, key.split(".")[0]}}
     settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), wanted)
     about = steps * seconds[threads] / 60 / 0.85
