@@ -107,6 +107,8 @@ def check(
     if fix:
         for line in cleaning.summary(cleaning.clean(surveys, found, fix)):
             click.echo(line, err=True)
+        if any(survey.tags for survey in surveys):
+            click.echo("Tags stand in the third column: --columns 1+3 2 of `regard train` reads them.", err=True)
     if any(finding.severity != "note" for finding in found):
         raise click.exceptions.Exit(1)
 

@@ -80,6 +80,15 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "train.tsv").read_text("utf-8") == tsv(SOUND)
 
 
+def test_tags_stay_tags_in_a_column_of_their_own(tmp_path: Path) -> None:
+    text = "go\twent\tV;PST\ngo\tgoes\tV;PRS\nbe\t\tV;PST\nbe\tis\tV;PRS\n"
+    (tmp_path / "forms.tsv").write_text(text)
+    characters = Characters()
+    survey = take(Split.of_files("forms", Files(path=str(tmp_path / "forms.tsv"), columns=("1+3", "2"))), characters)
+    clean([survey], judge([survey], characters, Limits()), tmp_path / "out")
+    assert (tmp_path / "out" / "forms.tsv").read_text() == text.replace("be\t\tV;PST\n", "")
+
+
 def test_tabs_from_other_formats_do_not_break_the_columns(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"source": "a\\tb", "target": "c"}\n')
     characters = Characters()

@@ -15,13 +15,17 @@ from regard.data.survey.faults import Kind
 from regard.data.survey.passes import Survey, quiet, read_again
 from regard.data.survey.problems import Finding
 from regard.data.survey.scripts import Trait, traits_of
+from regard.data.tokens.marks import TAB
 from regard.errors import DataError
 
 _MENDED = (faults.SWAPPED, faults.MISREAD, faults.CONTROL, faults.UNNORMALISED, faults.SPACES)
 
 
 def clean(surveys: Sequence[Survey], findings: Sequence[Finding], folder: Path) -> dict[Path, Counter[str]]:
-    """Write each split as TSV into a folder; of each, how many pairs were written, mended and left out, by kind."""
+    """Write each split as TSV into a folder; of each, how many pairs were written, mended and left out, by kind.
+
+    Tags of sources make a third column.
+    """
     paths = [folder / f"{_stem(survey.name)}.tsv" for survey in surveys]
     if len(set(paths)) < len(paths):
         raise DataError(f"Two splits would both be written to {paths[0]}. Give them with --train, --dev and --test.")
@@ -57,12 +61,14 @@ def _write(survey: Survey, findings: Sequence[Finding], path: Path) -> Counter[s
                 told[f"left out: {dropped[number].name}"] += 1
                 continue
             kinds = mended.get(number, set())
-            source, target = (_mend(text, kinds) for text in (row.source, row.target))
+            head, _, tags = row.source.partition(TAB) if survey.tags else (row.source, "", "")
+            source, target = (_mend(text, kinds) for text in (head, row.target))
             if faults.SWAPPED in kinds:
                 source, target = target, source
             told.update(f"mended: {kind.name}" for kind in kinds)
             told["written"] += 1
-            handle.write(f"{source}\t{target}\n")
+            columns = (source, target, _mend(tags, kinds)) if survey.tags else (source, target)
+            handle.write(TAB.join(columns) + "\n")
     draft.replace(path)
     return told
 
@@ -77,7 +83,7 @@ def _mend(text: str, kinds: set[Kind]) -> str:
     if faults.SPACES in kinds or faults.CONTROL in kinds:
         text = " ".join(text.split())
     # A tab, which CSV and JSON may hold, would be read as the end of a column.
-    return text.replace("\t", " ")
+    return text.replace(TAB, " ")
 
 
 def _stem(name: str) -> str:

@@ -115,9 +115,8 @@ class Tags:
     @staticmethod
     def _are_tags(sources: list[str]) -> bool:
         behind = [source.partition(TAB)[2] for source in sources if TAB in source]
-        return bool(behind) and not too_many_tags(
-            {found[0] for tags in behind for found in tags_of(tags, 0)}, len(behind)
-        )
+        found = Counter(tag[0] for tags in behind for tag in tags_of(tags, 0))
+        return 0 < len(found) <= found.total() / 2 and not too_many_tags(found, len(behind))
 
 
 @dataclass
