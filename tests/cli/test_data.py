@@ -105,6 +105,17 @@ def test_a_cleaned_copy_is_written_and_said(cli: Run, data: Path) -> None:
     assert cli("data", "check", "train.tsv", "--fix", ".").returncode == 3
 
 
+def test_what_is_learned_from_tells_whether_there_are_tags(cli: Run, data: Path) -> None:
+    forms = [f"{'abcdefgh'[n % 8] * 3}{n}\t{'abcdefgh'[n % 8] * 3}{n}ed\tV;PST\n" for n in range(40)]
+    few = "go\tgoing\tV;PTCP\n"
+    (data / "forms.tsv").write_text("".join(forms))
+    (data / "forms-dev.tsv").write_text(few)
+    done = cli("data", "check", "forms.tsv", "forms-dev.tsv", "--columns", "1+3,2", "--fix", "clean")
+    assert done.returncode == 0, done.stdout
+    assert "Tags stand in the third column" in done.stderr
+    assert (data / "clean" / "forms-dev.tsv").read_text() == few
+
+
 def test_languages_that_are_learned_together_are_looked_at_but_not_written_to_one_file(cli: Run, data: Path) -> None:
     for name in ("de", "fr"):
         (data / f"{name}.tsv").write_text(tsv(PAIRS[:40]))

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from regard.config import resolve
+from regard.errors import ConfigError
+from regard.training.settings import NoConsistency, RunSettings
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -56,6 +60,15 @@ def test_a_mistake_in_a_file_is_told_with_its_line(cli: Run, tmp_path: Path) -> 
     done = cli("train", "mine.yaml")
     assert done.returncode == 2
     assert "mine.yaml:3: there is no setting 'model.embeding'. Did you mean 'embedding'?" in done.stderr
+
+
+def test_runs_that_were_saved_with_a_weight_of_no_consistency_are_read() -> None:
+    def read(weight: float) -> RunSettings:
+        return resolve(RunSettings, "dates", {"training.consistency": {"kind": "none", "weight": weight}})
+
+    assert read(0.0).training.consistency == NoConsistency()
+    with pytest.raises(ConfigError, match="weight"):
+        read(2.0)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from regard.config import resolve
-from regard.data.settings import FilesData
+from regard.data.settings import FilesData, sides
 from regard.training.choice import choose, fit
 from regard.training.folder import RunFolder
 from regard.training.settings import RunSettings
@@ -90,10 +91,8 @@ def test_sounds_follow_letters(tmp_path: Path, cuda: bool) -> None:
 def test_inflected_forms_follow_their_lemmas_and_tags_are_tokens(tmp_path: Path, cuda: bool) -> None:
     lemmas = [word for word, _ in names(100)]
     forms = {"V;PST": "ed", "V;PTCP PRS": "ing", "V;3;SG": "s"}
-    pairs = [(f"{lemma}\t{tags}", lemma + ending) for lemma in lemmas for tags, ending in forms.items()]
-    (tmp_path / "forms.tsv").write_text("".join("\t".join((*left.split("\t"), right)) + "\n" for left, right in pairs))
-    data = resolve(FilesData, {"train": {"path": str(tmp_path / "forms.tsv"), "columns": ["1+2", 3]}}, {})
-    chosen = choose(data, {}, cuda=cuda)
+    pairs = [(lemma, lemma + ending) for lemma in lemmas for ending in forms.values()]
+    chosen = choose(marked(tmp_path, pairs, *forms), {}, cuda=cuda)
     assert chosen.settings.tokenizer.model_dump()["tags"]
     assert chosen.settings.model.attention.select.kind == "hard_monotonic"  # type: ignore[union-attr]
     assert chosen.settings.training.metric.kind == "accuracy"
@@ -101,12 +100,27 @@ def test_inflected_forms_follow_their_lemmas_and_tags_are_tokens(tmp_path: Path,
     assert "Tokeniser: characters, one alphabet, each tag a token." in chosen.reasons
 
 
-def test_tags_of_sentences_are_tokens_of_the_source_alone(tmp_path: Path) -> None:
-    (tmp_path / "both.tsv").write_text("".join(f"{left}\tformal\t{right}\n" for left, right in sentences()))
-    data = resolve(FilesData, {"train": {"path": str(tmp_path / "both.tsv"), "columns": ["1+2", 3]}}, {})
-    chosen = choose(data, {}, cuda=False)
-    assert chosen.settings.tokenizer.model_dump()["tags"]
-    assert "monotonic" not in " ".join(chosen.reasons)
+def marked(tmp_path: Path, pairs: list[tuple[str, str]], *tags: str) -> FilesData:
+    """Pairs with tags, which take turns."""
+    rows = (f"{left}\t{tag}\t{right}\n" for (left, right), tag in zip(pairs, cycle(tags), strict=False))
+    (tmp_path / "marked.tsv").write_text("".join(rows))
+    return resolve(FilesData, {"train": {"path": str(tmp_path / "marked.tsv"), "columns": ["1+2", 3]}}, {})
+
+
+def test_tags_alone_are_no_sign_of_order(tmp_path: Path) -> None:
+    for pairs in (sentences(), names()):
+        chosen = choose(marked(tmp_path, pairs, "formal", "plain"), {}, cuda=False)
+        assert chosen.settings.tokenizer.model_dump()["tags"]
+        assert "monotonic" not in " ".join(chosen.reasons)
+
+
+@pytest.mark.parametrize("wish", [{"tokenizer": "bpe"}, {"tokenizer.kind": "word"}, {"tokenizer.shared": False}])
+def test_another_tokeniser_reads_the_tags_too_unless_that_is_not_wished(tmp_path: Path, wish: dict[str, Any]) -> None:
+    data = marked(tmp_path, sentences(), "formal", "plain")
+    assert sides(choose(data, wish, cuda=False).settings.tokenizer)[0].tags
+    assert not sides(choose(data, {**wish, "tokenizer.tags": False}, cuda=False).settings.tokenizer)[0].tags
+    spoken = choose(marked(tmp_path, spelled(), "old"), {"tokenizer.source.lowercase": True}, cuda=False)
+    assert [side.tags for side in sides(spoken.settings.tokenizer)] == [True, False]
 
 
 @pytest.mark.parametrize("pairs", [sentences(), names()])
@@ -200,8 +214,14 @@ def test_pairs_that_are_seen_a_few_times_need_little_dropout_anywhere(tmp_path: 
     assert (seldom.settings.model.dropout, seldom.settings.model.encoder.dropout) == (0.1, 0.1)  # type: ignore[union-attr]
     often = fit(chosen, {1: 1e-3}, 10.0, {}).settings.model
     assert (often.dropout, often.encoder.dropout) == (0.4, 0.4)  # type: ignore[union-attr]
-    wished = fit(chosen, {1: 10.0}, 1.0, {"model.encoder.dropout": 0.4}).settings.model
-    assert (wished.dropout, wished.encoder.dropout) == (0.1, 0.4)  # type: ignore[union-attr]
+    for wish, expected in (
+        ({"model.encoder.dropout": 0.35}, (0.1, 0.35)),
+        ({"model.encoder": {"cell": "lstm", "dropout": 0.35}}, (0.1, 0.35)),
+        ({"model.dropout": 0.35}, (0.35, 0.4)),
+    ):
+        chosen = choose(files(tmp_path, spelled()), wish, cuda=False)
+        wished = fit(chosen, {1: 10.0}, 1.0, wish).settings.model
+        assert (wished.dropout, wished.encoder.dropout) == expected  # type: ignore[union-attr]
 
 
 def test_passes_are_counted_in_the_batches_that_are_used(tmp_path: Path) -> None:

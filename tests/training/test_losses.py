@@ -10,6 +10,7 @@ from regard.data.batching import Batch, Encoded
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END, START, UNKNOWN
 from regard.errors import ConfigError
+from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
 from regard.plain import plainly
@@ -162,6 +163,31 @@ def test_consistency_is_the_divergence_of_two_passes() -> None:
     expected = Objective()(net, whole).item() + 3.0 * (p.exp() * (p - q)).sum().item()
     everything_cut = SimCut.model_construct(alpha=3.0, cut=1.0)
     assert Objective(0.0, 0.0, everything_cut)(net, whole).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_r_drop_adds_a_quarter_of_alpha_times_both_divergences_to_the_mean_of_both_losses() -> None:
+    """Worked out from the model's own answers to a pair in both halves of a batch, each with dropout of its own."""
+    torch.manual_seed(0)
+    net = build_model(resolve(RunSettings, "dates", {"model.dropout": 0.4}).model, V, V).train()
+    pair = batch(1)
+    twice = Padded(pair.source.tokens_BT.repeat(2, 1), pair.source.lengths_B.repeat(2))
+    torch.manual_seed(1)
+    logits_BTV = net(twice, pair.given.repeat(2, 1)).logits_BTV
+    (p, q), tokens = logits_BTV.float().log_softmax(-1), pair.target.tokens_BT[0]
+    losses = [-log_p.gather(-1, tokens.unsqueeze(-1)).sum() for log_p in (p, q)]
+    apart = (p.exp() * (p - q)).sum() + (q.exp() * (q - p)).sum()
+    torch.manual_seed(1)
+    found = Objective(consistency=RDrop(alpha=2.0))(net, pair)
+    assert apart > 0.01
+    torch.testing.assert_close(found, 0.5 * (losses[0] + losses[1]) + 0.5 * apart)
+
+
+def test_passes_that_need_not_agree_are_worked_out_in_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model().train()
+    expected = gradients(net, Objective())
+    monkeypatch.setitem(parts.MOST_LOGITS, "cpu", 2 * V)
+    for name, found in gradients(net, Objective(consistency=SimCut(alpha=0.0, cut=0.0))).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-8)
 
 
 def test_dropped_words_become_unknown_but_never_the_start() -> None:

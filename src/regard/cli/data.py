@@ -87,7 +87,7 @@ def check(
     """
     from regard.cli.reports import problems_as_json, problems_as_text
     from regard.data.survey import cleaning, faults, problems
-    from regard.data.survey.passes import take
+    from regard.data.survey.passes import are_tagged, take
     from regard.data.survey.scripts import Characters
 
     names = [kind.name for kind in faults.KINDS]
@@ -96,9 +96,10 @@ def check(
             raise ConfigError(f"There is no problem '{name}'.{did_you_mean(name, names)} Known: {', '.join(names)}.")
     characters = Characters()
     splits = _splits(**given)
-    if fix and any(split.tagged for split in splits):
-        raise ConfigError("--fix writes all languages to one file, and no tags: give the files of each by itself.")
-    surveys = [take(split, characters) for split in splits]
+    if fix and any(split.by_language for split in splits):
+        raise ConfigError("--fix would write all languages to one file: give the files of each by itself.")
+    tagged = are_tagged(splits[0])
+    surveys = [take(split, characters, tagged=tagged) for split in splits]
     found = problems.judge(surveys, characters, problems.Limits(max_chars, max_words))
     found = [finding for finding in found if finding.kind.name not in ignore]
     shown = problems.examples(found, examples)
@@ -107,7 +108,7 @@ def check(
     if fix:
         for line in cleaning.summary(cleaning.clean(surveys, found, fix)):
             click.echo(line, err=True)
-        if any(survey.tags for survey in surveys):
+        if tagged:
             click.echo("Tags stand in the third column: --columns 1+3 2 of `regard train` reads them.", err=True)
     if any(finding.severity != "note" for finding in found):
         raise click.exceptions.Exit(1)
@@ -120,11 +121,14 @@ def stats(as_json: bool, **given: Any) -> None:
     """Count pairs, words, characters, scripts and tokens; tell how long texts are, and what splits share."""
     from regard.cli.reports import statistics_as_text
     from regard.data.survey import faults, problems
+    from regard.data.survey.passes import are_tagged
     from regard.data.survey.scripts import Characters
     from regard.data.survey.statistics import measure
 
     characters = Characters()
-    measured = [measure(split, characters) for split in _splits(**given)]
+    splits = _splits(**given)
+    tagged = are_tagged(splits[0])
+    measured = [measure(split, characters, tagged=tagged) for split in splits]
     surveys = [survey for survey, _ in measured]
     overlaps = [
         finding

@@ -91,7 +91,8 @@ def command(
         wishes = {"prefix": [prefix or ""] * len(chunk), "must_say": [must_say] * len(chunk), "banned": banned}
         for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, **wishes, **search):
             odd += bool(best.unknown)
-            unknown |= dict.fromkeys(best.unknown)
+            if len(unknown) <= MOST_NAMED:
+                unknown |= dict.fromkeys(best.unknown)
             for prediction in (best, *best.alternatives):
                 line = prediction.text.replace("\n", " ")  # which a model that writes bytes can say
                 text = line if nbest == 1 else f"{prediction.score:.4f}\t{line}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from regard.config import resolve
@@ -23,6 +24,9 @@ _VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
 
 _PASSES = ((5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
 """Below so many pairs, so often each is seen; beyond them 10 times."""
+
+_MOST_LETTERS = 0.6
+"""So many letters of a form stand in its lemma; of a word in another language fewer do."""
 
 _FEW_PASSES = 5
 """Fewer leave nothing to be learned by heart, and dropout little to do."""
@@ -63,6 +67,10 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     _training(choice, facts, forms, in_order=in_order, cuda=cuda)
     chosen = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
     settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
+    if "tags" in facts and not any("tags" in f"{key} {value}" for key, value in overrides.items()):
+        # Another tokeniser that is wished for reads them as well.
+        place = "tokenizer.source.tags" if settings.tokenizer.kind == "pair" else "tokenizer.tags"
+        settings = resolve(RunSettings, settings.model_dump(mode="json"), {place: True})
     wishes = [f"As you wish: {key}={value}." for key, value in overrides.items()]
     return Chosen(settings, choice.reasons + wishes, _steps_per_pass(settings, facts, forms))
 
@@ -168,10 +176,11 @@ def _model(choice: _Choice, pairs: int, *, in_order: bool, cuda: bool) -> None:
 
 
 def _in_order(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> bool:
-    """Letters and sounds, and words that tags inflect, come in the same order; of two strings of symbols, or of words
-    alone, nobody knows that.
+    """Letters and sounds, and words that tags inflect, which keep most of their letters, come in the same order; of two
+    strings of symbols, or of words alone, nobody knows that.
     """
-    return set(forms) == {"words", "symbols"} or (set(forms) == {"words"} and "tags" in facts)
+    inflects = set(forms) == {"words"} and "tags" in facts and facts["letters_kept"] >= _MOST_LETTERS
+    return inflects or set(forms) == {"words", "symbols"}
 
 
 def _training(
@@ -213,6 +222,11 @@ def _steps_per_pass(settings: RunSettings, facts: Mapping[str, Any], forms: tupl
     return 1.1 * _tokens(facts, forms) / training.batch_tokens / training.accumulate
 
 
+def _with_groups(key: str) -> set[str]:
+    """A setting and the groups it belongs to: a.b.c, a.b and a."""
+    return set(accumulate(key.split("."), lambda group, name: f"{group}.{name}"))
+
+
 def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides: Mapping[str, Any]) -> Chosen:
     """As many steps as the time allows, given how long one takes on so many threads."""
     threads = min(seconds, key=lambda count: seconds[count])
@@ -231,12 +245,12 @@ def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides:
     }
     wanted: dict[str, Any] = {f"training.{name}": value for name, value in keys.items()}
     passes = steps / chosen.steps_per_pass
-    if passes < _FEW_PASSES:
-        model = chosen.settings.model
+    model = chosen.settings.model
+    if passes < _FEW_PASSES and "model.dropout" not in wishes:
         wanted["model.dropout"] = min(0.1, model.dropout)
         if isinstance(model, RecurrentModel):
             wanted["model.encoder.dropout"] = min(0.1, model.encoder.dropout)
-    wanted = {key: value for key, value in wanted.items() if not wishes & {key, key.split(".")[0]}}
+    wanted = {key: value for key, value in wanted.items() if not wishes & _with_groups(key)}
     settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), wanted)
     about = steps * seconds[threads] / 60 / 0.85
     told = f"{about:.0f} minutes" if about >= 1.5 else f"{60 * about:.0f} seconds"

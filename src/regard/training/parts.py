@@ -54,7 +54,7 @@ class _Sum(torch.autograd.Function):
                 own = [side[place].requires_grad_(needed) for side, needed in zip(sides, wanted, strict=True)]
                 value = part(*own)
                 inputs = [side for side, needed in zip(own, wanted, strict=True) if needed]
-                found = list(torch.autograd.grad(value, (*inputs, *weights)))
+                found = list(torch.autograd.grad(value, (*inputs, *weights), allow_unused=True, materialize_grads=True))
             total += value.detach()
             for gradient in gradients:
                 if gradient is not None:

@@ -42,6 +42,14 @@ class NoConsistency(Settings):
 
     kind: Literal["none"] = "none"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_it_was_written(cls, given: Any) -> Any:
+        """Runs were once saved with a weight of 0."""
+        if isinstance(given, dict) and given.get("weight") == 0:
+            given = {key: value for key, value in given.items() if key != "weight"}
+        return given
+
 
 class _TwoPasses(Settings):
     """Each pair is seen twice a step."""

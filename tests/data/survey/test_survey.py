@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from regard.data.corpora import Pairs
 from regard.data.settings import Files
 from regard.data.survey import faults, problems
-from regard.data.survey.passes import Mark, Split, Survey, read_again, take
+from regard.data.survey.passes import Mark, Split, Survey, are_tagged, read_again, take
 from regard.data.survey.problems import Finding, Limits, judge
 from regard.data.survey.scripts import Characters, Trait
 from regard.data.survey.statistics import bars, measure
@@ -241,7 +241,23 @@ def test_tags_are_counted_apart_from_letters() -> None:
     assert told["source"]["distinct"] == 6  # tags make a source another
     assert told["tags"] == {"distinct": 4, "mean": 2.0}
     assert told["source"]["tokens"]["char"] == 3 * (5 + 4) + 6 + 12
-    assert survey.tags.counts == {"V": 6, "PST": 2, "PRS": 2, "INF": 2}
+    assert survey.tags == {"V": 6, "PST": 2, "PRS": 2, "INF": 2}
+
+
+def test_a_few_tabs_make_no_tags() -> None:
+    assert not are_tagged(of(*sound(), *[("\tда .", "yes .")] * 4))
+
+
+def test_what_is_wrong_with_a_tag_is_found() -> None:
+    tagged = [(f"{source}\tV;PST", target) for source, target in sound()]
+    assert found_in(of(*tagged, ("это\tV;P\u200bST", "it"))) == {"control": [len(tagged)]}
+
+
+def test_tags_that_come_to_be_many_are_no_tags() -> None:
+    pairs = [
+        (f"{source}\t{number if number > 9000 else 1}", target) for number, (source, target) in enumerate(sound(9500))
+    ]
+    assert "tags" not in measure(of(*pairs), Characters())[1]
 
 
 def test_text_after_a_tab_is_no_tags() -> None:

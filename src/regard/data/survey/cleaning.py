@@ -61,13 +61,13 @@ def _write(survey: Survey, findings: Sequence[Finding], path: Path) -> Counter[s
                 told[f"left out: {dropped[number].name}"] += 1
                 continue
             kinds = mended.get(number, set())
-            head, _, tags = row.source.partition(TAB) if survey.tags else (row.source, "", "")
+            head, _, tags = row.source.partition(TAB) if survey.tagged else (row.source, "", "")
             source, target = (_mend(text, kinds) for text in (head, row.target))
             if faults.SWAPPED in kinds:
                 source, target = target, source
             told.update(f"mended: {kind.name}" for kind in kinds)
             told["written"] += 1
-            columns = (source, target, _mend(tags, kinds)) if survey.tags else (source, target)
+            columns = (source, target, _mend(tags, kinds)) if survey.tagged else (source, target)
             handle.write(TAB.join(columns) + "\n")
     draft.replace(path)
     return told

@@ -29,6 +29,9 @@ _BATCH = 8192
 _FEWEST_LETTERS = 3
 """A text with fewer letters tells nothing of its script."""
 
+_NEARLY_ALL = 0.9
+"""Of all sources so many have tags, where any has."""
+
 _PLACES = 100
 """Of lines that are no pairs so many are kept; all are counted."""
 
@@ -61,7 +64,7 @@ class Split(NamedTuple):
 
     name: str
     read: Callable[[], Iterable[Row]]
-    tagged: bool = False
+    by_language: bool = False
     """Whether sources are marked with their language."""
 
     @classmethod
@@ -93,40 +96,16 @@ class Side:
 
 
 @dataclass
-class Tags:
-    """What follows a tab in a source, where it is tags: few, and met again and again. The first sources tell."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    _parted: bool | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.counts)
-
-    def part(self, sources: list[str]) -> list[str]:
-        """The sources without their tags, which are counted."""
-        if self._parted is None:
-            self._parted = self._are_tags(sources)
-        if not self._parted:
-            return sources
-        parted = [source.partition(TAB) for source in sources]
-        self.counts.update(found[0] for _, _, tags in parted for found in tags_of(tags, 0))
-        return [head for head, _, _ in parted]
-
-    @staticmethod
-    def _are_tags(sources: list[str]) -> bool:
-        behind = [source.partition(TAB)[2] for source in sources if TAB in source]
-        found = Counter(tag[0] for tags in behind for tag in tags_of(tags, 0))
-        return 0 < len(found) <= found.total() / 2 and not too_many_tags(found, len(behind))
-
-
-@dataclass
 class Survey:
     """A split of N pairs by numbers. The source is the text without its tags, but for its hash."""
 
     split: Split
+    tagged: bool = False
+    """Whether sources have tags."""
     source: Side = field(default_factory=Side)
     target: Side = field(default_factory=Side)
-    tags: Tags = field(default_factory=Tags)
+    tags: Counter[str] = field(default_factory=Counter)
+    """How often each tag of a source occurs."""
     marks_N: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     no_pairs: int = 0
     no_pair_rows: list[Row] = field(default_factory=list)
@@ -168,9 +147,22 @@ def quiet() -> Iterator[None]:
 Watcher = Callable[[list[str], list[str]], None]
 
 
-def take(split: Split, characters: Characters, watch: Watcher | None = None) -> Survey:
-    """Read a split once; `watch` sees its sources and targets, batch by batch."""
-    survey = Survey(split)
+def are_tagged(split: Split) -> bool:
+    """Whether what follows a tab in nearly all sources is tags: few, and met again and again. The first ones tell."""
+    with quiet():
+        sources = [row.source for row in islice(split.read(), _BATCH) if not row.problem]
+    behind = [source.partition(TAB)[2] for source in sources if TAB in source]
+    tags = Counter(found[0] for text in behind for found in tags_of(text, 0))
+    enough = len(behind) >= _NEARLY_ALL * len(sources)
+    return enough and 0 < len(tags) <= tags.total() / 2 and not too_many_tags(tags, len(behind))
+
+
+def take(split: Split, characters: Characters, watch: Watcher | None = None, *, tagged: bool | None = None) -> Survey:
+    """Read a split once; `watch` sees its sources, without tags, and targets, batch by batch.
+
+    Where it is not said whether sources have tags, they tell it themselves.
+    """
+    survey = Survey(split, are_tagged(split) if tagged is None else tagged)
     columns: dict[tuple[str, str, np.dtype[np.generic]], bytearray] = {}
 
     def keep(owner: str, column: str, values: NDArray[np.generic]) -> None:
@@ -186,7 +178,7 @@ def take(split: Split, characters: Characters, watch: Watcher | None = None) -> 
         if not pairs:
             continue
         sources, targets = [row.source for row in pairs], [row.target for row in pairs]
-        heads = survey.tags.part(sources)
+        heads = _without_tags(sources, survey.tags) if survey.tagged else sources
         if watch:
             watch(heads, targets)
         marks = np.zeros(len(pairs), np.uint8)
@@ -196,16 +188,23 @@ def take(split: Split, characters: Characters, watch: Watcher | None = None) -> 
         ):
             profile = characters.profile(texts)
             side.counts.update(profile.counts)
+            marks |= _marks(whole, profile if whole is texts else characters.profile(whole))
             keep(name, "hashes_N", _hashes(whole))
             for column, values in _columns(profile).items():
                 keep(name, column, values)
-            marks |= _marks(texts, profile)
         marks |= _copies(sources, targets, profile.words_N)
         keep("", "marks_N", marks)
     # A buffer that grows in place is used as it is: a list of arrays would be copied, and stand twice in memory.
     for (owner, column, kind), buffer in columns.items():
         setattr(getattr(survey, owner) if owner else survey, column, np.frombuffer(buffer, kind))
     return survey
+
+
+def _without_tags(sources: list[str], tags: Counter[str]) -> list[str]:
+    """The sources up to their tags, which are counted."""
+    parted = [source.partition(TAB) for source in sources]
+    tags.update(found[0] for _, _, behind in parted for found in tags_of(behind, 0))
+    return [head for head, _, _ in parted]
 
 
 def _hashes(texts: list[str]) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """The statistics of surveyed pairs: how many, how long, in which scripts, of how many words, and how many tokens."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from regard.data.survey.passes import Side, Split, Survey, take
 from regard.data.survey.scripts import NO_SCRIPT, Characters
+from regard.data.tokens.vocabularies import MANY_TAGS
 
 _SAMPLE = 10_000
 """Pairs from which subwords are learned, to estimate how many of them there will be."""
@@ -59,7 +61,7 @@ class _Sample:
             self.pairs, self.every = self.pairs[::2], 2 * self.every
 
 
-def measure(split: Split, characters: Characters) -> tuple[Survey, dict[str, Any]]:
+def measure(split: Split, characters: Characters, *, tagged: bool | None = None) -> tuple[Survey, dict[str, Any]]:
     """A split's survey, and its statistics under plain names."""
     words, sample = (_Words(), _Words()), _Sample()
 
@@ -68,7 +70,7 @@ def measure(split: Split, characters: Characters) -> tuple[Survey, dict[str, Any
         words[1].add(targets)
         sample.add(sources, targets)
 
-    survey = take(split, characters, watch)
+    survey = take(split, characters, watch, tagged=tagged)
     found: dict[str, Any] = {"name": split.name, "pairs": len(survey), "no_pairs": survey.no_pairs}
     if not len(survey):
         return survey, found
@@ -76,14 +78,21 @@ def measure(split: Split, characters: Characters) -> tuple[Survey, dict[str, Any
     for place, (name, side) in enumerate((("source", survey.source), ("target", survey.target))):
         texts = [pair[place] for pair in sample.pairs]
         found[name] = _side(side, characters, words[place].count(), _subwords_per_character(texts))
-    if survey.tags:
-        counts = survey.tags.counts
-        found["tags"] = {"distinct": len(counts), "mean": round(counts.total() / len(survey), 3)}
+    if survey.tagged and len(survey.tags) <= MANY_TAGS:  # else what came later was text
+        tags = survey.tags.total()
+        found["tags"] = {"distinct": len(survey.tags), "mean": round(tags / len(survey), 3)}
         for unit in found["source"]["tokens"]:
-            found["source"]["tokens"][unit] += counts.total()
+            found["source"]["tokens"][unit] += tags
+    found["letters_kept"] = round(_letters_kept(sample.pairs), 3)
     ratio_N = survey.target.chars_N / np.maximum(survey.source.chars_N, 1)
     found["length_ratio"] = _quantiles(ratio_N)
     return survey, found
+
+
+def _letters_kept(pairs: Sequence[tuple[str, str]]) -> float:
+    """The share of the targets' letters that stand in their sources, wherever they do."""
+    kept = sum((Counter(source.lower()) & Counter(target.lower())).total() for source, target in pairs)
+    return kept / max(1, sum(len(target) for _, target in pairs))
 
 
 def _side(side: Side, characters: Characters, types: int, rate: float) -> dict[str, Any]:
