@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.fused import device_of
-from regard.fused.entropy import LOWEST, finite, slope, smoothed
+from regard.fused.entropy import LOWEST, climb, finite, slope, smoothed
 from regard.plain import Gradients, differentiable_once
 
 BLOCK = 2048
@@ -55,18 +55,12 @@ def _forward(
         plain_w += w
         z = finite(z, v < V)
         w = finite(w, v < V)
-        higher_z = tl.maximum(highest_z, z, propagate_nan=tl.PropagateNan.ALL)
-        higher_w = tl.maximum(highest_w, w, propagate_nan=tl.PropagateNan.ALL)
-        rest_z = tl.exp(highest_z - higher_z)
-        rest_w = tl.exp(highest_w - higher_w)
-        weight_z = tl.exp(z - higher_z)
-        weight_w = tl.exp(w - higher_w)
+        highest_z, rest_z, weight_z = climb(highest_z, z)
+        highest_w, rest_w, weight_w = climb(highest_w, w)
         total_z = total_z * rest_z + weight_z
         total_w = total_w * rest_w + weight_w
         apart_z = apart_z * rest_z + weight_z * (z - w)
         apart_w = apart_w * rest_w + weight_w * (w - z)
-        highest_z = higher_z
-        highest_w = higher_w
     most_z = tl.max(highest_z, 0)
     most_w = tl.max(highest_w, 0)
     rest_z = tl.exp(highest_z - most_z)

@@ -30,6 +30,13 @@ def finite(z, within):
 
 
 @triton.jit
+def climb(highest, z):
+    """The highest so far with new logits, what that leaves of a sum of exponentials, and what they add to it."""
+    higher = tl.maximum(highest, z, propagate_nan=tl.PropagateNan.ALL)
+    return higher, tl.exp(highest - higher), tl.exp(z - higher)
+
+
+@triton.jit
 def smoothed(log_total, chosen, mean, smoothing):
     """The loss of a row."""
     loss = (1 - smoothing) * (log_total - chosen)
@@ -61,9 +68,8 @@ def _forward(
         z = tl.load(logits + row * V + v, v < V, 0.0).to(tl.float32)
         plain += z
         z = finite(z, v < V)
-        higher = tl.maximum(highest, z, propagate_nan=tl.PropagateNan.ALL)
-        total = total * tl.exp(highest - higher) + tl.exp(z - higher)
-        highest = higher
+        highest, rest, weight = climb(highest, z)
+        total = total * rest + weight
     most = tl.max(highest, 0)
     log_total = most + tl.log(tl.sum(total * tl.exp(highest - most), 0))
     chosen = tl.load(logits + row * V + token).to(tl.float32)

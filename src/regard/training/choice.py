@@ -67,8 +67,9 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     _training(choice, facts, forms, in_order=in_order, cuda=cuda)
     chosen = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
     settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
-    if "tags" in facts and not any("tags" in f"{key} {value}" for key, value in overrides.items()):
-        # Another tokeniser that is wished for reads them as well.
+    wished = _below("tokenizer", overrides)
+    if "tags" in facts and not any("tags" in f"{key} {value}" for key, value in wished.items()):
+        # Of whatever tokeniser it came to be.
         place = "tokenizer.source.tags" if settings.tokenizer.kind == "pair" else "tokenizer.tags"
         settings = resolve(RunSettings, settings.model_dump(mode="json"), {place: True})
     wishes = [f"As you wish: {key}={value}." for key, value in overrides.items()]
@@ -101,10 +102,7 @@ def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, For
     marked = f", with {tags['distinct']} different tags after a tab" if tags else ""
     choice.reasons.append(f"Data: {facts['pairs']:,} pairs of {seen}{marked}.")
     told, tokenizer = _segmentation(facts, forms, scripts)
-    if tags:
-        tokenizer.get("source", tokenizer)["tags"] = True
-        told += ", each tag a token"
-    choice.settle(f"Tokeniser: {told}.", tokenizer=tokenizer)
+    choice.settle(f"Tokeniser: {told}{', each tag a token' if tags else ''}.", tokenizer=tokenizer)
 
 
 def _segmentation(

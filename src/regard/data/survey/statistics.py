@@ -83,7 +83,7 @@ def measure(split: Split, characters: Characters, *, tagged: bool | None = None)
         found["tags"] = {"distinct": len(survey.tags), "mean": round(tags / len(survey), 3)}
         for unit in found["source"]["tokens"]:
             found["source"]["tokens"][unit] += tags
-    found["letters_kept"] = round(_letters_kept(sample.pairs), 3)
+        found["letters_kept"] = round(_letters_kept(sample.pairs), 3)
     ratio_N = survey.target.chars_N / np.maximum(survey.source.chars_N, 1)
     found["length_ratio"] = _quantiles(ratio_N)
     return survey, found
