@@ -15,7 +15,8 @@ from regard.models.seq2seq import build_model
 from regard.norms import LayerNorm
 from regard.plain import plainly
 from regard.training.losses import Objective, all_with_padding_passed_over
-from regard.training.settings import Consistency, NoConsistency, RDrop, SimCut
+from regard.training.settings import Consistency, NoConsistency, RDrop, SimCut, Teachers
+from regard.training.teaching import Teaching
 from tests_shared import OneModel
 
 pytest.importorskip("triton")
@@ -100,21 +101,26 @@ def test_the_norm_takes_the_kernel_in_training_alone(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("consistency", [NoConsistency(), RDrop(), SimCut(cut=0.5)], ids=lambda choice: choice.kind)
+@pytest.mark.parametrize(
+    ("consistency", "teachers"),
+    [(NoConsistency(), 0), (RDrop(), 0), (SimCut(cut=0.5), 0), (NoConsistency(), 1), (NoConsistency(), 2)],
+    ids=["alone", "r-drop", "simcut", "a teacher", "teachers"],
+)
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_a_loss_by_the_kernel_is_the_loss(
-    smoothing: float, consistency: Consistency, monkeypatch: pytest.MonkeyPatch
+    smoothing: float, consistency: Consistency, teachers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     settings = resolve(OneModel, {"model": {"kind": "recurrent", "embedding": 6, "dropout": 0.3}}, {})
-    model = build_model(settings.model, 9, 9).to(DEVICE)
+    model, *others = (build_model(settings.model, 9, 9).to(DEVICE) for _ in range(1 + teachers))
+    taught = Teaching(tuple(other.eval() for other in others), Teachers(runs=("-",)).shares) if teachers else None
     source, target = (pad(rows).to(torch.device(DEVICE)) for rows in ([[4, 5], [6]], [[5, 6, END], [7, END]]))
     batch = Batch(source, target, [0, 1], 5)
     parameters = list(model.parameters())
 
     def found() -> list[Tensor]:
         torch.manual_seed(0)
-        loss = Objective(smoothing, consistency=consistency)(model, batch)
+        loss = Objective(smoothing, consistency=consistency, teaching=taught)(model, batch)
         return [loss.detach(), *torch.autograd.grad(loss, parameters, materialize_grads=True)]
 
     monkeypatch.setattr("regard.training.losses._counted", all_with_padding_passed_over)

@@ -9,14 +9,13 @@ import torch
 
 from regard.config import resolve
 from regard.data.settings import FilesData
-from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.ensemble import ensemble
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator, Wishes
 from regard.errors import ConfigError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
-from regard.models.seq2seq import Seq2Seq, build_model
+from regard.models.seq2seq import Seq2Seq
 from regard.training import checkpoint, choice, loop
 from regard.training.choice import Chosen
 from regard.training.events import read_events
@@ -104,9 +103,7 @@ class Model:
     @classmethod
     def open(cls, folder: RunFolder, chosen: Checkpoint) -> "Model":
         settings = folder.settings()
-        tokenizers = TokenizerPair.load(folder.path, settings.tokenizer)
-        model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
-        checkpoint.load_weights(model, chosen)
+        model, tokenizers = checkpoint.load_model(folder, chosen)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         translator = Translator(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
         return cls(translator, settings, chosen.step)

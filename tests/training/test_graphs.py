@@ -20,7 +20,8 @@ from regard.training.graphs import RecordedGradient, RecordedUpdate
 from regard.training.loop import Training
 from regard.training.losses import Objective, backward
 from regard.training.optim import build_optimizer, set_rate
-from regard.training.settings import NoConsistency, RDrop, RunSettings, SimCut, TrainingSettings
+from regard.training.settings import NoConsistency, RDrop, RunSettings, SimCut, Teachers, TrainingSettings
+from regard.training.teaching import Teaching
 from tests_shared import SMALL
 
 V = 11
@@ -118,6 +119,16 @@ def test_consistency_and_half_precision_are_recorded_too(
     net = model({}, device)
     for ours, reference in zip(gradients(net, objective, RecordedGradient(net, objective)), expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-2 if halved else 1e-4, atol=1e-4 if halved else 1e-6)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_is_learned_from_a_teacher_is_recorded_too(name: str, device: str) -> None:
+    teacher = model(CHOICES[name], device).eval()
+    objective = Objective(0.1, teaching=Teaching((teacher,), Teachers(runs=("-",)).shares))
+    expected = gradients(model({}, device), objective, None)
+    net = model({}, device)
+    for ours, reference in zip(gradients(net, objective, RecordedGradient(net, objective)), expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("consistency", [NoConsistency(), RDrop(), SimCut()], ids=lambda choice: choice.kind)

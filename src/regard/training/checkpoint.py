@@ -17,7 +17,9 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from regard.data.cache import sha256
+from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ModelError
+from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training.folder import FORMAT, Checkpoint, RunFolder, sync
 from regard.training.scores import Scores
 from regard.training.weights import MovingAverage
@@ -122,6 +124,15 @@ def prune(folder: RunFolder, keep: int, best_step: int | None, counts: Callable[
             whole += counts(checkpoint.step) and checkpoint.problem() is None
         elif checkpoint.step != best_step:
             shutil.rmtree(checkpoint.path)
+
+
+def load_model(folder: RunFolder, chosen: Checkpoint) -> tuple[Seq2Seq, TokenizerPair]:
+    """A run's model as a checkpoint has it, and its tokenisers."""
+    settings = folder.settings()
+    tokenizers = TokenizerPair.load(folder.path, settings.tokenizer)
+    model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
+    load_weights(model, chosen)
+    return model, tokenizers
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

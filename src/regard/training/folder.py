@@ -58,6 +58,11 @@ class Checkpoint:
         manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text("utf-8"))
         return manifest
 
+    @property
+    def weights_hash(self) -> str:
+        found: str = self._manifest["files"]["model.safetensors"]
+        return found
+
     def problem(self) -> str | None:
         """What is wrong with it, naming the file; None if every file is what the manifest says."""
         manifest = self.path / "manifest.json"

@@ -32,6 +32,7 @@ from regard.training.machine import device_named, kept_for_a_run, told_when_disk
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
+from regard.training.teaching import Staff
 from regard.training.validation import validate
 from regard.training.weights import MovingAverage, mean_of
 
@@ -110,12 +111,14 @@ class Training:
         """A run at step 0, or where its newest whole checkpoint left it."""
         training, device = settings.training, device_named(settings.training.device)
         newest = folder.newest()
-        fingerprint = corpus.fingerprint()
+        staff, fingerprint = Staff.of(settings), corpus.fingerprint()
+        learned_from = {**fingerprint, **staff.fingerprint()}
         if newest is not None:
-            _see_that_the_data_is_the_same(folder, newest.state["data"], fingerprint)
+            _see_that_the_data_is_the_same(folder, newest.state["data"], learned_from)
             newest.see_that_tokenizers_are_those_saved()
+        teaching = staff.teach(settings, device)
         torch.manual_seed(settings.seed)
-        own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else None
+        own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else staff.tokenizers()
         request = Request(corpus, fingerprint, settings.data, settings.tokenizer, settings.seed)
         data = prepare(request, own, narrator.say)
         order = order_of(data.train, settings)
@@ -123,7 +126,7 @@ class Training:
         model = model.to(device).train()
         optimizer = build_optimizer(model, training)
         average = MovingAverage(model, training.ema) if training.ema else None
-        progress = Progress(data=fingerprint)
+        progress = Progress(data=learned_from)
         if newest is not None:
             progress = checkpoint.restore(model, optimizer, newest, average)
         # Only now that nothing can be refused any more is anything written.
@@ -131,7 +134,7 @@ class Training:
             data.tokenizers.save(folder.path, write_whole)
         write_whole(folder.config, lambda path: write_yaml(path, settings))
         translator = Translator(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
-        objective = Objective.of(training, device)
+        objective = Objective.of(training, device, teaching)
         worked: Seq2Seq = torch.compile(model, dynamic=True) if training.compile else model  # type: ignore[assignment]
         # What is recomputed for its gradient is large, and gains nothing.
         plain = training.compile or getattr(settings.model, "recompute", False) or progress.pieces > 1
@@ -325,9 +328,12 @@ class Training:
             return f"{self.folder.path} has already been trained."
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         start = f"from step {self.progress.step:,} " if self.progress.step else ""
+        teachers = self.settings.training.teachers
+        taught = f", taught by {', '.join(teachers.runs)}" if teachers is not None else ""
+        on = f"{self.translator.device}{self.objective.told()}"
         return (
             f"Training {parameters:,} parameters on {len(self.data.train):,} pairs {start}"
-            f"in {self.folder.path}, on {self.translator.device}{self.objective.told()}. {self._told_of_batches()}"
+            f"in {self.folder.path}, on {on}{taught}. {self._told_of_batches()}"
         )
 
     def _told_of_batches(self) -> str:

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from regard import fused
 from regard.data.batching import Batch
 from regard.data.tokens.tokenizers import UNKNOWN
+from regard.decoding.ensemble import mean_answer
 from regard.models.contracts import Decoded, Padded
 from regard.models.seq2seq import Seq2Seq
 from regard.training.parts import sum_of_parts
 from regard.training.settings import Consistency, NoConsistency, Shares, TrainingSettings
+from regard.training.teaching import Teaching
 
 NO_CONSISTENCY = NoConsistency()
 
@@ -34,18 +36,21 @@ def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tu
 
 @dataclass(frozen=True)
 class Objective:
-    """What training makes small: the loss, with smoothed labels, dropped words, and consistency where they are set."""
+    """What training makes small: the loss, with smoothed labels, dropped words, and consistency or teachers where they
+    are set.
+    """
 
     label_smoothing: float = 0.0
     word_dropout: float = 0.0
     consistency: Consistency = NO_CONSISTENCY
     halved: bool = False
     """Whether matrix products are worked out in bfloat16."""
+    teaching: Teaching | None = None
 
     @classmethod
-    def of(cls, settings: TrainingSettings, device: torch.device) -> "Objective":
+    def of(cls, settings: TrainingSettings, device: torch.device, teaching: Teaching | None = None) -> "Objective":
         halved = settings.precision == "bfloat16" or (settings.precision == "auto" and made_for_bfloat16(device))
-        return cls(settings.label_smoothing, settings.word_dropout, settings.consistency, halved)
+        return cls(settings.label_smoothing, settings.word_dropout, settings.consistency, halved, teaching)
 
     def told(self) -> str:
         return " in bfloat16" if self.halved else ""
@@ -67,7 +72,10 @@ class Objective:
         if self.consistency.kind == "none":
             decoded = model(source, given)
             features_ND, tokens_N = _counted(decoded.features, target)
-            total = _cross_entropy(decoded, features_ND, tokens_N, self.label_smoothing)
+            if self.teaching is None:
+                total = _cross_entropy(decoded, features_ND, tokens_N, self.label_smoothing)
+            else:
+                total = _taught(self.teaching, batch, decoded, features_ND, tokens_N, self.label_smoothing)
             return total + _terms(decoded, target)
         # Both passes are the halves of one batch.
         again, given_again = source, given
@@ -154,7 +162,7 @@ def _counted(features_BTD: Tensor, target: Padded) -> tuple[Tensor, Tensor]:
 
 
 def all_with_padding_passed_over(features_BTD: Tensor, target: Padded) -> tuple[Tensor, Tensor]:
-    """Padding gets features of nothing, on which any two passes agree, and a token that the loss passes over."""
+    """Padding gets features of nothing, and a token that the loss passes over."""
     features_BTD = features_BTD.masked_fill(~target.valid_BT.unsqueeze(-1), 0.0)
     return features_BTD.flatten(0, 1), target.tokens_BT.masked_fill(~target.valid_BT, PASSED_OVER).flatten()
 
@@ -180,24 +188,52 @@ def _plain_cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing: f
 def _two_passes(
     decoded: Decoded, first_ND: Tensor, second_ND: Tensor, tokens_N: Tensor, shares: Shares, label_smoothing: float
 ) -> Tensor:
-    """Shares of the cross-entropies of two passes and of KL(p ‖ q) and KL(q ‖ p); gradients flow through both sides."""
+    """What two passes of one model cost together; gradients flow through both."""
 
     def part(first_ND: Tensor, second_ND: Tensor, tokens_N: Tensor) -> Tensor:
-        first_NV, second_NV = decoded.output(first_ND), decoded.output(second_ND)
-        if fused.can_serve(first_NV):
-            from regard.fused.agreement import agreement
-
-            return agreement(first_NV, second_NV, tokens_N, shares, label_smoothing, PASSED_OVER).sum()
-        p_NV, q_NV = (logits_NV.float().log_softmax(-1) for logits_NV in (first_NV, second_NV))
-        terms: list[tuple[float, Callable[[], Tensor]]] = [
-            (shares.first, lambda: _plain_cross_entropy(p_NV, tokens_N, label_smoothing)),
-            (shares.second, lambda: _plain_cross_entropy(q_NV, tokens_N, label_smoothing)),
-            (shares.there, lambda: nn.functional.kl_div(q_NV, p_NV, reduction="sum", log_target=True)),
-            (shares.back, lambda: nn.functional.kl_div(p_NV, q_NV, reduction="sum", log_target=True)),
-        ]
-        return torch.stack([share * term() for share, term in terms if share]).sum()
+        return _two_answers(decoded.output(first_ND), decoded.output(second_ND), tokens_N, shares, label_smoothing)
 
     return sum_of_parts(part, decoded, first_ND, second_ND, tokens_N)
+
+
+def _taught(
+    teaching: Teaching, batch: Batch, decoded: Decoded, features_ND: Tensor, tokens_N: Tensor, label_smoothing: float
+) -> Tensor:
+    """What a student's pass costs beside its teachers', who see every word and learn nothing."""
+    with torch.no_grad():
+        said = [teacher(batch.source, batch.given) for teacher in teaching.models]
+
+    def part(features_ND: Tensor, tokens_N: Tensor, *theirs: Tensor) -> Tensor:
+        with torch.no_grad():
+            answer_NV = mean_answer([each.output(own_ND) for each, own_ND in zip(said, theirs, strict=True)])
+        return _two_answers(answer_NV, decoded.output(features_ND), tokens_N, teaching.shares, label_smoothing)
+
+    theirs = [_counted(each.features, batch.target)[0] for each in said]
+    return sum_of_parts(part, decoded, features_ND, tokens_N, *theirs)
+
+
+def _two_answers(
+    first_NV: Tensor, second_NV: Tensor, tokens_N: Tensor, shares: Shares, label_smoothing: float
+) -> Tensor:
+    """Shares of the cross-entropies of two answers, p and q, to the same question, and of KL(p ‖ q) and KL(q ‖ p)."""
+    if fused.can_serve(second_NV):
+        from regard.fused.agreement import agreement
+
+        return agreement(first_NV, second_NV, tokens_N, shares, label_smoothing, PASSED_OVER).sum()
+    p_NV, q_NV = (logits_NV.float().log_softmax(-1) for logits_NV in (first_NV, second_NV))
+    terms: list[tuple[float, Callable[[], Tensor]]] = [
+        (shares.first, lambda: _plain_cross_entropy(p_NV, tokens_N, label_smoothing)),
+        (shares.second, lambda: _plain_cross_entropy(q_NV, tokens_N, label_smoothing)),
+        (shares.there, lambda: _plain_divergence(p_NV, q_NV, tokens_N)),
+        (shares.back, lambda: _plain_divergence(q_NV, p_NV, tokens_N)),
+    ]
+    return torch.stack([share * term() for share, term in terms if share]).sum()
+
+
+def _plain_divergence(p_NV: Tensor, q_NV: Tensor, tokens_N: Tensor) -> Tensor:
+    """KL(p ‖ q), from their logarithms."""
+    rows_N = nn.functional.kl_div(q_NV, p_NV, reduction="none", log_target=True).sum(-1)
+    return rows_N.masked_fill(tokens_N == PASSED_OVER, 0.0).sum()
 
 
 def _terms(decoded: Decoded, target: Padded) -> Tensor:

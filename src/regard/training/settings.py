@@ -88,6 +88,25 @@ Consistency = NoConsistency | RDrop | SimCut
 ConsistencyChoice = Annotated[Consistency, Field(discriminator="kind"), BY_NAME]
 
 
+class Teachers(Settings):
+    """Other runs teach: (1 − λ) of the loss counts, and λ Σ_t KL(p_t ‖ q_t), where p is the mean of what the teachers
+    say of the pair and q what the student does (Hinton et al. 2015).
+    """
+
+    runs: tuple[str, ...] = Field(min_length=1, description="their folders; they have the student's tokenizer")
+    share: float = Field(0.5, gt=0, le=1, description="λ, how much the teachers count beside the data")
+
+    @property
+    def shares(self) -> Shares:
+        return Shares(0.0, 1 - self.share, self.share, 0.0)
+
+
+def _teachers_by_their_runs(value: Any) -> Any:
+    if isinstance(value, str):
+        value = [value]
+    return {"runs": value} if isinstance(value, list | tuple) else value
+
+
 class TrainingSettings(Settings):
     """The loop: how long, how fast, how often to look."""
 
@@ -115,6 +134,9 @@ class TrainingSettings(Settings):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     word_dropout: float = Field(0.0, ge=0, lt=1, description="share of the tokens given that become unknown")
     consistency: ConsistencyChoice = NoConsistency()
+    teachers: Annotated[Teachers | None, BeforeValidator(_teachers_by_their_runs)] = Field(
+        None, description="runs whose answers are learned from too, so that one model says what several do"
+    )
     ema: float = Field(0.0, ge=0, lt=1, description="memory of a moving average of the weights, used in their place")
     average: PositiveInt = Field(
         1, description="at the end, the mean of so many last checkpoints is tried, and used if it is better"
@@ -158,6 +180,8 @@ class TrainingSettings(Settings):
             raise ValueError("longest: only batches by tokens leave long pairs out. Set batch_tokens too.")
         if self.ema and self.average > 1:
             raise ValueError("ema: a moving average of the weights and a mean of checkpoints exclude each other.")
+        if self.teachers is not None and self.consistency.kind != "none":
+            raise ValueError("teachers: a student agrees with its teachers or with itself. Set consistency=none.")
         return self
 
     @property
