@@ -85,7 +85,8 @@ def compare(
         return torch.randn(*shape, dtype=dtype, device=device, requires_grad=True)
 
     x = noise(rows, steps, cells[0].input_size)
-    starts = [tuple(noise(rows, width) for width in cell.parts) for cell in cells]
+    # A decoder's start is cut out of what a bridge says of all its parts.
+    starts = [noise(rows, sum(cell.parts)).split(cell.parts, dim=1) for cell in cells]
     keeps = [2 * torch.rand(rows, cell.hidden_size).to(x).round() if keep else None for cell in cells]
     ends = None if lengths is None else torch.tensor(lengths, device=device)
     expected = answers(cells, x, starts, reference, ends, keeps)
@@ -132,6 +133,24 @@ def test_torchs_own_kernels_agree(name: str, lengths: list[int] | None, dtype: t
     """In float32 a CPU takes oneDNN's LSTM; CUDA takes cuDNN's."""
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-5 if device == "cpu" else 2e-3}[dtype]
     compare(SMALL[name], by_torch, lengths=lengths, dtype=dtype, device=device, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", ["rnn", "gru", "lstm"])
+def test_torchs_own_kernels_get_a_start_in_one_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cuDNN wants it."""
+    kernel_of, given = kernels._torch_kernel, []
+
+    def watched(cell: Cell) -> Callable[..., Any]:
+        def kernel(x: Tensor, start: Any, *rest: Any) -> Any:
+            given.extend(start if isinstance(start, list) else [start])
+            return kernel_of(cell)(x, start, *rest)
+
+        return kernel
+
+    monkeypatch.setattr(kernels, "_torch_kernel", watched)
+    compare(SMALL[name], by_torch)
+    assert given
+    assert all(part.is_contiguous() for part in given)
 
 
 WIDE: dict[str, Callable[[], Cell]] = {

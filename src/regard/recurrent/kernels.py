@@ -283,7 +283,7 @@ def by_torch(lane: Lane, lengths_B: Tensor | None) -> Swept:
     with warnings.catch_warnings():
         # cuDNN would rather have the four side by side in memory, and copies them: they are small beside the work.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
-        start = [part.unsqueeze(0) for part in state]
+        start = [part.unsqueeze(0).contiguous() for part in state]  # cuDNN refuses a slice of something larger
         kernel = _torch_kernel(cell)
         given = start if isinstance(cell, LSTMCell) else start[0]
         outputs_BTH, *last = kernel(x_BTD, given, weights, True, 1, 0.0, cell.training, False, True)
