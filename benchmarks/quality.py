@@ -8,7 +8,8 @@
 A checkpoint is chosen on the dev set alone. A run that is there is gone on with; a score that is there is not worked
 out again. Several languages are averaged, each counting the same. With --ensemble all seeds are scored together too.
 The seconds are those of a training in the mean, start and validations included, added up where it was gone on with;
-those of an ensemble are of all its trainings. With --jobs above 1, trainings take time from each other.
+those of an ensemble are of all its trainings, those of a model that others teach without theirs. With --jobs above 1,
+trainings take time from each other.
 """
 
 import argparse
@@ -29,6 +30,9 @@ INFLECTED = ("arabic", "english", "finnish", "german", "hebrew", "hungarian", "n
 
 FLICKR = "{split}.lc.norm.tok"
 
+SHARE = 0.7
+"""How much teachers count beside the data."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -48,6 +52,8 @@ class Question:
     """Settings in which it differs from the preset."""
     joined: tuple[str, ...] = ()
     """More presets with the same tokenisers, whose seeds join the ensemble; without --ensemble they are left out."""
+    teachers: tuple[tuple[str, int], ...] = ()
+    """Other questions, and how many seeds of their models are trained before, to teach this one's."""
 
     @property
     def search(self) -> list[str]:
@@ -66,6 +72,11 @@ QUESTIONS = {
         "multi30k-transformer", "multi30k/tok", "bleu:tokenize=none", ("test_2016_flickr", "test_2017_flickr"),
         target=(42.0, 35.0), length_penalty=1.4,
     ),
+    "multi30k-taught": Question(
+        "multi30k-transformer", "multi30k/tok", "bleu:tokenize=none", ("test_2016_flickr", "test_2017_flickr"),
+        target=(42.0, 35.0), length_penalty=1.4,
+        wishes=("training.consistency=none", "training.steps=4000"), teachers=(("multi30k-transformer", 2),),
+    ),
     "multi30k-gru": Question(
         "multi30k-gru", "multi30k/tok", "bleu:tokenize=none", ("test_2016_flickr", "test_2017_flickr"),
         target=(40.0, 33.0), length_penalty=1.0,
@@ -79,6 +90,11 @@ QUESTIONS = {
     ),
     "cmudict-transformer": Question("cmudict-transformer", "cmudict", "wer", target=(20.2,), also=("per",)),
     "cmudict-lstm": Question("cmudict-lstm", "cmudict", "wer", target=(20.2,), also=("per",)),
+    "cmudict-taught": Question(
+        "cmudict-transformer", "cmudict", "wer", target=(20.2,), also=("per",),
+        wishes=("model.dropout=0.2", "training.steps=8000"),
+        teachers=(("cmudict-transformer", 1), ("cmudict-lstm", 1)),
+    ),
     "sigmorphon2021-medium": Question(
         "sigmorphon2021-g2p", "sigmorphon2021-g2p/medium", "wer", languages=MEDIUM, target=(10.5,),
         wishes=("tokenizer.source.normalisation=nfd", "model.encoder.layers=2", "model.encoder.dropout=0.4",
@@ -129,6 +145,15 @@ class Run:
         return Path(self.args.out) / "-".join(filter(None, (self.title, in_a_name(self.language), f"seed{self.seed}")))
 
     @property
+    def teachers(self) -> list["Run"]:
+        """They have its language and the first seeds."""
+        return [
+            Run(name, QUESTIONS[name].preset, self.language, seed, self.args)
+            for name, seeds in self.question.teachers
+            for seed in range(seeds)
+        ]
+
+    @property
     def seconds(self) -> float | None:
         """That its training took in all; None where it was begun by something that did not count."""
         kept = self.folder / "seconds.json"
@@ -138,6 +163,9 @@ class Run:
         """Train, or go on. A call that finds the run finished, or saves nothing, takes no time that counts."""
         own = self.question.settings(self.args.data, self.language)
         wishes = [*own, f"seed={self.seed}", *self.args.set]
+        if self.teachers:
+            runs = ", ".join(str(teacher.folder) for teacher in self.teachers)
+            wishes.append(f"training.teachers={{runs: [{runs}], share: {SHARE}}}")
         begun_with = self._checkpoints()
         if not begun_with:
             self._keep_seconds(0.0)
@@ -313,7 +341,9 @@ def main() -> None:
     ensembles = [Model(tuple(team)) for team in teams if args.ensemble and len(team) > 1]
     if args.ensemble and not ensembles:
         parser.error("an ensemble is of several models: give --seeds 2 or more.")
+    teachers = {teacher.folder: teacher for team in teams for run in team for teacher in run.teachers}
     with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(Run.train, teachers.values()))
         scored = list(pool.map(train_and_score, (run for team in teams for run in team)))
         scored += pool.map(score, ensembles)
     for row in rows(scored):
