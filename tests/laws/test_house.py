@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard.training.folder import RunFolder
 
 SOURCE = Path(regard.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -133,4 +134,13 @@ def test_public_names_are_sorted_and_all_there() -> None:
 )
 def test_settings_and_help_need_no_torch(statement: str) -> None:
     code = f"{statement}\nimport sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "statement", ["import regard.training.loop", "import regard; regard.load({path!r}).predict('x')"]
+)
+def test_torchs_compiler_is_not_loaded_where_nothing_is_compiled(statement: str, small_run: RunFolder) -> None:
+    """It takes as long as all the rest of torch."""
+    code = f"{statement.format(path=str(small_run.path))}\nimport sys; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -124,7 +124,6 @@ class Embedding(nn.Module):
 _KNOWN_WAVES: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _waves(places: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Sinusoidal positions, worked out once; they stay where they are, since recorded work may read them there."""
     key = places, size, dtype, device
@@ -132,6 +131,10 @@ def _waves(places: int, size: int, dtype: torch.dtype, device: torch.device) -> 
         with torch.inference_mode(False):
             _KNOWN_WAVES[key] = sinusoidal_positions(places, size).to(device, dtype)
     return _KNOWN_WAVES[key]
+
+
+# As torch.compiler.assume_constant_result does it, which would load the whole compiler first: seconds at each start.
+_waves._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @final
