@@ -131,6 +131,8 @@ class Run:
     language: str
     seed: int
     args: argparse.Namespace
+    teaches: bool = False
+    """Whether it is trained for another's sake; what is set for those that were asked for is not for it."""
 
     @property
     def question(self) -> Question:
@@ -148,7 +150,7 @@ class Run:
     def teachers(self) -> list["Run"]:
         """They have its language and the first seeds."""
         return [
-            Run(name, QUESTIONS[name].preset, self.language, seed, self.args)
+            Run(name, QUESTIONS[name].preset, self.language, seed, self.args, teaches=True)
             for name, seeds in self.question.teachers
             for seed in range(seeds)
         ]
@@ -161,11 +163,11 @@ class Run:
 
     def train(self) -> None:
         """Train, or go on. A call that finds the run finished, or saves nothing, takes no time that counts."""
-        own = self.question.settings(self.args.data, self.language)
-        wishes = [*own, f"seed={self.seed}", *self.args.set]
+        wishes = [*self.question.settings(self.args.data, self.language), f"seed={self.seed}"]
         if self.teachers:
             runs = ", ".join(str(teacher.folder) for teacher in self.teachers)
             wishes.append(f"training.teachers={{runs: [{runs}], share: {SHARE}}}")
+        wishes += [] if self.teaches else self.args.set
         begun_with = self._checkpoints()
         if not begun_with:
             self._keep_seconds(0.0)
@@ -325,7 +327,9 @@ def main() -> None:
     parser.add_argument("--ensemble", action="store_true", help="score all seeds together too")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--out", default="runs/quality")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for every training")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for every training but teachers'"
+    )
     args = parser.parse_args()
     # A list for each question and language: what answers together where that is asked for.
     teams = [

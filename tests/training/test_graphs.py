@@ -121,14 +121,18 @@ def test_consistency_and_half_precision_are_recorded_too(
         torch.testing.assert_close(ours, reference, rtol=1e-2 if halved else 1e-4, atol=1e-4 if halved else 1e-6)
 
 
+@pytest.mark.parametrize("halved", [False, True])
 @pytest.mark.parametrize("name", CHOICES)
-def test_what_is_learned_from_a_teacher_is_recorded_too(name: str, device: str) -> None:
-    teacher = model(CHOICES[name], device).eval()
-    objective = Objective(0.1, teaching=Teaching((teacher,), Teachers(runs=("-",)).shares))
+def test_what_is_learned_from_teachers_is_recorded_too(name: str, halved: bool, device: str) -> None:
+    teachers = tuple(model(overrides, device).eval() for overrides in (CHOICES[name], {}))
+    objective = Objective(0.1, halved=halved, teaching=Teaching(teachers, Teachers(runs=("-",)).shares))
     expected = gradients(model({}, device), objective, None)
     net = model({}, device)
-    for ours, reference in zip(gradients(net, objective, RecordedGradient(net, objective)), expected, strict=True):
-        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-6)
+    recorder = RecordedGradient(net, objective)
+    found = gradients(net, objective, recorder)
+    assert all(recorder.seen.values())
+    for ours, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-2 if halved else 1e-4, atol=1e-4 if halved else 1e-6)
 
 
 @pytest.mark.parametrize("consistency", [NoConsistency(), RDrop(), SimCut()], ids=lambda choice: choice.kind)

@@ -98,10 +98,11 @@ def test_teachers_see_the_words_that_are_dropped_for_the_student() -> None:
     student = model(0)
     seen: list[torch.Tensor] = []
     teacher = model(1)
-    teacher.register_forward_pre_hook(lambda _, given: seen.append(given[0].tokens_BT))
+    teacher.register_forward_pre_hook(lambda _, given: seen.extend([given[0].tokens_BT, given[1]]))
     Objective(word_dropout=0.9, teaching=teaching(teacher))(student, batch())
-    assert len(seen) == 1
-    assert torch.equal(seen[0], batch().source.tokens_BT)
+    source, given = seen
+    assert torch.equal(source, batch().source.tokens_BT)
+    assert torch.equal(given, batch().given)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,7 @@ def test_a_teacher_that_has_changed_is_told(
         train([own], tmp_path / "run")
     shutil.rmtree(own)
     shutil.copytree(teachers[1], own)
-    with pytest.raises(regard.DataError, match=rf"{own}: .* changed since"):
+    with pytest.raises(regard.DataError, match=rf"teacher {own}: the weights have changed since .*run was begun"):
         train([own], tmp_path / "run")
 
 
@@ -173,12 +174,43 @@ def test_a_student_of_other_pairs_takes_its_teachers_tokens(teachers: list[str],
     assert (run.path / "tokenizer.json").read_bytes() == (Path(teachers[0]) / "tokenizer.json").read_bytes()
 
 
+def test_teachers_are_named_with_their_steps_and_told_where_they_are_unfinished(
+    teachers: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, stopped_at(4, patch):
+        regard.train("dates", {**SMALL, **STEPS}, out=tmp_path / "half")
+    train([teachers[0], str(tmp_path / "half")], tmp_path / "run")
+    told = [f"{run} (step {RunFolder(Path(run)).best().step})" for run in (teachers[0], tmp_path / "half")]
+    assert f"taught by {told[0]} and {told[1]}." in capsys.readouterr().err
+    assert [record.getMessage() for record in caplog.records if "teaches" in record.getMessage()] == [
+        f"{tmp_path / 'half'} teaches as it is after 3 of its 6 steps; if it is trained on, its students cannot be."
+    ]
+
+
+def test_runs_are_named_in_whatever_way_is_natural() -> None:
+    for given in ("runs/a", Path("runs/a"), ["runs/a"], [Path("runs/a")], {"runs": "runs/a"}):
+        settings = resolve(RunSettings, "dates", {"training.teachers": given})
+        assert settings.training.teachers == Teachers(runs=("runs/a",))
+
+
+def test_a_student_may_draw_its_segmentations_otherwise(tmp_path: Path) -> None:
+    bpe = {"tokenizer": {"kind": "bpe", "vocabulary": 470, "shared": True}}
+    regard.train("dates", {**SMALL, **STEPS, **bpe}, out=tmp_path / "teacher")
+    train([str(tmp_path / "teacher")], tmp_path / "run", **bpe, **{"tokenizer.dropout": 0.1})
+    with pytest.raises(regard.ConfigError, match=r"with another tokenizer\.vocabulary, and"):
+        train([str(tmp_path / "teacher")], tmp_path / "other", **bpe, **{"tokenizer.vocabulary": 480})
+
+
 def test_what_cannot_teach_is_refused(teachers: list[str], tmp_path: Path) -> None:
-    with pytest.raises(regard.ConfigError, match=r"teachers: .*a was trained with other settings of the tokenizer"):
+    with pytest.raises(
+        regard.ConfigError, match=r"teachers: .*a was trained with another tokenizer\.shared, tokenizer\.kind"
+    ):
         train(teachers, tmp_path / "run", tokenizer="word")
-    with pytest.raises(regard.ModelError, match="There is no model at runs/nowhere"):
+    with pytest.raises(regard.ModelError, match=r"training\.teachers: There is no model at runs/nowhere"):
         train(["runs/nowhere"], tmp_path / "run")
-    with pytest.raises(regard.ConfigError, match="agrees with its teachers or with itself"):
+    with pytest.raises(
+        regard.ConfigError, match=r"agrees with its teachers or with itself\. Set training\.consistency"
+    ):
         train(teachers, tmp_path / "run", **{"training.consistency": "r-drop"})
     with pytest.raises(regard.ConfigError, match="teachers"):
         train([], tmp_path / "run")

@@ -32,7 +32,7 @@ from regard.training.machine import device_named, kept_for_a_run, told_when_disk
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
-from regard.training.teaching import Staff
+from regard.training.teaching import TEACHER, Staff
 from regard.training.validation import validate
 from regard.training.weights import MovingAverage, mean_of
 
@@ -73,8 +73,10 @@ def _see_that_the_data_is_the_same(folder: RunFolder, before: dict[str, str] | s
         )
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
+        taught = all(name.startswith(TEACHER) for name in changed)
+        what, old = ("weights have", "ones") if taught else ("data has", "data")
         raise DataError(
-            f"{' and '.join(changed)}: the data has changed since {folder.path} was begun. Bring the old data back to "
+            f"{' and '.join(changed)}: the {what} changed since {folder.path} was begun. Bring the old {old} back to "
             "go on, or choose another folder with --out."
         )
 
@@ -116,7 +118,7 @@ class Training:
         if newest is not None:
             _see_that_the_data_is_the_same(folder, newest.state["data"], learned_from)
             newest.see_that_tokenizers_are_those_saved()
-        teaching = staff.teach(settings, device)
+        teaching = staff.teach(device)
         torch.manual_seed(settings.seed)
         own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else staff.tokenizers()
         request = Request(corpus, fingerprint, settings.data, settings.tokenizer, settings.seed)
@@ -328,12 +330,9 @@ class Training:
             return f"{self.folder.path} has already been trained."
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         start = f"from step {self.progress.step:,} " if self.progress.step else ""
-        teachers = self.settings.training.teachers
-        taught = f", taught by {', '.join(teachers.runs)}" if teachers is not None else ""
-        on = f"{self.translator.device}{self.objective.told()}"
         return (
             f"Training {parameters:,} parameters on {len(self.data.train):,} pairs {start}"
-            f"in {self.folder.path}, on {on}{taught}. {self._told_of_batches()}"
+            f"in {self.folder.path}, on {self.translator.device}{self.objective.told()}. {self._told_of_batches()}"
         )
 
     def _told_of_batches(self) -> str:

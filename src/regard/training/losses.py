@@ -53,7 +53,8 @@ class Objective:
         return cls(settings.label_smoothing, settings.word_dropout, settings.consistency, halved, teaching)
 
     def told(self) -> str:
-        return " in bfloat16" if self.halved else ""
+        taught = f", taught by {self.teaching.told}" if self.teaching is not None else ""
+        return (" in bfloat16" if self.halved else "") + taught
 
     def at(self, step: int) -> "Objective":
         """What is made small after so many steps: consistency may begin later than the rest."""

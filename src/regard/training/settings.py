@@ -1,6 +1,7 @@
 """What may be set in training, and the settings of a whole run."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -88,12 +89,22 @@ Consistency = NoConsistency | RDrop | SimCut
 ConsistencyChoice = Annotated[Consistency, Field(discriminator="kind"), BY_NAME]
 
 
+def _paths(value: Any) -> Any:
+    if isinstance(value, str | Path):
+        value = [value]
+    return (
+        [str(path) if isinstance(path, Path) else path for path in value] if isinstance(value, list | tuple) else value
+    )
+
+
 class Teachers(Settings):
-    """Other runs teach: (1 − λ) of the loss counts, and λ Σ_t KL(p_t ‖ q_t), where p is the mean of what the teachers
-    say of the pair and q what the student does (Hinton et al. 2015).
+    """Other runs teach: (1 − λ) of the cross-entropy counts, and λ Σ_t KL(p_t ‖ q_t), where p is the mean of what the
+    teachers say of the pair and q what the student does (Hinton et al. 2015).
     """
 
-    runs: tuple[str, ...] = Field(min_length=1, description="their folders; they have the student's tokenizer")
+    runs: Annotated[tuple[str, ...], BeforeValidator(_paths)] = Field(
+        min_length=1, description="their folders; they have the student's tokenizer"
+    )
     share: float = Field(0.5, gt=0, le=1, description="λ, how much the teachers count beside the data")
 
     @property
@@ -102,9 +113,7 @@ class Teachers(Settings):
 
 
 def _teachers_by_their_runs(value: Any) -> Any:
-    if isinstance(value, str):
-        value = [value]
-    return {"runs": value} if isinstance(value, list | tuple) else value
+    return {"runs": value} if isinstance(value, str | Path | list | tuple) else value
 
 
 class TrainingSettings(Settings):
@@ -181,7 +190,9 @@ class TrainingSettings(Settings):
         if self.ema and self.average > 1:
             raise ValueError("ema: a moving average of the weights and a mean of checkpoints exclude each other.")
         if self.teachers is not None and self.consistency.kind != "none":
-            raise ValueError("teachers: a student agrees with its teachers or with itself. Set consistency=none.")
+            raise ValueError(
+                "teachers: a student agrees with its teachers or with itself. Set training.consistency=none."
+            )
         return self
 
     @property
