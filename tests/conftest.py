@@ -3,8 +3,6 @@
 import atexit
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +15,11 @@ if not torch.cuda.is_available():
 
 import regard
 from regard.training.folder import RunFolder
+from tests_command import Result, warm
 from tests_shared import SMALL
 
-Result = subprocess.CompletedProcess[str]
-
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-cache-")
 atexit.register(shutil.rmtree, os.environ["REGARD_CACHE"], ignore_errors=True)
 
@@ -44,14 +42,17 @@ def second_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Callable[..., Result]:
-    """Run `regard …` in a real process, in an empty folder."""
+    """Run `regard …` in a process of its own, in an empty folder; a fresh one where its start matters."""
 
-    def run(*arguments: str | Path, stdin: bytes | str = b"", cwd: Path = tmp_path, timeout: float = 120) -> Result:
+    def run(
+        *arguments: str | Path,
+        stdin: bytes | str = b"",
+        cwd: Path = tmp_path,
+        timeout: float = 120,
+        start: Callable[[list[str], bytes, Path, float], Result] = warm,
+    ) -> Result:
         given = stdin.encode() if isinstance(stdin, str) else stdin
-        command = [sys.executable, "-m", "regard", *map(str, arguments)]
-        env = {**os.environ, "PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, input=given, capture_output=True, cwd=cwd, timeout=timeout, env=env, check=False)
-        return Result(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+        return start(list(map(str, arguments)), given, cwd, timeout)
 
     return run
 

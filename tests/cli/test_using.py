@@ -19,6 +19,7 @@ from regard.data.batching import pad
 from regard.data.cache import sha256
 from regard.data.tokens.tokenizers import START
 from regard.training.folder import RunFolder
+from tests_command import fresh
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 BIAS = "decoder.bridge.bias"
@@ -276,7 +277,7 @@ def told_in_under_a_second(cli: Run, folder: RunFolder, message: str) -> None:
     times = []
     for _ in range(3):
         begun = time.perf_counter()
-        done = cli("predict", folder.path, "3 mai 2009")
+        done = cli("predict", folder.path, "3 mai 2009", start=fresh)
         times.append(time.perf_counter() - begun)
         assert done.returncode == 4
         assert message in done.stderr
