@@ -77,7 +77,7 @@ def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
 
 def test_a_second_process_is_told_who_trains_and_the_lock_goes_with_kill_9(cli: Run, tmp_path: Path) -> None:
     process = start(tmp_path, *LONG)
-    wait_for(process, "step 5/")
+    wait_for(process, "step 15/")  # there is a checkpoint
     second = cli(*LONG)
     assert second.returncode == 6
     assert f"process {process.pid} trains there" in second.stderr

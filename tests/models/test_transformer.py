@@ -10,6 +10,7 @@ import regard
 from peers import marian
 from regard.config import resolve
 from regard.data.batching import pad
+from regard.models import transformer
 from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import TransformerModel
@@ -197,3 +198,9 @@ def test_layers_worked_out_again_have_the_same_gradients_and_keep_less() -> None
     assert kept[1] < kept[0] / 2
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name])
+
+
+def test_the_compiler_takes_positions_as_constants() -> None:
+    marks = vars(torch.compiler.assume_constant_result(lambda: None))
+    assert marks
+    assert vars(transformer._waves).items() >= marks.items()
