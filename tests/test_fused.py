@@ -15,9 +15,8 @@ from regard.models.seq2seq import build_model
 from regard.norms import LayerNorm
 from regard.plain import plainly
 from regard.training.losses import Objective, all_with_padding_passed_over
-from regard.training.settings import Consistency, NoConsistency, RDrop, SimCut, Teachers
-from regard.training.teaching import Teaching
-from tests_shared import OneModel
+from regard.training.settings import Consistency, NoConsistency, RDrop, SimCut
+from tests_shared import OneModel, teaching
 
 pytest.importorskip("triton")
 
@@ -113,7 +112,7 @@ def test_a_loss_by_the_kernel_is_the_loss(
     torch.manual_seed(0)
     settings = resolve(OneModel, {"model": {"kind": "recurrent", "embedding": 6, "dropout": 0.3}}, {})
     model, *others = (build_model(settings.model, 9, 9).to(DEVICE) for _ in range(1 + teachers))
-    taught = Teaching(tuple(other.eval() for other in others), Teachers(runs=("-",)).shares) if teachers else None
+    taught = teaching(*others) if others else None
     source, target = (pad(rows).to(torch.device(DEVICE)) for rows in ([[4, 5], [6]], [[5, 6, END], [7, END]]))
     batch = Batch(source, target, [0, 1], 5)
     parameters = list(model.parameters())

@@ -25,7 +25,7 @@ def fresh(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
 
 
 def warm(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
-    """The same, forked from a process that has imported torch and nothing else: it saves seconds each time."""
+    """The same, forked from a process that has imported torch and regard: it saves seconds each time."""
     with tempfile.TemporaryDirectory() as place:
         for name in STREAMS:
             Path(place, name).write_bytes(stdin if name == "stdin" else b"")

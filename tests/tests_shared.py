@@ -1,13 +1,20 @@
-"""Settings that tests share, and a way to stop a run."""
+"""Settings, pairs and teachers that tests share, and a way to stop a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from regard.config import Settings
+from regard.data.batching import Batch, Encoded
+from regard.data.ragged import Ragged
+from regard.data.tokens.tokenizers import END
+from regard.models.seq2seq import Seq2Seq
 from regard.models.settings import Model
 from regard.training import loop
+from regard.training.settings import Teachers
+from regard.training.teaching import Teaching
 
 SMALL = {
     "data.train": 400,
@@ -24,6 +31,17 @@ SMALL = {
     "training.log_every": 5,
 }
 """Overrides that make of `dates` a run of a few seconds."""
+
+
+def three_pairs(*ids: int) -> Batch:
+    """Some of three short pairs, in a batch."""
+    sources, targets = [[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]]
+    return Encoded(Ragged.of(sources), Ragged.of(targets)).batch(list(ids), torch.device("cpu"))
+
+
+def teaching(*models: Seq2Seq, share: float = 0.5) -> Teaching:
+    """Models that teach without having been trained."""
+    return Teaching(tuple(model.eval() for model in models), Teachers(runs=("-",), share=share).shares)
 
 
 class OneModel(Settings):

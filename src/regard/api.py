@@ -102,8 +102,7 @@ class Model:
 
     @classmethod
     def open(cls, folder: RunFolder, chosen: Checkpoint) -> "Model":
-        settings = folder.settings()
-        model, tokenizers = checkpoint.load_model(folder, chosen)
+        settings, tokenizers, model = checkpoint.load_model(folder, chosen)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         translator = Translator(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
         return cls(translator, settings, chosen.step)

@@ -20,9 +20,8 @@ from regard.training.graphs import RecordedGradient, RecordedUpdate
 from regard.training.loop import Training
 from regard.training.losses import Objective, backward
 from regard.training.optim import build_optimizer, set_rate
-from regard.training.settings import NoConsistency, RDrop, RunSettings, SimCut, Teachers, TrainingSettings
-from regard.training.teaching import Teaching
-from tests_shared import SMALL
+from regard.training.settings import NoConsistency, RDrop, RunSettings, SimCut, TrainingSettings
+from tests_shared import SMALL, teaching
 
 V = 11
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU")
@@ -124,8 +123,8 @@ def test_consistency_and_half_precision_are_recorded_too(
 @pytest.mark.parametrize("halved", [False, True])
 @pytest.mark.parametrize("name", CHOICES)
 def test_what_is_learned_from_teachers_is_recorded_too(name: str, halved: bool, device: str) -> None:
-    teachers = tuple(model(overrides, device).eval() for overrides in (CHOICES[name], {}))
-    objective = Objective(0.1, halved=halved, teaching=Teaching(teachers, Teachers(runs=("-",)).shares))
+    teachers = teaching(model(CHOICES[name], device), model({}, device))
+    objective = Objective(0.1, halved=halved, teaching=teachers)
     expected = gradients(model({}, device), objective, None)
     net = model({}, device)
     recorder = RecordedGradient(net, objective)

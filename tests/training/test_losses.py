@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.config import resolve
-from regard.data.batching import Batch, Encoded
+from regard.data.batching import Encoded
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END, START, UNKNOWN
 from regard.errors import ConfigError
@@ -17,6 +17,7 @@ from regard.plain import plainly
 from regard.training import parts
 from regard.training.losses import Objective, backward, token_loss
 from regard.training.settings import Consistency, NoConsistency, RDrop, RunSettings, SimCut
+from tests_shared import three_pairs as batch
 
 V = 9
 
@@ -25,12 +26,6 @@ def model() -> Seq2Seq:
     torch.manual_seed(0)
     small = {"encoder.hidden": 4, "decoder.hidden": 4, "dropout": 0.0, "embedding": 4}
     return build_model(resolve(RecurrentModel, {}, small), V, V).double()
-
-
-def batch(*ids: int) -> Batch:
-    sources, targets = [[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]]
-    encoded = Encoded(Ragged.of(sources), Ragged.of(targets))
-    return encoded.batch(list(ids), torch.device("cpu"))
 
 
 def test_is_minus_log_p_of_the_targets() -> None:

@@ -8,16 +8,13 @@ import torch
 
 import regard
 from regard.config import resolve
-from regard.data.batching import Batch, Encoded
-from regard.data.ragged import Ragged
-from regard.data.tokens.tokenizers import END
+from regard.data.batching import Batch
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import losses, parts
 from regard.training.folder import RunFolder
 from regard.training.losses import Objective, backward
 from regard.training.settings import RunSettings, Teachers
-from regard.training.teaching import Teaching
-from tests_shared import SMALL, stopped_at
+from tests_shared import SMALL, stopped_at, teaching, three_pairs
 
 V = 11
 STEPS = {"training.steps": 6, "training.validate_every": 3, "training.save_every": 3}
@@ -31,12 +28,7 @@ def model(seed: int, **wishes: object) -> Seq2Seq:
 
 
 def batch() -> Batch:
-    sources, targets = [[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]]
-    return Encoded(Ragged.of(sources), Ragged.of(targets)).batch([0, 1, 2], torch.device("cpu"))
-
-
-def teaching(*models: Seq2Seq, share: float = 0.3) -> Teaching:
-    return Teaching(tuple(net.eval() for net in models), Teachers(runs=("-",), share=share).shares)
+    return three_pairs(0, 1, 2)
 
 
 def found(net: Seq2Seq, objective: Objective) -> list[torch.Tensor]:
@@ -56,7 +48,7 @@ def test_what_the_mean_of_the_teachers_says_counts_as_far_as_it_shall() -> None:
     expected = 0.7 * Objective(0.1)(student, given) + 0.3 * apart
     assert apart > 0.01
     torch.testing.assert_close(
-        Objective(0.1, teaching=teaching(one, other))(student, given), expected.float(), rtol=1e-5, atol=1e-5
+        Objective(0.1, teaching=teaching(one, other, share=0.3))(student, given), expected.float(), rtol=1e-5, atol=1e-5
     )
 
 

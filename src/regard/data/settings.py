@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from regard.config import BY_NAME, HARMLESS, Settings
+from regard.config import BY_NAME, HARMLESS, Settings, differences
 
 Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
 
@@ -365,6 +365,12 @@ def sides(settings: TokenizerSettings) -> tuple[Side, Side]:
     if isinstance(settings, PairTokenizer):
         return settings.source, settings.target
     return settings, settings if settings.shared else settings.model_copy(update={"tags": False})
+
+
+def other_tokens(one: TokenizerSettings, other: TokenizerSettings) -> list[str]:
+    """The settings in which two differ that decide what a token is; how segmentations are sampled does not."""
+    sampled = {*Sampling._fields, "sampled"}
+    return [key for key in differences(one, other) if key.split(".")[-1] not in sampled]
 
 
 def samplings(settings: TokenizerSettings) -> tuple[Sampling | None, Sampling | None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
@@ -22,6 +22,7 @@ from regard.errors import ModelError
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training.folder import FORMAT, Checkpoint, RunFolder, sync
 from regard.training.scores import Scores
+from regard.training.settings import RunSettings
 from regard.training.weights import MovingAverage
 
 
@@ -126,13 +127,20 @@ def prune(folder: RunFolder, keep: int, best_step: int | None, counts: Callable[
             shutil.rmtree(checkpoint.path)
 
 
-def load_model(folder: RunFolder, chosen: Checkpoint) -> tuple[Seq2Seq, TokenizerPair]:
-    """A run's model as a checkpoint has it, and its tokenisers."""
+class Loaded(NamedTuple):
+    """A run's model as a checkpoint has it, and what goes with it."""
+
+    settings: RunSettings
+    tokenizers: TokenizerPair
+    model: Seq2Seq
+
+
+def load_model(folder: RunFolder, chosen: Checkpoint) -> Loaded:
     settings = folder.settings()
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer)
     model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
     load_weights(model, chosen)
-    return model, tokenizers
+    return Loaded(settings, tokenizers, model)
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

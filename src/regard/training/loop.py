@@ -32,7 +32,7 @@ from regard.training.machine import device_named, kept_for_a_run, told_when_disk
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
-from regard.training.teaching import TEACHER, Staff
+from regard.training.teaching import TEACHER, staff_of
 from regard.training.validation import validate
 from regard.training.weights import MovingAverage, mean_of
 
@@ -113,14 +113,13 @@ class Training:
         """A run at step 0, or where its newest whole checkpoint left it."""
         training, device = settings.training, device_named(settings.training.device)
         newest = folder.newest()
-        staff, fingerprint = Staff.of(settings), corpus.fingerprint()
-        learned_from = {**fingerprint, **staff.fingerprint()}
+        staff, fingerprint = staff_of(settings, device), corpus.fingerprint()
+        learned_from = {**fingerprint, **staff.fingerprint}
         if newest is not None:
             _see_that_the_data_is_the_same(folder, newest.state["data"], learned_from)
             newest.see_that_tokenizers_are_those_saved()
-        teaching = staff.teach(device)
         torch.manual_seed(settings.seed)
-        own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else staff.tokenizers()
+        own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else staff.tokenizers
         request = Request(corpus, fingerprint, settings.data, settings.tokenizer, settings.seed)
         data = prepare(request, own, narrator.say)
         order = order_of(data.train, settings)
@@ -136,7 +135,7 @@ class Training:
             data.tokenizers.save(folder.path, write_whole)
         write_whole(folder.config, lambda path: write_yaml(path, settings))
         translator = Translator(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
-        objective = Objective.of(training, device, teaching)
+        objective = Objective.of(training, device, staff.teaching)
         worked: Seq2Seq = torch.compile(model, dynamic=True) if training.compile else model  # type: ignore[assignment]
         # What is recomputed for its gradient is large, and gains nothing.
         plain = training.compile or getattr(settings.model, "recompute", False) or progress.pieces > 1
@@ -148,8 +147,7 @@ class Training:
 
     @property
     def done(self) -> bool:
-        training = self.settings.training
-        return self.progress.step >= training.steps or self.progress.stale >= training.patience
+        return self.settings.training.is_over(self.progress.step, self.progress.stale)
 
     def finish(self, narrator: Narrator) -> Progress:
         """Take steps until all are taken, no better model is in sight, or somebody asks to stop."""

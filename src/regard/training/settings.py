@@ -23,7 +23,7 @@ from regard.training.measures import Accuracy, Chrf, Loss, Measure, MeasureChoic
 
 
 def _one_or_more(value: Any) -> Any:
-    return [value] if isinstance(value, str | dict) else value
+    return [value] if isinstance(value, str | Path | dict) else value
 
 
 class Shares(NamedTuple):
@@ -89,12 +89,8 @@ Consistency = NoConsistency | RDrop | SimCut
 ConsistencyChoice = Annotated[Consistency, Field(discriminator="kind"), BY_NAME]
 
 
-def _paths(value: Any) -> Any:
-    if isinstance(value, str | Path):
-        value = [value]
-    return (
-        [str(path) if isinstance(path, Path) else path for path in value] if isinstance(value, list | tuple) else value
-    )
+def _in_letters(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
 
 
 class Teachers(Settings):
@@ -102,7 +98,7 @@ class Teachers(Settings):
     teachers say of the pair and q what the student does (Hinton et al. 2015).
     """
 
-    runs: Annotated[tuple[str, ...], BeforeValidator(_paths)] = Field(
+    runs: Annotated[tuple[Annotated[str, BeforeValidator(_in_letters)], ...], BeforeValidator(_one_or_more)] = Field(
         min_length=1, description="their folders; they have the student's tokenizer"
     )
     share: float = Field(0.5, gt=0, le=1, description="λ, how much the teachers count beside the data")
@@ -194,6 +190,10 @@ class TrainingSettings(Settings):
                 "teachers: a student agrees with its teachers or with itself. Set training.consistency=none."
             )
         return self
+
+    def is_over(self, step: int, stale: int) -> bool:
+        """Whether a run has ended that has taken so many steps, with so many validations since the best."""
+        return step >= self.steps or stale >= self.patience
 
     @property
     def measures(self) -> list[Measure]:
