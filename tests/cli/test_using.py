@@ -128,10 +128,11 @@ def test_models_answer_together(cli: Run, small_run: RunFolder, second_run: RunF
 
 
 def _first(model: regard.Model, text: str) -> NDArray[np.float32]:
-    tokenizers = model.translator.tokenizers
+    tokenizers, device = model.translator.tokenizers, model.translator.device
     with torch.no_grad():
-        logits = model.network(pad(tokenizers.source.ids([text])), torch.tensor([[START]])).logits_BTV
-    return logits[0, 0].softmax(-1).numpy()
+        source = pad(tokenizers.source.ids([text])).to(device)
+        logits = model.network(source, torch.tensor([[START]], device=device)).logits_BTV
+    return logits[0, 0].softmax(-1).cpu().numpy()
 
 
 def test_models_with_other_tokens_do_not_answer_together(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 from regard.data.batching import pad
@@ -15,6 +16,15 @@ TEXTS = ["3 mai 2009", "", "Sunday, May 3, 2009", "2009年5月3日", "\ufffd ☃
 @pytest.fixture(scope="module")
 def model(small_run: RunFolder) -> regard.Model:
     return regard.load(small_run.path)
+
+
+def logits_of(model: regard.Model, source: list[int], target: list[int]) -> Tensor:
+    """The logits (T × V) after START and after each token of the target, computed on the device of the model."""
+    device = model.translator.device
+    logits_BTV: Tensor = model.network(
+        pad([source]).to(device), torch.tensor([[START, *target]], device=device)
+    ).logits_BTV
+    return logits_BTV[0]
 
 
 def test_a_list_gives_a_list_in_order(model: regard.Model) -> None:
@@ -46,7 +56,7 @@ def test_the_attention_shown_is_the_one_used(model: regard.Model) -> None:
     shown = model.predict(text).attention
     with regard.record(model.network) as trace:
         model.translator.translate([text])
-    np.testing.assert_allclose(trace.weights["decoder.attention"][0, : len(shown)].numpy(), shown, atol=1e-6)
+    np.testing.assert_allclose(trace.weights["decoder.attention"][0, : len(shown)].cpu().numpy(), shown, atol=1e-6)
 
 
 def test_the_score_is_the_log_probability_of_the_answer(model: regard.Model) -> None:
@@ -54,7 +64,7 @@ def test_the_score_is_the_log_probability_of_the_answer(model: regard.Model) -> 
         tokenizers = model.translator.tokenizers
         [source], [target] = tokenizers.source.ids([prediction.source]), tokenizers.target.ids([prediction.text])
         with torch.no_grad():
-            logits = model.network(pad([source]), torch.tensor([[START, *target]])).logits_BTV[0]
+            logits = logits_of(model, source, target)
         said = target if prediction.truncated else [*target, END]
         expected = sum(float(logits[step].log_softmax(-1)[token]) for step, token in enumerate(said))
         assert prediction.score == pytest.approx(expected, abs=1e-4)
@@ -66,7 +76,7 @@ def test_scoring_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
     tokenizers = model.translator.tokenizers
     [source], [target] = tokenizers.source.ids(["3 mai 2009"]), tokenizers.target.ids(["2009-05-03"])
     with torch.no_grad():
-        log_p = model.network(pad([source]), torch.tensor([[START, *target]])).logits_BTV[0].log_softmax(-1)
+        log_p = logits_of(model, source, target).log_softmax(-1)
     expected = sum(float(log_p[step, token]) for step, token in enumerate([*target, END]))
     assert model.score("3 mai 2009", "2009-05-03") == pytest.approx(expected, abs=1e-4)
     several = model.score(["3 mai 2009", "x"], ["2009-05-03", "2009"])

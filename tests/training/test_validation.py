@@ -140,7 +140,7 @@ def test_a_run_of_before_there_were_measures_goes_on(small_run: RunFolder, tmp_p
 def test_losses_are_those_that_the_model_scores(
     model: regard.Model, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setitem(parts.MOST_LOGITS, "cpu", at_once)
+    monkeypatch.setitem(parts.MOST_LOGITS, model.translator.device.type, at_once)
     found = losses(model.translator, Pairs(SOURCES, TARGETS), batch_size=3)
     assert (-found[:, 0]).tolist() == pytest.approx(model.score(SOURCES, TARGETS), rel=1e-5)
     assert found[:, 1].tolist() == [len(target) + 1 for target in TARGETS]
