@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from regard.attention.record import record
     from regard.attention.scores import InnerProduct, Score, register_score
     from regard.errors import (
+        ArgumentTypeError,
         ConfigError,
         DataError,
         DivergedError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ArgumentTypeError": "regard.errors",
     "Attention": "regard.attention.attention",
     "ConfigError": "regard.errors",
     "DataError": "regard.errors",
@@ -63,6 +65,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "ArgumentTypeError",
     "Attention",
     "ConfigError",
     "DataError",

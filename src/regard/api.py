@@ -1,6 +1,7 @@
 """Train, load, predict: what most users need, in a few names."""
 
-from collections.abc import Callable, Mapping, Sequence
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -12,7 +13,7 @@ from regard.data.settings import FilesData
 from regard.decoding.ensemble import ensemble
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator, Wishes
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.seq2seq import Seq2Seq
@@ -93,19 +94,28 @@ def load(path: str | Path, *others: str | Path) -> "Model":
 
 
 class Model:
-    """A trained model, ready to be used."""
+    """A trained model, ready to be used.
 
-    def __init__(self, translator: Translator, settings: RunSettings, step: int) -> None:
+    `step` is the training step of its weights, and `scores` what they reached in validation, where that is known.
+    """
+
+    def __init__(
+        self, translator: Translator, settings: RunSettings, step: int, scores: Scores | None = None, members: int = 1
+    ) -> None:
         self.translator = translator
         self.settings = settings
         self.step = step
+        self.scores = scores
+        self.members = members
 
     @classmethod
     def open(cls, folder: RunFolder, chosen: Checkpoint) -> "Model":
         settings, tokenizers, model = checkpoint.load_model(folder, chosen)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         translator = Translator(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
-        return cls(translator, settings, chosen.step)
+        best = chosen.state.get("best") or {}
+        scores = Scores.from_json(best) if best.get("step") == chosen.step else None
+        return cls(translator, settings, chosen.step, scores)
 
     @classmethod
     def together(cls, opened: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":
@@ -118,7 +128,34 @@ class Model:
             model=ensemble([model.network for model in models]).eval(),
             max_length=min(model.translator.max_length for model in models),
         )
-        return cls(translator, models[0].settings, models[0].step)
+        return cls(translator, models[0].settings, models[0].step, members=len(models))
+
+    @property
+    def _summary(self) -> dict[str, str]:
+        """What the model is, for `repr` and notebooks."""
+        tokenizers = self.translator.tokenizers
+        together = f"ensemble of {self.members} models, the first: " if self.members > 1 else ""
+        summary = {
+            "architecture": together + self.settings.model.architecture,
+            "parameters": f"{sum(parameter.numel() for parameter in self.network.parameters()):,}",
+            "vocabulary": f"{len(tokenizers.source):,} source tokens, {len(tokenizers.target):,} target tokens",
+            "step": f"{self.step:,}",
+            "device": str(self.translator.device),
+        }
+        if self.scores is not None:
+            summary["validation"] = self.scores.told(self.settings.training.metric)
+        return summary
+
+    def __repr__(self) -> str:
+        lines = (f"  {name + ':':<14}{value}\n" for name, value in self._summary.items())
+        return f"Model(\n{''.join(lines)})"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{html.escape(value)}</td></tr>'
+            for name, value in self._summary.items()
+        )
+        return f"<table><caption>regard.Model</caption>{''.join(rows)}</table>"
 
     @property
     def network(self) -> Seq2Seq:
@@ -149,7 +186,7 @@ class Model:
             return self.predict([source], attention=attention, **search)[0]
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}, and must be at least 1.")
-        texts = list(source)
+        texts = _checked_texts("source", source)
         wishes = Wishes(search.pop("prefix", ()), search.pop("must_say", ()), search.pop("banned", ()))
         for name, given in (("prefix", wishes.prefixes), ("must_say", wishes.phrases)):
             if given and len(given) != len(texts):
@@ -166,18 +203,21 @@ class Model:
 
     def score(self, source: str | Sequence[str], target: str | Sequence[str]) -> float | list[float]:
         """The log-probability of a target given its source, or of each pair of two lists."""
-        if isinstance(source, str) != isinstance(target, str):
-            raise ConfigError("Score a text against a text, or a list against a list.")
+        if isinstance(source, str) and isinstance(target, str):
+            return self.translator.score([source], [target])[0]
         if isinstance(source, str) or isinstance(target, str):
-            return self.translator.score([str(source)], [str(target)])[0]
-        if len(source) != len(target):
+            raise ConfigError("Score a text against a text, or a list against a list.")
+        sources, targets = _checked_texts("source", source), _checked_texts("target", target)
+        if len(sources) != len(targets):
             raise ConfigError(
-                f"There are {len(source)} sources and {len(target)} targets to score: give as many of each."
+                f"There are {len(sources)} sources and {len(targets)} targets to score: give as many of each."
             )
-        return self.translator.score(list(source), list(target))
+        return self.translator.score(sources, targets)
 
     def trace(self, source: str) -> Trace:
         """Everything that a picture of the prediction needs."""
+        if not isinstance(source, str):
+            raise ArgumentTypeError(f"source must be one text (str) to trace, not {type(source).__name__}.")
         settings = self.settings.model.model_dump(mode="json")
         return Trace.of(self.predict(source), {"step": self.step, **settings})
 
@@ -208,3 +248,14 @@ class Model:
         questions = Questions.read(sources, references)
         note_tokenised(questions, measures)
         return evaluate(self.translator, questions, measures, options, batch_size=batch_size, confidence=confidence)
+
+
+def _checked_texts(name: str, given: Iterable[str]) -> list[str]:
+    """The texts as a list; what is not a list of texts is rejected with its place."""
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise ArgumentTypeError(f"{name} must be a text (str) or a list of texts, not {type(given).__name__}.")
+    texts = list(given)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ArgumentTypeError(f"{name}[{place}] must be a text (str), not {type(text).__name__}.")
+    return texts

@@ -1,13 +1,14 @@
 """Everything that regard raises on purpose, and the exit code of each at the command line.
 
     RegardError
-    ├── ConfigError      2   a setting is unknown, of the wrong type, or out of range
-    ├── DataError        3   a corpus or an input cannot be used as it is
-    ├── ModelError       4   a model folder is damaged, incomplete or from elsewhere
-    ├── DivergedError    5   the loss or a gradient is no longer a number
-    ├── RunInUseError    6   another process trains in the same folder
-    ├── ResourceError    7   the disk or the memory gave out
-    └── Interrupted     75   stopped by a signal, state saved
+    ├── ConfigError        2   a setting is unknown, of the wrong type, or out of range; also a ValueError
+    ├── ArgumentTypeError  2   an argument has the wrong type; also a TypeError
+    ├── DataError          3   a corpus or an input cannot be used as it is
+    ├── ModelError         4   a model folder is damaged, incomplete or from elsewhere
+    ├── DivergedError      5   the loss or a gradient is no longer a number
+    ├── RunInUseError      6   another process trains in the same folder
+    ├── ResourceError      7   the disk or the memory gave out
+    └── Interrupted       75   stopped by a signal, state saved
 
 Exit code 0 is success, 1 an answer that is "no" (a threshold missed), 2 also a usage error, 70 a bug.
 A message is one paragraph: what happened, where (file, line, key), and how to mend it.
@@ -25,7 +26,11 @@ class RegardError(Exception):
     exit_code: ClassVar[int] = 70
 
 
-class ConfigError(RegardError):
+class ConfigError(RegardError, ValueError):
+    exit_code = 2
+
+
+class ArgumentTypeError(RegardError, TypeError):
     exit_code = 2
 
 

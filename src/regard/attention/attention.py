@@ -135,6 +135,7 @@ class Attention(Recordable):
 
     def prepare(self, keys_BSD: Tensor, values_BSD: Tensor | None = None, allowed: Tensor | None = None) -> Keys:
         """The memory's side of the equation; `values` default to the keys."""
+        equation.check_memory(keys_BSD)
         allowed_BTS = equation.per_query(allowed)
         keys = equation.blank_unseen(keys_BSD, allowed_BTS)
         values = keys if values_BSD is None else equation.blank_unseen(values_BSD, allowed_BTS)
@@ -232,6 +233,7 @@ class Attention(Recordable):
 
     def _check_shapes(self, query: Tensor, keys: Tensor, values: Tensor | None) -> None:
         """Refuse what does not fit, naming the argument and both shapes."""
+        equation.check_tensors(query=query, keys=keys, values=keys if values is None else values)
         expected = {"query": (query, self.query_size), "keys": (keys, self.key_size)}
         for name, (tensor, size) in expected.items():
             if tensor.dim() != 3 or tensor.shape[-1] != size:

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -56,10 +56,27 @@ def per_query(allowed: Tensor | None) -> Tensor | None:
     return allowed.unsqueeze(1) if allowed.dim() == 2 else allowed
 
 
+def check_tensors(**arguments: object) -> None:
+    """Raise unless every argument is a tensor, naming the first that is not."""
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            raise ArgumentTypeError(f"{name} must be a tensor, not {type(value).__name__}.")
+
+
+def check_memory(keys_BSD: Tensor) -> None:
+    """Raise for a memory without slots: there is nothing to attend to."""
+    if keys_BSD.shape[1] == 0:
+        raise ConfigError(
+            f"keys have the shape {tuple(keys_BSD.shape)}: the memory is empty, so there is nothing to attend to. "
+            "Give at least one slot for each row; a slot that must not be seen is masked with `allowed`."
+        )
+
+
 def check_mask(allowed: Tensor | None, query_BTD: Tensor, keys_BSD: Tensor) -> None:
     """Refuse a mask of another type or shape than (B, S) or (B, T, S), naming both."""
     if allowed is None:
         return
+    check_tensors(allowed=allowed)
     if allowed.dtype != torch.bool:
         raise ConfigError(f"A mask must be boolean, True = may be seen; this one is {allowed.dtype}.")
     rows, queries, slots = *query_BTD.shape[:2], keys_BSD.shape[1]
@@ -92,6 +109,8 @@ def attend(
             "For the others build a regard.Attention."
         )
     function = SCORES[score] if isinstance(score, str) else score
+    check_tensors(query=query_BTD, keys=keys_BSD, values=keys_BSD if values_BSD is None else values_BSD)
+    check_memory(keys_BSD)
     check_mask(allowed, query_BTD, keys_BSD)
     visible = per_query(allowed)
     keys = blank_unseen(keys_BSD, visible)

@@ -15,7 +15,7 @@ from regard.inspection.prediction import Prediction, Weights
 FORMAT = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """A prediction with all its attentions; `document` is what `save` writes as JSON."""
 
@@ -25,6 +25,31 @@ class Trace:
     @classmethod
     def of(cls, prediction: Prediction, model: dict[str, Any] | None = None) -> "Trace":
         return cls(prediction, model or {})
+
+    def __repr__(self) -> str:
+        found = self.prediction
+        lines = [
+            f"source: {found.source!r} ({len(found.source_tokens)} tokens)",
+            f"output: {found.text!r} ({len(found.tokens)} tokens), log-probability {found.score:.4f}",
+            *(f"{name}: {' × '.join(map(str, weights.shape))}" for name, weights in found.attentions.items()),
+        ]
+        return "\n".join(["Trace(", *(f"  {line}" for line in lines), ")"])
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the heat map of the prediction, and the shape of every recorded attention."""
+        shapes = "".join(
+            f"<li>{markup.escape(name)}: {' × '.join(map(str, weights.shape))}</li>"
+            for name, weights in self.prediction.attentions.items()
+        )
+        return f"<p>{self._title}</p>{self.prediction._repr_html_()}<ul>{shapes}</ul>"
+
+    @property
+    def _title(self) -> str:
+        found = self.prediction
+        return (
+            f"<bdi>{markup.escape(found.source)}</bdi> → <bdi>{markup.escape(found.text)}</bdi>, "
+            f"log-probability {found.score:.4f}"
+        )
 
     @property
     def document(self) -> dict[str, Any]:
@@ -55,11 +80,10 @@ class Trace:
             f"<h2>{markup.escape(name)}</h2>{heatmap.html(weights, *_labels(name, found))}"
             for name, weights in _maps(found)
         )
-        title = f"<bdi>{markup.escape(found.source)}</bdi> → <bdi>{markup.escape(found.text)}</bdi>"
         return (
             '<!doctype html><html><head><meta charset="utf-8"><title>regard</title></head>'
             '<body style="font-family:sans-serif;margin:2em">'
-            f'<h1 style="font-size:1.3em">{title}</h1><p>log-probability {found.score:.4f}</p>{tables}</body></html>\n'
+            f'<h1 style="font-size:1.3em">{self._title}</h1>{tables}</body></html>\n'
         )
 
     def save(self, path: str | Path) -> None:

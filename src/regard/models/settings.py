@@ -45,6 +45,12 @@ class _RecurrentSizes(Settings):
     )
 
     @property
+    def encoder_description(self) -> str:
+        """Encoder of the model, in a few words."""
+        direction = "bidirectional " if self.encoder.bidirectional else ""
+        return f"{direction}{self.encoder.description} encoder"
+
+    @property
     def dropout_before_output(self) -> float:
         return self.dropout if self.output_dropout is None else self.output_dropout
 
@@ -65,6 +71,11 @@ class FixedModel(_RecurrentSizes):
     )
 
     @property
+    def architecture(self) -> str:
+        """The model in one line."""
+        return f"{self.encoder_description}, {self.decoder.description} decoder, no attention"
+
+    @property
     def readout(self) -> int:
         """The width of the hidden layer before the output: that of an embedding where they share a matrix."""
         return self.decoder.hidden if self.tied == "none" else self.embedding
@@ -81,6 +92,15 @@ class RecurrentModel(_RecurrentSizes):
     kind: Literal["recurrent"] = "recurrent"
     decoder: DecoderSettings = DecoderSettings()
     attention: AttentionChoice = AttentionSettings()
+
+    @property
+    def architecture(self) -> str:
+        """The model in one line."""
+        heads = f" with {self.attention.heads} heads" if self.attention.heads > 1 else ""
+        return (
+            f"{self.encoder_description}, {self.decoder.description} decoder ({self.decoder.order}), "
+            f"{self.attention.score.kind} attention{heads}"
+        )
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -152,6 +172,12 @@ class TransformerModel(Settings):
     recompute: bool = Field(
         False, json_schema_extra=HARMLESS, description="layers are worked out again for their gradient: less memory"
     )
+
+    @property
+    def architecture(self) -> str:
+        """The model in one line."""
+        layers = f"{self.layers} encoder and {self.decoder_layers or self.layers} decoder layers"
+        return f"Transformer, {layers}, width {self.size}, {self.heads} heads"
 
     @property
     def shares_vocabulary(self) -> bool:

@@ -9,9 +9,10 @@ from typing import Any, Self, TypedDict, Unpack, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from regard.config import resolve
-from regard.errors import ConfigError, did_you_mean
+from regard.errors import ArgumentTypeError, ConfigError, did_you_mean
 from regard.recurrent import kernels
 from regard.recurrent.cells import Cell
 from regard.recurrent.layers import Stack
@@ -80,6 +81,7 @@ class _Network(nn.Module, ABC):
         self, x_BTD: Tensor, lengths: Lengths | None, given: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs, and each part of the state for all layers: (L, B, H), as torch.nn has them."""
+        self._check_input_type(x_BTD)
         if x_BTD.dim() != 3 or x_BTD.shape[-1] != self.input_size:
             raise ConfigError(
                 f"{type(self).__name__} takes (rows, steps, {self.input_size}), and was given {tuple(x_BTD.shape)}."
@@ -88,6 +90,20 @@ class _Network(nn.Module, ABC):
         state = None if given is None else self._checked_state(given, x_BTD)
         outputs_BTH, after = self.stack(x_BTD, ends, state)
         return outputs_BTH, tuple(torch.stack(parts) for parts in zip(*after, strict=True))
+
+    def _check_input_type(self, x: object) -> None:
+        if isinstance(x, Tensor):
+            return
+        name = type(self).__name__
+        if isinstance(x, PackedSequence):
+            raise ArgumentTypeError(
+                f"{name} takes a padded tensor, not a PackedSequence. Unpack it with x, lengths = "
+                "torch.nn.utils.rnn.pad_packed_sequence(packed, batch_first=True), and call the network with "
+                "(x, lengths=lengths)."
+            )
+        raise ArgumentTypeError(
+            f"{name} takes a tensor of the shape (rows, steps, {self.input_size}), not {type(x).__name__}."
+        )
 
     def _checked_state(self, given: Any, x_BTD: Tensor) -> tuple[tuple[Tensor, ...], ...]:
         """A state as the stack takes it; one of another kind or shape is refused."""
@@ -167,7 +183,7 @@ class _Network(nn.Module, ABC):
 def _checked_lengths(lengths: Lengths, x_BTD: Tensor) -> Tensor:
     """Lengths as a tensor beside the input; what cannot be lengths is refused."""
     rows, steps = x_BTD.shape[:2]
-    lengths_B = torch.as_tensor(lengths) if len(lengths) else torch.zeros(0, dtype=torch.int64)
+    lengths_B = lengths if isinstance(lengths, Tensor) else _lengths_from_list(lengths, rows)
     if lengths_B.dtype not in {torch.int64, torch.int32, torch.int16} or lengths_B.shape != (rows,):
         raise ConfigError(
             f"lengths are one whole number for each of the {rows} rows, and not {lengths_B.dtype} of the shape "
@@ -176,6 +192,16 @@ def _checked_lengths(lengths: Lengths, x_BTD: Tensor) -> Tensor:
     if lengths_B.device.type == "cpu" and rows and not (lengths_B.min() >= 0 and lengths_B.max() <= steps):
         raise ConfigError(f"lengths lie between 0 and the {steps} steps there are, and not {lengths_B.tolist()}.")
     return lengths_B.to(x_BTD.device, torch.int64)
+
+
+def _lengths_from_list(lengths: Sequence[int], rows: int) -> Tensor:
+    try:
+        lengths_B = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentTypeError(
+            f"lengths must be a tensor or a list with one integer for each of the {rows} rows, not {lengths!r}."
+        ) from None
+    return lengths_B if lengths_B.numel() else lengths_B.long()  # torch makes an empty list floating-point
 
 
 _ELSEWHERE = {"num_layers": "layers", "nonlinearity": "activation", "variants": "variant"}

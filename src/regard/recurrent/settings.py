@@ -124,6 +124,12 @@ class RecurrentSettings(Settings):
     layer_norm: bool = Field(False, description="normalise what enters the gates, from input and state apart")
 
     @property
+    def description(self) -> str:
+        """Cell, layers and width: `GRU 2 × 128`."""
+        variant = f"{self.variant} " if self.variant else ""
+        return f"{variant}{self.cell.kind.upper()} {self.layers} × {self.hidden}"
+
+    @property
     def start_size(self) -> int:
         """The width of a vector that the states of one direction can be made of: an LSTM's have a cell besides."""
         return self.hidden * self.layers * (2 if isinstance(self.cell, LSTM) else 1)

@@ -1,0 +1,65 @@
+"""How models and traces are printed, at a prompt and in a notebook."""
+
+import re
+
+import pytest
+
+import regard
+from regard.training.folder import RunFolder
+from tests_shared import OneModel
+
+
+@pytest.fixture(scope="module")
+def model(small_run: RunFolder) -> regard.Model:
+    return regard.load(small_run.path)
+
+
+def test_a_model_shows_what_it_is(model: regard.Model) -> None:
+    tokenizers = model.translator.tokenizers
+    assert model.scores is not None
+    facts = [
+        "bidirectional GRU 1 × 16 encoder, GRU 1 × 16 decoder (bahdanau), additive attention",
+        f"{sum(parameter.numel() for parameter in model.network.parameters()):,}",
+        f"{len(tokenizers.source):,} source tokens, {len(tokenizers.target):,} target tokens",
+        "30",
+        str(model.translator.device),
+        f"accuracy {model.scores['accuracy']:.2%}, loss {model.scores.loss:.4f} on 40 pairs",
+    ]
+    assert repr(model).startswith("Model(\n")
+    assert [line.partition(":")[2].strip() for line in repr(model).split("\n")[1:-1]] == facts
+    assert re.findall(r"<td[^>]*>(.*?)</td>", model._repr_html_()) == facts
+
+
+def test_an_ensemble_shows_how_many_models_it_has(small_run: RunFolder, second_run: RunFolder) -> None:
+    shown = repr(regard.load(small_run.path, second_run.path))
+    assert "ensemble of 2 models" in shown
+    assert "accuracy" not in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"kind": "transformer", "layers": 2, "decoder_layers": 1}, "Transformer, 2 encoder and 1 decoder layers, "),
+        ({"kind": "fixed", "encoder": {"cell": "lstm", "bidirectional": False}}, "LSTM 1 × 128 encoder, GRU 1 × 128"),
+        ({"kind": "recurrent", "attention": "luong-general", "decoder": {"order": "luong"}}, "(luong), general attent"),
+    ],
+)
+def test_every_kind_of_model_has_a_description(settings: dict[str, object], expected: str) -> None:
+    assert expected in OneModel.model_validate({"model": settings}).model.architecture
+
+
+def test_a_trace_shows_its_source_output_and_shapes(model: regard.Model) -> None:
+    trace = model.trace("3 mai <2009>")
+    output = trace.prediction
+    shape = f"decoder.attention: {len(output.tokens)} × 12"
+    assert repr(trace) == (
+        "Trace(\n"
+        "  source: '3 mai <2009>' (12 tokens)\n"
+        f"  output: {output.text!r} ({len(output.tokens)} tokens), log-probability {output.score:.4f}\n"
+        f"  {shape}\n"
+        ")"
+    )
+    page = trace._repr_html_()
+    assert "3 mai &lt;2009&gt;" in page
+    assert f"<li>{shape}</li>" in page
+    assert page.count("<table") == 1
