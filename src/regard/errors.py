@@ -66,7 +66,21 @@ def is_disk_failure(error: OSError) -> bool:
     return error.errno in _DISK
 
 
+_SIMILAR, _SHORTEST_PREFIX = 0.75, 3
+"""The ratio of `difflib` above which two names look alike: a typo passes, an unrelated word does not. And the shortest
+beginning of a name that identifies it.
+"""
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name that `word` is a misspelling or the beginning of, if any."""
+    known = list(names)
+    alike = get_close_matches(word, known, n=1, cutoff=_SIMILAR)
+    longer = [name for name in known if len(word) >= _SHORTEST_PREFIX and name.startswith(word)]
+    return next(iter(alike + longer), None)
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """` Did you mean 'additive'?`, or nothing where no name is near."""
-    close = get_close_matches(word, list(names), n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    """` Did you mean 'additive'?`, or nothing if no name is spelled alike."""
+    found = nearest(word, names)
+    return f" Did you mean '{found}'?" if found else ""

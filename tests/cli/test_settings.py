@@ -94,6 +94,18 @@ def test_what_is_neither_preset_nor_file_is_told(cli: Run) -> None:
     assert cli("train", "none.yaml").returncode == 2
 
 
+@pytest.mark.parametrize(("word", "name"), [("datse", "dates"), ("iwslt", "iwslt15-lstm"), ("sequence", "sequences")])
+def test_a_misspelled_or_shortened_preset_is_answered_with_the_nearest(word: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{word}' is neither a preset nor a file. Did you mean '{name}'?"):
+        resolve(RunSettings, word, {})
+
+
+@pytest.mark.parametrize("word", ["foo", "data", "translate", "x", "my-model", "words"])
+def test_a_word_unlike_any_preset_is_answered_without_a_guess(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{word}' is neither a preset nor a file. Presets: "):
+        resolve(RunSettings, word, {})
+
+
 def test_debug_shows_the_traceback(cli: Run) -> None:
     assert "Traceback" in cli("train", "dats", "--debug").stderr
 

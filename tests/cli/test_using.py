@@ -67,10 +67,32 @@ def test_a_beam_gives_its_best_answers_in_lines_or_as_json(cli: Run, small_run: 
     scores = [line.split("\t") for line in done.stdout.splitlines()]
     assert [len(columns) for columns in scores] == [2, 2, 2, 2]
     assert all(float(score) <= 0 for score, _ in scores)
-    alone = cli("predict", small_run.path, "--nbest", "2", "3 mai 2009")
-    assert len(alone.stdout.splitlines()) == 2, alone.stderr
     lines = cli("predict", small_run.path, "--beam", "3", "--nbest", "2", "--json", "3 mai 2009").stdout.splitlines()
     assert [json.loads(line)["text"] for line in lines] == [text for _, text in scores[:2]]
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (["--nbest", "3"], 3),
+        (["--set", "nbest=3"], 3),
+        (["--nbest", "3", "--set", "groups=2"], 3),
+        (["--set", "groups=2"], 1),
+    ],
+)
+def test_without_a_beam_it_is_as_wide_as_the_predictions_need(
+    cli: Run, small_run: RunFolder, options: list[str], count: int
+) -> None:
+    done = cli("predict", small_run.path, *options, "3 mai 2009")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == count
+    assert all(("\t" in line) == (count > 1) for line in lines)
+
+
+def test_a_line_of_spaces_is_an_empty_line(cli: Run, small_run: RunFolder) -> None:
+    done = cli("predict", small_run.path, stdin="   \n3 mai 2009\n \t\u3000\n")
+    assert [bool(line) for line in done.stdout.split("\n")] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -160,11 +182,12 @@ def test_bytes_that_are_not_utf8_are_placed_or_replaced(cli: Run, small_run: Run
     bad = b"3 mai 2009\nab\xffcd\n"
     done = cli("predict", small_run.path, stdin=bad)
     assert done.returncode == 3
+    assert done.stdout == cli("predict", small_run.path, "3 mai 2009").stdout
     assert "stdin, line 2: byte 2 is not UTF-8 (0xff)" in done.stderr
     done = cli("predict", small_run.path, "--replace-invalid", stdin=bad)
     assert done.returncode == 0
     assert done.stdout.count("\n") == 2
-    assert "1 lines had bytes that are not UTF-8" in done.stderr
+    assert "1 line had bytes that are not UTF-8" in done.stderr
     assert cli("predict", small_run.path, stdin=b"a\0b\n").returncode == 3
 
 

@@ -36,10 +36,19 @@ def test_a_list_gives_a_list_in_order(model: regard.Model) -> None:
         assert alone.score == pytest.approx(prediction.score, abs=1e-5)
 
 
-def test_an_empty_text_has_an_empty_answer(model: regard.Model) -> None:
-    empty = model.predict("")
-    assert (empty.text, empty.tokens, empty.truncated) == ("", [], False)
-    assert empty.attention.shape == (0, 0)
+@pytest.mark.parametrize("text", ["", "   ", " \t\u3000"])
+def test_an_empty_text_has_an_empty_answer(model: regard.Model, text: str) -> None:
+    for options in ({}, {"beam": 3}, {"sample": True}):
+        empty = model.predict(text, **options)
+        assert (empty.source, empty.text, empty.tokens, empty.truncated) == (text, "", [], False)
+        assert empty.attention.shape == (0, 0)
+    assert model.score(text, "2009") == model.score("", "2009")
+
+
+def test_several_predictions_widen_the_beam(model: regard.Model) -> None:
+    best = model.predict("3 mai 2009", nbest=3)
+    assert len(best.alternatives) == 2
+    assert best.text == model.predict("3 mai 2009", nbest=3, beam=3).text
 
 
 def test_attention_has_a_row_for_each_token_and_a_column_for_each_source_token(model: regard.Model) -> None:

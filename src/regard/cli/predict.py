@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from regard.cli.streaming import chunks_as_they_come
 from regard.cli.together import with_others
 from regard.config import parse_override, resolve
-from regard.data.lines import Line, parse_lines
+from regard.data.lines import parse_lines
 from regard.decoding.settings import SearchSettings
 from regard.errors import DataError
 from regard.training.folder import open_models
@@ -25,6 +26,7 @@ EXAMPLES = """\b
 Examples:
   regard predict runs/dates "3 mai 2009" "May 3, 2009"
   regard predict runs/dates < dates.txt > iso.txt
+  tail -f dates.txt | regard predict runs/dates
   regard predict runs/dates --beam 5 --nbest 3 "3 mai 2009"
   regard predict runs/dates --set sample=true --set temperature=0.8 --nbest 5 "3 mai 2009"
   regard predict runs/dates --beam 5 --prefix 20 --must-say -05- --banned 1999 "3 mai 2009"
@@ -35,8 +37,8 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
-@click.option("--beam", type=click.IntRange(1), help="Hypotheses kept; 1 is greedy. By default as many as answers.")
-@click.option("--nbest", type=click.IntRange(1), default=1, show_default=True, help="Answers to each text.")
+@click.option("--beam", type=click.IntRange(1), help="Hypotheses kept at each step; 1 is greedy. [default: NBEST]")
+@click.option("--nbest", type=click.IntRange(1), default=1, show_default=True, help="Predictions for each text.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting of the search, see below.")
 @click.option("--prefix", metavar="TEXT", help="What every answer begins with.")
 @click.option("--must-say", metavar="PHRASE", multiple=True, help="A phrase that every answer contains.")
@@ -61,16 +63,17 @@ def command(
     attention: bool,
     replace_invalid: bool,
 ) -> None:
-    """Answer each TEXT, or each line of stdin where there is none (or a single -).
+    """Predict the output of each TEXT, or of each line of stdin if there is none (or a single -).
 
-    One line in, one line out, in order; an empty line stays empty. With --nbest above 1 a text has as many lines, each
-    with its log-probability and a tab before it.
+    One line in, one line out, in order; an empty line stays empty, and so does one of spaces. Lines from a pipe are
+    predicted as they come: in full batches while the input is fast, at once when it pauses. With --nbest above 1,
+    each text has NBEST lines, each with its log-probability and a tab before it.
 
     Settings of the search: length_penalty, coverage_penalty, groups, diversity, sample, temperature, top_k, top_p,
     min_p, minimum_risk, no_repeat, repetition_penalty, min_length, seed.
     """
     search = {"nbest": nbest} | ({"beam": beam} if beam else {}) | dict(parse_override(text) for text in settings)
-    resolve(SearchSettings, search, {})
+    nbest = resolve(SearchSettings, search, {}).nbest
     if attention and not as_json:
         raise click.UsageError("--attention goes with --json; `regard look` draws the weights.")
     from_stdin = not texts or texts == ("-",)
@@ -81,13 +84,10 @@ def command(
     from regard.api import Model
 
     loaded = Model.together(opened)
-    waiting = from_stdin and sys.stdin.isatty()
-    lines: Iterator[str] = iter(texts)
-    if from_stdin:
-        lines = _usable(parse_lines(sys.stdin.buffer, "stdin"), replace_invalid=replace_invalid)
+    lines: Iterable[str] = _stdin(replace_invalid=replace_invalid) if from_stdin else texts
     truncated, odd, unknown = 0, 0, dict[str, None]()
-    # A person at the keyboard is answered at every line; files go in pieces that keep memory flat.
-    while chunk := list(islice(lines, 1 if waiting else 16 * batch_size)):
+    # Several batches at a time, so that each can have texts of about the same length; no more, so that memory is flat.
+    for chunk in chunks_as_they_come(lines, 16 * batch_size):
         wishes = {"prefix": [prefix or ""] * len(chunk), "must_say": [must_say] * len(chunk), "banned": banned}
         for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, **wishes, **search):
             odd += bool(best.unknown)
@@ -99,21 +99,25 @@ def command(
                 click.echo(_as_json(prediction, attention=attention) if as_json else text)
                 truncated += prediction.truncated
     if truncated:
-        click.echo(f"note: {truncated} answers did not end by themselves and were cut.", err=True)
+        what = "1 prediction" if truncated == 1 else f"{truncated:,} predictions"
+        click.echo(f"note: {what} reached the length limit without an end and may be incomplete.", err=True)
     if unknown:
         named = ", ".join(map(repr, islice(unknown, MOST_NAMED))) + (" and others" if len(unknown) > MOST_NAMED else "")
         click.echo(f"note: the model has no token for {named} (in {odd:,} of the texts).", err=True)
 
 
-def _usable(lines: Iterable[Line], *, replace_invalid: bool) -> Iterator[str]:
+def _stdin(*, replace_invalid: bool) -> Iterator[str]:
     replaced = 0
-    for line in lines:
+    # A reader of our own: Python aborts at exit if another thread is still reading from sys.stdin.
+    handle = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115 - it is not ours to close
+    for line in parse_lines(handle, "stdin"):
         if line.problem and not (replace_invalid and line.text):
             raise DataError(f"stdin, line {line.number}: {line.problem}. Mend the line, or see --replace-invalid.")
         replaced += line.problem is not None
         yield line.text
     if replaced:
-        click.echo(f"note: {replaced} lines had bytes that are not UTF-8; they became U+FFFD.", err=True)
+        lines = "1 line" if replaced == 1 else f"{replaced:,} lines"
+        click.echo(f"note: {lines} had bytes that are not UTF-8; they became U+FFFD.", err=True)
 
 
 def _as_json(prediction: "Prediction", *, attention: bool) -> str:

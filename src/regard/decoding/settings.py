@@ -11,7 +11,7 @@ class SearchSettings(Settings):
     """How an answer is looked for: greedily, with a beam, or by drawing."""
 
     beam: PositiveInt = Field(
-        1, description="hypotheses kept at each step; 1 is greedy search, and by default there are as many as answers"
+        1, description="hypotheses kept at each step; 1 is greedy search. By default as many as nbest and groups need"
     )
     nbest: PositiveInt = Field(1, description="answers to each source, the best first")
     length_penalty: NonNegativeFloat = Field(0.6, description="α: log p is divided by ((5 + length) / 6)^α")
@@ -34,10 +34,13 @@ class SearchSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _wide_enough(cls, values: Any) -> Any:
-        """A beam that nobody speaks of has room for the answers asked for."""
+        """By default, the beam is the smallest multiple of `groups` that holds `nbest` hypotheses."""
         if not isinstance(values, dict) or values.get("sample") or values.get("minimum_risk"):
             return values
-        return {"beam": values.get("nbest", 1), **values}
+        nbest, groups = values.get("nbest", 1), values.get("groups", 1)
+        if not (isinstance(nbest, int) and isinstance(groups, int) and groups > 0):
+            return values  # which the fields reject
+        return {"beam": -(-nbest // groups) * groups, **values}
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

@@ -79,8 +79,10 @@ class Translator:
         attention: bool = False,
         history: list[BeamStep] | None = None,
     ) -> list[list[Translation]]:
-        """The answers to each text, the best first, as many as were asked for. An empty text has an empty answer."""
-        encoded = self.tokenizers.source.encode(texts)
+        """The answers to each text, the best first, as many as were asked for. An empty text, or one of white space
+        alone, has an empty answer.
+        """
+        encoded = self._encode(texts)
         note_cut(sum(len(tokens.ids) > self.max_length for tokens in encoded), self.max_length)
         sources = [self._clip(tokens) for tokens in encoded]
         answers: dict[int, list[Translation]] = {}
@@ -101,7 +103,7 @@ class Translator:
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """Log p(target | source) of each pair."""
-        source = pad([self._clip(tokens).ids for tokens in self.tokenizers.source.encode(sources)]).to(self.device)
+        source = pad([self._clip(tokens).ids for tokens in self._encode(sources)]).to(self.device)
         target = pad([[*ids, END] for ids in self.tokenizers.target.ids(targets)]).to(self.device)
         self.model.eval()
         with torch.inference_mode():
@@ -110,6 +112,10 @@ class Translator:
             log_p_BT = log_p_BTV.gather(-1, target.tokens_BT.unsqueeze(-1)).squeeze(-1)
             scores: list[float] = log_p_BT.masked_fill(~target.valid_BT, 0.0).double().sum(-1).tolist()
         return scores
+
+    def _encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of each text. White space alone has none: training drops such sources too."""
+        return self.tokenizers.source.encode([text if text.strip() else "" for text in texts])
 
     def _clip(self, tokens: Tokens) -> Tokens:
         end = self.max_length

@@ -1,0 +1,90 @@
+"""Streaming input: prompt answers on a slow pipe, full batches on a fast one."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from regard.cli.streaming import PAUSE, chunks_as_they_come
+from regard.training.folder import RunFolder
+
+
+def test_predict_answers_each_line_of_a_pipe_before_the_input_ends(small_run: RunFolder) -> None:
+    command = [sys.executable, "-m", "regard", "predict", str(small_run.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        limit = threading.Timer(60, process.kill)  # else a missing answer would be waited for forever
+        limit.start()
+        for line in ("3 mai 2009", "", "May 3, 2009"):
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            assert answer.endswith("\n")
+            assert bool(answer.strip()) == bool(line)
+        process.stdin.close()
+        assert process.stdout.read() == ""
+        assert process.wait(timeout=60) == 0
+        limit.cancel()
+
+
+def test_predict_ends_when_its_reader_has_gone_even_if_the_input_stays_open(small_run: RunFolder) -> None:
+    command = [sys.executable, "-m", "regard", "predict", str(small_run.path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.write("3 mai 2009\n")
+        process.stdin.flush()
+        assert process.wait(timeout=60) == 1
+        assert process.stderr.read() == ""
+
+
+def test_fast_input_fills_its_chunks() -> None:
+    assert list(chunks_as_they_come(range(10), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert list(chunks_as_they_come([], 4)) == []
+
+
+def test_a_pause_ends_a_chunk() -> None:
+    resume = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield from (1, 2)
+        assert resume.wait(60)
+        yield 3
+
+    chunks = chunks_as_they_come(items(), 4)
+    assert next(chunks) == [1, 2]
+    resume.set()
+    assert list(chunks) == [[3]]
+
+
+def test_no_item_waits_for_a_steady_trickle_to_fill_a_chunk() -> None:
+    def items() -> Iterator[float]:
+        for _ in range(20):
+            yield time.monotonic()
+            time.sleep(PAUSE / 5)
+
+    sizes = []
+    for chunk in chunks_as_they_come(items(), 100):
+        sizes.append(len(chunk))
+    assert sum(sizes) == 20
+    assert len(sizes) > 1
+
+
+def test_items_before_a_failure_come_before_it() -> None:
+    def items() -> Iterator[int]:
+        yield from (1, 2, 3)
+        raise ValueError("the third was the last")
+
+    chunks = chunks_as_they_come(items(), 2)
+    assert next(chunks) == [1, 2]
+    assert next(chunks) == [3]
+    with pytest.raises(ValueError, match="the last"):
+        next(chunks)
