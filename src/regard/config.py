@@ -7,7 +7,7 @@ A choice between several things is a union discriminated by `kind`, and a bare n
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
-from regard.errors import ConfigError, did_you_mean
+from regard.errors import ConfigError, did_you_mean, nearest
 
 Tree = dict[str, Any]
 Path_ = tuple[str | int, ...]
@@ -36,6 +36,8 @@ def _spell_out(value: Any) -> Any:
 
 BY_NAME = BeforeValidator(_spell_out)
 """Put on a choice, lets users write its bare name."""
+
+_YAML = {".yaml", ".yml"}
 
 HARMLESS: JsonDict = {"harmless": True}
 """`json_schema_extra` of a field that may change when a run is resumed."""
@@ -87,7 +89,7 @@ def presets() -> dict[str, str]:
 def find(source: str | Path) -> Path:
     """The file behind a preset's name or a path."""
     path = Path(source)
-    if path.suffix in {".yaml", ".yml"} or path.exists():
+    if path.suffix in _YAML or path.exists():
         if path.is_dir():
             raise ConfigError(f"{path} is a folder without a config.yaml: it holds no run.")
         if not path.exists():
@@ -115,10 +117,18 @@ def read_yaml(path: Path) -> tuple[Tree, dict[Path_, int]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where} is not valid YAML: {getattr(error, 'problem', error)}.") from None
+        problem = getattr(error, "problem", error)
+        raise ConfigError(f"{where} is not valid YAML: {problem}.{_data_hint(path)}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} must hold settings as `key: value` lines, and holds {_describe(tree)}.")
+        raise ConfigError(f"{path} does not contain settings as `key: value` lines.{_data_hint(path)}")
     return tree, dict(_lines(node, ()))
+
+
+def _data_hint(path: Path) -> str:
+    """How to train on a file that was given in place of settings, if its name does not say that it is YAML."""
+    if path.suffix in _YAML:
+        return ""
+    return f" To train on data, use --pairs {path}, or --source and --target with two parallel files."
 
 
 def _lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int]]:
@@ -193,20 +203,20 @@ def _validate(schema: type[S], tree: Tree, place: Any) -> S:
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
-        problems = [_explain(schema, detail, place) for detail in error.errors()]
+        problems = [_explain(schema, tree, detail, place) for detail in error.errors()]
         rest = len(problems) - 3
         more = [f"(and {rest} more)"] if rest > 0 else []
         raise ConfigError("\n".join(problems[:3] + more)) from None
 
 
-def _explain(schema: type[Settings], detail: ErrorDetails, place: Any) -> str:
+def _explain(schema: type[Settings], tree: Tree, detail: ErrorDetails, place: Any) -> str:
     """One validation error as a sentence: the key, what is wrong, and the remedy."""
     path, owner = _locate(schema, detail["loc"])
     key = ".".join(map(str, path))
     where = place(path)
     match detail["type"]:
         case "extra_forbidden":
-            near = did_you_mean(str(path[-1]), list(owner.model_fields))
+            near = _suggest(str(path[-1]), owner.model_fields, _dotted_keys(schema, tree))
             return f"{where}: there is no setting '{key}'.{near} Known here: {', '.join(owner.model_fields)}."
         case "missing":
             return f"{where}: the setting '{key}' is needed. Give it, for example with {key}=VALUE."
@@ -225,6 +235,41 @@ def _explain(schema: type[Settings], detail: ErrorDetails, place: Any) -> str:
             return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']}"
         case _:
             return f"{where}: {key} = {_describe(detail['input'])}: {detail['msg'].lower()}."
+
+
+_MOST_SUGGESTED = 3
+
+
+def _suggest(name: str, beside: Iterable[str], keys: Iterable[str]) -> str:
+    """What an unknown name may stand for: the same name in another group, a name beside it that is spelled alike, or
+    a name in another group that is.
+    """
+    groups: dict[str, list[str]] = {}
+    for key in sorted(keys, key=lambda key: key.count(".")):
+        groups.setdefault(key.rpartition(".")[2], []).append(key)
+    if name not in groups and (near := nearest(name, beside)):
+        meant = [near]
+    else:
+        meant = groups.get(nearest(name, groups) or "", [])[:_MOST_SUGGESTED]
+    return f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+
+
+def _dotted_keys(schema: type[Settings], tree: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted key of every setting, where each choice is of the kind that the tree, or else the default, says."""
+    for name, field in schema.model_fields.items():
+        yield f"{prefix}{name}"
+        value = tree.get(name) if isinstance(tree, dict) else None
+        kinds = dict(_alternatives(field.annotation))
+        kind = value.get("kind") if isinstance(value, dict) else value
+        if isinstance(kind, str) and kind in kinds:
+            chosen = kinds[kind]
+        elif isinstance(field.default, Settings):
+            chosen = type(field.default)
+        elif len(set(kinds.values())) == 1:
+            chosen = kinds[None]
+        else:
+            continue
+        yield from _dotted_keys(chosen, value, f"{prefix}{name}.")
 
 
 def _locate(schema: type[Settings], loc: Path_) -> tuple[Path_, type[Settings]]:

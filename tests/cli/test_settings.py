@@ -55,6 +55,45 @@ def test_a_wrong_mechanism_is_answered_with_the_nearest(cli: Run) -> None:
     assert "Did you mean 'bahdanau'?" in cli("train", "dates", "model.attention=bahdanu").stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("steps", "'training.steps'"),
+        ("batch_size", "'training.batch_size'"),
+        ("beam", "'training.validation.beam'"),
+        ("dropout", "'model.dropout' or 'model.encoder.dropout' or 'model.decoder.dropout'"),
+        ("training.dropout", "'model.dropout' or 'model.encoder.dropout' or 'model.decoder.dropout'"),
+        ("stps", "'training.steps'"),
+        ("seeds", "'seed'"),
+    ],
+)
+def test_a_setting_without_its_group_is_answered_with_the_whole_key(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no setting '{name}'. Did you mean {meant}[?]"):
+        resolve(RunSettings, "dates", {name: 1})
+
+
+def test_only_settings_of_the_chosen_kinds_are_suggested() -> None:
+    with pytest.raises(ConfigError, match=r"there is no setting 'vocabulary'. Known here"):
+        resolve(RunSettings, "dates", {"vocabulary": 100})
+    with pytest.raises(ConfigError, match=r"Did you mean 'tokenizer.vocabulary'[?]"):
+        resolve(RunSettings, "dates", {"tokenizer": "bpe", "vocabulary": 100})
+    with pytest.raises(ConfigError, match=r"Did you mean 'tokenizer.vocabulary'[?]"):
+        resolve(RunSettings, {"data": "dates", "tokenizer": "bpe", "vocabulary": 100}, {})
+
+
+def test_a_file_without_settings_is_answered_with_the_options_for_data(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("one\nun: deux: trois\n")
+    (tmp_path / "words.en").write_text("one\n")
+    for name, problem in (("words.txt", "words.txt:2 is not valid YAML"), ("words.en", "does not contain settings")):
+        done = cli("train", name)
+        assert done.returncode == 2
+        assert problem in done.stderr
+        assert f"To train on data, use --pairs {name}, or --source and --target" in done.stderr
+    done = cli("train", "words.en", "words.txt")
+    assert done.returncode == 2
+    assert "words.txt: use --pairs, or --source and --target, for training data, --dev for validation" in done.stderr
+
+
 def test_a_mistake_in_a_file_is_told_with_its_line(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("data: dates\nmodel:\n  embeding: 32\ntraining: {steps: 5}\n")
     done = cli("train", "mine.yaml")
@@ -75,7 +114,7 @@ def test_runs_that_were_saved_with_a_weight_of_no_consistency_are_read() -> None
     ("content", "message"),
     [
         ("data: [", "mine.yaml:1 is not valid YAML"),
-        ("- 1\n", "must hold settings"),
+        ("- 1\n", "mine.yaml does not contain settings"),
         ("seed: 1\n", "the setting 'data' is needed"),
         ("data: {kind: files, train: {source: a}}\n", "give either one file of pairs"),
     ],

@@ -130,6 +130,21 @@ def test_users_train_on_their_own_files(cli: Run, tmp_path: Path) -> None:
     assert "dev.tsv: the data has changed since run was begun" in changed.stderr
 
 
+def test_a_bare_data_file_is_trained_on(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "numbers.tsv").write_text("".join(f"{n}\t{n + 1}\n" for n in range(300)))
+    done = cli("train", "numbers.tsv", *PAIRS)
+    assert done.returncode == 0, done.stderr
+    assert "numbers.tsv is a data file: training on it as with --pairs numbers.tsv." in done.stderr
+    assert done.stdout == "runs/numbers\n"
+    missing = cli("train", "other.jsonl.gz")
+    assert missing.returncode == 3
+    assert "There is no file other.jsonl.gz" in missing.stderr
+    for given in (["numbers.tsv", "dev.csv"], ["dates", "numbers.tsv"], ["--pairs", "numbers.tsv", "dev.tsv"]):
+        done = cli("train", *given)
+        assert done.returncode == 2
+        assert f"{given[-1]}: use --pairs" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -26,7 +26,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("words", metavar="[PRESET|FILE.yaml|RUN] [KEY=VALUE]...", nargs=-1)
+@click.argument("words", metavar="[PRESET|FILE.yaml|RUN|PAIRS.tsv] [KEY=VALUE]...", nargs=-1)
 @click.option("--pairs", metavar="FILE", help="Your pairs; all settings are chosen from what they are like.")
 @click.option("--source", metavar="FILE", help="With --target: your pairs in two parallel files.")
 @click.option("--target", metavar="FILE")
@@ -62,6 +62,15 @@ def command(
 
     Prints the run's folder; what happens meanwhile is told on stderr.
     """
+    if words and not (pairs or source) and _is_data_file(words[0]):
+        pairs, *rest = words
+        words = tuple(rest)
+        click.echo(f"{pairs} is a data file: training on it as with --pairs {pairs}.", err=True)
+    for word in words if pairs or source else words[1:]:
+        if "=" not in word and (_is_data_file(word) or Path(word).is_file()):
+            raise click.UsageError(
+                f"{word}: use --pairs, or --source and --target, for training data, --dev for validation."
+            )
     own = _own_data(pairs, source, target, dev, columns)
     if own is None:
         if not words or "=" in words[0]:
@@ -107,6 +116,11 @@ def _own_data(
         first, comma, second = dev.partition(",")
         data["dev"] = {"source": first, "target": second} if comma else {"path": dev, **picked}
     return data
+
+
+def _is_data_file(word: str) -> bool:
+    """Whether a name ends as those of files of pairs do, and not as that of settings."""
+    return "=" not in word and Path(word.removesuffix(".gz")).suffix in {".tsv", ".csv", ".jsonl"}
 
 
 def _stem(path: str) -> str:
