@@ -25,6 +25,7 @@ from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
+from regard.training.extension import allowed_extensions
 from regard.training.folder import Checkpoint, RunFolder, write_whole
 from regard.training.graphs import RecordedGradient, RecordedUpdate
 from regard.training.losses import Objective, backward
@@ -53,7 +54,8 @@ def train(settings: RunSettings, folder: RunFolder) -> Progress:
 
 def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
     before = folder.settings()
-    changed = differences(before, settings)
+    extended = allowed_extensions(folder, before.training, settings.training)
+    changed = {key: values for key, values in differences(before, settings).items() if key not in extended}
     saved = (before.training.save_every, settings.training.save_every)
     if settings.training.average > 1 and saved[0] != saved[1]:  # harmless, where no mean is made of what is saved
         changed["training.save_every"] = saved
@@ -156,6 +158,7 @@ class Training:
         with EventLog(self.folder.events, self._has_happened, listeners) as events, stop_on_signals() as stop:
             narrator.say(self._opening())
             narrator.begin(training.steps, progress.step)
+            progress.averaged = progress.averaged and self.done  # an extended run averages its new last checkpoints
             since, tokens = time.monotonic(), 0
             while not self.done:
                 loss, count = self.take_step()
@@ -283,8 +286,10 @@ class Training:
 
     def _has_happened(self, event: dict[str, Any]) -> bool:
         """Whether an event belongs to what the run goes on from; the mean is tried after the last step."""
-        in_time: bool = event.get("step", 0) <= self.progress.step
-        return in_time and (self.progress.averaged or "of" not in event)
+        step: int = event.get("step", 0)
+        return step < self.progress.step or (
+            step == self.progress.step and (self.progress.averaged or "of" not in event)
+        )
 
     def _save(self) -> None:
         training = self.settings.training
@@ -325,7 +330,10 @@ class Training:
 
     def _opening(self) -> str:
         if self.done:
-            return f"{self.folder.path} has already been trained."
+            progress, training = self.progress, self.settings.training
+            early = progress.step < training.steps
+            how = f"Raise training.patience ({training.patience}) to continue." if early else ""
+            return f"{self.folder.path} has already been trained. {how}".rstrip()
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         start = f"from step {self.progress.step:,} " if self.progress.step else ""
         return (

@@ -1,0 +1,90 @@
+"""Extending a run: more steps or more patience, with the same weights as if it had had them from the start."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regard
+from regard.data.cache import sha256
+from regard.training.folder import RunFolder
+from tests_shared import SMALL, stopped_at
+
+OPEN_ENDED = {
+    **SMALL,
+    "data.dev": 8,
+    "model.dropout": 0.1,
+    "training.batch_size": 8,
+    "training.decay": "inverse_sqrt",
+    "training.patience": 50,
+}
+
+
+def train(path: Path, settings: dict[str, Any]) -> regard.Run:
+    return regard.train("dates", {**OPEN_ENDED, **settings}, out=path)
+
+
+def weights(path: Path, step: int) -> list[str]:
+    place = RunFolder(path).checkpoints / f"step-{step}"
+    return [sha256(place / name) for name in ("model.safetensors", "optimizer.safetensors")]
+
+
+def validated(run: regard.Run) -> list[tuple[int, float]]:
+    return [(event["step"], event["loss"]) for event in run.events if event["event"] == "validation"]
+
+
+def test_a_finished_run_goes_on_as_if_it_had_been_longer_from_the_start(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", {"training.steps": 40})
+    train(tmp_path / "run", {"training.steps": 20})
+    extended = regard.train(tmp_path / "run", {"training.steps": 40})
+    assert extended.steps == 40
+    assert weights(tmp_path / "run", 40) == weights(tmp_path / "whole", 40)
+    assert validated(extended) == validated(whole)
+    assert RunFolder(tmp_path / "run").settings().training.steps == 40
+
+
+def test_an_unfinished_run_can_be_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(tmp_path / "whole", {"training.steps": 30})
+    with stopped_at(15, monkeypatch):
+        train(tmp_path / "run", {"training.steps": 20})
+    assert validated(regard.train(tmp_path / "run", {"training.steps": 30})) == validated(whole)
+    assert weights(tmp_path / "run", 30) == weights(tmp_path / "whole", 30)
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear"])
+def test_a_schedule_that_depends_on_the_steps_is_not_extended(tmp_path: Path, decay: str) -> None:
+    path = tmp_path / "run"
+    train(path, {"training.decay": decay, "training.steps": 10})
+    with pytest.raises(
+        regard.ConfigError, match=r"cannot be extended from 10 to 30 steps.*--from .* training.steps=20"
+    ):
+        regard.train(path, {"training.steps": 30})
+    assert RunFolder(path).settings().training.steps == 10
+
+
+def test_a_run_is_not_made_shorter(tmp_path: Path) -> None:
+    train(tmp_path / "run", {"training.steps": 20})
+    with pytest.raises(regard.ConfigError, match=r"training.steps was 20 and is now 10"):
+        regard.train(tmp_path / "run", {"training.steps": 10})
+
+
+def test_more_patience_continues_a_run_that_stopped_early(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run"
+    settings = {"training.learning_rate": 1e-30, "training.weight_decay": 0.0, "training.validate_every": 5}
+    stopped = train(path, {**settings, "training.decay": "cosine", "training.steps": 40, "training.patience": 2})
+    assert stopped.steps < 40
+    capfd.readouterr()
+    again = regard.train(path)
+    assert again.steps == stopped.steps
+    assert "already been trained. Raise training.patience (2) to continue." in capfd.readouterr().err
+    assert regard.train(path, {"training.patience": 3}).steps == stopped.steps + 5
+    assert regard.train(path, {"training.patience": 100}).steps == 40
+
+
+def test_the_mean_of_checkpoints_is_tried_at_the_new_end(tmp_path: Path) -> None:
+    settings = {"training.average": 2, "training.learning_rate": 0.08, "training.metric": "loss"}
+    train(tmp_path / "run", {**settings, "training.steps": 20})
+    extended = regard.train(tmp_path / "run", {"training.steps": 40})
+    means = [event["of"] for event in extended.events if "of" in event]
+    assert means == ["mean-20", "mean-40"]
+    assert RunFolder(tmp_path / "run").best().problem() is None
