@@ -21,6 +21,7 @@ from regard.training import checkpoint, choice, loop
 from regard.training.choice import Chosen
 from regard.training.events import read_events
 from regard.training.finder import find_pace
+from regard.training.finetuning import resolve_run
 from regard.training.folder import Checkpoint, RunFolder, locate, open_models
 from regard.training.measures import read_measures
 from regard.training.metrics import Questions, note_tokenised
@@ -55,9 +56,14 @@ def train(
     """Train a preset, a file or a mapping of settings, or go on with a run that was stopped.
 
     >>> run = regard.train("dates", {"training.steps": 500}, out="runs/dates")
+
+    With `training.init_from` among the overrides, a new run starts from another run's weights, and takes over its model
+    and its tokenizers.
+
+    >>> run = regard.train("dates", {"training.init_from": "runs/dates", "data.seed": 1}, out="runs/tuned")
     """
     source, folder = locate(config, out)
-    settings = resolve(RunSettings, source, overrides or {})
+    settings = resolve_run(source, overrides or {})
     progress = loop.train(settings, folder)
     return Run(folder.path, progress.best, progress.step)
 

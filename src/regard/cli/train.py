@@ -8,6 +8,7 @@ import click
 
 from regard.config import parse_override, resolve
 from regard.errors import ConfigError
+from regard.training.finetuning import INIT_FROM, resolve_run
 from regard.training.folder import RunFolder, locate
 from regard.training.settings import RunSettings
 
@@ -22,7 +23,9 @@ Examples:
   regard train dates training.steps=300 model.attention=luong-general --out runs/luong
   regard train dates --seeds 3
   regard train my-settings.yaml
-  regard train runs/dates"""
+  regard train runs/dates
+  regard train runs/words training.patience=20
+  regard train --from runs/words --pairs names.tsv --minutes 2"""
 
 
 @click.command(epilog=EXAMPLES)
@@ -42,6 +45,11 @@ Examples:
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
               help="How long training may take, where settings are chosen.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(min=1), default=1, help="Train so often, with one seed after the other.")
+@click.option(
+    "--from", "start", metavar="RUN",
+    help="Fine-tune: start from the best weights of RUN, with its tokenizers and its model. Without other data or "
+    "settings, those of RUN are used.",
+)  # fmt: skip
 @click.option("--out", metavar="DIR", help="The run's folder; by default runs/NAME.")
 @click.option(
     "--find", type=click.Choice(["learning-rate", "batch"]), help="Try out and print a setting instead of training."
@@ -55,6 +63,7 @@ def command(
     columns: tuple[str, str] | None,
     minutes: float,
     seeds: int,
+    start: str | None,
     out: str | None,
     find: str | None,
 ) -> None:
@@ -72,14 +81,19 @@ def command(
                 f"{word}: use --pairs, or --source and --target, for training data, --dev for validation."
             )
     own = _own_data(pairs, source, target, dev, columns)
+    initial = {INIT_FROM: start} if start else {}
     if own is None:
+        if start and (not words or "=" in words[0]):
+            words = (start, *words)
         if not words or "=" in words[0]:
             raise click.UsageError("Name a preset, a file or a run to train, or bring your own --pairs.")
         config, folder = locate(words[0], out)
-        settings = resolve(RunSettings, config, dict(map(parse_override, words[1:])))
+        _check_own_folder(start, folder)
+        settings = resolve_run(config, {**initial, **dict(map(parse_override, words[1:]))})
     else:
-        overrides = dict(map(parse_override, words))
+        overrides = {**initial, **dict(map(parse_override, words))}
         folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or str(source)))
+        _check_own_folder(start, folder)
         settings = _chosen(own, overrides, folder, minutes, several=seeds > 1)
     if find:
         _find(find, settings)
@@ -97,6 +111,11 @@ def command(
         reached.append(loop.train(settings.model_copy(update={"seed": seed}), place).best)
         click.echo(place.path)
     _summarise([scores for scores in reached if scores is not None], settings)
+
+
+def _check_own_folder(start: str | None, folder: RunFolder) -> None:
+    if start and Path(start).resolve() == folder.path.resolve():
+        raise click.UsageError(f"--from {start}: a fine-tuned run needs a folder of its own. Choose one with --out.")
 
 
 def _own_data(

@@ -12,6 +12,7 @@ from regard.data.survey.scripts import Characters
 from regard.data.survey.statistics import measure
 from regard.errors import DataError
 from regard.models.settings import RecurrentModel
+from regard.training.finetuning import INIT_FROM, inherited_settings
 from regard.training.settings import RunSettings
 
 Form = Literal["sentences", "words", "symbols"]
@@ -30,6 +31,10 @@ _MOST_LETTERS = 0.6
 
 _FEW_PASSES = 5
 """Fewer leave nothing to be learned by heart, and dropout little to do."""
+
+
+_FINE_TUNING_RATE = 1 / 3
+"""The learning rate of fine-tuning, as a share of that of a new model."""
 
 
 class Chosen(NamedTuple):
@@ -61,18 +66,24 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
         raise DataError(f"{data.train}: no pair is left to use. Check the file and its columns.")
     choice = _Choice()
     forms = (form_of(facts["source"]), form_of(facts["target"]))
-    _tokenizer(choice, facts, forms)
-    in_order = _in_order(facts, forms)
-    _model(choice, facts["pairs"], in_order=in_order, cuda=cuda)
+    start = overrides.get(INIT_FROM)
+    if start is None:
+        _tokenizer(choice, facts, forms)
+        in_order = _in_order(facts, forms)
+        _model(choice, facts["pairs"], in_order=in_order, cuda=cuda)
+    else:
+        in_order = _inherit(choice, str(start))
     _training(choice, facts, forms, in_order=in_order, cuda=cuda)
+    if start is not None:
+        _fine_tune(choice)
     chosen = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
     settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
     wished = _below("tokenizer", overrides)
-    if "tags" in facts and not any("tags" in f"{key} {value}" for key, value in wished.items()):
+    if start is None and "tags" in facts and not any("tags" in f"{key} {value}" for key, value in wished.items()):
         # Of whatever tokeniser it came to be.
         place = "tokenizer.source.tags" if settings.tokenizer.kind == "pair" else "tokenizer.tags"
         settings = resolve(RunSettings, settings.model_dump(mode="json"), {place: True})
-    wishes = [f"As you wish: {key}={value}." for key, value in overrides.items()]
+    wishes = [f"As you wish: {key}={value}." for key, value in overrides.items() if key != INIT_FROM]
     return Chosen(settings, choice.reasons + wishes, _steps_per_pass(settings, facts, forms))
 
 
@@ -171,6 +182,19 @@ def _model(choice: _Choice, pairs: int, *, in_order: bool, cuda: bool) -> None:
             "decoder": {"cell": "gru", "hidden": size, "order": "bahdanau"},
         },
     )  # fmt: skip
+
+
+def _inherit(choice: _Choice, start: str) -> bool:
+    """The tokeniser and the model of the run to start from; returns whether it aligns in order."""
+    choice.settle(f"Tokeniser, model and initial weights: those of {start}.", **inherited_settings(start))
+    return "hard_monotonic" in str(choice.keys["model"].get("attention"))
+
+
+def _fine_tune(choice: _Choice) -> None:
+    """A lower learning rate keeps more of what the initial weights encode."""
+    training = choice.keys["training"]
+    training["learning_rate"] = round(training["learning_rate"] * _FINE_TUNING_RATE, 6)
+    choice.reasons.append(f"Fine-tuning: the learning rate is {training['learning_rate']}, a third of the usual one.")
 
 
 def _in_order(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> bool:

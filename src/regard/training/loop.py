@@ -28,6 +28,7 @@ from regard.training.events import EventLog, Narrator
 from regard.training.extension import allowed_extensions
 from regard.training.folder import Checkpoint, RunFolder, write_whole
 from regard.training.graphs import RecordedGradient, RecordedUpdate
+from regard.training.initial import load_initial, recall_initial
 from regard.training.losses import Objective, backward
 from regard.training.machine import device_named, kept_for_a_run, told_when_disk_fails
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
@@ -116,16 +117,22 @@ class Training:
         training, device = settings.training, device_named(settings.training.device)
         newest = folder.newest()
         staff, fingerprint = staff_of(settings, device), corpus.fingerprint()
-        learned_from = {**fingerprint, **staff.fingerprint}
+        if newest is None:
+            initial = load_initial(settings, corpus, staff.tokenizers)
+        else:
+            initial = recall_initial(settings, newest.state["data"])
+        learned_from = {**fingerprint, **staff.fingerprint, **initial.fingerprint}
         if newest is not None:
             _see_that_the_data_is_the_same(folder, newest.state["data"], learned_from)
             newest.see_that_tokenizers_are_those_saved()
         torch.manual_seed(settings.seed)
-        own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else staff.tokenizers
+        inherited = initial.tokenizers or staff.tokenizers
+        own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
         request = Request(corpus, fingerprint, settings.data, settings.tokenizer, settings.seed)
         data = prepare(request, own, narrator.say)
         order = order_of(data.train, settings)
         model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
+        initial.initialize(model, settings)
         model = model.to(device).train()
         optimizer = build_optimizer(model, training)
         average = MovingAverage(model, training.ema) if training.ema else None

@@ -142,6 +142,10 @@ class TrainingSettings(Settings):
     teachers: Annotated[Teachers | None, BeforeValidator(_teachers_by_their_runs)] = Field(
         None, description="runs whose answers are learned from too, so that one model says what several do"
     )
+    init_from: Annotated[str | None, BeforeValidator(_in_letters)] = Field(
+        None,
+        description="a run whose best weights this one starts from, with its tokenizers and its model (fine-tuning)",
+    )
     ema: float = Field(0.0, ge=0, lt=1, description="memory of a moving average of the weights, used in their place")
     average: PositiveInt = Field(
         1, description="at the end, the mean of so many last checkpoints is tried, and used if it is better"

@@ -1,0 +1,126 @@
+"""Fine-tuning: a run that starts from another run's weights, tokenizers and model."""
+
+import json
+import logging
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.data.cache import sha256
+from regard.training.folder import RunFolder
+from tests_shared import SMALL, stopped_at, words
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+OTHER_DATES = {**{key: value for key, value in SMALL.items() if key.startswith("data.")}, "data.seed": 1, "data.dev": 8}
+SHORT = {"training.steps": 4, "training.validate_every": 2, "training.save_every": 2, "training.batch_size": 8}
+FROZEN = {**SHORT, "training.learning_rate": 1e-30, "training.weight_decay": 0.0}
+
+
+def tune(start: Path, out: Path, **more: object) -> RunFolder:
+    overrides = {"training.init_from": str(start), **OTHER_DATES, **SHORT, **more}
+    regard.train("dates", overrides, out=out)
+    return RunFolder(out)
+
+
+def last_weights(folder: RunFolder) -> str:
+    return sha256(folder.all_checkpoints()[0].path / "model.safetensors")
+
+
+def test_a_fine_tuned_run_starts_with_the_best_weights_tokenizers_and_model_of_another(
+    small_run: RunFolder, tmp_path: Path
+) -> None:
+    tuned = tune(small_run.path, tmp_path / "tuned", **FROZEN)
+    assert tuned.best().weights_hash == small_run.best().weights_hash
+    assert (tuned.path / "tokenizer.json").read_bytes() == (small_run.path / "tokenizer.json").read_bytes()
+    settings, before = tuned.settings(), small_run.settings()
+    assert (settings.model, settings.tokenizer) == (before.model, before.tokenizer)
+    assert settings.training.steps == 4
+    name = f"initial weights of {small_run.path}"
+    assert json.loads((tuned.best().path / "state.json").read_text())["data"][name] == small_run.best().weights_hash
+
+
+def test_a_fine_tuned_run_resumes_to_the_bit_without_the_run_that_it_started_from(
+    small_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small_run.path, tmp_path / "start")
+    undisturbed = tune(tmp_path / "start", tmp_path / "one")
+    with stopped_at(3, monkeypatch):
+        tune(tmp_path / "start", tmp_path / "other")
+    shutil.rmtree(tmp_path / "start")
+    regard.train(tmp_path / "other")
+    assert last_weights(RunFolder(tmp_path / "other")) == last_weights(undisturbed)
+
+
+def test_initial_weights_that_changed_since_are_reported_on_resume(
+    small_run: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(small_run.path, tmp_path / "start")
+    tune(tmp_path / "start", tmp_path / "tuned", **FROZEN)
+    with caplog.at_level(logging.WARNING):
+        regard.train(tmp_path / "tuned")
+        assert "has changed" not in caplog.text
+        shutil.rmtree(tmp_path / "start")
+        regard.train("dates", {**SMALL, **SHORT}, out=tmp_path / "start")
+        regard.train(tmp_path / "tuned")
+    assert f"{tmp_path / 'start'} has changed since this run started from it" in caplog.text
+
+
+def test_a_model_of_another_shape_is_rejected_with_what_differs(small_run: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(regard.ConfigError, match=r"do not fit this model: model.embedding is 16 there and 17 here"):
+        tune(small_run.path, tmp_path / "tuned", **{"model.embedding": 17})
+    with pytest.raises(regard.ConfigError, match=r"was trained with another tokenizer.lowercase"):
+        tune(small_run.path, tmp_path / "tuned", **{"tokenizer.lowercase": True})
+    assert not RunFolder(tmp_path / "tuned").exists()
+
+
+def test_settings_that_change_no_shape_may_differ(small_run: RunFolder, tmp_path: Path) -> None:
+    tuned = tune(small_run.path, tmp_path / "tuned", **{"model.dropout": 0.4})
+    assert tuned.settings().model.dropout == 0.4
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    path = tmp_path / "may.tsv"
+    lines = (f"{day}. mai {year} §\t{year}-05-{day:02d}\n" for day in range(1, 29) for year in range(1990, 2000))
+    path.write_text("".join(lines))
+    return path
+
+
+def test_on_pairs_of_ones_own_only_the_schedule_is_chosen(cli: Run, small_run: RunFolder, pairs: Path) -> None:
+    done = cli("train", "--from", small_run.path, "--pairs", pairs, *words(SHORT), "--out", "tuned")
+    assert done.returncode == 0, done.stderr
+    assert f"Tokeniser, model and initial weights: those of {small_run.path}." in done.stderr
+    assert "the learning rate is 0.000667, a third of the usual one" in done.stderr
+    assert "The model has no token for '§' (in " in done.stderr
+    tuned = RunFolder(pairs.parent / "tuned")
+    settings = tuned.settings()
+    assert settings.model.model_copy(update={"dropout": 0.0}) == small_run.settings().model
+    assert settings.tokenizer == small_run.settings().tokenizer
+    assert settings.training.learning_rate == 0.000667
+    before = last_weights(tuned)
+    again = cli("train", "--from", small_run.path, "--pairs", pairs, *words(SHORT), "--out", "tuned")
+    assert again.returncode == 0, again.stderr
+    assert last_weights(tuned) == before
+
+
+def test_without_other_data_the_settings_of_the_run_are_used(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+    done = cli("train", "--from", small_run.path, *words(FROZEN), "--out", "tuned")
+    assert done.returncode == 0, done.stderr
+    tuned = RunFolder(tmp_path / "tuned")
+    assert tuned.settings().data == small_run.settings().data
+    assert tuned.best().weights_hash == small_run.best().weights_hash
+
+
+def test_a_start_that_cannot_be_used_is_reported(cli: Run, small_run: RunFolder) -> None:
+    missing = cli("train", "dates", "--from", "nowhere")
+    assert missing.returncode == 4
+    assert "training.init_from: There is no model at nowhere" in missing.stderr
+    for options in ([], ["dates", "--out", small_run.path]):
+        same = cli("train", *options, "--from", small_run.path)
+        assert same.returncode == 2
+        assert "a fine-tuned run needs a folder of its own. Choose one with --out." in same.stderr
