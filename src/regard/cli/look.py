@@ -69,6 +69,7 @@ def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:
 
     from regard.api import Model
     from regard.inspection import figures, heatmap
+    from regard.inspection.trace import caption
 
     for output in outputs:
         figures.check_ending(output)
@@ -79,9 +80,13 @@ def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:
     if outputs:
         return
     console = Console(highlight=False)
-    click.echo(f"{text} → {prediction.text}   (log-probability {prediction.score:.4f})\n")
+    shown = f"{heatmap.isolated(text)} → {heatmap.isolated(prediction.text)}"
+    click.echo(f"{shown}   (log-probability {prediction.score:.4f})")
+    if which := caption(prediction):
+        click.echo(which)
+    click.echo()
     drawing = (prediction.attention, prediction.source_tokens, prediction.tokens)
-    if console.is_terminal and console.color_system in {"truecolor", "256"}:
+    if console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}:
         console.print(heatmap.coloured(*drawing, width=console.width))
     else:
         click.echo(heatmap.plain(*drawing, width=console.width if console.is_terminal else 100))

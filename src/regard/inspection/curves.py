@@ -8,6 +8,7 @@ from typing import Any
 
 from regard.errors import ConfigError, ModelError
 from regard.inspection.figures import FORMATS
+from regard.inspection.fonts import fonts_for
 from regard.training.events import read_events
 from regard.training.folder import RunFolder
 
@@ -100,7 +101,8 @@ def draw(shown: Sequence[Panel], path: Path) -> None:
     runs = runs_of(shown)
     across = min(3, len(shown))
     down = -(-len(shown) // across)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 9}):
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 9}
+    with rc_context(settings), fonts_for("".join(runs)):
         handles = _legend([curve for panel in shown for curve in panel.curves], runs)
         width = 3.9 * across
         # Some nine characters go to an inch, and a handle takes another half.

@@ -1,20 +1,24 @@
 """Figures: an alignment as SVG, PNG or PDF, in fonts that have its characters."""
 
-import logging
-import warnings
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from regard.errors import ConfigError
+from regard.inspection.fonts import fonts_for
 from regard.inspection.heatmap import label
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace import Trace
-
-log = logging.getLogger(__name__)
+from regard.inspection.trace import Trace, caption
 
 FORMATS = (".svg", ".png", ".pdf")
+
+_CELL = 0.28
+"""Width and height of a cell in inches; a line of text fits into it."""
+
+_BAR_WIDTH, _BAR_HEIGHT, _BAR_GAP = 0.14, 2.5, 0.15
+"""Of the colour bar in inches; it is never taller than the map."""
 
 
 def check_ending(path: Path) -> None:
@@ -34,64 +38,53 @@ def save(prediction: Prediction, path: Path) -> None:
 
 
 def draw(prediction: Prediction, path: Path) -> None:
-    """A heat map: a row for each token of the answer, a column for each token of the source."""
+    """A heat map: a row for each token of the output, a column for each token of the source."""
     from matplotlib import rc_context
+
+    text = "".join(map(label, [*prediction.source_tokens, *prediction.tokens]))
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "regard", "text.parse_math": False}
+    with rc_context(settings), fonts_for(text):
+        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
+        build(prediction).savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.1, metadata=metadata)
+
+
+def build(prediction: Prediction) -> Any:
+    """The map as a matplotlib figure of exactly its size: labels and colour bar are outside, and are to be saved with
+    `bbox_inches="tight"`.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = [label(token) for token in prediction.source_tokens]
-    rows = [label(token) for token in prediction.tokens]
-    fonts = _fonts("".join(columns + rows))
-    with (
-        rc_context({"font.family": fonts, "svg.fonttype": "none"}),
-        warnings.catch_warnings(),
-    ):
-        # What no installed font has is shown as a box, and said once by `_fonts`.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure = Figure(figsize=(1.6 + 0.28 * len(columns), 1.2 + 0.28 * len(rows)), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        image = axes.imshow(prediction.attention, cmap="viridis", vmin=0.0, vmax=1.0, aspect="equal")
-        axes.set_xticks(range(len(columns)), columns)
-        axes.set_yticks(range(len(rows)), rows)
-        axes.xaxis.tick_top()
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        figure.colorbar(image, ax=axes, label="attention weight", fraction=0.05, pad=0.02)
-        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        figure.savefig(path, dpi=160, metadata=metadata)
+    columns, rows = ([label(token) for token in tokens] for tokens in (prediction.source_tokens, prediction.tokens))
+    width, height = (_CELL * max(1, len(tokens)) for tokens in (columns, rows))
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    weights_TS = prediction.attention if prediction.attention.size else np.zeros((1, 1))
+    image = axes.imshow(weights_TS, cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto")
+    axes.set_yticks(range(len(rows)), rows)
+    _set_column_labels(axes, columns)
+    axes.set_xlabel("source")
+    axes.set_ylabel("output")
+    axes.set_title(caption(prediction), loc="left", fontsize=9)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    bar_height = min(height, _BAR_HEIGHT)
+    bar = figure.add_axes((1 + _BAR_GAP / width, 1 - bar_height / height, _BAR_WIDTH / width, bar_height / height))
+    ticks, name = ([0, 0.5, 1], "attention weight") if bar_height > 1.2 else ([0, 1], "weight")
+    figure.colorbar(image, cax=bar, ticks=ticks, label=name)
+    return figure
 
 
-def _fonts(text: str) -> list[str]:
-    """Families that together have every character of the text, matplotlib's own first."""
-    missing = frozenset(text) - _characters("DejaVu Sans")
-    families = ["DejaVu Sans"]
-    for family in _installed() if missing else ():
-        if found := missing & _characters(family):
-            families.append(family)
-            missing -= found
-        if not missing:
-            break
-    if missing:
-        shown = " ".join(sorted(missing))
-        log.warning("No installed font has %s; install one that does (the Noto fonts have most scripts).", shown)
-    return families
-
-
-@cache
-def _installed() -> list[str]:
-    from matplotlib import font_manager
-
-    names: Iterable[str] = {font.name for font in font_manager.fontManager.ttflist}
-    # Sans-serif Noto fonts first: they are made to stand beside each other.
-    return sorted(names, key=lambda name: (not name.startswith("Noto Sans"), name))
-
-
-@cache
-def _characters(family: str) -> frozenset[str]:
-    from matplotlib import font_manager, ft2font
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        path = font_manager.findfont(family, fallback_to_default=True)
-        return frozenset(map(chr, ft2font.FT2Font(path).get_charmap()))
+def _set_column_labels(axes: Any, labels: Sequence[str]) -> None:
+    """Above the columns, slanted if a label is wider than its column."""
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    texts = axes.set_xticks(range(len(labels)), labels)
+    figure = axes.figure
+    renderer = figure.canvas.get_renderer()
+    widest = max((tick.label2.get_window_extent(renderer).width for tick in texts), default=0)
+    if widest > 0.9 * _CELL * figure.dpi:
+        axes.tick_params(axis="x", labelrotation=45)
+        for tick in texts:
+            tick.label2.set(horizontalalignment="left", verticalalignment="baseline", rotation_mode="anchor")

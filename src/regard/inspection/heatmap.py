@@ -28,6 +28,17 @@ def label(token: str) -> str:
     return token
 
 
+_REORDERED = {"R", "AL", "AN", "RLE", "RLO", "RLI", "LRE", "LRO", "LRI", "FSI"}
+"""Bidirectional classes of characters that move what is beside them on a line."""
+
+
+def isolated(text: str) -> str:
+    """The text between U+2068 and U+2069 if it has right-to-left parts, so that the rest of the line stays in order."""
+    if any(unicodedata.bidirectional(sign) in _REORDERED for sign in text):
+        return f"\u2068{text}\u2069"
+    return text
+
+
 def plain(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> str:
     """The map in block characters, for files and pipes."""
     return "\n".join(line.plain.rstrip() for line in _lines(weights_TS, source, target, width, colour=False))
@@ -42,7 +53,7 @@ def _lines(
     weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int, *, colour: bool
 ) -> Iterator[Text]:
     """One row for each target token under the source's; a source too wide is shown in parts."""
-    columns, rows = [label(token) for token in source], [label(token) for token in target]
+    columns, rows = ([isolated(label(token)) for token in tokens] for tokens in (source, target))
     margin = max([2, *map(cell_len, rows)])
     cell = max([2, *(cell_len(column) + 1 for column in columns)])
     per_part = max(1, (width - margin - 2) // cell)

@@ -95,6 +95,18 @@ class Trace:
         path.write_text(text, "utf-8")
 
 
+def caption(found: Prediction) -> str:
+    """Which map `Prediction.attention` is, if the model has not exactly one."""
+    name = found.attention_name
+    if name is None:
+        return "The model has no attention to its source."
+    count = len(list(_maps(found)))
+    if count == 1:
+        return ""
+    heads = "" if found.attentions[name].ndim == 2 else f", average of {len(found.attentions[name])} heads"
+    return f"{name}{heads} (save as .html to see all {count} maps)"
+
+
 def _labels(name: str, found: Prediction) -> tuple[list[str], list[str]]:
     """What the columns and the rows of a map stand for."""
     given = ["<s>", *found.tokens[:-1]] if found.tokens else []

@@ -1,0 +1,111 @@
+"""Fonts: the installed families that together have the characters of a text."""
+
+import logging
+import unicodedata
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+
+log = logging.getLogger(__name__)
+
+DEFAULT = "DejaVu Sans"
+"""Comes with matplotlib."""
+
+_INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
+
+
+@contextmanager
+def fonts_for(text: str) -> Iterator[None]:
+    """Draw in families that have the characters of a text. A character that no installed font has is drawn as a box;
+    this is reported once.
+    """
+    from matplotlib import rc_context
+
+    # Spaces, joiners and direction marks are invisible, so that no font needs to have them.
+    visible = frozenset(sign for sign in text if unicodedata.category(sign) not in _INVISIBLE)
+    with _silent_matplotlib(), rc_context({"font.family": list(_families(visible))}):
+        yield
+
+
+@contextmanager
+def _silent_matplotlib() -> Iterator[None]:
+    """Without matplotlib's own messages about missing characters and about families that have no regular weight."""
+    logger = logging.getLogger("matplotlib.font_manager")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@cache
+def _families(signs: frozenset[str]) -> tuple[str, ...]:
+    families, missing = _cover(signs, _known_families())
+    if missing and _add_new_fonts():
+        families, missing = _cover(signs, _known_families())
+    if missing:
+        log.warning(
+            "No installed font has %s, so figures may show boxes instead. Install fonts that do, for example: "
+            "apt-get install %s",
+            " ".join(sorted(missing)),
+            " ".join(sorted({_package(sign) for sign in missing})),
+        )
+    return families
+
+
+def _cover(signs: frozenset[str], families: Iterable[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The first families that together have the signs, and the signs that none of them has."""
+    used, missing = [DEFAULT], signs - _having(DEFAULT, signs)
+    for family in families:
+        if not missing:
+            break
+        if found := _having(family, missing):
+            used.append(family)
+            missing -= found
+    return tuple(used), missing
+
+
+def _having(family: str, signs: frozenset[str]) -> frozenset[str]:
+    """Those of the signs that a family has."""
+    from matplotlib import font_manager, ft2font
+
+    # A bare name would be parsed as a fontconfig pattern, in which "-" and ":" have a meaning.
+    properties = font_manager.FontProperties(family=[family])
+    try:
+        file = font_manager.findfont(properties, fallback_to_default=False)
+        font = ft2font.FT2Font(file.path, face_index=file.face_index)
+    except (OSError, RuntimeError, ValueError):  # removed or damaged since it was listed
+        return frozenset()
+    return frozenset(sign for sign in signs if font.get_char_index(ord(sign)))
+
+
+def _known_families() -> list[str]:
+    """The families that matplotlib knows, sans-serif Noto fonts first: they are designed to be used together."""
+    from matplotlib import font_manager
+
+    names = {font.name for font in font_manager.fontManager.ttflist}
+    # Last-resort fonts have a box for every character.
+    families = (name for name in names if not name.replace(" ", "").lower().lstrip(".").startswith("lastresort"))
+    return sorted(families, key=lambda name: (not name.startswith("Noto Sans"), name))
+
+
+def _add_new_fonts() -> bool:
+    """Add fonts that were installed after matplotlib wrote its list of fonts; whether there were any."""
+    from matplotlib import font_manager
+
+    manager = font_manager.fontManager
+    new = set(font_manager.findSystemFonts()) - {font.fname for font in manager.ttflist}
+    for path in sorted(new):
+        with suppress(OSError, RuntimeError, ValueError, KeyError):  # a file that is not a scalable font
+            manager.addfont(path)
+    return bool(new)
+
+
+def _package(sign: str) -> str:
+    """The Debian package that has a font for a character."""
+    wide = unicodedata.east_asian_width(sign) in {"W", "F"} and unicodedata.category(sign) != "So"
+    return "fonts-noto-cjk" if wide else "fonts-noto-core"
