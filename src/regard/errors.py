@@ -15,8 +15,10 @@ A message is one paragraph: what happened, where (file, line, key), and how to m
 """
 
 import errno
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -84,3 +86,14 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """` Did you mean 'additive'?`, or nothing if no name is spelled alike."""
     found = nearest(word, names)
     return f" Did you mean '{found}'?" if found else ""
+
+
+def quantity(number: int, noun: str) -> str:
+    """`1 line`, `1,234 lines`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def short_path(path: str | Path) -> str:
+    """A path for people: relative where it is below the current folder."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith(os.pardir) else relative

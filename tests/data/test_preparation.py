@@ -19,8 +19,9 @@ from regard.config import resolve
 from regard.data import cache, preparation
 from regard.data.batching import Encoded
 from regard.data.corpora import load_corpus
+from regard.data.files import Files
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
-from regard.data.settings import BPETokenizer, CharTokenizer, Files, FilesData, TokenizerSettings
+from regard.data.settings import BPETokenizer, CharTokenizer, FilesData, TokenizerSettings
 from regard.data.tokens.tokenizers import END, TokenizerPair
 from regard.data.tokens.workers import ids_of
 from regard.errors import DataError, ResourceError
@@ -258,7 +259,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 def test_too_few_pairs_to_hold_any_back_are_told(tmp_path: Path) -> None:
     path = tmp_path / "one.tsv"
     path.write_text("a\tb\n")
-    with pytest.raises(DataError, match=r"one.tsv: 1 pairs are too few .* Give dev files"):
+    with pytest.raises(DataError, match=r"one.tsv: 1 pair in all: too few .* Give dev files"):
         prepared(FilesData(train=Files(path=str(path))))
 
 

@@ -13,6 +13,7 @@ from regard.data.readers import Row
 from regard.data.survey.passes import Survey
 from regard.data.survey.problems import Finding, spot
 from regard.data.survey.statistics import SUBWORDS, bars
+from regard.errors import quantity
 from regard.inspection.heatmap import label
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -60,7 +61,7 @@ def _verdict(grouped: Sequence[Sequence[Finding]]) -> str:
     if not grouped:
         return "No problems found."
     counts = Counter(_worst(findings) for findings in grouped)
-    told = ", ".join(f"{counts[name]} {name}{'s' if counts[name] > 1 else ''}" for name in _COLOURS if counts[name])
+    told = ", ".join(quantity(counts[name], name) for name in _COLOURS if counts[name])
     if counts["error"] or counts["warning"]:
         return f"{told}. --fix FOLDER writes a copy without errors and warnings; --ignore NAME leaves a kind out."
     return f"{told}, and nothing that must be mended."
@@ -106,7 +107,7 @@ def statistics_as_text(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> 
     parts = [table(header, rows)]
     parts += [_split_as_text(stats) for stats in full]
     parts += [
-        f"{finding.count:,} {finding.kind.what}: of {finding.survey.name}, {finding.told}" for finding in overlaps
+        f"{finding.kind.what}: {finding.count:,} of {finding.survey.name}, {finding.told}" for finding in overlaps
     ]
     return "\n\n".join(parts)
 

@@ -22,7 +22,7 @@ from regard.data.tokens.segmentation import END_OF_SENTENCE, Sampled, Segmentati
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.data.tokens.workers import ids_of
-from regard.errors import DataError
+from regard.errors import DataError, quantity
 
 _FORMAT = 2
 """Raised when what is written to the cache changes."""
@@ -74,7 +74,9 @@ def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared
     if not len(train) or not len(dev):
         pairs = len(train) + len(dev)
         name = corpus.files[0] if corpus.files else "The corpus"
-        raise DataError(f"{name}: {pairs} pairs are too few to hold some back for validation. Give dev files.")
+        raise DataError(
+            f"{name}: {quantity(pairs, 'pair')} in all: too few to hold some back for validation. Give dev files."
+        )
     return Prepared(given, train, dev)
 
 

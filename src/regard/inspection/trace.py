@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.decoding.translator import kind_of
-from regard.errors import ConfigError
+from regard.errors import ConfigError, quantity
 from regard.inspection import heatmap
 from regard.inspection.prediction import Prediction, Weights
 
@@ -29,8 +29,8 @@ class Trace:
     def __repr__(self) -> str:
         found = self.prediction
         lines = [
-            f"source: {found.source!r} ({len(found.source_tokens)} tokens)",
-            f"output: {found.text!r} ({len(found.tokens)} tokens), log-probability {found.score:.4f}",
+            f"source: {found.source!r} ({quantity(len(found.source_tokens), 'token')})",
+            f"output: {found.text!r} ({quantity(len(found.tokens), 'token')}), log-probability {found.score:.4f}",
             *(f"{name}: {' × '.join(map(str, weights.shape))}" for name, weights in found.attentions.items()),
         ]
         return "\n".join(["Trace(", *(f"  {line}" for line in lines), ")"])

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from regard.errors import quantity
 from regard.training.measures import Measure, read_measure
 
 
@@ -45,7 +46,7 @@ class Scores:
         """In a line for people, that by which models are chosen first."""
         rest = [label for label in self.values if label != metric.label]
         values = [f"{label} {read_measure(label).told(self.values[label])}" for label in (metric.label, *rest)]
-        return f"{', '.join(values)} on {self.pairs:,} pairs"
+        return f"{', '.join(values)} on {quantity(self.pairs, 'pair')}"
 
     def to_json(self) -> dict[str, Any]:
         return {"pairs": self.pairs, **self.values, "signatures": self.signatures}

@@ -18,6 +18,7 @@ from regard.data.corpora import Pairs
 from regard.data.order import by_length
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator
+from regard.errors import quantity
 from regard.models.seq2seq import Seq2Seq
 from regard.training.measures import Measure
 from regard.training.metrics import Evidence, Judgement, Questions, Statistics, judge
@@ -55,13 +56,13 @@ class Evaluation:
 
     def __repr__(self) -> str:
         values = [f"{measure.label} {measure.told(self[measure.label])}" for measure in self.judgements]
-        return f"Evaluation({', '.join(values)}; {self.scores.pairs:,} pairs)"
+        return f"Evaluation({', '.join(values)}; {quantity(self.scores.pairs, 'pair')})"
 
     def __str__(self) -> str:
         """A table: measure, value, confidence where there is one, signature."""
         distinct = len(set(self.questions.sources))
-        of = f", {distinct:,} sources" if distinct < self.scores.pairs else ""
-        rows = [["metric", f"on {self.scores.pairs:,} pairs{of}", "95 % confidence", "signature"]]
+        of = f", {quantity(distinct, 'source')}" if distinct < self.scores.pairs else ""
+        rows = [["metric", f"on {quantity(self.scores.pairs, 'pair')}{of}", "95 % confidence", "signature"]]
         for measure in self.judgements:
             low_high = self.intervals.get(measure.label, ())
             confidence = " to ".join(map(measure.told, low_high))

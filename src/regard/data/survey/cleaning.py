@@ -16,7 +16,7 @@ from regard.data.survey.passes import Survey, quiet, read_again
 from regard.data.survey.problems import Finding
 from regard.data.survey.scripts import Trait, traits_of
 from regard.data.tokens.marks import TAB
-from regard.errors import DataError
+from regard.errors import DataError, quantity
 
 _MENDED = (faults.SWAPPED, faults.MISREAD, faults.CONTROL, faults.UNNORMALISED, faults.SPACES)
 
@@ -97,5 +97,7 @@ def summary(told: Mapping[Path, Counter[str]]) -> list[str]:
     lines = []
     for path, counts in told.items():
         rest = [f"{what} {count:,}" for what, count in counts.items() if what != "written"]
-        lines.append(f"{path}: {counts['written']:,} pairs written" + (f"; {', '.join(rest)}" if rest else ""))
+        lines.append(
+            f"{path}: {quantity(counts['written'], 'pair')} written" + (f"; {', '.join(rest)}" if rest else "")
+        )
     return lines
