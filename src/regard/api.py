@@ -9,6 +9,7 @@ from typing import Any, overload
 import torch
 
 from regard.config import resolve
+from regard.data.corpora import describe_held_back, settle
 from regard.data.settings import FilesData
 from regard.decoding.ensemble import ensemble
 from regard.decoding.settings import SearchSettings
@@ -82,9 +83,11 @@ def choose(
     >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
     """
     given = dict(overrides or {})
-    files = resolve(FilesData, data, {})
+    own = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
+    files = settle(resolve(FilesData, data, own))
+    assert isinstance(files, FilesData)
     chosen = choice.choose(files, given, cuda=torch.cuda.is_available())
-    for reason in chosen.reasons:
+    for reason in filter(None, [*chosen.reasons, describe_held_back(files)]):
         say(reason)
     fitted = choice.fit(chosen, find_pace(chosen.settings), minutes, given)
     say(fitted.reasons[-1])

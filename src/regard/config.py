@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -28,6 +28,10 @@ class Settings(BaseModel):
     """The base of every group of settings: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def absolute(self) -> Self:
+        """The same settings with absolute paths, so that they mean the same in any folder."""
+        return self.model_copy(update={name: value.absolute() for name, value in self if isinstance(value, Settings)})
 
 
 def _spell_out(value: Any) -> Any:

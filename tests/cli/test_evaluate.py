@@ -101,7 +101,7 @@ def test_a_limit_is_of_the_measure_that_was_asked_for(cli: Run, small_run: RunFo
         (["--beam", "0"], "--beam"),
         (["--source", "a"], "go together"),
         (["--pairs", "a", "--source", "a", "--target", "b"], "not both"),
-        (["--columns", "1", "2"], "--columns goes with --pairs"),
+        (["--columns", "1", "2"], "--columns and --header go with --pairs"),
         (["--pairs", "a", "--columns", "0", "1"], "columns"),
         (["--out", "nowhere/answers.txt"], "there is no folder nowhere"),
         (["--out", "answers.txt", "--metric", "loss"], "need no answers"),

@@ -11,8 +11,9 @@ import pytest
 
 from regard.config import resolve
 from regard.data.corpora import Pairs, load_corpus, read_pairs
+from regard.data.files import Files
 from regard.data.lines import LONGEST, read_lines
-from regard.data.settings import Files, FilesData
+from regard.data.settings import FilesData
 from regard.errors import ConfigError, DataError
 from regard.training.settings import RunSettings
 
@@ -149,18 +150,21 @@ def test_bad_lines_can_be_skipped_and_are_counted(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING):
         pairs = read_pairs(Files(path=str(tmp_path / "x.tsv")), skip_bad_lines=True, drop_empty=True)
     assert pairs == Pairs(["a", "d"], ["b", "e"])
-    assert "2 lines that are no pairs left out, the first at" in caplog.text
-    assert "1 lines with an empty side left out" in caplog.text
+    assert "2 lines without a pair left out, the first at" in caplog.text
+    assert "1 line with an empty side left out" in caplog.text
 
 
 def test_without_dev_files_some_sources_are_held_back(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("".join(f"s{n % 500}\tt{n}\n" for n in range(1000)))
     corpus = load_corpus(FilesData(train=Files(path=str(path))))
-    train, dev = Pairs.of(corpus.train), Pairs.of(corpus.dev)
-    assert len(train) + len(dev) == 1000
+    train, dev, test = Pairs.of(corpus.train), Pairs.of(corpus.dev), Pairs.of(corpus.test or [])
+    assert len(train) + len(dev) + len(test) == 1000
     assert 10 < len(dev) < 120
-    assert not set(train.sources) & set(dev.sources)
+    assert 10 < len(test) < 120
+    assert len({*train.sources, *dev.sources, *test.sources}) == sum(
+        len(set(part.sources)) for part in (train, dev, test)
+    )
 
 
 def test_dev_pairs_that_are_learned_from_may_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,7 +175,7 @@ def test_dev_pairs_that_are_learned_from_may_be_left_out(tmp_path: Path, caplog:
     unseen = load_corpus(FilesData.model_validate({**files, "unseen": True}))
     with caplog.at_level(logging.WARNING):
         assert list(unseen.dev) == [("cat", "K AE T"), ("cat", "K AH T")]
-    assert "dev.tsv: 2 of 4 pairs are left out of validation" in caplog.text
+    assert "dev.tsv: 2 of 4 pairs left out of validation" in caplog.text
     (tmp_path / "dev.tsv").write_text("read\tR EH D\n")
     with pytest.raises(DataError, match="every source stands in the training data"):
         list(load_corpus(FilesData.model_validate({**files, "unseen": True})).dev)
@@ -318,7 +322,7 @@ def test_an_empty_source_stays_empty_under_its_tag(tmp_path: Path, caplog: pytes
     with (tmp_path / "de-train.tsv").open("a", encoding="utf-8") as file:
         file.write("\tleer\n")
     assert len(list(load_corpus(several(tmp_path)).train)) == 2
-    assert "1 lines with an empty side left out" in caplog.text
+    assert "1 line with an empty side left out" in caplog.text
 
 
 @pytest.mark.parametrize("language", [[], ["old norse"], ["a;b"], [""]])

@@ -180,7 +180,7 @@ def test_several_seeds_are_trained_one_after_the_other_and_summed_up(cli: Callab
         (["train", "training.steps=3"], "Name a preset"),
         (["train", "--source", "a"], "--source and --target"),
         (["train", "--pairs", "a", "--source", "b", "--target", "c"], "--source and --target"),
-        (["train", "dates", "--dev", "x"], "--dev and --columns go with"),
+        (["train", "dates", "--dev", "x"], "--dev, --test, --columns and --header go with"),
     ],
 )
 def test_what_does_not_fit_together_is_a_usage_error(

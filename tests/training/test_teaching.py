@@ -198,7 +198,7 @@ def test_what_cannot_teach_is_refused(teachers: list[str], tmp_path: Path) -> No
         regard.ConfigError, match=r"teachers: .*a was trained with another tokenizer\.shared, tokenizer\.kind"
     ):
         train(teachers, tmp_path / "run", tokenizer="word")
-    with pytest.raises(regard.ModelError, match=r"training\.teachers: There is no model at runs/nowhere"):
+    with pytest.raises(regard.ModelError, match=r"training\.teachers: There is no model at .*/runs/nowhere"):
         train(["runs/nowhere"], tmp_path / "run")
     with pytest.raises(
         regard.ConfigError, match=r"agrees with its teachers or with itself\. Set training\.consistency"

@@ -1,15 +1,16 @@
 """regard data"""
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from regard.cli.pairs import files_given, reading_given, reading_options
 from regard.config import presets, resolve
-from regard.data.settings import SPLITS, Files, FilesData
+from regard.data.files import Files
+from regard.data.settings import SPLITS, FilesData
 from regard.errors import ConfigError, did_you_mean
 from regard.training.folder import RunFolder, locate
 from regard.training.settings import RunSettings
@@ -27,7 +28,8 @@ Examples:
   regard data check train.tsv dev.tsv test.tsv
   regard data check --source train.en --target train.de
   regard data check --train train.en,train.de --dev dev.en,dev.de --ignore markup
-  regard data check pairs.csv --columns de,en --fix cleaned
+  regard data check pairs.csv --columns de en --fix cleaned
+  zcat pairs.tsv.gz | head -1000 | regard data check -
   regard data check my-settings.yaml --json"""
 
 STATS_EXAMPLES = """\b
@@ -46,9 +48,9 @@ def command() -> None:
 
 
 def inputs(function: Any) -> Any:
-    """The arguments by which both verbs are told what to read."""
+    """The arguments and options for what to read, of both verbs."""
     for option in (
-        click.option("--columns", metavar="A,B", help="Names, or numbers from 1, of the columns of source and target."),
+        reading_options,
         click.option("--target", metavar="FILE"),
         click.option("--source", metavar="FILE", help="With --target: two parallel files."),
         click.option("--test", metavar="FILE"),
@@ -79,11 +81,12 @@ def check(
 ) -> None:
     """Find problems in pairs, with file, line and remedy; exit with 1 if there are errors or warnings.
 
-    FILES are TSV, CSV or JSONL, plain or gzipped, one for each split (SOURCE,TARGET names two parallel files), or one
-    config whose data is meant. What is held out (its name says dev, val or test) is compared with what is learned from.
+    FILES are TSV, CSV or JSONL, plain or gzipped, one for each split (SOURCE,TARGET names two parallel files, - is
+    standard input), or one config whose data is meant. What is held out (its name says dev, val or test) is compared
+    with what is learned from.
 
     --fix mends what is certain and leaves other errors and warnings out of what is learned from; what is held out loses
-    only lines that are no pairs.
+    only lines that do not contain a pair.
     """
     from regard.cli.reports import problems_as_json, problems_as_text
     from regard.data.survey import cleaning, faults, problems
@@ -152,7 +155,8 @@ def _splits(
     test: str | None,
     source: str | None,
     target: str | None,
-    columns: str | None,
+    columns: tuple[str, str] | None,
+    header: bool | None,
 ) -> "list[Split]":
     """What is to be read, what is learned from before what is held out."""
     named = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path}
@@ -162,27 +166,18 @@ def _splits(
     if len(files) == 1 and _is_config(files[0]):
         return _configured(files[0])
 
+    from regard.data.lines import name_of
     from regard.data.survey.passes import Split
 
+    reading = reading_given(columns, header)
     if source:
-        chosen = {f"{source} and {target}": _files(f"{source},{target}", columns)}
+        chosen = {f"{source} and {target}": {"source": source, "target": target}}
     else:
         # Shells sort, and put dev before train.
         ordered = sorted(files, key=lambda path: not HELD_OUT.isdisjoint(re.findall("[a-z]+", Path(path).name.lower())))
-        chosen = {
-            name: _files(path, columns) for name, path in (named or dict(zip(ordered, ordered, strict=True))).items()
-        }
-    return [Split.of_files(name, settings) for name, settings in chosen.items()]
-
-
-def _files(path: str, columns: str | None) -> Files:
-    source, comma, target = path.partition(",")
-    given: dict[str, Any] = (
-        {"source": source, "target": target} if comma and not os.path.exists(path) else {"path": path}
-    )
-    if columns:
-        given["columns"] = columns.split(",")
-    return resolve(Files, given, {})
+        splits = named or {name_of(path): path for path in ordered}
+        chosen = {name: files_given(path, reading) for name, path in splits.items()}
+    return [Split.of_files(name, resolve(Files, given, {})) for name, given in chosen.items()]
 
 
 def _is_config(path: str) -> bool:

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from regard.cli.pairs import reading_given, reading_options
 from regard.cli.several import SeveralWords
 from regard.cli.together import with_others
 from regard.config import parse_override, resolve
-from regard.data.settings import Files
+from regard.data.files import Files
+from regard.data.settings import FilesData
 from regard.decoding.settings import SearchSettings
-from regard.errors import ConfigError, DataError
-from regard.training.folder import open_models
+from regard.errors import ConfigError, DataError, short_path
+from regard.training.folder import Checkpoint, RunFolder, open_models
 from regard.training.measures import KINDS, Measure, read_measure, read_measures
 
 if TYPE_CHECKING:
+    from regard.data.corpora import Pairs
     from regard.training.validation import Evaluation
 
 EXAMPLES = """\b
@@ -52,9 +55,7 @@ class Limit(NamedTuple):
 @click.command(cls=SeveralWords, several=("--metric", "--min", "--max"), known=_names_a_metric, epilog=EXAMPLES)
 @click.argument("model")
 @click.option("--pairs", metavar="FILE", help="TSV, CSV or JSONL, plain or gzipped.")
-@click.option(
-    "--columns", nargs=2, metavar="A B", help="With --pairs: its columns, by number from 1 or by name; 1+3 is two."
-)
+@reading_options
 @click.option("--source", metavar="FILE", help="With --target: two parallel files.")
 @click.option("--target", metavar="FILE")
 @click.option("--metric", "metrics", multiple=True, metavar="METRIC...", help=f"Of {', '.join(KINDS)}; see above.")
@@ -71,6 +72,7 @@ def command(
     model: str,
     pairs: str | None,
     columns: tuple[str, str] | None,
+    header: bool | None,
     source: str | None,
     target: str | None,
     metrics: tuple[str, ...],
@@ -85,6 +87,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Score a model on pairs; without files, on the test set of its own corpus.
+
+    --pairs is read as the model's own pairs were, with their columns, unless --columns are given.
 
     Without --metric, by what the model was validated by, with accuracy, chrf and loss. Whatever is not given is
     taken from MODEL, also where others answer --with it.
@@ -102,7 +106,7 @@ def command(
     """  # noqa: D301 - click wants its \b as it stands
     wanted = read_measures(metrics)
     limits = [_limit("--min", text, wanted) for text in minima] + [_limit("--max", text, wanted) for text in maxima]
-    files = _files(pairs, source, target, columns)
+    files = _files(pairs, source, target, reading_given(columns, header))
     search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
     opened = open_models(model, *others)
     folder, chosen = opened[0]
@@ -113,11 +117,8 @@ def command(
         _see_that_answers_can_be_written(out, wanted)
 
     from regard.api import Model
-    from regard.data.corpora import load_corpus, read_pairs
 
-    test = read_pairs(files) if files else load_corpus(folder.settings().data).test
-    if test is None:
-        raise DataError(f"{model} was trained without a test set. Name one with --pairs, or --source and --target.")
+    test = _read_test(folder, chosen, files)
     found = Model.together(opened).evaluate(
         test.sources, test.targets, metrics=wanted, batch_size=batch_size, confidence=confidence, **search
     )
@@ -156,19 +157,40 @@ def _limit(option: str, text: str, wanted: Sequence[Measure]) -> Limit:
     return Limit(measure, value)
 
 
-def _files(pairs: str | None, source: str | None, target: str | None, columns: tuple[str, str] | None) -> Files | None:
+def _files(pairs: str | None, source: str | None, target: str | None, reading: dict[str, Any]) -> Files | None:
     if pairs and (source or target):
         raise click.UsageError("Give --pairs, or --source and --target, not both.")
     if bool(source) != bool(target):
         raise click.UsageError("--source and --target go together.")
-    if columns and not pairs:
-        raise click.UsageError("--columns goes with --pairs.")
+    if reading and not pairs:
+        raise click.UsageError("--columns and --header go with --pairs.")
     if not (pairs or source):
         return None
-    given: dict[str, Any] = {"path": pairs, "source": source, "target": target}
-    if columns:
-        given["columns"] = columns
-    return resolve(Files, given, {})
+    return resolve(Files, {"path": pairs, "source": source, "target": target, **reading}, {})
+
+
+def _read_test(folder: RunFolder, chosen: Checkpoint, files: Files | None) -> "Pairs":
+    """The pairs of files, read as the run's own were; without files, the run's test set."""
+    from regard.data.corpora import Pairs, Stream, load_corpus, read_pairs
+
+    data = folder.settings().data
+    if files is not None:
+        return read_pairs(files.read_like(data.train) if isinstance(data, FilesData) else files)
+    corpus = load_corpus(data)
+    if corpus.test is None:
+        raise DataError(
+            f"{folder.path} was trained without a test set. Give one with --pairs, or --source and --target."
+        )
+    if isinstance(corpus.test, Stream):
+        # Of other files, other pairs would be held back, some of which the model has seen in training.
+        before = chosen.state["data"]
+        changed = [path for path, found in corpus.fingerprint().items() if before.get(path) != found]
+        if changed:
+            raise DataError(
+                f"{' and '.join(map(short_path, changed))} changed since {folder.path} was trained, so its test set "
+                "can no longer be told from its training pairs. Restore the file, or give a test set with --pairs."
+            )
+    return Pairs.of(corpus.test)
 
 
 def _see_that_answers_can_be_written(out: Path, wanted: Sequence[Measure]) -> None:

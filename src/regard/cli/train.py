@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from regard.cli.pairs import files_given, reading_given, reading_options
 from regard.config import parse_override, resolve
 from regard.errors import ConfigError
 from regard.training.finetuning import INIT_FROM, resolve_run
@@ -34,14 +35,12 @@ Examples:
 @click.option("--source", metavar="FILE", help="With --target: your pairs in two parallel files.")
 @click.option("--target", metavar="FILE")
 @click.option(
-    "--dev", metavar="FILE", help="Pairs to choose the best model by, or SOURCE,TARGET; else some are held back."
+    "--dev", metavar="FILE", help="Pairs to choose the best model by, or SOURCE,TARGET; without it, some are held back."
 )
 @click.option(
-    "--columns",
-    nargs=2,
-    metavar="A B",
-    help="With --pairs: its columns, by number from 1 or by name; 1+3 makes one side of two, as of lemma and tags.",
+    "--test", metavar="FILE", help="Pairs for `regard evaluate RUN`, or SOURCE,TARGET; without it, some are held back."
 )
+@reading_options
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
               help="How long training may take, where settings are chosen.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(min=1), default=1, help="Train so often, with one seed after the other.")
@@ -60,7 +59,9 @@ def command(
     source: str | None,
     target: str | None,
     dev: str | None,
+    test: str | None,
     columns: tuple[str, str] | None,
+    header: bool | None,
     minutes: float,
     seeds: int,
     start: str | None,
@@ -80,7 +81,7 @@ def command(
             raise click.UsageError(
                 f"{word}: use --pairs, or --source and --target, for training data, --dev for validation."
             )
-    own = _own_data(pairs, source, target, dev, columns)
+    own = _own_data(pairs, source, target, {"dev": dev, "test": test}, reading_given(columns, header))
     initial = {INIT_FROM: start} if start else {}
     if own is None:
         if start and (not words or "=" in words[0]):
@@ -119,22 +120,18 @@ def _check_own_folder(start: str | None, folder: RunFolder) -> None:
 
 
 def _own_data(
-    pairs: str | None, source: str | None, target: str | None, dev: str | None, columns: tuple[str, str] | None
+    pairs: str | None, source: str | None, target: str | None, held_out: dict[str, str | None], reading: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The user's files as settings of data."""
     if bool(source) != bool(target) or (pairs and source):
         raise click.UsageError("Give one file of pairs (--pairs), or two parallel files (--source and --target).")
     if not (pairs or source):
-        if dev or columns:
-            raise click.UsageError("--dev and --columns go with --pairs, or --source and --target.")
+        if any(held_out.values()) or reading:
+            raise click.UsageError("--dev, --test, --columns and --header go with --pairs, or --source and --target.")
         return None
-    train: dict[str, Any] = {"path": pairs} if pairs else {"source": source, "target": target}
-    picked = {"columns": columns} if columns else {}
-    data: dict[str, Any] = {"kind": "files", "train": {**train, **picked}}
-    if dev:
-        first, comma, second = dev.partition(",")
-        data["dev"] = {"source": first, "target": second} if comma else {"path": dev, **picked}
-    return data
+    train: dict[str, Any] = {"path": pairs, **reading} if pairs else {"source": source, "target": target}
+    given = {name: files_given(path, reading) for name, path in held_out.items() if path}
+    return {"kind": "files", "train": train, **given}
 
 
 def _is_data_file(word: str) -> bool:
@@ -151,13 +148,14 @@ def _chosen(
 ) -> RunSettings:
     """The settings of a run that was begun, or new ones, with the reasons for them."""
     from regard.api import choose
+    from regard.data.corpora import settle
 
     begun = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
     if begun.exists():
         click.echo(f"{begun.path} was begun before: its settings stand. Choose another --out for others.", err=True)
         before = resolve(RunSettings, begun.config, {})
         settings = resolve(RunSettings, begun.config, {"data": data, **overrides})
-        if before.data != settings.data:
+        if settle(before.data) != settle(settings.data):
             raise ConfigError(
                 f"{begun.path} was begun with other files ({before.data.train}). Choose another folder with --out."  # type: ignore[union-attr]
             )

@@ -2,24 +2,29 @@
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.data import dates, pronunciations, sequences
-from regard.data.lines import count_lines, open_file
-from regard.data.readers import read_rows
-from regard.data.settings import SPLITS, Data, DatesData, Files, FilesData, PronounceData, SequencesData
-from regard.errors import DataError
+from regard.data.files import Files
+from regard.data.lines import count_lines, is_stream, name_of, open_file
+from regard.data.readers import read_layout, read_rows
+from regard.data.settings import SPLITS, Data, DatesData, FilesData, PronounceData, SequencesData, SplitName
+from regard.errors import DataError, quantity
 
 log = logging.getLogger(__name__)
 
 HELD_BACK_SHARE, FEWEST_HELD_BACK, HELD_BACK = 0.05, 50, 2_000
 """Without dev files, the share of the training pairs that is kept for validation, and about how many at the least (of a
 small corpus no more than a fifth) and at the most.
+"""
+
+TEST_SHARE, FEWEST_FOR_TEST, MOST_FOR_TEST = 0.05, 1_000, 1_000
+"""Without dev and test files, the share of the training pairs that is kept for testing, how many pairs a corpus must
+have for that, and about how many are kept at the most.
 """
 
 
@@ -58,7 +63,8 @@ class Corpus:
 
     train: Pairs | Stream
     dev: Pairs | Stream
-    test: Pairs | None = None
+    test: Pairs | Stream | None = None
+    """Pairs of their own, or some of the training files that are held back (a stream)."""
     files: tuple[str, ...] = ()
     """Where the training and dev pairs come from, if from files."""
     counted: tuple[str, ...] = ()
@@ -125,25 +131,101 @@ def _load_files(settings: FilesData) -> Corpus:
         raise DataError(f"There is no file {missing}. Say where the corpus lies, with data.folder=….")
     test = read_pairs(judged, skip_bad_lines=keep_going) if judged else None
     files = (*learned.paths, *(chosen.paths if chosen else ()))
-    for path in filter(os.path.exists, files):
-        if not os.path.isfile(path) and not os.path.isdir(path):
-            raise DataError(
-                f"{path} is no file but a pipe or a device, and what is learned from is read several times. "
-                "Write it to a file first."
-            )
+    pipe = next(filter(is_stream, files), None)
+    if pipe is not None:
+        raise DataError(
+            f"{name_of(pipe)} is a pipe or a device, and training pairs are read several times. Write them to a file "
+            "first."
+        )
     counted = tuple(own.paths[0] for own in learned.by_language.values())
     everything = partial(stream_pairs, learned, skip_bad_lines=keep_going, drop_empty=True)
     if chosen:
         dev = read_pairs(chosen, skip_bad_lines=keep_going, drop_empty=True)
         kept = Stream(partial(_unseen, dev, everything, str(chosen))) if settings.unseen else dev
         return Corpus(Stream(everything), kept, test, files, counted)
-    held_back = _held_back_share(_lines(counted))
+    held_back = _held_back(settings, _lines(counted))
 
-    def split(dev: bool) -> Iterator[tuple[str, str]]:
-        """By a hash of the source, so that no source stands on both sides and no order matters."""
-        return (pair for pair in everything() if (share(pair[0]) < held_back) == dev)
+    def split(name: SplitName) -> Iterator[tuple[str, str]]:
+        """By a hash of the source, so that no source is in two splits and no order matters."""
+        return (pair for pair in everything() if held_back.split_of(pair[0]) == name)
 
-    return Corpus(Stream(partial(split, False)), Stream(partial(split, True)), test, files, counted)
+    train, kept_back, test_back = (Stream(partial(split, name)) for name in SPLITS)
+    return Corpus(train, kept_back, test_back if held_back.test else test, files, counted)
+
+
+class HeldBack(NamedTuple):
+    """The shares of the sources of the training files that are kept for validation and for testing."""
+
+    dev: float
+    test: float
+
+    def split_of(self, source: str) -> SplitName:
+        place = share(source)
+        return "dev" if place < self.dev else "test" if place >= 1 - self.test else "train"
+
+
+def _held_back(settings: FilesData, pairs: int) -> HeldBack:
+    """One pair in twenty for validation; of a small corpus more, of a large one so many as are enough to choose by."""
+    if settings.dev is not None:
+        return HeldBack(0.0, 0.0)
+    dev = min(max(HELD_BACK_SHARE, min(0.2, FEWEST_HELD_BACK / pairs)), HELD_BACK / pairs)
+    wanted = settings.test is None and settings.test_split and pairs >= FEWEST_FOR_TEST
+    return HeldBack(dev, min(TEST_SHARE, MOST_FOR_TEST / pairs) if wanted else 0.0)
+
+
+def describe_held_back(settings: FilesData) -> str | None:
+    """How many pairs are held back from training, in words; None where none are."""
+    learned = settings.files("train")
+    assert learned is not None
+    pairs = _lines(own.paths[0] for own in learned.by_language.values())
+    dev, test = _held_back(settings, pairs)
+    if not dev:
+        return None
+    count = f"about {quantity(round(dev * pairs), 'pair')} for validation"
+    if test:
+        count += f", and about {quantity(round(test * pairs), 'pair')} as a test set for `regard evaluate`"
+    return f"Held back by source sentence: {count} (--dev FILE, --test FILE and data.test_split=false change that)."
+
+
+def settle(data: Data) -> Data:
+    """The same data as a run remembers it: with absolute paths, and with columns by name where files name them.
+
+    What is detected for that is reported.
+    """
+    data = data.absolute()
+    if not isinstance(data, FilesData):
+        return data
+    settled: dict[str, Files] = {}
+    for name in SPLITS:
+        given: Files | None = getattr(data, name)
+        if given is not None:
+            settled[name] = _settle_files(given, data, settled.get("train"))
+    return data.model_copy(update=settled)
+
+
+def _settle_files(given: Files, data: FilesData, model: Files | None) -> Files:
+    """A file without columns has those of the training file, where it has columns of the same names."""
+    if model is not None and model.columns is not None and given.columns is None:
+        alike = given.model_copy(update={"columns": model.columns})
+        if _has_its_names(alike.within(data.folder, data.language)):
+            given = alike
+    layout = read_layout(given.within(data.folder, data.language))
+    if layout is None:
+        return given
+    for notice in layout.notices:
+        log.warning("%s", notice)
+    header = {"header": True} if layout.header and given.header == "auto" else {}
+    return given.model_copy(update={**header, **({"columns": layout.names} if layout.names else {})})
+
+
+def _has_its_names(files: Files) -> bool:
+    """Whether columns are names, and those of the file."""
+    if any(isinstance(field, int) for side in files.fields or () for field in side):
+        return False
+    try:
+        return read_layout(files) is not None and next(iter(read_rows(files))).problem is None
+    except (DataError, StopIteration):
+        return False
 
 
 def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: str) -> Iterator[tuple[str, str]]:
@@ -153,8 +235,8 @@ def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: st
     left = [pair for pair in dev if pair[0] not in seen]
     if len(left) < len(dev):
         log.warning(
-            "%s: %d of %d pairs are left out of validation, since their source is learned from (data.unseen).",
-            name, len(dev) - len(left), len(dev),
+            "%s: %d of %s left out of validation, since their source is learned from (data.unseen).",
+            name, len(dev) - len(left), quantity(len(dev), "pair"),
         )  # fmt: skip
     if not left:
         raise DataError(f"{name}: every source stands in the training data too. Give other dev files, or none.")
@@ -182,30 +264,28 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
     for row in read_rows(files):
         if row.problem:
             if not skip_bad_lines:
-                raise DataError(
-                    f"{row.place}: {row.problem}. Mend the line, say which columns to read (columns: [a, b]), or leave "
-                    "such lines out (data.bad_lines=skip)."
-                )
+                remedy = row.remedy or "Correct the line, or choose the columns to read (--columns A B)."
+                raise DataError(f"{row.place}: {row.problem}. {remedy} data.bad_lines=skip leaves such lines out.")
             bad.append(row.place)
         elif drop_empty and not (row.source.strip() and row.target.strip()):
             empty.append(row.place)
         else:
             used = True
             yield row.source, row.target
-    for places, what in ((bad, "that are no pairs"), (empty, "with an empty side")):
-        if places:
-            log.warning("%s: %d lines %s left out, the first at %s.", files, len(places), what, places[0])
+    left_out = [
+        f"{quantity(len(places), 'line')} {what} left out, the first at {places[0]}"
+        for places, what in ((bad, "without a pair"), (empty, "with an empty side"))
+        if places
+    ]
+    for told in left_out:
+        log.warning("%s: %s.", files, told)
     if not used:
-        raise DataError(f"{files}: no pair is left to use. Check the files and their columns.")
+        why = "; ".join(left_out) or "it has no lines of data"
+        raise DataError(f"{files}: no pair is left to use: {why}. Check the files and their columns.")
 
 
 def _lines(paths: Iterable[str]) -> int:
     return max(1, sum(map(count_lines, paths)))
-
-
-def _held_back_share(pairs: int) -> float:
-    """One pair in twenty; of a small corpus more, of a large one so many as are enough to choose by."""
-    return min(max(HELD_BACK_SHARE, min(0.2, FEWEST_HELD_BACK / pairs)), HELD_BACK / pairs)
 
 
 def share(text: str) -> float:

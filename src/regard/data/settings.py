@@ -1,7 +1,7 @@
 """What may be set in the data: where the pairs come from, and how text becomes tokens."""
 
+import os
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
@@ -10,91 +10,12 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    PrivateAttr,
     field_validator,
     model_validator,
 )
 
 from regard.config import BY_NAME, HARMLESS, Settings, differences
-
-Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
-
-
-class Files(Settings):
-    """One file of pairs (`path`, or just the path itself), or two parallel files (`source` and `target`)."""
-
-    path: str | None = None
-    source: str | None = None
-    target: str | None = None
-    format: Literal["auto", "tsv", "csv", "jsonl", "dictionary"] = Field(
-        "auto",
-        description="by default told by the name; a dictionary has a word and what it means, with spaces between",
-    )
-    columns: tuple[str | PositiveInt, str | PositiveInt] | None = Field(
-        None, description="names, or numbers from 1, of the source's and the target's column; 1+3 are two fields"
-    )
-    _languages: tuple[str, ...] = PrivateAttr(())
-    """What stands for {language} in the names, one after the other; each is a tag of its sources."""
-
-    @model_validator(mode="after")
-    def _one_or_two(self) -> Self:
-        if (self.path is None) == (self.source is None or self.target is None):
-            raise ValueError("give either one file of pairs (path), or two parallel files (source and target).")
-        return self
-
-    @field_validator("columns")
-    @classmethod
-    def _counted_from_1(cls, columns: tuple[str | int, str | int] | None) -> tuple[str | int, str | int] | None:
-        for column in columns or ():
-            if any(name.isdecimal() and not int(name) for name in str(column).split("+")):
-                raise ValueError(f"there is no column 0 ('{column}'): columns are counted from 1.")
-        return columns
-
-    @property
-    def fields(self) -> Columns | None:
-        """The columns that make the source, and those that make the target: names, or numbers from 1."""
-        if self.columns is None:
-            return None
-        left, right = (
-            tuple(int(name) if name.isdecimal() else name for name in str(column).split("+")) for column in self.columns
-        )
-        return left, right
-
-    @property
-    def by_language(self) -> "dict[str, Files]":
-        """The files of each language; all of them under no name where there are none."""
-        if not self._languages:
-            return {"": self}
-        return {language: self.within("", language) for language in self._languages}
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(path for files in self.by_language.values() for path in files.names.values())
-
-    @property
-    def names(self) -> dict[str, str]:
-        """The paths as they are given."""
-        given = {name: getattr(self, name) for name in ("path", "source", "target")}
-        return {name: path for name, path in given.items() if path is not None}
-
-    def within(self, folder: str, language: str | tuple[str, ...]) -> "Files":
-        """The same in a folder and for a language, or for several."""
-        found = {name: str(Path(folder) / path) for name, path in self.names.items()}
-        if isinstance(language, str):
-            found = {name: path.replace("{language}", language) for name, path in found.items()}
-        copy = self.model_copy(update=found)
-        copy._languages = () if isinstance(language, str) else language
-        return copy
-
-    def __str__(self) -> str:
-        return " and ".join(self.names.values())
-
-
-def _path(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
-
-
-FilesChoice = Annotated[Files, BeforeValidator(_path)]
+from regard.data.files import Files, FilesChoice
 
 
 class DatesData(Settings):
@@ -141,6 +62,9 @@ class PronounceData(Settings):
     dev: float = Field(0.05, gt=0, lt=0.5, description="the share of the words to choose by")
     test: float = Field(0.1, gt=0, lt=0.5, description="the share of the words to be judged on")
 
+    def absolute(self) -> Self:
+        return self.model_copy(update={"path": os.path.abspath(self.path)}) if self.path else self
+
 
 SplitName = Literal["train", "dev", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
@@ -148,7 +72,7 @@ SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 
 class FilesData(Settings):
     """Pairs from files. Without dev files, one source sentence in twenty (of a large corpus, about 2,000 in all) is
-    held back from training.
+    held back from training for validation. Without dev and test files, so is a test set.
     """
 
     kind: Literal["files"] = "files"
@@ -159,6 +83,11 @@ class FilesData(Settings):
     train: FilesChoice
     dev: FilesChoice | None = None
     test: FilesChoice | None = None
+    test_split: bool = Field(
+        True,
+        description="without dev and test files, hold back a test set too: 5 %, at most about 1,000 pairs, if there "
+        "are 1,000 pairs or more",
+    )
     unseen: bool = Field(
         False, description="validate on those dev pairs alone whose source does not stand in the training data"
     )
@@ -168,6 +97,12 @@ class FilesData(Settings):
         """The files of a split, with folder and language in their names."""
         given: Files | None = getattr(self, split)
         return None if given is None else given.within(self.folder, self.language)
+
+    def absolute(self) -> Self:
+        """Paths inside a folder stay relative to it."""
+        if self.folder:
+            return self.model_copy(update={"folder": os.path.abspath(self.folder)})
+        return super().absolute()
 
     @property
     def has_tags(self) -> bool:
@@ -288,6 +223,9 @@ class SentencePieceSide(Settings):
     dropout: float = Field(0.0, ge=0, le=1, description="for a BPE model: merges left out at random in training")
     alpha: PositiveFloat | None = Field(None, description="for a unigram model: sample segmentations with p^alpha")
     drawn: int = DRAWN
+
+    def absolute(self) -> Self:
+        return self.model_copy(update={"path": os.path.abspath(self.path)})
 
     @property
     def sampling(self) -> Sampling | None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from regard.config import resolve
 from regard.data.settings import FilesData
 from regard.data.survey.passes import Split
+from regard.data.survey.problems import describe_unreadable
 from regard.data.survey.scripts import Characters
 from regard.data.survey.statistics import measure
 from regard.errors import DataError
@@ -61,9 +62,9 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     """Look at the training pairs and decide on tokeniser, model and schedule; what is overridden stands."""
     files = resolve(FilesData, data.model_dump(mode="json"), _below("data.", overrides)).files("train")
     assert files is not None
-    _, facts = measure(Split.of_files(str(files), files), Characters())
+    survey, facts = measure(Split.of_files(str(files), files), Characters())
     if not facts["pairs"]:
-        raise DataError(f"{data.train}: no pair is left to use. Check the file and its columns.")
+        raise DataError(f"{data.train}: no pair is left to use: {describe_unreadable(survey)}")
     choice = _Choice()
     forms = (form_of(facts["source"]), form_of(facts["target"]))
     start = overrides.get(INIT_FROM)

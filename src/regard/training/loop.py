@@ -15,12 +15,12 @@ from torch import nn
 from regard import graphs
 from regard.config import differences, write_yaml
 from regard.data.batching import Batch, Encoded
-from regard.data.corpora import Corpus, load_corpus
+from regard.data.corpora import Corpus, load_corpus, settle
 from regard.data.order import ByPairs, ByTokens, Order, padding_share
 from regard.data.preparation import Prepared, Request, prepare
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
-from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError
+from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError, quantity
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 def train(settings: RunSettings, folder: RunFolder) -> Progress:
     """Train in a folder, or go on where it stopped; the same command always ends with the same weights."""
+    settings = settings.absolute().model_copy(update={"data": settle(settings.data)})
     tracking.require(settings.training)
     with told_when_disk_fails(folder), folder.lock():
         if folder.all_checkpoints():
@@ -54,7 +55,7 @@ def train(settings: RunSettings, folder: RunFolder) -> Progress:
 
 
 def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
-    before = folder.settings()
+    before = folder.settings().absolute()
     extended = allowed_extensions(folder, before.training, settings.training)
     changed = {key: values for key, values in differences(before, settings).items() if key not in extended}
     saved = (before.training.save_every, settings.training.save_every)
@@ -306,7 +307,7 @@ class Training:
     def _try_mean(self, events: EventLog, narrator: Narrator) -> None:
         """Use the mean of the last checkpoints if validation finds it better than each."""
         last = self._last_checkpoints()
-        narrator.say(f"the mean of the last {len(last)} checkpoints:")
+        narrator.say(f"the mean of the last {quantity(len(last), 'checkpoint')}:")
         self.progress.averaged = True
         with self._mean_in_place(last):
             if self._judge(events, narrator, f"mean-{self.progress.step}"):
@@ -344,7 +345,7 @@ class Training:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         start = f"from step {self.progress.step:,} " if self.progress.step else ""
         return (
-            f"Training {parameters:,} parameters on {len(self.data.train):,} pairs {start}"
+            f"Training {parameters:,} parameters on {quantity(len(self.data.train), 'pair')} {start}"
             f"in {self.folder.path}, on {self.translator.device}{self.objective.told()}. {self._told_of_batches()}"
         )
 
@@ -352,13 +353,13 @@ class Training:
         sides = self.data.train.lengths_in(0).T
         padding = sum(padding_share(self.order, lengths) for lengths in sides) / 2
         steps = -(-self.order.steps_per_epoch // self.settings.training.accumulate)
-        return f"An epoch has {steps:,} step{'s' * (steps > 1)}; {padding:.0%} of the batches is padding."
+        return f"An epoch has {quantity(steps, 'step')}; {padding:.0%} of the batches is padding."
 
     def _closing(self) -> str:
         progress = self.progress
         early = ""
         if progress.step < self.settings.training.steps:
-            early = f"; stopped early, no better in {progress.stale} validations"
+            early = f"; stopped early, no better in {quantity(progress.stale, 'validation')}"
         best = progress.best.told(self.settings.training.metric) if progress.best else "not validated"
         which = "the mean of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
         return f"Best model: {which}, {best}{early}."
@@ -379,7 +380,7 @@ def order_of(data: Encoded, settings: RunSettings) -> Order:
             f"{' or training.longest' if training.longest else ''}."
         )
     if left_out:
-        log.warning("%d pairs of more than %d tokens on a side are left out of training.", left_out, longest)
+        log.warning("%s of more than %d tokens on a side left out of training.", quantity(left_out, "pair"), longest)
     return order
 
 

@@ -1,5 +1,6 @@
 """What may be set in training, and the settings of a whole run."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -102,6 +103,9 @@ class Teachers(Settings):
         min_length=1, description="their folders; they have the student's tokenizer"
     )
     share: float = Field(0.5, gt=0, le=1, description="λ, how much the teachers count beside the data")
+
+    def absolute(self) -> Self:
+        return self.model_copy(update={"runs": tuple(map(os.path.abspath, self.runs))})
 
     @property
     def shares(self) -> Shares:

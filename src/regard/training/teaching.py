@@ -9,7 +9,7 @@ import torch
 
 from regard.data.settings import other_tokens
 from regard.data.tokens.tokenizers import TokenizerPair
-from regard.errors import ConfigError, ModelError
+from regard.errors import ConfigError, ModelError, short_path
 from regard.models.seq2seq import Seq2Seq
 from regard.training import checkpoint
 from regard.training.folder import RunFolder, open_models
@@ -56,7 +56,7 @@ def staff_of(student: RunSettings, device: torch.device) -> Staff:
         _refuse_other_tokens(folder, own.settings, student)
         _warn_if_unfinished(folder, own.settings)
     models = tuple(own.model.to(device).eval().requires_grad_(False) for own in loaded)
-    told = " and ".join(f"{folder.path} (step {chosen.step:,})" for folder, chosen in opened)
+    told = " and ".join(f"{short_path(folder.path)} (step {chosen.step:,})" for folder, chosen in opened)
     hashes = {f"{TEACHER}{folder.path}": chosen.weights_hash for folder, chosen in opened}
     return Staff(Teaching(models, teachers.shares, told), loaded[0].tokenizers, hashes)
 

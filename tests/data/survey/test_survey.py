@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.corpora import Pairs
-from regard.data.settings import Files
+from regard.data.files import Files
 from regard.data.survey import faults, problems
 from regard.data.survey.passes import Mark, Split, Survey, are_tagged, read_again, take
 from regard.data.survey.problems import Finding, Limits, judge
@@ -206,7 +206,8 @@ def test_what_stands_in_place_of_a_tab_is_named(tmp_path: Path, sign: str, name:
     characters = Characters()
     survey = take(Split.of_files("x", Files(path=str(tmp_path / "x.txt"))), characters)
     told = judge([survey], characters, Limits())[0].told
-    assert told == f"{name} where a tab is expected: sed 's/{sign}/\\t/' makes TSV of them"
+    command = f"sed 's/{sign}/\\t/' {tmp_path}/x.txt > {tmp_path}/x.tsv"
+    assert told == f"{name} where a tab is expected: `{command}` makes TSV of the file"
 
 
 def test_a_pair_takes_less_than_fifty_bytes_however_long_it_is() -> None:

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.corpora import Pairs, Stream
+from regard.data.files import Files
+from regard.data.lines import is_stream
 from regard.data.readers import Row, read_rows
-from regard.data.settings import Files
 from regard.data.survey.scripts import WINDOWS, Characters, Profile, Trait
 from regard.data.tokens.marks import TAB
 from regard.data.tokens.vocabularies import tags_of, too_many_tags
@@ -69,6 +70,10 @@ class Split(NamedTuple):
 
     @classmethod
     def of_files(cls, name: str, files: Files) -> "Split":
+        """The rows of files, read whenever they are needed; those of a pipe are kept in memory."""
+        if any(map(is_stream, files.paths)):
+            rows = list(read_rows(files))
+            return cls(name, lambda: rows, "" not in files.by_language)
         return cls(name, lambda: read_rows(files), "" not in files.by_language)
 
     @classmethod

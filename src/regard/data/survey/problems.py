@@ -5,9 +5,11 @@ the one in which nearly all lines are written.
 """
 
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from regard.data.survey import faults
 from regard.data.survey.faults import KINDS, Kind, Severity
 from regard.data.survey.passes import MARKUP, Mark, Side, Survey, bits, read_again
 from regard.data.survey.scripts import Characters, Trait, traits_of
+from regard.errors import quantity
 
 Rows = NDArray[np.intp]
 
@@ -134,12 +137,32 @@ def _within(survey: Survey, limits: Limits) -> Iterator[Finding]:
 
 
 def _hint(survey: Survey) -> str:
-    """What stands between the columns of lines that are no pairs, if all of them have it once."""
-    texts = [row.source for row in survey.no_pair_rows]
+    """What is between the columns of lines without a pair if all have it once, else the remedy of the first."""
+    rows = survey.no_pair_rows
     for sign, name in _SEPARATORS.items():
-        if texts and all(text.count(sign) == 1 for text in texts):
-            return f"{name} where a tab is expected: sed 's/{sign}/\\t/' makes TSV of them"
-    return ""
+        if rows and all(row.source.count(sign) == 1 for row in rows):
+            return f"{name} where a tab is expected: `{_conversion(rows[0], sign)}` makes TSV of the file"
+    return next((row.remedy for row in rows), "").removesuffix(".")
+
+
+def _conversion(row: Row, sign: str) -> str:
+    """The command that puts a tab in the place of another sign, for the file of a row."""
+    path = Path(row.place.rpartition(":")[0])
+    converted = path.with_name(f"{path.name.partition('.')[0]}.{'tabs.' if path.suffix == '.tsv' else ''}tsv")
+    substitute = f"sed 's/{sign}/\\t/'"
+    if path.suffix == ".gz":
+        return f"zcat {shlex.quote(str(path))} | {substitute} > {shlex.quote(str(converted))}"
+    return f"{substitute} {shlex.quote(str(path))} > {shlex.quote(str(converted))}"
+
+
+def describe_unreadable(survey: Survey) -> str:
+    """Why a file has no pair: what is wrong with its first line, and what to do about it."""
+    if not survey.no_pair_rows:
+        return "it has no lines of data."
+    first, hint = survey.no_pair_rows[0], _hint(survey)
+    told = hint[:1].upper() + hint[1:] if hint else "Correct the lines, or choose the columns to read (--columns A B)"
+    others = f", as on {quantity(survey.no_pairs, 'line')} in all" if survey.no_pairs > 1 else ""
+    return f"{first.place}: {first.problem}{others}. {told}."
 
 
 def _ratios(surveys: Sequence[Survey]) -> Iterator[Finding]:
@@ -218,7 +241,7 @@ def _across(survey: Survey, others: Sequence[Survey]) -> Iterator[Finding]:
             (faults.OVERLAP, source_N, _among(other.source.hashes_N, survey.source.hashes_N[source_N])),
         ):
             share = met_N.mean() if len(other) else 0.0
-            told = f"they meet {met_N.sum():,} of the {len(other):,} pairs of {other.name} ({share:.1%})"
+            told = f"they meet {met_N.sum():,} of the {quantity(len(other), 'pair')} of {other.name} ({share:.1%})"
             yield Finding(kind, survey, np.flatnonzero(rows_N), told)
 
 

@@ -1,0 +1,120 @@
+"""Files of pairs: where they are, and how their columns are read."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, PositiveInt, PrivateAttr, field_validator, model_validator
+
+from regard.config import Settings
+from regard.data.lines import STANDARD_INPUT
+from regard.errors import short_path
+
+Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
+
+
+class Files(Settings):
+    """One file of pairs (`path`, or just the path itself), or two parallel files (`source` and `target`)."""
+
+    path: str | None = None
+    source: str | None = None
+    target: str | None = None
+    format: Literal["auto", "tsv", "csv", "jsonl", "dictionary"] = Field(
+        "auto",
+        description="by default told by the name; a dictionary has a word and what it means, with spaces between",
+    )
+    columns: tuple[str | PositiveInt, str | PositiveInt] | None = Field(
+        None,
+        description="names (of JSON keys translation.en), or numbers from 1, of the source's and the target's column; "
+        "1+3 are two fields",
+    )
+    header: bool | Literal["auto"] = Field(
+        "auto", description="whether line 1 names the columns; auto decides by comparing it with the lines below"
+    )
+    delimiter: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="between the columns of CSV; by default a comma, or the ; tab or | that splits all lines alike",
+    )
+    _languages: tuple[str, ...] = PrivateAttr(())
+    """What stands for {language} in the names, one after the other; each is a tag of its sources."""
+
+    @model_validator(mode="after")
+    def _one_or_two(self) -> Self:
+        if (self.path is None) == (self.source is None or self.target is None):
+            raise ValueError("give either one file of pairs (path), or two parallel files (source and target).")
+        return self
+
+    @model_validator(mode="after")
+    def _named_columns_need_a_header(self) -> Self:
+        names = [str(name) for side in self.fields or () for name in side if isinstance(name, str)]
+        if names and self.header is False:
+            raise ValueError(f"columns: {', '.join(names)} are names, and header is false. Give numbers from 1.")
+        return self
+
+    @field_validator("columns")
+    @classmethod
+    def _counted_from_1(cls, columns: tuple[str | int, str | int] | None) -> tuple[str | int, str | int] | None:
+        for column in columns or ():
+            if any(name.isdecimal() and not int(name) for name in str(column).split("+")):
+                raise ValueError(f"there is no column 0 ('{column}'): columns are counted from 1.")
+        return columns
+
+    @property
+    def fields(self) -> Columns | None:
+        """The columns that make the source, and those that make the target: names, or numbers from 1."""
+        if self.columns is None:
+            return None
+        left, right = (
+            tuple(int(name) if name.isdecimal() else name for name in str(column).split("+")) for column in self.columns
+        )
+        return left, right
+
+    @property
+    def by_language(self) -> "dict[str, Files]":
+        """The files of each language; all of them under no name where there are none."""
+        if not self._languages:
+            return {"": self}
+        return {language: self.within("", language) for language in self._languages}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(path for files in self.by_language.values() for path in files.names.values())
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The paths as they are given."""
+        given = {name: getattr(self, name) for name in ("path", "source", "target")}
+        return {name: path for name, path in given.items() if path is not None}
+
+    def within(self, folder: str, language: str | tuple[str, ...]) -> "Files":
+        """The same in a folder and for a language, or for several."""
+        found = {name: str(Path(folder) / path) for name, path in self.names.items()}
+        if isinstance(language, str):
+            found = {name: path.replace("{language}", language) for name, path in found.items()}
+        copy = self.model_copy(update=found)
+        copy._languages = () if isinstance(language, str) else language
+        return copy
+
+    def absolute(self) -> Self:
+        return self.model_copy(
+            update={name: os.path.abspath(path) for name, path in self.names.items() if path != STANDARD_INPUT}
+        )
+
+    def read_like(self, other: "Files") -> "Files":
+        """With the columns and the header of another file of pairs, where nothing else is set."""
+        if self.path is None or other.path is None:
+            return self
+        header = True if other.header is True and self.header == "auto" else self.header
+        return self.model_copy(update={"columns": self.columns or other.columns, "header": header})
+
+    def __str__(self) -> str:
+        return " and ".join(map(short_path, self.names.values()))
+
+
+def _path(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+FilesChoice = Annotated[Files, BeforeValidator(_path)]

@@ -1,0 +1,269 @@
+"""Layouts: how one file stores pairs. What is not set is detected from its first lines, and reported."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+from regard.data.files import Columns, Files
+from regard.data.headers import Verdict, is_counter, judge_first_row
+from regard.data.lines import Line, name_of
+from regard.errors import DataError, did_you_mean
+
+Format = Literal["tsv", "csv", "jsonl", "dictionary"]
+
+HEAD = 500
+"""The number of lines that a layout is detected from."""
+
+_ENDINGS: dict[str, Format] = {
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".dict": "dictionary",
+}
+
+_DELIMITERS = (",", ";", "\t", "|")
+
+DEFAULT_KEYS: Columns = (("source",), ("target",))
+
+
+class Record(NamedTuple):
+    """A record of a table: the number of its last line and its cells, or what is wrong with it."""
+
+    number: int
+    cells: list[str]
+    problem: str | None = None
+    remedy: str = ""
+
+
+class Layout(NamedTuple):
+    """How a file stores pairs."""
+
+    format: Format
+    delimiter: str
+    header: bool
+    """Whether the first record names the columns."""
+    columns: Columns
+    """Names of JSON keys, or places in a record (from 0)."""
+    names: tuple[str, str] | None = None
+    """The columns by name, where the file has names and the user gave no columns."""
+    notices: tuple[str, ...] = ()
+
+
+def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
+    """The layout of one file of pairs, from its settings and, where they leave it open, its first lines."""
+    assert files.path is not None
+    name, form = name_of(files.path), _format(files, head)
+    if form == "jsonl":
+        return _detect_keys(name, files.fields, head)
+    delimiter, notices = files.delimiter or "\t", []
+    if form == "csv" and files.delimiter is None:
+        delimiter = _detect_delimiter(head)
+        if delimiter != ",":
+            shown = "tabs" if delimiter == "\t" else f"'{delimiter}'"
+            notices.append(f"{name}: columns are separated by {shown}. Set delimiter in a config to use another.")
+    rows = [record.cells for record in _parsed(form, delimiter, head) if not record.problem and any(record.cells)]
+    first = rows[0] if rows else []
+    named = any(isinstance(field, str) for side in files.fields or () for field in side)
+    header, verdict = files.header, judge_first_row(rows)
+    if header == "auto":
+        header = named or verdict is Verdict.HEADER
+        listed = ", ".join(first)
+        if header and not named:
+            notices.append(f"{name}: line 1 is treated as a header: {listed}. Use --no-header if it is a pair.")
+        elif verdict is Verdict.UNCERTAIN and not named:
+            notices.append(
+                f"{name}: line 1 ({listed}) may be a header; it is read as a pair. Use --header if it is one."
+            )
+    columns = files.fields or (_default_columns(first) if header else ((1,), (2,)))
+    if files.fields is None and len(first) > 2 and form != "dictionary":
+        notices.append(_describe_choice(name, first, columns, header))
+    places = _places(name, columns, first)
+    names = _names(first, places) if header and files.fields is None else None
+    return Layout(form, delimiter, header, places, names, tuple(notices))
+
+
+def _format(files: Files, head: Sequence[Line]) -> Format:
+    if files.format != "auto":
+        return files.format
+    if files.delimiter is not None:
+        return "csv"
+    assert files.path is not None
+    ending = next((form for end, form in _ENDINGS.items() if files.path.removesuffix(".gz").endswith(end)), None)
+    if ending is not None:
+        return ending
+    return "jsonl" if any(_json_object(line) for line in head[:1]) else "tsv"
+
+
+def parse_records(form: Format, delimiter: str, lines: Iterable[Line], name: str) -> Iterator[Record]:
+    """The records of a table."""
+    if form == "csv":
+        return _parse_csv(lines, delimiter, name)
+    return (
+        Record(line.number, line.text.split("\t") if form == "tsv" else line.text.split(maxsplit=1), *line[2:])
+        for line in lines
+    )
+
+
+def _parse_csv(lines: Iterable[Line], delimiter: str, name: str) -> Iterator[Record]:
+    problems: dict[int, Line] = {}
+
+    def text() -> Iterator[str]:
+        for line in lines:
+            if line.problem:
+                problems[line.number] = line
+            yield line.text + "\n"
+
+    reader = csv.reader(text(), delimiter=delimiter, strict=True)
+    last = 0
+    try:
+        for cells in reader:
+            wrong = next(
+                (problems[number] for number in range(last + 1, reader.line_num + 1) if number in problems), None
+            )
+            last = reader.line_num
+            joined = [cell.replace("\n", " ") for cell in cells]
+            yield Record(last, joined, *(wrong[2:] if wrong else ()))
+    except csv.Error as error:
+        raise DataError(f"{name}:{reader.line_num}: not valid CSV: {error}. Check the quotes.") from None
+
+
+def _parsed(form: Format, delimiter: str, head: Sequence[Line]) -> Iterator[Record]:
+    """The records at the beginning of a file; the last one may be cut in two, and what is wrong is reported later."""
+    try:
+        yield from parse_records(form, delimiter, head, "")
+    except DataError:
+        return
+
+
+def _detect_delimiter(head: Sequence[Line]) -> str:
+    """A comma, unless another sign alone splits all records into the same number of columns.
+
+    A sign that is followed by a space in all records is punctuation, where another sign splits them too.
+    """
+    alike: list[str] = []
+    punctuation: list[str] = []
+    for delimiter in _DELIMITERS:
+        records = [record for record in _parsed("csv", delimiter, head) if not record.problem and any(record.cells)]
+        sizes = {len(record.cells) for record in records}
+        if len(sizes) == 1 and max(sizes) > 1:
+            spaced = all(cell.startswith(" ") for record in records for cell in record.cells[1:])
+            (punctuation if spaced else alike).append(delimiter)
+    found = alike or punctuation
+    return found[0] if len(found) == 1 or "," in found else ","
+
+
+def _default_columns(header: Sequence[str]) -> Columns:
+    """`source` and `target` where there are such columns; else the first two that hold more than a counter."""
+    lowered = [name.strip().casefold() for name in header]
+    if "source" in lowered and "target" in lowered:
+        return (lowered.index("source") + 1,), (lowered.index("target") + 1,)
+    held = [place for place, name in enumerate(header, start=1) if not is_counter(name)]
+    left, right = held[:2] if len(held) > 1 else (1, 2)
+    return (left,), (right,)
+
+
+def _describe_choice(name: str, first: Sequence[str], columns: Columns, header: bool) -> str:
+    left, right = (side[0] for side in columns)
+    used = f"'{first[int(left) - 1]}' and '{first[int(right) - 1]}'" if header else "the first two"
+    return (
+        f"{name} has {len(first)} columns; {used} are used. Choose others with --columns, or columns in a config: 1 3, "
+        "or 1+3 2 where the third holds tags of the first."
+    )
+
+
+def _places(name: str, columns: Columns, header: Sequence[str]) -> Columns:
+    """Columns by their places, from 0."""
+    missing = [field for side in columns for field in side if isinstance(field, str) and _find(field, header) is None]
+    if missing:
+        near = did_you_mean(missing[0], header)
+        raise DataError(
+            f"{name}:1: there is no column {', '.join(missing)}.{near} Line 1 has: {', '.join(header)}. Give names of "
+            "these, or numbers from 1, for example --columns 1 2."
+        )
+    left, right = (
+        tuple(field - 1 if isinstance(field, int) else int(_find(field, header) or 0) for field in side)
+        for side in columns
+    )
+    return left, right
+
+
+def _find(name: str, header: Sequence[str]) -> int | None:
+    """The place of a column: by its very name, else whatever its case and the blanks around it."""
+    lowered = [own.strip().casefold() for own in header]
+    if name in header:
+        return list(header).index(name)
+    return lowered.index(name.strip().casefold()) if name.strip().casefold() in lowered else None
+
+
+def _names(header: Sequence[str], columns: Columns) -> tuple[str, str] | None:
+    """The names of two columns, if they can be given back as names."""
+    left, right = (header[int(side[0])].strip() if int(side[0]) < len(header) else "" for side in columns)
+    usable = all(name and not name.isdecimal() and "+" not in name for name in (left, right))
+    return (left, right) if usable else None
+
+
+def _detect_keys(name: str, given: Columns | None, head: Sequence[Line]) -> Layout:
+    if given is not None:
+        numbers = [str(field) for side in given for field in side if isinstance(field, int)]
+        if numbers:
+            raise DataError(
+                f"{name}: JSON records have keys and no column {', '.join(numbers)}. Give two keys with --columns, for "
+                "example --columns translation.en translation.de."
+            )
+        return Layout("jsonl", "", False, given)
+    for line in head:
+        found = _obvious_pair(_json_object(line) or {})
+        if found is not None:
+            notices = (f"{name}: '{found[0]}' is used as the source and '{found[1]}' as the target. Choose others with "
+                       "--columns.",)  # fmt: skip
+            standard = found == ("source", "target")
+            return Layout("jsonl", "", False, ((found[0],), (found[1],)), found, () if standard else notices)
+    return Layout("jsonl", "", False, DEFAULT_KEYS)
+
+
+def _obvious_pair(record: dict[str, Any]) -> tuple[str, str] | None:
+    """`source` and `target`; else the only group of two texts, or the only two texts."""
+    keys = text_keys(record)
+    if "source" in keys and "target" in keys:
+        return "source", "target"
+    groups = [key for key, value in record.items() if isinstance(value, dict) and len(text_keys(value)) == 2]
+    if len(groups) == 1:
+        left, right = text_keys(record[groups[0]])
+        return f"{groups[0]}.{left}", f"{groups[0]}.{right}"
+    keys = [key for key in keys if not is_counter(key.rpartition(".")[2])]
+    return (keys[0], keys[1]) if len(keys) == 2 else None
+
+
+def _json_object(line: Line) -> dict[str, Any] | None:
+    try:
+        record = None if line.problem or not line.text.lstrip().startswith("{") else json.loads(line.text)
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def text_keys(record: dict[str, Any]) -> list[str]:
+    """The keys that hold text, those of nested objects as `translation.en`."""
+    nested = (
+        [f"{key}.{inner}" for inner in text_keys(value)] if isinstance(value, dict) else [key] * isinstance(value, str)
+        for key, value in record.items()
+    )
+    return list(chain.from_iterable(nested))
+
+
+def text_under(record: dict[str, Any], key: str) -> str | None:
+    """The text under a key, which may lead through nested objects."""
+    if isinstance(record.get(key), str):
+        return str(record[key])
+    outer, _, inner = key.partition(".")
+    while inner:
+        value = record.get(outer)
+        if isinstance(value, dict) and (found := text_under(value, inner)) is not None:
+            return found
+        following, _, inner = inner.partition(".")
+        outer = f"{outer}.{following}"
+    return None

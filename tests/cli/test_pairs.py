@@ -1,0 +1,174 @@
+"""A run on one's own pairs remembers how they are read and where they are; every verb takes the same options."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.config import resolve
+from regard.training.folder import RunFolder
+from regard.training.settings import RunSettings
+from tests_shared import SMALL
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+TINY = {
+    **{key: value for key, value in SMALL.items() if not key.startswith("data.")},
+    "training.steps": 4,
+    "training.validate_every": 4,
+    "training.save_every": 2,
+    "training.validation_pairs": 10,
+}
+OVERRIDES = [f"{key}={value}" for key, value in TINY.items()]
+STEMS = [f"{a}{b}{c}" for a in "bfhjlmprtw" for b in "aeiou" for c in ("lk", "mp", "nd", "rk", "rn")]
+FORMS = [f"{stem}\t{stem}{end}\t{tag}\n" for stem in STEMS for end, tag in (("ed", "PST"), ("s", "SG"))] * 2
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was trained there on a file with a relative path, a header and three columns."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "forms.tsv").write_text("lemma\tform\ttags\n" + "".join(FORMS))
+    (folder / "test.tsv").write_text("lemma\tform\ttags\nbelk\tbelks\tSG\nfump\tfumped\tPST\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        data = {"kind": "files", "train": {"path": "forms.tsv", "columns": ["1+3", 2]}}
+        regard.train("pairs", {"data": data, "tokenizer.tags": True, **TINY}, out="runs/forms")
+    return folder
+
+
+def answered(cli: Run, project: Path, *arguments: str) -> tuple[int, str]:
+    """How many pairs were evaluated, and the references, by way of the loss."""
+    done = cli("evaluate", "runs/forms", "--metric", "loss", "--json", *arguments, cwd=project)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return found["pairs"], f"{found['values']['loss']:.6f}"
+
+
+def test_a_run_remembers_its_columns(cli: Run, project: Path) -> None:
+    remembered = answered(cli, project, "--pairs", "test.tsv")
+    assert remembered == answered(cli, project, "--pairs", "test.tsv", "--columns", "1+3", "2")
+    assert remembered != answered(cli, project, "--pairs", "test.tsv", "--columns", "1", "2")
+    assert remembered[0] == 2
+    assert answered(cli, project, "--pairs", "test.tsv", "--no-header")[0] == 3
+
+
+def test_a_run_remembers_that_there_was_a_header_and_reads_stdin(cli: Run, project: Path) -> None:
+    odd = "eins\tzwei\tdrei\nbelk\tbelks\tSG\nfump\tfumped\tPST\n"
+    command = ["evaluate", "runs/forms", "--metric", "loss", "--json", "--pairs"]
+    found = [cli(*command, path, stdin=odd, cwd=project) for path in ("-", "/dev/stdin")]
+    assert [json.loads(done.stdout)["pairs"] for done in found] == [2, 2]
+
+
+def test_a_run_is_evaluated_on_pairs_that_were_held_back(cli: Run, project: Path) -> None:
+    pairs, _ = answered(cli, project)
+    assert 20 < pairs < 90
+    settings = RunFolder(project / "runs" / "forms").settings()
+    corpus = regard.data.corpora.load_corpus(settings.data)
+    assert len(list(corpus.test or [])) == pairs
+
+
+def test_a_run_goes_on_and_is_evaluated_in_another_folder(
+    cli: Run, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "moved"
+    shutil.copytree(project / "runs" / "forms", folder)
+    shutil.rmtree(folder / "checkpoints" / "step-4")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = cli("train", folder, cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert "from step 2" in done.stderr
+    assert cli("evaluate", folder, "--metric", "loss", cwd=elsewhere).returncode == 0
+    monkeypatch.chdir(project)
+    data = {"kind": "files", "train": {"path": "forms.tsv", "columns": ["1+3", 2]}}
+    regard.train("pairs", {"data": data, "tokenizer.tags": True, **TINY}, out=folder)
+
+
+def test_a_test_set_of_files_that_changed_is_rejected(cli: Run, project: Path, tmp_path: Path) -> None:
+    shutil.copytree(project, tmp_path / "copy")
+    folder = tmp_path / "copy" / "runs" / "forms"
+    (folder / "config.yaml").write_text(
+        (folder / "config.yaml").read_text().replace(str(project), str(tmp_path / "copy"))
+    )
+    done = cli("evaluate", folder, "--metric", "loss")
+    assert done.returncode == 3
+    assert "changed since" in done.stderr
+    assert "--pairs" in done.stderr
+
+
+def test_teachers_are_found_from_another_folder(
+    cli: Run, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    regard.train("runs/forms", {"training.teachers": ["runs/forms"], "training.steps": 2}, out=tmp_path / "student")
+    done = cli("train", tmp_path / "student", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_test_set_the_message_says_how_to_give_one(cli: Run, project: Path, tmp_path: Path) -> None:
+    regard.train(project / "runs" / "forms", {"data.test_split": False}, out=tmp_path / "run")
+    done = cli("evaluate", tmp_path / "run")
+    assert done.returncode == 3
+    assert "was trained without a test set. Give one with --pairs" in done.stderr
+
+
+def test_train_takes_a_test_file_names_and_the_same_command_again(cli: Run, tmp_path: Path) -> None:
+    pairs = "".join(f"{stem}\t{stem.upper()}\n" for stem in STEMS)
+    (tmp_path / "words.tsv").write_text("en\tde\n" + pairs)
+    (tmp_path / "test.jsonl").write_text(json.dumps({"en": "belk", "de": "BELK"}) + "\n")
+    command = ["train", "--pairs", "words.tsv", "--test", "test.jsonl", "--columns", "de", "en", "--minutes", "0.05"]
+    done = cli(*command, "--out", "run", *OVERRIDES)
+    assert done.returncode == 0, done.stderr
+    settings = resolve(RunSettings, tmp_path / "run" / "config.yaml", {})
+    assert settings.data.model_dump()["test"]["columns"] == ("de", "en")
+    assert cli(*command, "--out", "run", *OVERRIDES).returncode == 0
+    assert json.loads(cli("evaluate", "run", "--json").stdout)["pairs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.tsv", "a\tb\n".encode("utf-16"), "iconv -f UTF-16 -t UTF-8 x.tsv > x.utf8.tsv"),
+        ("x.tsv", "é\tb\n".encode("latin-1") * 9, "x.tsv:1: byte 0 is not UTF-8 (0xe9), as on 9 lines in all."),
+        ("x.txt", b"a;b\n" * 9, "`sed 's/;/\\t/' x.txt > x.tsv`"),
+        ("x.jsonl", b'{"a": "1", "b": "2", "c": "3"}\n', "--columns a b"),
+        ("x.tsv", b"source\ttarget\n", "it has no lines of data"),
+    ],
+)
+def test_train_says_why_a_file_has_no_pair(cli: Run, tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    done = cli("train", "--pairs", name)
+    assert done.returncode == 3
+    assert words in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdin"])
+def test_pairs_on_stdin_are_checked_and_counted(cli: Run, path: str) -> None:
+    text = "".join(f"Satz Nummer {n}\tsentence number {n}\n" for n in range(100, 150))
+    done = cli("data", "check", path, stdin=text)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "No problems found."), done.stderr
+    named = cli("data", "check", path, "--columns", "translation.de", "translation.en", "--json", stdin="".join(
+        json.dumps({"translation": {"en": f"sentence {n}", "de": ""}}) + "\n" for n in range(9)
+    ))  # fmt: skip
+    (problem,) = (found for found in json.loads(named.stdout)["problems"] if found["kind"] == "empty")
+    assert problem["examples"][0]["place"] == ("stdin:1" if path == "-" else "/dev/stdin:1")
+    assert json.loads(cli("data", "stats", path, "--json", stdin=text).stdout)["splits"][0]["pairs"] == 50
+    assert cli("data", "check", path).returncode == 3
+
+
+def test_a_header_is_reported_and_can_be_denied(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("en;de\n" + "".join(f"sentence number {n};Satz {n}\n" for n in range(30)))
+    for verb in ("check", "stats"):
+        done = cli("data", verb, "x.csv")
+        assert "x.csv: line 1 is treated as a header: en, de. Use --no-header if it is a pair." in done.stderr
+    counts = [
+        json.loads(cli("data", "check", "x.csv", *more, "--json").stdout)["pairs"]["x.csv"]
+        for more in ([], ["--no-header"], ["--header"], ["--columns", "de", "en"])
+    ]
+    assert counts == [30, 31, 30, 30]
