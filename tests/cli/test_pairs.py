@@ -110,6 +110,20 @@ def test_teachers_are_found_from_another_folder(
     assert done.returncode == 0, done.stderr
 
 
+def test_every_path_in_settings_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "data": {"kind": "pronounce", "path": "words.dict"},
+        "tokenizer": {"source": {"kind": "sentencepiece", "path": "letters.model"}, "target": "word"},
+        "training": {"init_from": "runs/a", "teachers": ["runs/b", "/elsewhere/c"]},
+    }
+    found = resolve(RunSettings, given, {}).absolute().model_dump(mode="json")
+    assert found["data"]["path"] == str(tmp_path / "words.dict")
+    assert found["tokenizer"]["source"]["path"] == str(tmp_path / "letters.model")
+    assert found["training"]["init_from"] == str(tmp_path / "runs" / "a")
+    assert found["training"]["teachers"]["runs"] == [str(tmp_path / "runs" / "b"), "/elsewhere/c"]
+
+
 def test_without_a_test_set_the_message_says_how_to_give_one(cli: Run, project: Path, tmp_path: Path) -> None:
     regard.train(project / "runs" / "forms", {"data.test_split": False}, out=tmp_path / "run")
     done = cli("evaluate", tmp_path / "run")

@@ -199,6 +199,10 @@ class TrainingSettings(Settings):
             )
         return self
 
+    def absolute(self) -> Self:
+        initial = {"init_from": os.path.abspath(self.init_from)} if self.init_from else {}
+        return super().absolute().model_copy(update=initial)
+
     def is_over(self, step: int, stale: int) -> bool:
         """Whether a run has ended that has taken so many steps, with so many validations since the best."""
         return step >= self.steps or stale >= self.patience
