@@ -104,7 +104,7 @@ def caption(found: Prediction) -> str:
     if count == 1:
         return ""
     heads = "" if found.attentions[name].ndim == 2 else f", average of {len(found.attentions[name])} heads"
-    return f"{name}{heads} (save as .html to see all {count} maps)"
+    return f"{name}{heads}\n(save as .html to see all {count} maps)"
 
 
 def _labels(name: str, found: Prediction) -> tuple[list[str], list[str]]:
