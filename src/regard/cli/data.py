@@ -1,12 +1,12 @@
 """regard data"""
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from regard import strict_json
 from regard.cli.pairs import files_given, reading_given, reading_options
 from regard.config import presets, resolve
 from regard.data.files import Files
@@ -143,7 +143,7 @@ def stats(as_json: bool, **given: Any) -> None:
             {"kind": found.kind.name, "split": found.survey.name, "count": found.count, "told": found.told}
             for found in overlaps
         ]
-        click.echo(json.dumps({"splits": [told for _, told in measured], "shared": shared}, ensure_ascii=False))
+        click.echo(strict_json.dumps({"splits": [told for _, told in measured], "shared": shared}, ensure_ascii=False))
     else:
         click.echo(statistics_as_text([told for _, told in measured], overlaps))
 

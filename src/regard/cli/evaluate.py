@@ -1,6 +1,5 @@
 """regard evaluate"""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from regard import strict_json
 from regard.cli.pairs import reading_given, reading_options
 from regard.cli.several import SeveralWords
 from regard.cli.together import with_others
@@ -127,7 +127,7 @@ def command(
     if as_json:
         more = [{"model": other, "step": its.step} for other, (_, its) in zip(others, opened[1:], strict=True)]
         told = {"model": model, "step": chosen.step, **({"with": more} if more else {}), **found.to_json()}
-        click.echo(json.dumps(told))
+        click.echo(strict_json.dumps(told))
     else:
         click.echo(str(found))
         named = zip((model, *others), opened, strict=True)

@@ -1,9 +1,8 @@
 """regard presets"""
 
-import json
-
 import click
 
+from regard import strict_json
 from regard.cli.tables import table
 from regard.config import find, presets
 
@@ -21,6 +20,6 @@ def command(name: str | None, as_json: bool) -> None:
     if name:
         click.echo(find(name).read_text("utf-8"), nl=False)
     elif as_json:
-        click.echo(json.dumps(presets(), ensure_ascii=False))
+        click.echo(strict_json.dumps(presets(), ensure_ascii=False))
     else:
         click.echo(table(["preset", "what it trains"], list(presets().items())))

@@ -1,6 +1,5 @@
 """What `regard data` found, as text for people and as JSON for programs."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -8,6 +7,7 @@ from typing import Any
 
 import click
 
+from regard import strict_json
 from regard.cli.tables import table
 from regard.data.readers import Row
 from regard.data.survey.passes import Survey
@@ -87,7 +87,7 @@ def problems_as_json(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence
         for finding, rows in shown.items()
     ]
     pairs = {survey.name: len(survey) for survey in surveys}
-    return json.dumps({"pairs": pairs, "problems": found}, ensure_ascii=False)
+    return strict_json.dumps({"pairs": pairs, "problems": found}, ensure_ascii=False)
 
 
 def statistics_as_text(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> str:

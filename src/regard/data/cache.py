@@ -33,7 +33,7 @@ def cache_folder() -> Path:
 
 def key_of(*parts: Any) -> str:
     """A hash of JSON values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, allow_nan=False).encode()).hexdigest()[:32]
 
 
 def remember(kind: str, key: str, build: Callable[[Path], None]) -> Path:
@@ -70,7 +70,7 @@ def _fill(draft: Path, place: Path, build: Callable[[Path], None]) -> None:
             return
         _clear_remains(draft)
         build(draft)
-        (draft / _MANIFEST).write_text(json.dumps(_hashes(draft)), "utf-8")
+        (draft / _MANIFEST).write_text(json.dumps(_hashes(draft), allow_nan=False), "utf-8")
         shutil.rmtree(place, ignore_errors=True)
         draft.rename(place)
     except OSError as error:

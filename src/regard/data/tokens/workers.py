@@ -42,7 +42,7 @@ class _Worker(NamedTuple):
     def send(self, message: object) -> None:
         assert self.process.stdin is not None
         try:
-            _write(self.process.stdin, json.dumps(message).encode())
+            _write(self.process.stdin, json.dumps(message, allow_nan=False).encode())
             self.process.stdin.flush()
         except BrokenPipeError:
             raise self._gone() from None
