@@ -82,9 +82,11 @@ def forget(device: torch.device) -> None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether PyTorch could not allocate: CUDA has a class for it, but where it is a graph's, and the CPU has words."""
-    words = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
+    """Whether PyTorch could not allocate: CUDA has a class for it, but where it is a graph's, and the CPU has words,
+    which depend on the kind of processor.
+    """
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(each in str(error) for each in words)
 
 
 def _recorders() -> dict[torch.device, Recorder]:
