@@ -3,11 +3,12 @@
 Under strace, which kills a process at its LAST-th call or has that call fail, this happens to every process at another
 call of the run's own:
 
-    strace -f -e trace=fsync,rename -e inject=fsync,rename:signal=SIGKILL:when=LAST python tests_doomed.py FOLDER
-    strace -f -e trace=fsync,rename -e inject=fsync,rename:error=EIO:when=LAST python tests_doomed.py FOLDER
+    strace -f -e trace=CALLS -e inject=CALLS:signal=SIGKILL:when=LAST python tests_doomed.py FOLDER
+    strace -f -e trace=CALLS -e inject=CALLS:error=EIO:when=LAST python tests_doomed.py FOLDER
 """
 
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable
@@ -16,6 +17,10 @@ from pathlib import Path
 import regard
 from tests_shared import SMALL
 
+RENAMES = platform.machine() == "x86_64"
+"""Whether there is a call of its own for renames of whole paths."""
+
+CALLS = "fsync,rename,renameat" if RENAMES else "fsync,renameat"
 LAST = 30
 SETTINGS = {
     **SMALL,
@@ -42,6 +47,14 @@ def spend_renames(folder: Path, count: int) -> None:
         os.rename(folder / "spent-0", folder / "spent-0")
 
 
+def spend_relative_renames(folder: Path, count: int) -> None:
+    (folder / "spent-0").touch()
+    handle = os.open(folder, os.O_RDONLY)
+    for _ in range(count):
+        os.rename("spent-0", "spent-0", src_dir_fd=handle, dst_dir_fd=handle)
+    os.close(handle)
+
+
 def train_in_child(spend: Callable[[Path, int], None], folder: Path, count: int, out: Path) -> bool:
     """Whether something happened to it."""
     child = os.fork()
@@ -63,10 +76,13 @@ def train_in_child(spend: Callable[[Path, int], None], folder: Path, count: int,
     return code != 0
 
 
+SPENDERS = {"fsync": spend_syncs, "renameat": spend_relative_renames} | ({"rename": spend_renames} if RENAMES else {})
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     regard.train("dates", SETTINGS, out=folder / "undisturbed")  # so that children need not import anything
-    for name, spend in (("fsync", spend_syncs), ("rename", spend_renames)):
+    for name, spend in SPENDERS.items():
         for own in range(1, LAST):
             if not train_in_child(spend, folder, LAST - own, folder / f"{name}-{own}"):
                 break

@@ -119,12 +119,12 @@ class Model:
 
     @classmethod
     def open(cls, folder: RunFolder, chosen: Checkpoint) -> "Model":
-        settings, tokenizers, model = checkpoint.load_model(folder, chosen)
+        settings, tokenizers, model, used = checkpoint.load_model(folder, chosen)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         translator = Translator(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
-        best = chosen.state.get("best") or {}
-        scores = Scores.from_json(best) if best.get("step") == chosen.step else None
-        return cls(translator, settings, chosen.step, scores)
+        best = used.state.get("best") or {}
+        scores = Scores.from_json(best) if best.get("step") == used.step else None
+        return cls(translator, settings, used.step, scores)
 
     @classmethod
     def together(cls, opened: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":

@@ -64,7 +64,7 @@ def resolve(schema: type[S], source: str | Path | Mapping[str, Any], overrides: 
         return base
     tree = base.model_dump(mode="json")
     for key, value in overrides.items():
-        if _passes_a_name(tree, key):  # a shorthand given just before: spell it out first
+        if _passes_a_shorthand(tree, key):  # a shorthand given just before: spell it out first
             tree = _validate(schema, tree, lambda path: _blame(overrides, path)).model_dump(mode="json")
         _assign(tree, key, value)
     return _validate(schema, tree, lambda key: _blame(overrides, key))
@@ -142,9 +142,8 @@ def _lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int]]:
             yield from _lines(value, (*path, key.value))
 
 
-def write_yaml(path: Path, settings: Settings) -> None:
-    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    path.write_text(text, "utf-8")
+def to_yaml(settings: Settings) -> str:
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def flatten(settings: Settings, prefix: str = "") -> dict[str, Any]:
@@ -176,13 +175,13 @@ def _harmless(settings: Settings, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _passes_a_name(tree: Tree, key: str) -> bool:
-    """Whether a bare name stands on the way to a key, where a mapping would have to."""
+def _passes_a_shorthand(tree: Tree, key: str) -> bool:
+    """Whether there is a shorthand on the way to a key, a bare name or a list, where a mapping would have to be."""
     node: Any = tree
     for name in key.split(".")[:-1]:
         node = node.get(name)
         if not isinstance(node, dict):
-            return isinstance(node, str)
+            return isinstance(node, str | list)
     return False
 
 

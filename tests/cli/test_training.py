@@ -102,6 +102,30 @@ def test_settings_that_matter_cannot_change_on_the_way_and_harmless_ones_can(
     assert "already been trained" in harmless.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", [["dates", "--out", "mine"], ["--pairs", "pairs.tsv", "--out", "mine"], ["dates", "--out", "mine/"]]
+)
+def test_a_config_of_another_program_is_reported_before_torch_is_loaded_and_left_alone(
+    cli: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("trainer: {max_epochs: 3}\n")
+    (tmp_path / "pairs.tsv").write_text("a\tb\n" * 100)
+    code = (
+        "import sys; from regard.cli import main; sys.argv = ['regard', 'train', *sys.argv[1:]]\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert "mine contains a config.yaml that this version of regard did not write" in done.stderr
+    assert "there is no setting 'trainer'" in done.stderr
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["config.yaml"]
+    assert (tmp_path / "mine" / "config.yaml").read_text() == "trainer: {max_epochs: 3}\n"
+
+
 def test_a_run_is_named_to_go_on(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(small_run.path, tmp_path / "run")
     done = cli("train", "run")

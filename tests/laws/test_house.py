@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
     {"errors"},
-    {"config", "dropout", "graphs", "plain"},
+    {"config", "dropout", "graphs", "plain", "strict_json"},
     {"fused"},
     {"norms"},
     {"attention", "recurrent"},
@@ -110,6 +110,15 @@ def test_the_test_of_code_that_is_run_sees_it(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.py"
     path.write_text("import pickle\nnp.load(a, allow_pickle=True)\nnp.load(a, allow_pickle=False)\ntorch.load(a)\n")
     assert code_runners(path) == {"pickle", "np.load", "torch.load"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_json_that_is_written_is_valid(path: Path) -> None:
+    """By default `json` writes NaN and Infinity, which no other parser reads: use `strict_json.dumps`."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"json.dumps", "json.dump"}:
+            strict = any(word.arg == "allow_nan" and ast.unparse(word.value) == "False" for word in node.keywords)
+            assert strict, f"{path}:{node.lineno}"
 
 
 def test_public_names_are_sorted_and_all_there() -> None:

@@ -12,7 +12,7 @@ import regard
 from regard.data.cache import sha256
 from regard.training.events import read_events
 from regard.training.folder import RunFolder
-from tests_doomed import LAST, SETTINGS
+from tests_doomed import CALLS, LAST, SETTINGS
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,14 +32,14 @@ def end(path: Path) -> tuple[dict[str, str], list[object]]:
 def test_whatever_call_goes_wrong_the_run_goes_on_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, injected: str
 ) -> None:
-    trace = ["strace", "-f", "-o", os.devnull, "-e", "trace=fsync,rename"]
-    inject = ["-e", f"inject=fsync,rename:{injected}:when={LAST}"]
+    trace = ["strace", "-f", "-o", os.devnull, "-e", f"trace={CALLS}"]
+    inject = ["-e", f"inject={CALLS}:{injected}:when={LAST}"]
     script = [sys.executable, str(ROOT / "tests" / "tests_doomed.py"), str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*trace, *inject, *script], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     expected = end(tmp_path / "undisturbed")
-    runs = [*tmp_path.glob("fsync-*"), *tmp_path.glob("rename-*")]
+    runs = [*tmp_path.glob("fsync-*"), *tmp_path.glob("rename-*"), *tmp_path.glob("renameat-*")]
     assert len(runs) > 20
     for run in runs:
         folder = RunFolder(run)

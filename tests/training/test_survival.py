@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import regard
+from regard.data.batching import Batch
 from regard.data.cache import sha256
 from regard.training import checkpoint, loop
 from regard.training.folder import RunFolder
@@ -140,9 +141,11 @@ def test_only_whole_checkpoints_count_when_old_ones_are_removed(undisturbed: Pat
     assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10, 5]
     for step in (20, 15):
         (folder.checkpoints / f"step-{step}" / "state.json").write_text("{}")
-    checkpoint.prune(folder, keep=1, best_step=5)
+    with folder.lock() as locked:
+        checkpoint.prune(locked, keep=1, best_step=5)
     assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10, 5]
-    checkpoint.prune(folder, keep=1, best_step=10)
+    with folder.lock() as locked:
+        checkpoint.prune(locked, keep=1, best_step=10)
     assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10]
 
 
@@ -190,6 +193,40 @@ def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pyt
     ours, theirs = final_weights(tmp_path / "little"), final_weights(tmp_path / "plenty")
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("memory_returns", [False, True])
+def test_a_run_that_is_killed_after_memory_ran_out_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, memory_returns: bool
+) -> None:
+    """Memory runs out at step 7, between two checkpoints, in the middle of a batch; and may be there again later."""
+    from regard.training import losses
+
+    whole, scarce = losses.Objective._sum, [True]
+
+    def limited(self: losses.Objective, model: torch.nn.Module, batch: Batch) -> object:
+        found = whole(self, model, batch)  # type: ignore[arg-type]
+        if model.training and steps[-1] >= 6 and scarce[0] and len(batch.ids) > 8:
+            torch.empty(2**60)
+        return found
+
+    take, steps = loop.Training.take_step, [0]
+
+    def counted(run: loop.Training) -> tuple[float, int]:
+        steps.append(run.progress.step)
+        return take(run)
+
+    monkeypatch.setattr(losses.Objective, "_sum", limited)
+    monkeypatch.setattr(loop.Training, "take_step", counted)
+    undisturbed = regard.train("dates", SETTINGS, out=tmp_path / "undisturbed")
+    assert "Out of memory at step 7: from here on each batch is processed as 4 micro-batches" in caplog.text
+    steps.append(0)
+    with stopped_at(8, monkeypatch):
+        regard.train("dates", SETTINGS, out=tmp_path / "killed")
+    steps.append(0)
+    scarce[0] = not memory_returns
+    killed = regard.train("dates", SETTINGS, out=tmp_path / "killed")
+    assert same(undisturbed.path, killed.path)
 
 
 def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,37 @@ def test_a_teacher_that_has_changed_is_told(
         train([own], tmp_path / "run")
 
 
+@pytest.mark.parametrize("average", [1, 2])
+def test_a_finished_student_needs_no_teachers(teachers: list[str], tmp_path: Path, average: int) -> None:
+    own = str(tmp_path / "a")
+    shutil.copytree(teachers[0], own)
+    more = {"training.average": average, "training.metric": "accuracy"}
+    finished = train([own], tmp_path / "run", **more)
+    before = weights(finished)
+    shutil.rmtree(own)
+    assert weights(train([own], tmp_path / "run", **more)) == before
+    assert regard.train(finished.path).steps == 6
+    assert regard.load(finished.path).evaluate([("8 MAY 2001", "2001-05-08")])["accuracy"] <= 1
+
+
+def test_a_student_that_is_not_finished_needs_its_teachers(
+    teachers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = str(tmp_path / "a")
+    shutil.copytree(teachers[0], own)
+    with stopped_at(4, monkeypatch):
+        train([own], tmp_path / "run")
+    shutil.rmtree(own)
+    with pytest.raises(regard.ModelError, match=rf"training\.teachers: There is no model at {own}"):
+        regard.train(tmp_path / "run")
+
+
+def test_teachers_and_their_share_are_given_one_after_the_other() -> None:
+    for runs in (["a"], "a", ["a", "b"]):
+        settings = resolve(RunSettings, "dates", {"training.teachers": runs, "training.teachers.share": 0.7})
+        assert settings.training.teachers == Teachers(runs=tuple(runs), share=0.7)
+
+
 def test_a_student_of_other_pairs_takes_its_teachers_tokens(teachers: list[str], tmp_path: Path) -> None:
     run = train(teachers, tmp_path / "run", **{"data.train": 300})
     assert (run.path / "tokenizer.json").read_bytes() == (Path(teachers[0]) / "tokenizer.json").read_bytes()

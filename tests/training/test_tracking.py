@@ -10,6 +10,7 @@ import regard
 from regard.training import loop, tracking
 from regard.training.events import EventLog, read_events
 from regard.training.folder import RunFolder
+from regard.training.lock import lock_folder
 from tests_shared import SMALL
 
 TRACKED = {**SMALL, "training.steps": 20, "training.track": "tensorboard"}
@@ -62,23 +63,25 @@ def test_a_run_killed_between_checkpoints_is_told_once(tmp_path: Path, monkeypat
 
 def test_without_the_mark_steps_would_be_told_twice(tmp_path: Path) -> None:
     """The control of the test above: it is the mark that hides what was overwritten."""
-    for step in (0, 0):
-        board = tracking.TensorBoard(tmp_path, step)
-        board.write("train", step=5, loss=1.0)
+    with lock_folder(tmp_path) as locked:
+        for step in (0, 0):
+            board = tracking.TensorBoard(locked.directory, step)
+            board.write("train", step=5, loss=1.0)
+            board.close()
+        assert scalars(tmp_path)["train/loss"] == [(5, 1.0)]
+        board = tracking.TensorBoard(locked.directory, 5)
+        board.write("train", step=5, loss=2.0)
         board.close()
-    assert scalars(tmp_path)["train/loss"] == [(5, 1.0)]
-    board = tracking.TensorBoard(tmp_path, 5)
-    board.write("train", step=5, loss=2.0)
-    board.close()
     assert scalars(tmp_path)["train/loss"] == [(5, 1.0), (5, 2.0)]
 
 
 def test_numbers_are_taken_and_other_things_left(tmp_path: Path) -> None:
-    board = tracking.TensorBoard(tmp_path / "board", 0)
-    with EventLog(tmp_path / "events.jsonl", lambda _: True, [board]) as events:
-        events.write("validation", step=7, best=True, bleu=31.5, signature="nrefs:1")
-        events.write("note", text="no step", size=3)
-    assert scalars(tmp_path / "board") == {"validation/bleu": [(7, 31.5)]}
+    with lock_folder(tmp_path) as locked:
+        board = tracking.TensorBoard(locked.directory, 0)
+        with EventLog(locked.directory, lambda _: True, [board]) as events:
+            events.write("validation", step=7, best=True, bleu=31.5, signature="nrefs:1")
+            events.write("note", text="no step", size=3)
+    assert scalars(tmp_path) == {"validation/bleu": [(7, 31.5)]}
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["validation", "note"]
 
 

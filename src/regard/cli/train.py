@@ -79,7 +79,7 @@ def command(
     for word in words if pairs or source else words[1:]:
         if "=" not in word and (_is_data_file(word) or Path(word).is_file()):
             raise click.UsageError(
-                f"{word}: use --pairs, or --source and --target, for training data, --dev and --test for other data."
+                f"{word}: use --pairs, or --source and --target, for training data, --dev for validation."
             )
     own = _own_data(pairs, source, target, {"dev": dev, "test": test}, reading_given(columns, header))
     initial = {INIT_FROM: start} if start else {}
@@ -91,10 +91,12 @@ def command(
         config, folder = locate(words[0], out)
         _check_own_folder(start, folder)
         settings = resolve_run(config, {**initial, **dict(map(parse_override, words[1:]))})
+        folder.reject_foreign()
     else:
         overrides = {**initial, **dict(map(parse_override, words))}
         folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or str(source)))
         _check_own_folder(start, folder)
+        folder.reject_foreign()
         settings = _chosen(own, overrides, folder, minutes, several=seeds > 1)
     if find:
         _find(find, settings)
@@ -147,19 +149,22 @@ def _chosen(
     data: dict[str, Any], overrides: dict[str, Any], folder: RunFolder, minutes: float, *, several: bool
 ) -> RunSettings:
     """The settings of a run that was begun, or new ones, with the reasons for them."""
-    from regard.api import choose
-    from regard.data.corpora import settle
-
     begun = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
     if begun.exists():
         click.echo(f"{begun.path} was begun before: its settings stand. Choose another --out for others.", err=True)
         before = resolve(RunSettings, begun.config, {})
         settings = resolve(RunSettings, begun.config, {"data": data, **overrides})
+
+        from regard.data.corpora import settle
+
         if settle(before.data) != settle(settings.data):
             raise ConfigError(
                 f"{begun.path} was begun with other files ({before.data.train}). Choose another folder with --out."  # type: ignore[union-attr]
             )
         return settings
+
+    from regard.api import choose
+
     chosen = choose(data, overrides, minutes=minutes, say=lambda reason: click.echo(reason, err=True))
     click.echo(f"All settings come to stand in {begun.config}; change any with key=value.", err=True)
     return chosen.settings

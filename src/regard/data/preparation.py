@@ -95,7 +95,7 @@ def _learn(request: Request, place: Path, say: Say) -> None:
     targets = (target for _, target in islice(corpus.train, 0, None, every))
     learned = TokenizerPair.build(settings, sources, targets)
     _see_that_it_stayed(request)
-    learned.save(place, lambda path, save: save(path))
+    learned.save(lambda name, content: (place / name).write_bytes(content))
     sizes = f"{len(learned.source):,}" + ("" if settings.shared else f" and {len(learned.target):,}")
     say(f"Tokeniser of {sizes} tokens learned in {time.monotonic() - start:.1f} s.")
 
@@ -113,7 +113,7 @@ def _encode(request: Request, tokenizers: TokenizerPair, place: Path, say: Say) 
             for writer, rows in zip(writers, found, strict=True):
                 writer.write(rows)
     note_cut(sum(writer.cut for writer in writers), max_length, "sequence")
-    (place / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False), "utf-8")
+    (place / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False, allow_nan=False), "utf-8")
     _see_that_it_stayed(request)
     say(f"Corpus tokenised in {time.monotonic() - start:.1f} s; it is kept in {place.parent} for the next run.")
 

@@ -1,21 +1,19 @@
 """The card: what a model is, for people."""
 
-import yaml
 from torch import nn
 
+from regard.config import to_yaml
 from regard.training.checkpoint import Progress
-from regard.training.folder import RunFolder
+from regard.training.lock import LockedFolder
 from regard.training.settings import RunSettings
 
 
-def write(folder: RunFolder, settings: RunSettings, progress: Progress, model: nn.Module) -> None:
+def write(folder: LockedFolder, settings: RunSettings, progress: Progress, model: nn.Module) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     best = progress.best
     reached = best.told(settings.training.metric) if best else "–"
     signatures = "\n".join(f"- {label}: `{text}`" for label, text in best.signatures.items()) if best else "–"
-    chosen = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    folder.card.write_text(
-        f"""# {folder.path.name}
+    text = f"""# {folder.path.name}
 
 {settings.about or "A model trained with regard."}
 
@@ -36,7 +34,6 @@ Use it: `regard predict {folder.path} "…"`; look inside: `regard look {folder.
 ## Settings
 
 ```yaml
-{chosen}```
-""",
-        "utf-8",
-    )
+{to_yaml(settings)}```
+"""
+    folder.directory.write("card.md", text.encode())

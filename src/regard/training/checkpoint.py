@@ -2,28 +2,33 @@
 most the checkpoint being written.
 """
 
-import json
-import shutil
-from collections.abc import Callable
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
 import torch
-from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from regard.data.cache import sha256
+from regard import strict_json
 from regard.data.tokens.tokenizers import TokenizerPair
-from regard.errors import ModelError
+from regard.errors import DivergedError, ModelError
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.training.folder import FORMAT, Checkpoint, RunFolder, sync
+from regard.training.folder import FORMAT, Checkpoint, RunFolder, UnreadableError
+from regard.training.lock import LockedFolder
 from regard.training.scores import Scores
 from regard.training.settings import RunSettings
-from regard.training.weights import MovingAverage
+from regard.training.weights import MovingAverage, check_tensors, first_not_finite, read_tensors
+
+log = logging.getLogger(__name__)
+
+
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 @dataclass
@@ -44,7 +49,9 @@ class Progress:
     falls: int = 0
     """How often the learning rate has fallen on a plateau."""
     pieces: int = 1
-    """In how many pieces a batch is worked out; doubled when memory gives out."""
+    """The number of micro-batches that a batch is processed as; doubled when memory runs out."""
+    eager: bool = False
+    """Whether memory ran out with CUDA graphs, so that none are used."""
     averaged: bool = False
     """Whether the mean of the last checkpoints has been tried."""
 
@@ -59,7 +66,7 @@ class Progress:
 
 
 def save(
-    folder: RunFolder,
+    locked: LockedFolder,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
@@ -72,39 +79,55 @@ def save(
     if average is not None:
         moving |= {f"weights/{name}": parameter.detach().clone() for name, parameter in model.named_parameters()}
     with average.in_place_of(model) if average is not None else nullcontext():
-        return _write(folder, f"step-{progress.step}", _tensors(model), moving, progress)
+        return _write(locked, f"step-{progress.step}", _tensors(model), moving, progress)
 
 
-def save_mean(folder: RunFolder, model: nn.Module, progress: Progress) -> Checkpoint:
+def save_mean(locked: LockedFolder, model: nn.Module, progress: Progress) -> Checkpoint:
     """A model to be used, which no training goes on from."""
-    return _write(folder, f"mean-{progress.step}", _tensors(model), {}, progress)
+    return _write(locked, f"mean-{progress.step}", _tensors(model), {}, progress)
 
 
 def _write(
-    folder: RunFolder, name: str, model: dict[str, Tensor], optimizer: dict[str, Tensor], progress: Progress
+    locked: LockedFolder, name: str, model: dict[str, Tensor], optimizer: dict[str, Tensor], progress: Progress
 ) -> Checkpoint:
     """Write beside, sync, rename, sync: the checkpoint is there whole or not at all."""
-    folder.checkpoints.mkdir(exist_ok=True)
-    final, draft = folder.checkpoints / name, folder.checkpoints / f".{name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    # Serialised here and written by Python, a full disk raises OSError like everywhere else.
-    (draft / "model.safetensors").write_bytes(serialize(model))
-    if optimizer:
-        (draft / "optimizer.safetensors").write_bytes(serialize(optimizer))
-    (draft / "state.json").write_text(json.dumps(progress.to_json(), indent=1), "utf-8")
-    files = {entry.name: sha256(entry) for entry in sorted(draft.iterdir())}
-    shapes = {name: list(tensor.shape) for name, tensor in model.items()}
-    tokenizers = {entry.name: sha256(entry) for entry in sorted(folder.path.glob("tokenizer*.json"))}
-    manifest = {"format": FORMAT, "files": files, "shapes": shapes, "tokenizers": tokenizers}
-    (draft / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
-    for entry in draft.iterdir():
-        sync(entry)
-    sync(draft)
-    shutil.rmtree(final, ignore_errors=True)
-    draft.rename(final)
-    sync(folder.checkpoints)
-    return Checkpoint(final)
+    broken = first_not_finite(model) or first_not_finite(optimizer)
+    if broken is not None:
+        raise DivergedError(
+            f"Training diverged by step {progress.step:,}: {broken} contains NaN or infinity. Nothing was saved, and "
+            "the checkpoints before are valid. Try a lower training.learning_rate or a longer training.warmup."
+        )
+    draft = f".{name}"
+    root = locked.directory
+    with root.subdirectory("checkpoints") as checkpoints:
+        checkpoints.remove(draft)
+        with checkpoints.subdirectory(draft) as folder:
+            files: dict[str, str] = {}
+
+            def add(file: str, content: bytes) -> None:
+                folder.write_synced(file, content)
+                files[file] = hashlib.sha256(content).hexdigest()
+
+            add(WEIGHTS, serialize(model))
+            if optimizer:
+                add(OPTIMIZER, serialize(optimizer))
+            add("state.json", strict_json.dumps(progress.to_json(), indent=1).encode())
+            manifest = {
+                "format": FORMAT,
+                "files": files,
+                "shapes": {name: list(tensor.shape) for name, tensor in model.items()},
+                "tokenizers": {
+                    own: hashlib.sha256(root.read(own)).hexdigest()
+                    for own in root.names()
+                    if own.startswith("tokenizer") and own.endswith(".json")
+                },
+            }
+            folder.write_synced("manifest.json", strict_json.dumps(manifest, indent=1).encode())
+            folder.sync()
+        checkpoints.remove(name)
+        checkpoints.rename(draft, name)
+        checkpoints.sync()
+    return Checkpoint(locked.path / "checkpoints" / name)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -115,16 +138,36 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(distinct.values())
 
 
-def prune(folder: RunFolder, keep: int, best_step: int | None, counts: Callable[[int], bool] = lambda _: True) -> None:
+def prune(
+    locked: LockedFolder, keep: int, best_step: int | None, counts: Callable[[int], bool] = lambda _: True
+) -> None:
     """Remove old checkpoints. Only whole ones count towards those to keep, and of these only the steps that `counts`
     says; the best always stays.
     """
     whole = 0
-    for checkpoint in folder.all_checkpoints():
-        if whole < keep:
-            whole += counts(checkpoint.step) and checkpoint.problem() is None
-        elif checkpoint.step != best_step:
-            shutil.rmtree(checkpoint.path)
+    with locked.directory.subdirectory("checkpoints") as checkpoints:
+        for checkpoint in RunFolder(locked.path).all_checkpoints():
+            if whole < keep:
+                whole += counts(checkpoint.step) and checkpoint.problem() is None
+            elif checkpoint.step != best_step:
+                checkpoints.remove(checkpoint.path.name)
+
+
+def clear_remains(locked: LockedFolder) -> None:
+    """Remove what a killed process was in the middle of writing, and set damaged checkpoints aside."""
+    if "checkpoints" not in locked.directory.names():
+        return
+    with locked.directory.subdirectory("checkpoints") as checkpoints:
+        for name in checkpoints.names():
+            if name.startswith((".step-", ".mean-")):
+                checkpoints.remove(name)
+        for checkpoint in RunFolder(locked.path).all_checkpoints():
+            problem = checkpoint.problem()
+            if problem is not None:
+                log.warning("%s; it is set aside, and the checkpoint before it is used.", problem)
+                aside = f"damaged-{checkpoint.path.name}"
+                checkpoints.remove(aside)
+                checkpoints.rename(checkpoint.path.name, aside)
 
 
 class Loaded(NamedTuple):
@@ -133,20 +176,27 @@ class Loaded(NamedTuple):
     settings: RunSettings
     tokenizers: TokenizerPair
     model: Seq2Seq
+    checkpoint: Checkpoint
 
 
 def load_model(folder: RunFolder, chosen: Checkpoint) -> Loaded:
     settings = folder.settings()
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer)
     model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
-    load_weights(model, chosen)
-    return Loaded(settings, tokenizers, model)
+
+    def load(checkpoint: Checkpoint) -> Checkpoint:
+        load_weights(model, checkpoint)
+        return checkpoint
+
+    return Loaded(settings, tokenizers, model, folder.first_readable(chosen, load))
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Put a checkpoint's weights into a model; a tensor that does not fit is named."""
-    path = checkpoint.path / "model.safetensors"
-    found = _read(path)
+    _set_weights(model, read_tensors(checkpoint, WEIGHTS), checkpoint.path / WEIGHTS)
+
+
+def _set_weights(model: nn.Module, found: Mapping[str, Tensor], path: Path) -> None:
     expected = _tensors(model)
     for name, parameter in expected.items():
         if name not in found:
@@ -159,18 +209,43 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     extra = set(found) - set(expected)
     if extra:
         raise ModelError(f"{path} has a tensor that its config.yaml does not know: {min(extra)}.")
+    check_tensors(found, {name: parameter.dtype for name, parameter in expected.items()}, path)
     model.load_state_dict(found, strict=False)  # a matrix that goes by two names is there once
 
 
+class Saved(NamedTuple):
+    """A checkpoint in memory: all that a run needs to resume."""
+
+    checkpoint: Checkpoint
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.checkpoint.state
+
+
+def read_newest(folder: RunFolder) -> Saved | None:
+    """The newest checkpoint that is complete and can be read; None if there is none."""
+    for checkpoint in folder.complete():
+        path = checkpoint.path / OPTIMIZER
+        if not os.path.lexists(path):
+            raise ModelError(f"{path} is missing: this is a model without its optimiser, and cannot be trained on.")
+        try:
+            return Saved(checkpoint, read_tensors(checkpoint, WEIGHTS), read_tensors(checkpoint, OPTIMIZER))
+        except UnreadableError as error:
+            log.warning("%s The checkpoint before it is used.", error)
+    return None
+
+
 def restore(
-    model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint, average: MovingAverage | None = None
+    model: nn.Module, optimizer: torch.optim.Optimizer, saved: Saved, average: MovingAverage | None = None
 ) -> Progress:
     """Set a model, its optimiser, its weights' average and the random generators to where a checkpoint left them."""
-    path = checkpoint.path / "optimizer.safetensors"
-    if not path.exists():
-        raise ModelError(f"{path} is missing: this is a model without its optimiser, and cannot be trained on.")
-    load_weights(model, checkpoint)
-    tensors = _read(path)
+    path, tensors = saved.checkpoint.path, saved.optimizer
+    dtypes = {name: torch.uint8 if name.startswith("random/") else torch.float32 for name in tensors}
+    check_tensors(tensors, dtypes, path / OPTIMIZER)
+    _set_weights(model, saved.weights, path / WEIGHTS)
     for name, parameter in model.named_parameters():
         prefix = f"{name}/"
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
@@ -180,14 +255,12 @@ def restore(
             for name, parameter in model.named_parameters():
                 average.weights[name].copy_(parameter)
                 parameter.copy_(tensors[f"weights/{name}"])
-    torch.set_rng_state(tensors["random/cpu"])
-    if "random/cuda" in tensors and next(model.parameters()).is_cuda:
-        torch.cuda.set_rng_state(tensors["random/cuda"], next(model.parameters()).device)
+    set_random_state(tensors, next(model.parameters()).device)
     try:
-        return Progress.from_json(checkpoint.state)
+        return Progress.from_json(saved.checkpoint.state)
     except (TypeError, KeyError) as error:
         raise ModelError(
-            f"{checkpoint.path / 'state.json'} was written by another version of regard ({error}): the model can be "
+            f"{path / 'state.json'} was written by another version of regard ({error}): the model can be "
             "used, and not be trained on."
         ) from None
 
@@ -198,14 +271,18 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
-    tensors["random/cpu"] = torch.get_rng_state()
-    if next(model.parameters()).is_cuda:
-        tensors["random/cuda"] = torch.cuda.get_rng_state(next(model.parameters()).device)
-    return tensors
+    return tensors | random_state(next(model.parameters()).device)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of the random generators that training draws from."""
+    state = {"random/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["random/cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["random/cpu"])
+    if "random/cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["random/cuda"], device)

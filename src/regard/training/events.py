@@ -9,6 +9,11 @@ from typing import Any, Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from regard import strict_json
+from regard.training.directory import Directory
+
+EVENTS = "events.jsonl"
+
 
 class Listener(Protocol):
     """Whoever is told of each event as it is written."""
@@ -24,18 +29,20 @@ class EventLog:
     """
 
     def __init__(
-        self, path: Path, has_happened: Callable[[dict[str, Any]], bool], listeners: Sequence[Listener] = ()
+        self, directory: Directory, has_happened: Callable[[dict[str, Any]], bool], listeners: Sequence[Listener] = ()
     ) -> None:
-        kept = [line for line, event in _lines(path) if has_happened(event)]
-        draft = path.with_suffix(".draft")
-        draft.write_text("".join(kept), "utf-8")
-        draft.replace(path)
-        self._handle = path.open("a", encoding="utf-8")
+        content = directory.read(EVENTS) if EVENTS in directory.names() else b""
+        draft = f".{EVENTS}"
+        # The handle stays with the file, wherever its folder is moved.
+        self._handle = directory.create(draft)
+        self._handle.writelines(line.encode() for line, event in _lines(content) if has_happened(event))
+        self._handle.flush()
+        directory.rename(draft, EVENTS)
         self._listeners = listeners
 
     def write(self, event: str, **values: Any) -> None:
         line = {"event": event, **values, "time": round(time.time(), 3)}
-        self._handle.write(json.dumps(line) + "\n")
+        self._handle.write(f"{strict_json.dumps(line)}\n".encode())
         self._handle.flush()
         for listener in self._listeners:
             listener.write(**line)
@@ -50,19 +57,18 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    return [event for _, event in _lines(path)]
+    return [event for _, event in _lines(path.read_bytes() if path.exists() else b"")]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines that are whole, and the event that each holds."""
-    text = path.read_text("utf-8", errors="replace") if path.exists() else ""
-    for line in text.splitlines(keepends=True):
+    for line in content.decode("utf-8", errors="replace").split("\n")[:-1]:
         try:
-            event = json.loads(line) if line.endswith("\n") else None
+            event = json.loads(line)
         except ValueError:
             continue
         if isinstance(event, dict):
-            yield line, event
+            yield f"{line}\n", event
 
 
 class Narrator:

@@ -17,7 +17,7 @@ from regard.data.corpora import load_corpus
 from regard.data.order import ByTokens
 from regard.errors import DataError
 from regard.training.events import Narrator
-from regard.training.folder import RunFolder
+from regard.training.lock import lock_folder
 from regard.training.loop import Training
 from regard.training.losses import backward
 from regard.training.optim import clip_gradients, set_rate
@@ -34,8 +34,12 @@ class Found(NamedTuple):
 @contextmanager
 def _rehearsal(settings: RunSettings) -> Iterator[Training]:
     """A training that leaves nothing behind."""
-    with tempfile.TemporaryDirectory(prefix="regard.") as folder, Narrator() as narrator:
-        training = Training.begin(settings, RunFolder(Path(folder)), load_corpus(settings.data), narrator)
+    with (
+        tempfile.TemporaryDirectory(prefix="regard.") as folder,
+        lock_folder(Path(folder)) as locked,
+        Narrator() as narrator,
+    ):
+        training = Training.begin(settings, locked, load_corpus(settings.data), narrator)
         try:
             yield training
         finally:

@@ -11,31 +11,41 @@ damaged model is told before anything heavy is loaded.
 A model to hand on is the same folder without the optimiser.
 """
 
-import fcntl
 import json
 import logging
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
 from regard.config import resolve
 from regard.data.cache import sha256
-from regard.errors import ConfigError, ModelError, RunInUseError
+from regard.errors import ConfigError, ModelError
+from regard.training.directory import reject_links
+from regard.training.lock import LockedFolder, lock_folder
 from regard.training.settings import RunSettings
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FORMAT = 1
 """The version of the layout; a higher one was written by a newer regard."""
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
+
+
+class UnreadableError(ModelError):
+    """The system does not let a file of a checkpoint be read. Another checkpoint may serve."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{path} cannot be read ({error.strerror}). Check its permissions and the disk.")
 
 
 @dataclass(frozen=True)
@@ -48,12 +58,12 @@ class Checkpoint:
     def step(self) -> int:
         return int(self.path.name.split("-")[1])
 
-    @property
+    @cached_property
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((self.path / "state.json").read_text("utf-8"))
         return state
 
-    @property
+    @cached_property
     def _manifest(self) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text("utf-8"))
         return manifest
@@ -65,34 +75,43 @@ class Checkpoint:
 
     def problem(self) -> str | None:
         """What is wrong with it, naming the file; None if every file is what the manifest says."""
-        manifest = self.path / "manifest.json"
+        manifest = file = self.path / "manifest.json"
         try:
-            listed = json.loads(manifest.read_text("utf-8"))
-            version, files = int(listed["format"]), dict(listed["files"])
+            version, files = int(self._manifest["format"]), dict(self._manifest["files"])
+            if version > FORMAT:
+                raise ModelError(
+                    f"{manifest} is of format {version}, and this regard reads up to {FORMAT}: it was written by a "
+                    "newer version. Upgrade regard to use it."
+                )
+            if not {"model.safetensors", "state.json"} <= set(files):
+                return f"{manifest} lists no model"
+            if any(Path(name).name != name for name in (*files, *self._manifest.get("tokenizers", {}))):
+                return f"{manifest} is damaged: it lists a file outside the run folder"
+            for name, expected in files.items():
+                file = self.path / name
+                if sha256(file) != expected:
+                    return f"{file} is damaged: its SHA-256 is not the one in the manifest"
+            file = self.path / "state.json"
+            dict(self.state)
         except FileNotFoundError:
-            return f"{manifest} is missing"
+            return f"{file} is missing"
+        except OSError as error:
+            return f"{file} cannot be read ({error.strerror})"
         except (ValueError, KeyError, TypeError):
-            return f"{manifest} is damaged"
-        if version > FORMAT:
-            raise ModelError(
-                f"{manifest} is of format {version}, and this regard reads up to {FORMAT}: it was written by a "
-                "newer version. Upgrade regard to use it."
-            )
-        if not {"model.safetensors", "state.json"} <= set(files):
-            return f"{manifest} lists no model"
-        for name, expected in files.items():
-            file = self.path / name
-            if not file.is_file():
-                return f"{file} is missing"
-            if sha256(file) != expected:
-                return f"{file} is damaged: its SHA-256 is not the one in the manifest"
+            return f"{file} is damaged"
         return None
 
     def see_that_tokenizers_are_those_saved(self) -> None:
         """Refuse a tokeniser other than the one that the model was trained with: its ids would mean other tokens."""
         for name, expected in self._manifest.get("tokenizers", {}).items():
             path = self.path.parent.parent / name
-            if not path.is_file() or sha256(path) != expected:
+            try:
+                same = sha256(path) == expected
+            except FileNotFoundError:
+                same = False
+            except OSError as error:
+                raise UnreadableError(path, error) from None
+            if not same:
                 raise ModelError(
                     f"{path} is missing, damaged or of another run: it is not the one that {self.path} was trained "
                     "with. Copy it again from where it was trained."
@@ -104,7 +123,9 @@ class Checkpoint:
         try:
             with safe_open(path, framework="numpy") as file:
                 found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
+            raise UnreadableError(path, error) from None
+        except SafetensorError as error:
             raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
         saved = self._manifest.get("shapes", found)
         for name in sorted(found.keys() | saved.keys()):
@@ -140,38 +161,63 @@ class RunFolder:
         return self.path / "card.md"
 
     def exists(self) -> bool:
-        return self.config.exists()
+        """Whether there is a run here. One with links or special files in it is rejected before a file is opened."""
+        if not os.path.lexists(self.config):
+            return False
+        reject_links(self.path)
+        return True
 
     def settings(self) -> RunSettings:
         return resolve(RunSettings, self.config, {})
 
+    def reject_foreign(self) -> None:
+        """Raise ConfigError if there is a config.yaml here that is not of a run: training would replace it."""
+        if self.exists():
+            try:
+                self.settings()
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{self.path} contains a config.yaml that this version of regard did not write, and training would "
+                    f"replace it. Choose another folder with --out. The first problem: {error}"
+                ) from None
+
     def all_checkpoints(self) -> list[Checkpoint]:
         """Every checkpoint there is, whole or not, newest (by step) first."""
-        if not self.checkpoints.is_dir():
+        try:
+            entries = list(self.checkpoints.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        found = [entry for entry in self.checkpoints.iterdir() if re.fullmatch(r"step-\d+", entry.name)]
+        except OSError as error:
+            raise UnreadableError(self.checkpoints, error) from None
+        found = [entry for entry in entries if re.fullmatch(r"step-\d+", entry.name)]
         return sorted((Checkpoint(entry) for entry in found), key=lambda entry: -entry.step)
 
-    def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; a damaged one is reported and passed over."""
+    def complete(self, without: Collection[Checkpoint] = ()) -> Iterator[Checkpoint]:
+        """The checkpoints that are complete, newest first; a damaged or unreadable one is reported and skipped."""
         for checkpoint in self.all_checkpoints():
+            if checkpoint in without:
+                continue
             problem = checkpoint.problem()
             if problem is None:
-                return checkpoint
-            log.warning("%s; the checkpoint before it is used.", problem)
-        return None
+                yield checkpoint
+            else:
+                log.warning("%s; the checkpoint before it is used.", problem)
 
-    def best(self) -> Checkpoint:
-        """The checkpoint that validation chose, or the newest whole one if that is damaged."""
-        newest = self.newest()
+    def newest(self) -> Checkpoint | None:
+        return next(self.complete(), None)
+
+    def best(self, without: Collection[Checkpoint] = ()) -> Checkpoint:
+        """The checkpoint that validation chose, or the newest complete one if that is damaged."""
+        newest = next(self.complete(without), None)
         if newest is None:
             damaged = [problem for entry in self.all_checkpoints() if (problem := entry.problem())]
-            why = f"{damaged[0]}, and no checkpoint before it is whole" if damaged else "it has no checkpoint yet"
+            none = "no other checkpoint can be read" if without else "it has no checkpoint yet"
+            why = f"{damaged[0]}, and no checkpoint before it is whole" if damaged else none
             raise ModelError(f"{self.path} cannot be used: {why}. Train it (again), or copy it anew.")
         chosen = newest.state.get("best", {})
-        name = chosen.get("name") or f"step-{chosen.get('step', newest.step)}"
-        best = Checkpoint(self.checkpoints / name)
-        if best == newest:
+        name = str(chosen.get("name") or f"step-{chosen.get('step', newest.step)}")
+        best = Checkpoint(self.checkpoints / name) if re.fullmatch(r"(step|mean)-\d+", name) else newest
+        if best == newest or best in without:
             return newest
         problem = best.problem()
         if problem is None:
@@ -179,38 +225,19 @@ class RunFolder:
         log.warning("%s; the newest checkpoint, step %d, is used in place of the best.", problem, newest.step)
         return newest
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep every other process from training here; the lock goes with the process, however it ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("a+") as handle:
+    def first_readable(self, chosen: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
+        """What is read from a checkpoint; where the system does not let it be read, from the best of the others."""
+        tried = [chosen]
+        while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                holder = handle.read().strip() or "unknown"
-                raise RunInUseError(
-                    f"{self.path} is in use: process {holder} trains there. Wait for it, stop it with "
-                    f"`kill {holder}` (it saves its state), or choose another folder with --out."
-                ) from None
-            handle.truncate(0)
-            handle.write(str(os.getpid()))
-            handle.flush()
-            yield
+                return read(tried[-1])
+            except UnreadableError as error:
+                log.warning("%s Another checkpoint is used.", error)
+                tried.append(self.best(without=tried))
 
-    def clear_remains(self) -> None:
-        """Remove what a killed process was in the middle of writing, and set damaged checkpoints aside."""
-        if not self.checkpoints.is_dir():
-            return
-        for entry in (*self.checkpoints.glob(".step-*"), *self.checkpoints.glob(".mean-*")):
-            shutil.rmtree(entry)
-        for checkpoint in self.all_checkpoints():
-            problem = checkpoint.problem()
-            if problem is not None:
-                log.warning("%s; it is set aside, and the checkpoint before it is used.", problem)
-                aside = checkpoint.path.with_name(f"damaged-{checkpoint.path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
-                checkpoint.path.rename(aside)
+    def lock(self) -> AbstractContextManager[LockedFolder]:
+        """Keep every other process from training here, and write to the folder."""
+        return lock_folder(self.path)
 
 
 def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
@@ -232,10 +259,13 @@ def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
     for name in names:
         if not (path / name).is_file():
             raise ModelError(f"{path / name} is missing, and the model cannot read text without it. Copy it there.")
-    chosen = folder.best()
-    chosen.see_that_tokenizers_are_those_saved()
-    chosen.see_that_tensors_are_those_saved()
-    return folder, chosen
+    return folder, folder.first_readable(folder.best(), _checked)
+
+
+def _checked(checkpoint: Checkpoint) -> Checkpoint:
+    checkpoint.see_that_tokenizers_are_those_saved()
+    checkpoint.see_that_tensors_are_those_saved()
+    return checkpoint
 
 
 def open_models(path: str | Path, *others: str | Path) -> list[tuple[RunFolder, Checkpoint]]:
@@ -279,21 +309,3 @@ def _refuse_pickle(path: Path) -> None:
             f"{path} looks like a pickle, which can run any code when it is loaded, and is refused. "
             "Models are folders with safetensors files."
         )
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside its place and move it there: whoever looks, and whenever, finds it whole."""
-    draft = path.with_name(f".{path.name}")
-    write(draft)
-    sync(draft)
-    draft.replace(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Have a file or a folder on the disk before going on."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,30 +13,31 @@ import torch
 from torch import nn
 
 from regard import graphs
-from regard.config import differences, write_yaml
+from regard.config import to_yaml
 from regard.data.batching import Batch, Encoded
 from regard.data.corpora import Corpus, load_corpus, settle
 from regard.data.order import ByPairs, ByTokens, Order, padding_share
 from regard.data.preparation import Prepared, Request, prepare
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
-from regard.errors import ConfigError, DataError, DivergedError, Interrupted, ResourceError, quantity
+from regard.errors import DataError, DivergedError, Interrupted, ResourceError, RunInUseError, quantity
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
 from regard.training.events import EventLog, Narrator
-from regard.training.extension import allowed_extensions
-from regard.training.folder import Checkpoint, RunFolder, write_whole
+from regard.training.folder import Checkpoint, RunFolder
 from regard.training.graphs import RecordedGradient, RecordedUpdate
 from regard.training.initial import load_initial, recall_initial
+from regard.training.lock import LockedFolder
 from regard.training.losses import Objective, backward
 from regard.training.machine import device_named, kept_for_a_run, told_when_disk_fails
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
+from regard.training.resume import check_data_unchanged, check_settings_unchanged
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
-from regard.training.teaching import TEACHER, staff_of
+from regard.training.teaching import Staff, staff_of, teachers_in
 from regard.training.validation import validate
-from regard.training.weights import MovingAverage, mean_of
+from regard.training.weights import MovingAverage, mean_in_place
 
 log = logging.getLogger(__name__)
 
@@ -45,44 +46,14 @@ def train(settings: RunSettings, folder: RunFolder) -> Progress:
     """Train in a folder, or go on where it stopped; the same command always ends with the same weights."""
     settings = settings.absolute().model_copy(update={"data": settle(settings.data)})
     tracking.require(settings.training)
-    with told_when_disk_fails(folder), folder.lock():
+    with told_when_disk_fails(folder), folder.lock() as locked:
+        folder.reject_foreign()
         if folder.all_checkpoints():
-            _see_that_it_is_the_same(folder, settings)
+            check_settings_unchanged(folder, settings)
         corpus = load_corpus(settings.data)
-        folder.clear_remains()
+        checkpoint.clear_remains(locked)
         with kept_for_a_run(settings.training.threads), Narrator() as narrator:
-            return Training.begin(settings, folder, corpus, narrator).finish(narrator)
-
-
-def _see_that_it_is_the_same(folder: RunFolder, settings: RunSettings) -> None:
-    before = folder.settings().absolute()
-    extended = allowed_extensions(folder, before.training, settings.training)
-    changed = {key: values for key, values in differences(before, settings).items() if key not in extended}
-    saved = (before.training.save_every, settings.training.save_every)
-    if settings.training.average > 1 and saved[0] != saved[1]:  # harmless, where no mean is made of what is saved
-        changed["training.save_every"] = saved
-    if changed:
-        listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items())
-        raise ConfigError(
-            f"{folder.path} was begun with other settings: {listed}. Give the same settings to go on, "
-            f"choose another folder with --out, or remove {folder.path} to begin anew."
-        )
-
-
-def _see_that_the_data_is_the_same(folder: RunFolder, before: dict[str, str] | str, now: dict[str, str]) -> None:
-    if isinstance(before, str):  # format 1 had one hash for all
-        raise DataError(
-            f"{folder.path} was begun by an earlier version of regard, which kept no hash of each file: it can be "
-            "used, and not be trained on. Choose another folder with --out."
-        )
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if changed:
-        taught = all(name.startswith(TEACHER) for name in changed)
-        what, old = ("weights have", "ones") if taught else ("data has", "data")
-        raise DataError(
-            f"{' and '.join(changed)}: the {what} changed since {folder.path} was begun. Bring the old {old} back to "
-            "go on, or choose another folder with --out."
-        )
+            return Training.begin(settings, locked, corpus, narrator).finish(narrator)
 
 
 @dataclass
@@ -90,7 +61,7 @@ class Training:
     """What the loop holds in its hands."""
 
     settings: RunSettings
-    folder: RunFolder
+    locked: LockedFolder
     data: Prepared
     order: Order
     model: Seq2Seq
@@ -108,24 +79,32 @@ class Training:
     ahead: dict[int, list[Batch]] = field(default_factory=dict)
     """The batches of the next step, where they are made while a GPU works."""
 
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.locked.path)
+
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
 
     @classmethod
-    def begin(cls, settings: RunSettings, folder: RunFolder, corpus: Corpus, narrator: Narrator) -> "Training":
+    def begin(cls, settings: RunSettings, locked: LockedFolder, corpus: Corpus, narrator: Narrator) -> "Training":
         """A run at step 0, or where its newest whole checkpoint left it."""
         training, device = settings.training, device_named(settings.training.device)
-        newest = folder.newest()
-        staff, fingerprint = staff_of(settings, device), corpus.fingerprint()
+        folder = RunFolder(locked.path)
+        newest = checkpoint.read_newest(folder)
+        over = newest is not None and training.is_over(newest.state["step"], newest.state["stale"])
+        staff, fingerprint = Staff() if over else staff_of(settings, device), corpus.fingerprint()
         if newest is None:
             initial = load_initial(settings, corpus, staff.tokenizers)
         else:
             initial = recall_initial(settings, newest.state["data"])
         learned_from = {**fingerprint, **staff.fingerprint, **initial.fingerprint}
         if newest is not None:
-            _see_that_the_data_is_the_same(folder, newest.state["data"], learned_from)
-            newest.see_that_tokenizers_are_those_saved()
+            if over:  # nobody is asked any more what the teachers say
+                learned_from |= teachers_in(newest.state["data"])
+            check_data_unchanged(folder, newest.state["data"], learned_from)
+            newest.checkpoint.see_that_tokenizers_are_those_saved()
         torch.manual_seed(settings.seed)
         inherited = initial.tokenizers or staff.tokenizers
         own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
@@ -142,15 +121,15 @@ class Training:
             progress = checkpoint.restore(model, optimizer, newest, average)
         # Only now that nothing can be refused any more is anything written.
         if newest is None:
-            data.tokenizers.save(folder.path, write_whole)
-        write_whole(folder.config, lambda path: write_yaml(path, settings))
+            data.tokenizers.save(locked.directory.write)
+        locked.directory.write(folder.config.name, to_yaml(settings).encode())
         translator = Translator(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
         objective = Objective.of(training, device, staff.teaching)
         worked: Seq2Seq = torch.compile(model, dynamic=True) if training.compile else model  # type: ignore[assignment]
         # What is recomputed for its gradient is large, and gains nothing.
-        plain = training.compile or getattr(settings.model, "recompute", False) or progress.pieces > 1
+        plain = training.compile or getattr(settings.model, "recompute", False) or progress.eager or progress.pieces > 1
         recorded = device.type == "cuda" and training.graphs and not plain
-        held = (settings, folder, data, order, model, worked, objective, optimizer, average, translator, progress)
+        held = (settings, locked, data, order, model, worked, objective, optimizer, average, translator, progress)
         if not recorded:
             return cls(*held, optimizer.step)
         return cls(*held, RecordedUpdate(optimizer), RecordedGradient(model, objective))
@@ -162,8 +141,8 @@ class Training:
     def finish(self, narrator: Narrator) -> Progress:
         """Take steps until all are taken, no better model is in sight, or somebody asks to stop."""
         training, progress = self.settings.training, self.progress
-        listeners = tracking.listeners(training, self.folder, progress.step)
-        with EventLog(self.folder.events, self._has_happened, listeners) as events, stop_on_signals() as stop:
+        listeners = tracking.listeners(training, self.locked.directory, progress.step)
+        with EventLog(self.locked.directory, self._has_happened, listeners) as events, stop_on_signals() as stop:
             narrator.say(self._opening())
             narrator.begin(training.steps, progress.step)
             progress.averaged = progress.averaged and self.done  # an extended run averages its new last checkpoints
@@ -182,8 +161,14 @@ class Training:
                 if progress.step % training.validate_every == 0 or progress.step == training.steps:
                     self._validate(events, narrator)
                     since, tokens = time.monotonic(), 0
-                if stop or self._saved_at(progress.step):
+                before, moved = self.folder.path, self.locked.follow()
+                if stop or moved or self._saved_at(progress.step):
                     self._save()
+                if moved:
+                    raise RunInUseError(
+                        f"{before} was moved to {moved} while it was being trained. The state after step "
+                        f"{progress.step:,} is saved there: resume with `regard train {moved}`."
+                    )
                 if stop:
                     assert stop.by is not None
                     raise Interrupted(
@@ -196,7 +181,7 @@ class Training:
                 self._try_mean(events, narrator)
             self.stop_recording()
             narrator.say(self._closing())
-        card.write(self.folder, self.settings, progress, self.model)
+        card.write(self.locked, self.settings, progress, self.model)
         return progress
 
     def batches(self, step: int) -> list[Batch]:
@@ -213,7 +198,12 @@ class Training:
         step, training = self.progress.step, self.settings.training
         batches = self.ahead.pop(step, None) or self.batches(step)
         set_rate(self.optimizer, self._rate(step + 1))
-        share, tokens = self._gradient(batches)
+        random = checkpoint.random_state(self.translator.device)
+        gradient = self._gradient(batches)
+        if gradient is None:
+            self._use_less_memory(batches, random)
+            return self.take_step()
+        share, tokens = gradient
         norm = clip_gradients(self.parameters, training.clip)
         if self.translator.device.type == "cuda" and step + 1 < training.steps:
             self.ahead = {step + 1: self.batches(step + 1)}  # while the GPU works
@@ -232,35 +222,52 @@ class Training:
 
     def stop_recording(self) -> None:
         """Go on by telling the device all, and give the memory of recordings back."""
-        self.recorder, self.update = None, self.optimizer.step
+        self.recorder, self.update, self.ahead = None, self.optimizer.step, {}
         if self.translator.device.type == "cuda":
             graphs.forget(self.translator.device)
 
     def _rate(self, step: int) -> float:
         return learning_rate(step, self.settings.training, self.progress.falls)
 
-    def _gradient(self, batches: list[Batch]) -> tuple[torch.Tensor, int]:
-        """The gradient of batches, in halves, quarters … where memory does not hold them whole."""
+    def _gradient(self, batches: list[Batch]) -> tuple[torch.Tensor, int] | None:
+        """The gradient of batches → (loss, tokens); None if it needs more memory than there is."""
         progress, objective = self.progress, self.objective.at(self.progress.step)
         if self.recorder is not None and self.recorder.objective != objective:
             self.recorder = RecordedGradient(self.model, objective)
-        while True:
-            try:
-                return backward(self.worked, batches, objective, progress.pieces, self.recorder)
-            except RuntimeError as error:
-                if not graphs.is_out_of_memory(error):
-                    raise
-                if self.recorder is not None:  # recordings need memory of their own
-                    self.stop_recording()
-                    continue
-                if progress.pieces >= max(len(batch.ids) for batch in batches):
-                    longest = max(batch.source.tokens_BT.shape[1] for batch in batches)
-                    raise ResourceError(
-                        f"Memory gave out at step {progress.step + 1:,} even with one pair at a time (the "
-                        f"longest of the batch has {longest} tokens). Make the model or "
-                        "tokenizer.max_length smaller."
-                    ) from None
-                progress.pieces *= 2
+        try:
+            return backward(self.worked, batches, objective, progress.pieces, self.recorder)
+        except RuntimeError as error:
+            if not graphs.is_out_of_memory(error):
+                raise
+            return None
+
+    def _use_less_memory(self, batches: list[Batch], random: dict[str, torch.Tensor]) -> None:
+        """After memory ran out: do without CUDA graphs, or else halve the micro-batches.
+
+        Both change the rounding, and which random numbers meet which pair. So the step starts again as if it had not
+        been tried, and the state is saved first: a run that is killed resumes in the same way.
+        """
+        progress = self.progress
+        if self.recorder is not None:
+            progress.eager = True
+            self.stop_recording()
+            remedy = "CUDA graphs are not used any more"
+        elif progress.pieces >= max(len(batch.ids) for batch in batches):
+            longest = max(batch.source.tokens_BT.shape[1] for batch in batches)
+            raise ResourceError(
+                f"Memory gave out at step {progress.step + 1:,} even with one pair at a time (the "
+                f"longest of the batch has {longest} tokens). Make the model or "
+                "tokenizer.max_length smaller."
+            )
+        else:
+            progress.pieces *= 2
+            remedy = f"each batch is processed as {progress.pieces} micro-batches"
+        log.warning(
+            "Out of memory at step %d: from here on %s. The weights differ in rounding from those of a run with more "
+            "memory.", progress.step + 1, remedy,
+        )  # fmt: skip
+        checkpoint.set_random_state(random, self.translator.device)
+        self._save()
 
     def _validate(self, events: EventLog, narrator: Narrator) -> None:
         training, progress = self.settings.training, self.progress
@@ -290,7 +297,8 @@ class Training:
     def _saved_at(self, step: int) -> bool:
         """Whether a run that nobody stops is saved after this step."""
         training = self.settings.training
-        return step % training.validate_every == 0 or step % training.save_every == 0 or step == training.steps
+        regular = step % training.validate_every == 0 or step % training.save_every == 0 or step == training.steps
+        return step > 0 and regular
 
     def _has_happened(self, event: dict[str, Any]) -> bool:
         """Whether an event belongs to what the run goes on from; the mean is tried after the last step."""
@@ -301,40 +309,30 @@ class Training:
 
     def _save(self) -> None:
         training = self.settings.training
-        checkpoint.save(self.folder, self.model, self.optimizer, self.progress, self.average)
-        checkpoint.prune(self.folder, max(training.keep, training.average), self.progress.best_step, self._saved_at)
+        checkpoint.save(self.locked, self.model, self.optimizer, self.progress, self.average)
+        checkpoint.prune(self.locked, max(training.keep, training.average), self.progress.best_step, self._saved_at)
 
     def _try_mean(self, events: EventLog, narrator: Narrator) -> None:
         """Use the mean of the last checkpoints if validation finds it better than each."""
         last = self._last_checkpoints()
         narrator.say(f"the mean of the last {quantity(len(last), 'checkpoint')}:")
         self.progress.averaged = True
-        with self._mean_in_place(last):
+        with mean_in_place(self.model, last):
             if self._judge(events, narrator, f"mean-{self.progress.step}"):
-                checkpoint.save_mean(self.folder, self.model, self.progress)
+                checkpoint.save_mean(self.locked, self.model, self.progress)
         self._save()
 
     def _see_that_the_mean_is_whole(self) -> None:
         """A mean that was lost or damaged since is made again."""
         name = self.progress.best_name
         if name is not None and Checkpoint(self.folder.checkpoints / name).problem() is not None:
-            with self._mean_in_place(self._last_checkpoints()):
-                checkpoint.save_mean(self.folder, self.model, self.progress)
+            with mean_in_place(self.model, self._last_checkpoints()):
+                checkpoint.save_mean(self.locked, self.model, self.progress)
 
     def _last_checkpoints(self) -> list[Checkpoint]:
         """Those that the mean is of: the same whether or not a signal had the run saved at other steps too."""
         own = (entry for entry in self.folder.all_checkpoints() if self._saved_at(entry.step))
         return [entry for entry in own if entry.problem() is None][: self.settings.training.average]
-
-    @contextlib.contextmanager
-    def _mean_in_place(self, checkpoints: list[Checkpoint]) -> Iterator[None]:
-        """For a while, the model has the mean of some checkpoints' weights."""
-        weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        self.model.load_state_dict(mean_of(checkpoints), strict=False)  # a matrix that goes by two names is there once
-        try:
-            yield
-        finally:
-            self.model.load_state_dict(weights)
 
     def _opening(self) -> str:
         if self.done:

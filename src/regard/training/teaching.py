@@ -56,9 +56,15 @@ def staff_of(student: RunSettings, device: torch.device) -> Staff:
         _refuse_other_tokens(folder, own.settings, student)
         _warn_if_unfinished(folder, own.settings)
     models = tuple(own.model.to(device).eval().requires_grad_(False) for own in loaded)
-    told = " and ".join(f"{short_path(folder.path)} (step {chosen.step:,})" for folder, chosen in opened)
-    hashes = {f"{TEACHER}{folder.path}": chosen.weights_hash for folder, chosen in opened}
+    used = [(folder.path, own.checkpoint) for (folder, _), own in zip(opened, loaded, strict=True)]
+    told = " and ".join(f"{short_path(path)} (step {chosen.step:,})" for path, chosen in used)
+    hashes = {f"{TEACHER}{path}": chosen.weights_hash for path, chosen in used}
     return Staff(Teaching(models, teachers.shares, told), loaded[0].tokenizers, hashes)
+
+
+def teachers_in(data: Mapping[str, str] | str) -> dict[str, str]:
+    """The teachers among what a run learned from, as it was saved, each with the hash of its weights."""
+    return {} if isinstance(data, str) else {name: own for name, own in data.items() if name.startswith(TEACHER)}
 
 
 def _refuse_other_tokens(teacher: RunFolder, settings: RunSettings, student: RunSettings) -> None:

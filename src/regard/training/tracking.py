@@ -1,12 +1,14 @@
 """Tracking: the numbers of a run for TensorBoard too, beside its own `events.jsonl`."""
 
+import os
+import socket
+import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from regard.errors import ConfigError
+from regard.training.directory import Directory
 from regard.training.events import Listener
-from regard.training.folder import RunFolder
 from regard.training.settings import TrainingSettings
 
 
@@ -19,10 +21,13 @@ def require(training: TrainingSettings) -> None:
         )
 
 
-def listeners(training: TrainingSettings, folder: RunFolder, step: int) -> list[Listener]:
+def listeners(training: TrainingSettings, directory: Directory, step: int) -> list[Listener]:
     """Who else is told of the events of a run that goes on after a step."""
     require(training)
-    return [TensorBoard(folder.path / "tensorboard", step)] if training.track == "tensorboard" else []
+    if training.track != "tensorboard":
+        return []
+    with directory.subdirectory("tensorboard") as folder:
+        return [TensorBoard(folder, step)]
 
 
 class TensorBoard:
@@ -31,17 +36,33 @@ class TensorBoard:
     What a killed run wrote after its last checkpoint is marked as overwritten, and TensorBoard shows one story.
     """
 
-    def __init__(self, path: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    def __init__(self, directory: Directory, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = SummaryWriter(path, purge_step=step + 1)
+        self._event, self._summary = Event, Summary
+        # The file is ours and stays open: TensorBoard's own writer opens its path again for every record.
+        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
+        self._records = RecordWriter(directory.create(name))
+        self._add(file_version="brain.Event:2")
+        self._add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, event: str, **values: Any) -> None:
         step, seconds = values.pop("step", None), values.pop("time", None)
-        for name, value in values.items():
-            if step is not None and isinstance(value, int | float) and not isinstance(value, bool):
-                self._writer.add_scalar(f"{event}/{name}", value, step, seconds)
-        self._writer.flush()
+        numbers = {
+            f"{event}/{name}": value
+            for name, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        if step is not None and numbers:
+            listed = [self._summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
+            self._add(step=step, wall_time=seconds, summary=self._summary(value=listed))
+
+    def _add(self, wall_time: float | None = None, **fields: Any) -> None:
+        found = self._event(wall_time=time.time() if wall_time is None else wall_time, **fields)
+        self._records.write(found.SerializeToString())
+        self._records.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._records.close()

@@ -222,7 +222,7 @@ def test_normalisation_and_case() -> None:
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 def test_letters_taken_apart_are_put_together_again(kind: str, tmp_path: Path) -> None:
     learned = build(kind, ["한국 café", "나라 naïve"], normalisation="nfd")
-    learned.save(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").write_bytes(learned.to_bytes())
     for tokenizer in (learned, Tokenizer.load(tmp_path / "tokenizer.json")):
         found = tokenizer.encode(["한국 나"])[0]
         assert tokenizer.decode(found.ids) == "한국 나"
@@ -267,7 +267,7 @@ def test_only_sources_have_tags_and_several_target_fields_come_back(tmp_path: Pa
     settings = CharTokenizer(shared=False, tags=True)
     pair = TokenizerPair.build(settings, TAGGED, ["lief\tläuft"])
     assert pair.target.decode(pair.target.ids(["lief\tläuft"])[0]) == "lief\tläuft"
-    pair.save(tmp_path, lambda path, save: save(path))
+    pair.save(lambda name, content: (tmp_path / name).write_bytes(content))
     again = TokenizerPair.load(tmp_path, settings)
     assert again.source.ids(TAGGED) == pair.source.ids(TAGGED)
     for kind in ("word", "bpe", "unigram"):
@@ -297,7 +297,7 @@ def test_letters_to_phones() -> None:
 )
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, settings: TokenizerSettings) -> None:
     pair = TokenizerPair.build(settings, LINES, [line[::-1] for line in LINES])
-    pair.save(tmp_path, lambda path, save: save(path))
+    pair.save(lambda name, content: (tmp_path / name).write_bytes(content))
     again = TokenizerPair.load(tmp_path, settings)
     for text in (*LINES, "cab\n 漢 <url>"):
         assert again.source.encode([text]) == pair.source.encode([text])

@@ -99,9 +99,10 @@ class Tokenizer:
             raise ModelError(f"{path} does not begin with {' '.join(SPECIALS)}: it was not made by regard.")
         return cls(inner)
 
-    def save(self, path: Path) -> None:
-        # Written by Python, a full disk raises OSError like everywhere else.
-        path.write_text(self._inner.to_str(pretty=True), "utf-8")
+    def to_bytes(self) -> bytes:
+        """The content of a file for `load`."""
+        text: str = self._inner.to_str(pretty=True)
+        return text.encode()
 
     def to_json(self) -> str:
         text: str = self._inner.to_str()
@@ -229,8 +230,8 @@ class TokenizerPair(NamedTuple):
         """A hash of each side's tokeniser."""
         return [hashlib.sha256(side.to_json().encode()).hexdigest() for side in self]
 
-    def save(self, folder: Path, write: Callable[[Path, Callable[[Path], object]], object]) -> None:
-        """Save through `write(path, save)`, which decides how a file comes to its place."""
-        write(folder / "tokenizer.json", self.source.save)
+    def save(self, write: Callable[[str, bytes], object]) -> None:
+        """Save through `write(name, content)`, which decides where the files are and how they are written."""
+        write("tokenizer.json", self.source.to_bytes())
         if self.target is not self.source:
-            write(folder / "tokenizer.target.json", self.target.save)
+            write("tokenizer.target.json", self.target.to_bytes())

@@ -1,0 +1,117 @@
+"""Directories that are held open, and written to without following a link.
+
+A run folder may come from somebody else, and another folder may take its path while a run trains. So files are
+created, renamed and removed relative to a descriptor of the directory, and a new file is never opened through a name
+that already exists.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, final
+
+from regard.errors import ModelError
+
+
+@final
+@dataclass(frozen=True)
+class Directory:
+    """A directory by its descriptor, which leads to it also after it was moved. Names have no separators."""
+
+    path: Path
+    """Where it was opened, for messages."""
+    descriptor: int
+    check: Callable[[], object]
+    """Called before every change; raises where the directory may not be written to any more."""
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.descriptor))
+
+    def read(self, name: str) -> bytes:
+        with open(self._open(name, os.O_RDONLY), "rb") as handle:
+            return handle.read()
+
+    def create(self, name: str) -> BinaryIO:
+        """A new file, in the place of an old one of the same name."""
+        self.remove(name)
+        return open(self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file beside its place, sync it and move it there: a reader finds all of it or the one before."""
+        draft = f".{name}"
+        self.write_synced(draft, content)
+        self.rename(draft, name)
+        self.sync()
+
+    def write_synced(self, name: str, content: bytes) -> None:
+        with self.create(name) as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def rename(self, old: str, new: str) -> None:
+        self.check()
+        os.replace(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a directory with all that is in it; a name that does not exist is left alone."""
+        self.check()
+        try:
+            kind = os.lstat(name, dir_fd=self.descriptor).st_mode
+            if stat.S_ISDIR(kind):
+                shutil.rmtree(name, dir_fd=self.descriptor)
+            else:
+                os.unlink(name, dir_fd=self.descriptor)
+        except FileNotFoundError:
+            return
+
+    def sync(self) -> None:
+        os.fsync(self.descriptor)
+
+    @contextmanager
+    def subdirectory(self, name: str) -> Iterator["Directory"]:
+        """A directory in this one, which is made where it does not exist."""
+        self.check()
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self.descriptor)
+        descriptor = self._open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield Directory(self.path / name, descriptor, self.check)
+        finally:
+            os.close(descriptor)
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=self.descriptor)
+
+
+def reject_links(path: Path) -> None:
+    """Raise ModelError if a folder contains anything but regular files and directories.
+
+    A directory that cannot be listed is skipped: reading what is in it fails with a message of its own.
+    """
+    try:
+        entries = list(os.scandir(path))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            reject_links(Path(entry.path))
+        elif not entry.is_file(follow_symlinks=False):
+            raise ModelError(
+                f"{entry.path} is {_kind(entry)}. A run folder may contain only regular files and directories, since "
+                "anything else can lead to files outside it. Remove it, or replace it with a copy of what it points to."
+            )
+
+
+def _kind(entry: "os.DirEntry[str]") -> str:
+    if entry.is_symlink():
+        return "a symbolic link"
+    try:
+        mode = entry.stat(follow_symlinks=False).st_mode
+    except OSError:
+        return "a special file"
+    return "a FIFO" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
