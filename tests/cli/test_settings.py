@@ -91,7 +91,7 @@ def test_a_file_without_settings_is_answered_with_the_options_for_data(cli: Run,
         assert f"To train on data, use --pairs {name}, or --source and --target" in done.stderr
     done = cli("train", "words.en", "words.txt")
     assert done.returncode == 2
-    assert "words.txt: use --pairs, or --source and --target, for training data, --dev for validation" in done.stderr
+    assert "words.txt: use --pairs, or --source and --target, for training data, --dev and --test for" in done.stderr
 
 
 def test_a_mistake_in_a_file_is_told_with_its_line(cli: Run, tmp_path: Path) -> None:

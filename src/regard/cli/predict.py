@@ -13,7 +13,7 @@ from regard.cli.together import with_others
 from regard.config import parse_override, resolve
 from regard.data.lines import parse_lines
 from regard.decoding.settings import SearchSettings
-from regard.errors import DataError
+from regard.errors import DataError, quantity
 from regard.training.folder import open_models
 
 if TYPE_CHECKING:
@@ -99,8 +99,9 @@ def command(
                 click.echo(_as_json(prediction, attention=attention) if as_json else text)
                 truncated += prediction.truncated
     if truncated:
-        what = "1 prediction" if truncated == 1 else f"{truncated:,} predictions"
-        click.echo(f"note: {what} reached the length limit without an end and may be incomplete.", err=True)
+        click.echo(
+            f"note: {quantity(truncated, 'prediction')} reached the length limit and may be incomplete.", err=True
+        )
     if unknown:
         named = ", ".join(map(repr, islice(unknown, MOST_NAMED))) + (" and others" if len(unknown) > MOST_NAMED else "")
         click.echo(f"note: the model has no token for {named} (in {odd:,} of the texts).", err=True)
@@ -116,8 +117,7 @@ def _stdin(*, replace_invalid: bool) -> Iterator[str]:
         replaced += line.problem is not None
         yield line.text
     if replaced:
-        lines = "1 line" if replaced == 1 else f"{replaced:,} lines"
-        click.echo(f"note: {lines} had bytes that are not UTF-8; they became U+FFFD.", err=True)
+        click.echo(f"note: {quantity(replaced, 'line')} had bytes that are not UTF-8; they became U+FFFD.", err=True)
 
 
 def _as_json(prediction: "Prediction", *, attention: bool) -> str:

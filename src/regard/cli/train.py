@@ -79,7 +79,7 @@ def command(
     for word in words if pairs or source else words[1:]:
         if "=" not in word and (_is_data_file(word) or Path(word).is_file()):
             raise click.UsageError(
-                f"{word}: use --pairs, or --source and --target, for training data, --dev for validation."
+                f"{word}: use --pairs, or --source and --target, for training data, --dev and --test for other data."
             )
     own = _own_data(pairs, source, target, {"dev": dev, "test": test}, reading_given(columns, header))
     initial = {INIT_FROM: start} if start else {}

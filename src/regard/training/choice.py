@@ -67,9 +67,11 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
         raise DataError(f"{data.train}: no pair is left to use: {describe_unreadable(survey)}")
     choice = _Choice()
     forms = (form_of(facts["source"]), form_of(facts["target"]))
+    scripts = [next(iter(facts[side]["scripts"]), "none") for side in ("source", "target")]
+    _describe_data(choice, facts, forms, scripts)
     start = overrides.get(INIT_FROM)
     if start is None:
-        _tokenizer(choice, facts, forms)
+        _tokenizer(choice, facts, forms, scripts)
         in_order = _in_order(facts, forms)
         _model(choice, facts["pairs"], in_order=in_order, cuda=cuda)
     else:
@@ -102,8 +104,7 @@ def form_of(side: Mapping[str, Any]) -> Form:
     return "sentences" if words >= 3 or (unspaced and chars >= 10) else "words"
 
 
-def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form]) -> None:
-    scripts = [next(iter(facts[side]["scripts"]), "none") for side in ("source", "target")]
+def _describe_data(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], scripts: Sequence[str]) -> None:
     seen = " and ".join(
         dict.fromkeys(
             f"{form} in {script} script" if script != "none" else form
@@ -113,8 +114,12 @@ def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, For
     tags = facts.get("tags")
     marked = f", with {tags['distinct']} different tags after a tab" if tags else ""
     choice.reasons.append(f"Data: {facts['pairs']:,} pairs of {seen}{marked}.")
+
+
+def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], scripts: Sequence[str]) -> None:
     told, tokenizer = _segmentation(facts, forms, scripts)
-    choice.settle(f"Tokeniser: {told}{', each tag a token' if tags else ''}.", tokenizer=tokenizer)
+    each = ", each tag a token" if facts.get("tags") else ""
+    choice.settle(f"Tokeniser: {told}{each}.", tokenizer=tokenizer)
 
 
 def _segmentation(

@@ -9,7 +9,7 @@ from regard.config import differences
 from regard.data.corpora import Corpus, Pairs
 from regard.data.settings import other_tokens
 from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer, TokenizerPair
-from regard.errors import ConfigError, ModelError
+from regard.errors import ConfigError, ModelError, short_path
 from regard.models.seq2seq import Seq2Seq
 from regard.training import checkpoint
 from regard.training.checkpoint import Loaded
@@ -43,11 +43,11 @@ class Initial(NamedTuple):
             {name: part.shape for name, part in each.state_dict().items()} for each in (model, self.loaded.model)
         )
         if ours != theirs:
-            start, changed = settings.training.init_from, differences(self.loaded.settings.model, settings.model)
+            changed = differences(self.loaded.settings.model, settings.model)
             listed = "; ".join(f"model.{key} is {old!r} there and {new!r} here" for key, (old, new) in changed.items())
             raise ConfigError(
-                f"{INIT_FROM}: the weights of {start} do not fit this model: {listed}. Use the same model settings, "
-                "or train a new model without them."
+                f"{INIT_FROM}: the weights of {settings.training.init_from} do not fit this model: {listed}. Use the "
+                "same model settings, or train a new model without them."
             )
         model.load_state_dict(self.loaded.model.state_dict())
 
@@ -87,7 +87,9 @@ def recall_initial(settings: RunSettings, saved: Mapping[str, str] | str) -> Ini
     except ModelError:
         return Initial(None, fingerprint)
     if chosen.weights_hash not in fingerprint.values():
-        log.warning("%s has changed since this run started from it; it continues from its own checkpoint.", start)
+        log.warning(
+            "%s has changed since this run started from it; it continues from its own checkpoint.", short_path(start)
+        )
     return Initial(None, fingerprint)
 
 
