@@ -56,18 +56,23 @@ def _rows(files: Files) -> Iterator[Row]:
     if layout.format == "jsonl":
         yield from _records_of_json(chain(head, lines), layout, name)
         return
+    left, right = layout.columns
+    needed = 1 + max(map(int, (*left, *right)))
     records = parse_records(layout.format, layout.delimiter, chain(head, lines), name)
     for record in islice(records, int(layout.header), None):
-        yield _pick(name, record, layout)
+        cells, place = record.cells, f"{name}:{record.number}"
+        if record.problem or len(cells) < needed:
+            yield _row_without_pair(place, record, layout, needed)
+        else:
+            yield Row(place, TAB.join([cells[int(n)] for n in left]), TAB.join([cells[int(n)] for n in right]))
 
 
 def read_layout(files: Files) -> Layout | None:
-    """How a file of pairs stores them; None of parallel files, and of a file that cannot be read."""
-    path = next(iter(files.by_language.values())).path
-    if path is None or not os.path.isfile(path):
+    """How a file of pairs stores them; None of several files, and of one that cannot be read."""
+    if files.path is None or "" not in files.by_language or not os.path.isfile(files.path):
         return None
-    with contextlib.closing(read_lines(path)) as lines:
-        return detect_layout(files.model_copy(update={"path": path}), list(islice(lines, HEAD)))
+    with contextlib.closing(read_lines(files.path)) as lines:
+        return detect_layout(files, list(islice(lines, HEAD)))
 
 
 def _parallel(source: str, target: str) -> Iterator[Row]:
@@ -112,16 +117,11 @@ def _records_of_json(lines: Iterable[Line], layout: Layout, name: str) -> Iterat
             yield Row(place, left, right)
 
 
-def _pick(name: str, record: Record, layout: Layout) -> Row:
-    place, cells = f"{name}:{record.number}", record.cells
-    if record.problem:
+def _row_without_pair(place: str, record: Record, layout: Layout, needed: int) -> Row:
+    """What is wrong with a record; one of blanks is a pair with empty sides."""
+    cells = record.cells
+    if record.problem or not any(cell.strip() for cell in cells):
         return Row(place, "", "", record.problem, record.remedy)
-    needed = max(int(column) for side in layout.columns for column in side) + 1
-    if len(cells) >= needed:
-        left, right = (TAB.join(cells[int(column)] for column in side) for side in layout.columns)
-        return Row(place, left, right)
-    if not any(cell.strip() for cell in cells):
-        return Row(place, "", "")
     signs = {"tsv": "a tab", "dictionary": "a space", "csv": _SIGNS.get(layout.delimiter, f"'{layout.delimiter}'")}
     problem = f"{quantity(len(cells), 'column')} where {needed} are needed, with {signs[layout.format]} between"
     return Row(place, " ".join(cells), "", problem)
