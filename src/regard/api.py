@@ -9,7 +9,8 @@ from typing import Any, overload
 import torch
 
 from regard.config import resolve
-from regard.data.corpora import describe_held_back, settle
+from regard.data.corpora import describe_held_back
+from regard.data.pinning import pin_files
 from regard.data.settings import FilesData
 from regard.decoding.ensemble import ensemble
 from regard.decoding.settings import SearchSettings
@@ -84,8 +85,7 @@ def choose(
     """
     given = dict(overrides or {})
     own = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
-    files = settle(resolve(FilesData, data, own))
-    assert isinstance(files, FilesData)
+    files = pin_files(resolve(FilesData, data, own))
     chosen = choice.choose(files, given, cuda=torch.cuda.is_available())
     for reason in filter(None, [*chosen.reasons, describe_held_back(files)]):
         say(reason)

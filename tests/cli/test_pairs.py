@@ -11,6 +11,7 @@ import pytest
 import regard
 from regard.config import resolve
 from regard.training.folder import RunFolder
+from regard.training.resume import check_data_unchanged
 from regard.training.settings import RunSettings
 from tests_shared import SMALL
 
@@ -89,12 +90,39 @@ def test_a_run_goes_on_and_is_evaluated_in_another_folder(
     regard.train("pairs", {"data": data, "tokenizer.tags": True, **TINY}, out=folder)
 
 
+def test_a_project_can_be_moved(cli: Run, project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(project / "runs" / "forms", folder)
+    shutil.rmtree(folder / "checkpoints" / "step-4")
+    (tmp_path / "there.tsv").write_bytes((project / "forms.tsv").read_bytes())
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace(str(project), "/nowhere"))
+    done = cli("train", folder)
+    assert done.returncode == 3
+    assert "no file /nowhere/forms.tsv. Check the path, or give the right one: data.train.path=FILE." in done.stderr
+    done = cli("train", folder, "data.train.path=there.tsv")
+    assert done.returncode == 0, done.stderr
+    assert "from step 2" in done.stderr
+    assert cli("evaluate", folder, "--metric", "loss").returncode == 0
+    (tmp_path / "there.tsv").write_text("lemma\tform\ttags\n" + "".join(FORMS[1:]))
+    done = cli("train", folder, "data.train.path=there.tsv")
+    assert done.returncode == 3
+    assert "the data has changed" in done.stderr
+
+
+def test_files_may_have_other_names_on_resume_but_not_other_places() -> None:
+    run, saved = RunFolder(Path("run")), {"train.tsv": "1", "dev.tsv": "2"}
+    check_data_unchanged(run, saved, {"moved/train.tsv": "1", "moved/dev.tsv": "2"})
+    with pytest.raises(regard.DataError, match=r"dev\.tsv and train\.tsv: the data has changed"):
+        check_data_unchanged(run, saved, {"dev.tsv": "2", "train.tsv": "1"})
+
+
 def test_a_test_set_of_files_that_changed_is_rejected(cli: Run, project: Path, tmp_path: Path) -> None:
-    shutil.copytree(project, tmp_path / "copy")
-    folder = tmp_path / "copy" / "runs" / "forms"
-    (folder / "config.yaml").write_text(
-        (folder / "config.yaml").read_text().replace(str(project), str(tmp_path / "copy"))
-    )
+    folder = tmp_path / "run"
+    shutil.copytree(project / "runs" / "forms", folder)
+    (tmp_path / "forms.tsv").write_text("lemma\tform\ttags\n" + "".join(FORMS[1:]))
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace(str(project), str(tmp_path)))
     done = cli("evaluate", folder, "--metric", "loss")
     assert done.returncode == 3
     assert "changed since" in done.stderr

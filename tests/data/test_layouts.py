@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from regard.config import resolve
-from regard.data.corpora import Pairs, Stream, load_corpus, read_pairs, settle
+from regard.data.corpora import Pairs, Stream, load_corpus, read_pairs
 from regard.data.files import Files
+from regard.data.pinning import pin_files
 from regard.data.settings import FilesData
 from regard.errors import ConfigError, DataError
 
@@ -160,21 +161,21 @@ def test_a_run_remembers_names_and_absolute_paths(tmp_path: Path, monkeypatch: p
     write(tmp_path, "x.csv", table("en;de", ";"))
     write(tmp_path, "dev.csv", "de,en\nja,yes\n")
     write(tmp_path, "test.tsv", "yes\tja\n")
-    data = settle(resolve(FilesData, {"train": "x.csv", "dev": "dev.csv", "test": "test.tsv"}, {}))
-    assert isinstance(data, FilesData)
+    data = pin_files(resolve(FilesData, {"train": "x.csv", "dev": "dev.csv", "test": "test.tsv"}, {}))
     assert data.dev is not None
     assert data.test is not None
     assert (data.train.path, data.train.columns, data.train.header) == (str(tmp_path / "x.csv"), ("en", "de"), True)
     assert (data.dev.path, data.dev.columns) == (str(tmp_path / "dev.csv"), ("en", "de"))
     assert (data.test.path, data.test.columns, data.test.header) == (str(tmp_path / "test.tsv"), None, "auto")
-    assert settle(data) == data
+    assert pin_files(data) == data
     assert list(load_corpus(data).dev) == [("yes", "ja")]
 
 
 def test_paths_in_a_folder_stay_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    data = settle(resolve(FilesData, {"folder": "corpus", "train": "{language}.tsv", "language": "de"}, {}))
-    assert isinstance(data, FilesData)
+    (tmp_path / "corpus").mkdir()
+    write(tmp_path, "corpus/de.tsv", "ja\tyes\n")
+    data = pin_files(resolve(FilesData, {"folder": "corpus", "train": "{language}.tsv", "language": "de"}, {}))
     assert (data.folder, data.train.path) == (str(tmp_path / "corpus"), "{language}.tsv")
 
 

@@ -183,8 +183,8 @@ def _read_test(folder: RunFolder, chosen: Checkpoint, files: Files | None) -> "P
         )
     if isinstance(corpus.test, Stream):
         # Of other files, other pairs would be held back, some of which the model has seen in training.
-        before = chosen.state["data"]
-        changed = [path for path, found in corpus.fingerprint().items() if before.get(path) != found]
+        before = set(chosen.state["data"].values())
+        changed = [path for path, found in corpus.fingerprint().items() if found not in before]
         if changed:
             raise DataError(
                 f"{' and '.join(map(short_path, changed))} changed since {folder.path} was trained, so its test set "

@@ -155,9 +155,9 @@ def _chosen(
         before = resolve(RunSettings, begun.config, {})
         settings = resolve(RunSettings, begun.config, {"data": data, **overrides})
 
-        from regard.data.corpora import settle
+        from regard.data.pinning import pin_data
 
-        if settle(before.data) != settle(settings.data):
+        if pin_data(before.data) != pin_data(settings.data):
             raise ConfigError(
                 f"{begun.path} was begun with other files ({before.data.train}). Choose another folder with --out."  # type: ignore[union-attr]
             )

@@ -5,13 +5,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data import dates, pronunciations, sequences
 from regard.data.files import Files
 from regard.data.lines import count_lines, is_stream, name_of, open_file
-from regard.data.readers import read_layout, read_rows
+from regard.data.pinning import check_present
+from regard.data.readers import read_rows
 from regard.data.settings import SPLITS, Data, DatesData, FilesData, PronounceData, SequencesData, SplitName
 from regard.errors import DataError, quantity
 
@@ -126,9 +126,8 @@ def _load_files(settings: FilesData) -> Corpus:
     keep_going = settings.bad_lines == "skip"
     learned, chosen, judged = (settings.files(split) for split in SPLITS)
     assert learned is not None
-    missing = next((path for path in learned.paths if not Path(path).exists()), None)
-    if missing is not None and settings.folder:
-        raise DataError(f"There is no file {missing}. Say where the corpus lies, with data.folder=….")
+    if settings.folder:
+        check_present(settings)
     test = read_pairs(judged, skip_bad_lines=keep_going) if judged else None
     files = (*learned.paths, *(chosen.paths if chosen else ()))
     pipe = next(filter(is_stream, files), None)
@@ -185,47 +184,6 @@ def describe_held_back(settings: FilesData) -> str | None:
     if test:
         count += f", and about {quantity(round(test * pairs), 'pair')} as a test set for `regard evaluate`"
     return f"Held back by source sentence: {count} (--dev FILE, --test FILE and data.test_split=false change that)."
-
-
-def settle(data: Data) -> Data:
-    """The same data as a run remembers it: with absolute paths, and with columns by name where files name them.
-
-    What is detected for that is reported.
-    """
-    data = data.absolute()
-    if not isinstance(data, FilesData):
-        return data
-    settled: dict[str, Files] = {}
-    for name in SPLITS:
-        given: Files | None = getattr(data, name)
-        if given is not None:
-            settled[name] = _settle_files(given, data, settled.get("train"))
-    return data.model_copy(update=settled)
-
-
-def _settle_files(given: Files, data: FilesData, model: Files | None) -> Files:
-    """A file without columns has those of the training file, where it has columns of the same names."""
-    if model is not None and model.columns is not None and given.columns is None:
-        alike = given.model_copy(update={"columns": model.columns})
-        if _has_its_names(alike.within(data.folder, data.language)):
-            given = alike
-    layout = read_layout(given.within(data.folder, data.language))
-    if layout is None:
-        return given
-    for notice in layout.notices:
-        log.warning("%s", notice)
-    header = {"header": True} if layout.header and given.header == "auto" else {}
-    return given.model_copy(update={**header, **({"columns": layout.names} if layout.names else {})})
-
-
-def _has_its_names(files: Files) -> bool:
-    """Whether columns are names, and those of the file."""
-    if any(isinstance(field, int) for side in files.fields or () for field in side):
-        return False
-    try:
-        return read_layout(files) is not None and next(iter(read_rows(files))).problem is None
-    except (DataError, StopIteration):
-        return False
 
 
 def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: str) -> Iterator[tuple[str, str]]:

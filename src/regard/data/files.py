@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
-from regard.config import Settings
+from regard.config import HARMLESS, Settings
 from regard.data.lines import STANDARD_INPUT
 from regard.errors import short_path
 
@@ -14,11 +14,14 @@ Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
 
 
 class Files(Settings):
-    """One file of pairs (`path`, or just the path itself), or two parallel files (`source` and `target`)."""
+    """One file of pairs (`path`, or just the path itself), or two parallel files (`source` and `target`).
 
-    path: str | None = None
-    source: str | None = None
-    target: str | None = None
+    Files may be moved while a run is stopped: what is in them is compared by a hash.
+    """
+
+    path: str | None = Field(None, json_schema_extra=HARMLESS)
+    source: str | None = Field(None, json_schema_extra=HARMLESS)
+    target: str | None = Field(None, json_schema_extra=HARMLESS)
     format: Literal["auto", "tsv", "csv", "jsonl", "dictionary"] = Field(
         "auto",
         description="by default told by the name; a dictionary has a word and what it means, with spaces between",

@@ -76,7 +76,7 @@ class FilesData(Settings):
     """
 
     kind: Literal["files"] = "files"
-    folder: str = Field("", description="where the files are, if not here")
+    folder: str = Field("", json_schema_extra=HARMLESS, description="where the files are, if not here")
     language: str | tuple[str, ...] = Field(
         "", description="what stands for {language} in their names; several are learned together, each one a tag"
     )

@@ -15,8 +15,9 @@ from torch import nn
 from regard import graphs
 from regard.config import to_yaml
 from regard.data.batching import Batch, Encoded
-from regard.data.corpora import Corpus, load_corpus, settle
+from regard.data.corpora import Corpus, load_corpus
 from regard.data.order import ByPairs, ByTokens, Order, padding_share
+from regard.data.pinning import pin_data
 from regard.data.preparation import Prepared, Request, prepare
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 def train(settings: RunSettings, folder: RunFolder) -> Progress:
     """Train in a folder, or go on where it stopped; the same command always ends with the same weights."""
-    settings = settings.absolute().model_copy(update={"data": settle(settings.data)})
+    settings = settings.absolute().model_copy(update={"data": pin_data(settings.data)})
     tracking.require(settings.training)
     with told_when_disk_fails(folder), folder.lock() as locked:
         folder.reject_foreign()

@@ -29,8 +29,9 @@ def check_data_unchanged(folder: RunFolder, before: dict[str, str] | str, now: d
             f"{folder.path} was begun by an earlier version of regard, which kept no hash of each file: it can be "
             "used, and not be trained on. Choose another folder with --out."
         )
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if changed:
+    # Files may have other names, but each its old place: training files come before dev files.
+    if list(before.values()) != list(now.values()):
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)] or list(now)
         taught = all(name.startswith(TEACHER) for name in changed)
         what, old = ("weights have", "ones") if taught else ("data has", "data")
         raise DataError(
