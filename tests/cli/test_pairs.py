@@ -204,6 +204,13 @@ def test_pairs_on_stdin_are_checked_and_counted(cli: Run, path: str) -> None:
     assert cli("data", "check", path).returncode == 3
 
 
+@pytest.mark.parametrize("path", ["-", "/dev/stdin"])
+def test_training_pairs_are_not_read_from_a_pipe(cli: Run, path: str) -> None:
+    done = cli("train", "--pairs", path, stdin="ja\tyes\n")
+    assert done.returncode == 3
+    assert "training pairs are read several times. Write them to a file first." in done.stderr
+
+
 def test_a_header_is_reported_and_can_be_denied(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("en;de\n" + "".join(f"sentence number {n};Satz {n}\n" for n in range(30)))
     for verb in ("check", "stats"):

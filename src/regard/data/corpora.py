@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from regard.data import dates, pronunciations, sequences
 from regard.data.files import Files
-from regard.data.lines import count_lines, is_stream, name_of, open_file
-from regard.data.pinning import check_present
+from regard.data.lines import count_lines, open_file
+from regard.data.pinning import check_present, reject_pipes
 from regard.data.readers import read_rows
 from regard.data.settings import SPLITS, Data, DatesData, FilesData, PronounceData, SequencesData, SplitName
 from regard.errors import DataError, quantity
@@ -130,12 +130,7 @@ def _load_files(settings: FilesData) -> Corpus:
         check_present(settings)
     test = read_pairs(judged, skip_bad_lines=keep_going) if judged else None
     files = (*learned.paths, *(chosen.paths if chosen else ()))
-    pipe = next(filter(is_stream, files), None)
-    if pipe is not None:
-        raise DataError(
-            f"{name_of(pipe)} is a pipe or a device, and training pairs are read several times. Write them to a file "
-            "first."
-        )
+    reject_pipes(files)
     counted = tuple(own.paths[0] for own in learned.by_language.values())
     everything = partial(stream_pairs, learned, skip_bad_lines=keep_going, drop_empty=True)
     if chosen:

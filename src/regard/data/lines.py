@@ -123,7 +123,9 @@ def name_of(path: str | Path) -> str:
 
 def is_stream(path: str) -> bool:
     """Whether a path is standard input, a pipe or a device, which can be read only once."""
-    return path == STANDARD_INPUT or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path))
+    if path == STANDARD_INPUT or os.path.abspath(path).startswith("/dev/"):
+        return True
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ in the same way, in any folder and whatever other files are read by its example.
 """
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,23 @@ def pin_data(data: Data) -> Data:
 def pin_files(data: FilesData) -> FilesData:
     data = data.absolute()
     check_present(data)
+    for name in SPLITS[:2]:
+        reject_pipes(files.paths if (files := data.files(name)) else ())
     pinned: dict[str, Files] = {}
     for name in SPLITS:
         given: Files | None = getattr(data, name)
         if given is not None:
             pinned[name] = _pin(given, data, pinned.get("train"))
     return data.model_copy(update=pinned)
+
+
+def reject_pipes(paths: Iterable[str]) -> None:
+    pipe = next(filter(is_stream, paths), None)
+    if pipe is not None:
+        raise DataError(
+            f"{name_of(pipe)} is a pipe or a device, and training pairs are read several times. Write them to a file "
+            "first."
+        )
 
 
 def check_present(data: FilesData) -> None:

@@ -22,7 +22,7 @@ from regard.data.tokens.segmentation import END_OF_SENTENCE, Sampled, Segmentati
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.data.tokens.workers import ids_of
-from regard.errors import DataError, quantity
+from regard.errors import DataError, quantity, short_path
 
 _FORMAT = 2
 """Raised when what is written to the cache changes."""
@@ -73,7 +73,7 @@ def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared
     dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     if not len(train) or not len(dev):
         pairs = len(train) + len(dev)
-        name = corpus.files[0] if corpus.files else "The corpus"
+        name = short_path(corpus.files[0]) if corpus.files else "The corpus"
         raise DataError(
             f"{name}: {quantity(pairs, 'pair')} in all: too few to hold some back for validation. Give dev files."
         )
