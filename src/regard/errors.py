@@ -82,6 +82,13 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     return next(iter(alike + longer), None)
 
 
+def describe_disk_failure(error: OSError, place: object) -> tuple[str, str]:
+    """What went wrong, and what to do about it. A failing disk is not a full one, and may have failed to read."""
+    if error.errno == errno.EIO:
+        return f"{error.filename or place} could not be read or written: {error.strerror}", "check the disk"
+    return f"{place} could not be written: {error.strerror}", "free some space"
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """` Did you mean 'additive'?`, or nothing if no name is spelled alike."""
     found = nearest(word, names)

@@ -1,5 +1,6 @@
 """A run folder that is hostile, moved or hard to read: nothing outside it is written, no good checkpoint is lost."""
 
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from regard.data.cache import sha256
 from regard.training import loop
 from regard.training.folder import RunFolder
 from regard.training.lock import lock_folder
+from regard.training.machine import told_when_disk_fails
 from tests_shared import SMALL, stopped_at
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -259,6 +261,24 @@ def test_an_error_of_the_disk_makes_the_checkpoint_before_it_serve(
     assert done.returncode == 0, done.stderr
     assert f"{path} cannot be read (" in done.stderr
     assert "space" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (
+            errno.EIO,
+            "corpus.tsv could not be read or written: Input/output error. The checkpoints before are whole: check",
+        ),
+        (
+            errno.ENOSPC,
+            "runs/a could not be written: No space left on device. The checkpoints before are whole: free some",
+        ),
+    ],
+)
+def test_a_failing_disk_is_not_reported_as_a_full_one(number: int, message: str) -> None:
+    with pytest.raises(regard.ResourceError, match=message), told_when_disk_fails(RunFolder(Path("runs/a"))):
+        raise OSError(number, os.strerror(number), "corpus.tsv")
 
 
 def test_where_no_checkpoint_can_be_read_it_is_said_which(cli: Run, run: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from regard.errors import RegardError, is_disk_failure
+from regard.errors import RegardError, describe_disk_failure, is_disk_failure
 
 
 @contextmanager
@@ -38,7 +38,8 @@ def reported(*, debug: bool) -> Iterator[None]:
         if debug:
             raise
         if is_disk_failure(error):
-            _end(f"The output could not be written: {error.strerror}. Free some space and try again.", 7)
+            problem, remedy = describe_disk_failure(error, "The output")
+            _end(f"{problem}. {remedy.capitalize()} and try again.", 7)
         _end(f"{error.filename or 'A file'}: {error.strerror}.", 3)
     except MemoryError:
         _end("Memory gave out. Try a smaller --batch-size or model.", 7)

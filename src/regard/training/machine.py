@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from regard.errors import ConfigError, ResourceError, is_disk_failure
+from regard.errors import ConfigError, ResourceError, describe_disk_failure, is_disk_failure
 from regard.training.folder import RunFolder
 
 
@@ -45,7 +45,7 @@ def told_when_disk_fails(folder: RunFolder) -> Iterator[None]:
     except OSError as error:
         if not is_disk_failure(error):
             raise
+        problem, remedy = describe_disk_failure(error, folder.path)
         raise ResourceError(
-            f"{folder.path} could not be written: {error.strerror}. The checkpoints before are whole: free some "
-            "space and give the same command to go on."
+            f"{problem}. The checkpoints before are whole: {remedy} and give the same command to go on."
         ) from None
