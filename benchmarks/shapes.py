@@ -13,7 +13,7 @@ import torch
 from regard.config import parse_override, resolve
 from regard.data.corpora import load_corpus
 from regard.data.preparation import Request, prepare
-from regard.training.loop import order_of
+from regard.training.schedule import order_of
 from regard.training.settings import RunSettings
 
 

@@ -1,6 +1,7 @@
 """Train, load, predict: what most users need, in a few names."""
 
 import html
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from regard.training.folder import Checkpoint, RunFolder, locate, open_models
 from regard.training.measures import read_measures
 from regard.training.metrics import Questions, note_tokenised
 from regard.training.scores import Scores
-from regard.training.settings import RunSettings
+from regard.training.settings import RunSettings, with_deadline
 from regard.training.validation import Evaluation, evaluate
 
 
@@ -54,19 +55,24 @@ def train(
     overrides: Mapping[str, Any] | None = None,
     *,
     out: str | Path | None = None,
+    minutes: float | None = None,
 ) -> Run:
-    """Train a preset, a file or a mapping of settings, or go on with a run that was stopped.
+    """Train a preset, a file or a mapping of settings, or resume a run that was stopped.
+
+    With `minutes`, training ends at that time: the schedule is rescaled to the speed measured while training.
 
     >>> run = regard.train("dates", {"training.steps": 500}, out="runs/dates")
+    >>> run = regard.train("dates", minutes=2, out="runs/two-minutes")
 
     With `training.init_from` among the overrides, a new run starts from another run's weights, and takes over its model
     and its tokenizers.
 
     >>> run = regard.train("dates", {"training.init_from": "runs/dates", "data.seed": 1}, out="runs/tuned")
     """
+    started = time.monotonic()
     source, folder = locate(config, out)
-    settings = resolve_run(source, overrides or {})
-    progress = loop.train(settings, folder)
+    settings = resolve_run(source, with_deadline(overrides or {}, minutes))
+    progress = loop.train(settings, folder, started)
     return Run(folder.path, progress.best, progress.step)
 
 
@@ -74,23 +80,32 @@ def choose(
     data: Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
     *,
-    minutes: float = 10.0,
+    minutes: float | None = None,
     say: Callable[[str], object] = lambda _: None,
+    started: float | None = None,
 ) -> Chosen:
-    """Settings for pairs in files, chosen from what they are like and from how fast this machine is; the reasons are
-    said as they are found.
+    """Choose settings for pairs in files, from what the pairs are like and from how fast this machine is.
+
+    `minutes` is the deadline of the training, counted from `started` (a reading of `time.monotonic`, by default now).
+    Without it, training ends after 10 minutes at the latest. The reasons are passed to `say` as they are found.
 
     >>> chosen = regard.choose({"train": "pairs.tsv"})
     >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
     """
+    started = time.monotonic() if started is None else started
+    with_deadline(overrides or {}, minutes)
     given = dict(overrides or {})
     own = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
     files = pin_files(resolve(FilesData, data, own))
     chosen = choice.choose(files, given, cuda=torch.cuda.is_available())
     for reason in filter(None, [*chosen.reasons, describe_held_back(files)]):
         say(reason)
-    fitted = choice.fit(chosen, find_pace(chosen.settings), minutes, given)
-    say(fitted.reasons[-1])
+    seconds = 60 * (minutes or choice.DEFAULT_MINUTES)
+    pace = find_pace(chosen.settings, budget=min(5.0, 0.05 * seconds))
+    left = seconds - (time.monotonic() - started)
+    fitted = choice.fit(chosen, pace, minutes, left, given)
+    for reason in fitted.reasons[len(chosen.reasons) :]:
+        say(reason)
     return fitted
 
 

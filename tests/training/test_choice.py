@@ -10,7 +10,8 @@ import pytest
 
 from regard.config import resolve
 from regard.data.settings import FilesData, sides
-from regard.training.choice import choose, fit
+from regard.training.choice import Pace, choose, fit
+from regard.training.finder import find_pace
 from regard.training.folder import RunFolder
 from regard.training.settings import RunSettings
 
@@ -133,17 +134,33 @@ def test_wishes_stand_and_are_told(tmp_path: Path) -> None:
     chosen = choose(files(tmp_path, names()), wishes, cuda=False)
     assert chosen.settings.training.steps == 7
     assert chosen.settings.model.encoder.cell.kind == "lstm"  # type: ignore[union-attr]
-    assert "As you wish: training.steps=7." in chosen.reasons
-    assert fit(chosen, {1: 1.0}, 1.0, wishes).settings.training.steps == 7
+    assert "Set by you: training.steps=7." in chosen.reasons
+    fitted = fit(chosen, Pace({1: 1.0}, 3.0), None, 60.0, wishes).settings.training
+    assert (fitted.steps, fitted.minutes, fitted.max_epochs) == (7, None, None)
 
 
-def test_steps_are_as_many_as_the_time_allows_on_the_faster_threads(tmp_path: Path) -> None:
+def test_steps_fill_the_time_that_is_given_on_the_faster_threads(tmp_path: Path) -> None:
     chosen = choose(files(tmp_path, names()), {}, cuda=False)
-    fitted = fit(chosen, {1: 0.5, 2: 0.3}, 1.0, {})
-    assert fitted.settings.training.threads == 2
-    assert fitted.settings.training.steps == int(0.85 * 60 / 0.3)
-    plenty = fit(chosen, {1: 0.5, 2: 0.3}, 1e6, {})
-    assert plenty.settings.training.steps == chosen.settings.training.steps
+    pace = Pace({1: 0.5, 2: 0.3}, 3.0)
+    for minutes in (1.0, 1e3):
+        fitted = fit(chosen, pace, minutes, 60 * minutes, {}).settings.training
+        assert (fitted.threads, fitted.minutes, fitted.max_epochs) == (2, minutes, None)
+        assert fitted.steps == int(0.85 * 60 * minutes / 0.3)
+
+
+def test_without_a_time_small_data_trains_for_enough_passes_and_at_most_ten_minutes(tmp_path: Path) -> None:
+    chosen = choose(files(tmp_path, names()), {}, cuda=False)
+    quick = fit(chosen, Pace({1: 0.01}, 3.0), None, 600.0, {}).settings.training
+    assert (quick.steps, quick.minutes, quick.max_epochs) == (600, 10.0, 200)
+    slow = fit(chosen, Pace({1: 10.0}, 3.0), None, 600.0, {}).settings.training
+    assert (slow.steps, slow.minutes) == (51, 10.0)
+
+
+def test_too_little_time_is_reported_with_what_more_would_bring(tmp_path: Path) -> None:
+    chosen = choose(files(tmp_path, names()), {}, cuda=False)
+    short = fit(chosen, Pace({1: 1.0}, 102.0), 2.0, 120.0, {})  # 102 steps: one pass
+    assert "--minutes 4 gives about 2 passes, --minutes 20 about 10" in short.reasons[-1]
+    assert "Note" not in " ".join(fit(chosen, Pace({1: 1.0}, 10.0), 2.0, 120.0, {}).reasons)
 
 
 def test_a_newcomer_trains_on_a_file_and_goes_on_with_the_same_command(cli: Callable[..., Any], tmp_path: Path) -> None:
@@ -204,15 +221,15 @@ def test_other_files_in_a_run_that_was_begun_are_refused(cli: Callable[..., Any]
 def test_what_is_set_as_a_whole_stands(tmp_path: Path) -> None:
     wishes = {"model": {"kind": "recurrent", "dropout": 0.4}, "training": {"steps": 500, "warmup": 7}}
     chosen = choose(files(tmp_path, names()), wishes, cuda=False)
-    fitted = fit(chosen, {1: 100.0}, 1.0, wishes).settings
+    fitted = fit(chosen, Pace({1: 100.0}, 3.0), None, 60.0, wishes).settings
     assert (fitted.model.dropout, fitted.training.steps, fitted.training.warmup) == (0.4, 500, 7)
 
 
 def test_pairs_that_are_seen_a_few_times_need_little_dropout_anywhere(tmp_path: Path) -> None:
     chosen = choose(files(tmp_path, spelled()), {}, cuda=False)
-    seldom = fit(chosen, {1: 10.0}, 1.0, {})
+    seldom = fit(chosen, Pace({1: 10.0}, 10.0), 1.0, 60.0, {})
     assert (seldom.settings.model.dropout, seldom.settings.model.encoder.dropout) == (0.1, 0.1)  # type: ignore[union-attr]
-    often = fit(chosen, {1: 1e-3}, 10.0, {}).settings.model
+    often = fit(chosen, Pace({1: 1e-3}, 10.0), None, 600.0, {}).settings.model
     assert (often.dropout, often.encoder.dropout) == (0.4, 0.4)  # type: ignore[union-attr]
     for wish, expected in (
         ({"model.encoder.dropout": 0.35}, (0.1, 0.35)),
@@ -220,15 +237,35 @@ def test_pairs_that_are_seen_a_few_times_need_little_dropout_anywhere(tmp_path: 
         ({"model.dropout": 0.35}, (0.35, 0.4)),
     ):
         chosen = choose(files(tmp_path, spelled()), wish, cuda=False)
-        wished = fit(chosen, {1: 10.0}, 1.0, wish).settings.model
+        wished = fit(chosen, Pace({1: 10.0}, 10.0), 1.0, 60.0, wish).settings.model
         assert (wished.dropout, wished.encoder.dropout) == expected  # type: ignore[union-attr]
 
 
-def test_passes_are_counted_in_the_batches_that_are_used(tmp_path: Path) -> None:
-    data = files(tmp_path, names())
-    usual = choose(data, {}, cuda=False)
-    small = choose(data, {"training.batch_tokens": 256, "training.accumulate": 2}, cuda=False)
-    assert small.steps_per_pass == pytest.approx(usual.steps_per_pass * 2048 / 512)
+@pytest.mark.parametrize("pairs", [names(), spelled()])
+def test_passes_are_counted_in_the_batches_that_training_has(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
+    overrides = {"training.batch_tokens": 256, "training.accumulate": 2}
+    settings = choose(files(tmp_path, pairs), overrides, cuda=False).settings
+    pace = find_pace(settings, budget=0.1)
+    tokens = sum(1 + max(len(source), len(target.split())) for source, target in pairs) * 0.85  # some are held back
+    assert tokens / 512 <= pace.steps_per_epoch <= 1.3 * tokens / 512
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_that_the_environment_asks_for_is_not_exceeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    settings = choose(files(tmp_path, names()), {"training.batch_tokens": 256}, cuda=False).settings
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    assert max(find_pace(settings, budget=0.1).seconds) == threads
+
+
+def test_pairs_that_reverse_their_source_get_no_monotonic_attention(tmp_path: Path) -> None:
+    turned = [(word, " ".join(sounds.split()[::-1])) for word, sounds in spelled()]
+    assert "monotonic" not in " ".join(choose(files(tmp_path, turned), {}, cuda=False).reasons)
+    days = [(f"day {number}", str(number)[::-1]) for number in range(100, 400)]
+    chosen = choose(files(tmp_path, days), {}, cuda=False)
+    assert chosen.settings.tokenizer.kind == "char"
+    assert "monotonic" not in " ".join(chosen.reasons)
 
 
 def test_a_typo_is_told_without_the_settings_that_were_chosen(cli: Callable[..., Any], tmp_path: Path) -> None:

@@ -153,9 +153,3 @@ def test_a_file_that_changes_while_training_runs_is_told_when_it_goes_on(
     own.write_bytes(before)
     train(own, tmp_path / "run")
     assert end(tmp_path / "run")[0]["model.safetensors"] == undisturbed[0]["model.safetensors"]  # type: ignore[index]
-
-
-def test_another_number_of_threads_is_refused(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_until(5, corpus, tmp_path / "run", monkeypatch)
-    with pytest.raises(regard.ConfigError, match=r"training.threads was 1 and is now 2"):
-        train(corpus, tmp_path / "run", **{"training.threads": 2})

@@ -16,6 +16,7 @@ from regard.data.batching import Batch
 from regard.data.cache import sha256
 from regard.training import checkpoint, loop
 from regard.training.folder import RunFolder
+from regard.training.schedule import Schedule
 from tests_shared import SMALL, stopped_at
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +86,14 @@ def test_a_run_with_every_part_of_a_recipe_goes_on_to_the_bit(tmp_path: Path, mo
     "guard",
     [
         pytest.param((torch, "set_rng_state", lambda _: None), id="random state"),
-        pytest.param((checkpoint.Progress, "from_json", lambda state: checkpoint.Progress(state["data"])), id="step"),
+        pytest.param(
+            (
+                checkpoint.Progress,
+                "from_json",
+                lambda state: checkpoint.Progress(state["data"], Schedule.of(SETTINGS["training.steps"])),
+            ),
+            id="step",
+        ),
     ],
 )
 def test_without_what_the_checkpoint_keeps_the_bits_differ(

@@ -17,6 +17,7 @@ from regard.training.checkpoint import Progress
 from regard.training.folder import RunFolder
 from regard.training.measures import Accuracy, Loss, SymbolErrorRate, read_measure
 from regard.training.metrics import Questions
+from regard.training.schedule import Schedule
 from regard.training.scores import Scores
 from regard.training.settings import TrainingSettings
 from regard.training.validation import evaluate, losses, validate
@@ -91,25 +92,9 @@ def test_scores_are_told_with_the_metric_first() -> None:
         two["wer"]
 
 
-OLD = {
-    "data": "0",
-    "step": 4,
-    "best_step": 2,
-    "best": {"step": 2, "pairs": 9, "accuracy": 0.5, "loss": 1.5},
-    "stale": 1,
-}
-
-
-def test_the_state_of_an_older_checkpoint_loads() -> None:
-    progress = Progress.from_json(OLD)
-    assert progress.best == Scores(9, {"accuracy": 0.5, "loss": 1.5}, {})
-    assert (progress.step, progress.best_step, progress.stale) == (4, 2, 1)
-    assert Progress.from_json({**OLD, "best": {}, "best_step": None}).best is None
-
-
 def test_a_state_survives_json() -> None:
     best = Scores(9, {"bleu:tokenize=none": 40.0, "loss": 1.5}, {"bleu:tokenize=none": "tok:none"})
-    progress = Progress({"dev pairs": "0"}, 4, 2, best, "mean-4", 1)
+    progress = Progress({"dev pairs": "0"}, Schedule.of(9), 4, 2, best, "mean-4", 1)
     assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
 
 

@@ -1,6 +1,7 @@
 """regard train"""
 
 import statistics
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from regard.config import parse_override, resolve
 from regard.errors import ConfigError
 from regard.training.finetuning import INIT_FROM, resolve_run
 from regard.training.folder import RunFolder, locate
-from regard.training.settings import RunSettings
+from regard.training.settings import RunSettings, with_deadline
 
 if TYPE_CHECKING:
     from regard.training.scores import Scores
@@ -41,8 +42,12 @@ Examples:
     "--test", metavar="FILE", help="Pairs for `regard evaluate RUN`, or SOURCE,TARGET; without it, some are held back."
 )
 @reading_options
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
-              help="How long training may take, where settings are chosen.")  # fmt: skip
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Deadline of each run. The schedule is rescaled to the speed measured while training. With --pairs the "
+    "default is at most 10.",
+)
 @click.option("--seeds", type=click.IntRange(min=1), default=1, help="Train so often, with one seed after the other.")
 @click.option(
     "--from", "start", metavar="RUN",
@@ -62,7 +67,7 @@ def command(
     test: str | None,
     columns: tuple[str, str] | None,
     header: bool | None,
-    minutes: float,
+    minutes: float | None,
     seeds: int,
     start: str | None,
     out: str | None,
@@ -72,6 +77,7 @@ def command(
 
     Prints the run's folder; what happens meanwhile is told on stderr.
     """
+    started = time.monotonic() - time.process_time()  # the process has done nothing but start
     if words and not (pairs or source) and _is_data_file(words[0]):
         pairs, *rest = words
         words = tuple(rest)
@@ -90,14 +96,15 @@ def command(
             raise click.UsageError("Name a preset, a file or a run to train, or bring your own --pairs.")
         config, folder = locate(words[0], out)
         _check_own_folder(start, folder)
-        settings = resolve_run(config, {**initial, **dict(map(parse_override, words[1:]))})
+        overrides = with_deadline(dict(map(parse_override, words[1:])), minutes)
+        settings = resolve_run(config, {**initial, **overrides})
         folder.reject_foreign()
     else:
         overrides = {**initial, **dict(map(parse_override, words))}
         folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or str(source)))
         _check_own_folder(start, folder)
         folder.reject_foreign()
-        settings = _chosen(own, overrides, folder, minutes, several=seeds > 1)
+        settings = _chosen(own, overrides, folder, minutes, started, several=seeds > 1)
     if find:
         _find(find, settings)
         return
@@ -105,7 +112,7 @@ def command(
     from regard.training import loop
 
     if seeds == 1:
-        loop.train(settings, folder)
+        loop.train(settings, folder, started)
         click.echo(folder.path)
         return
     reached = []
@@ -146,14 +153,20 @@ def _stem(path: str) -> str:
 
 
 def _chosen(
-    data: dict[str, Any], overrides: dict[str, Any], folder: RunFolder, minutes: float, *, several: bool
+    data: dict[str, Any],
+    overrides: dict[str, Any],
+    folder: RunFolder,
+    minutes: float | None,
+    started: float,
+    *,
+    several: bool,
 ) -> RunSettings:
     """The settings of a run that was begun, or new ones, with the reasons for them."""
     begun = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
     if begun.exists():
         click.echo(f"{begun.path} was begun before: its settings stand. Choose another --out for others.", err=True)
         before = resolve(RunSettings, begun.config, {})
-        settings = resolve(RunSettings, begun.config, {"data": data, **overrides})
+        settings = resolve(RunSettings, begun.config, {"data": data, **with_deadline(overrides, minutes)})
 
         from regard.data.pinning import pin_data
 
@@ -165,8 +178,8 @@ def _chosen(
 
     from regard.api import choose
 
-    chosen = choose(data, overrides, minutes=minutes, say=lambda reason: click.echo(reason, err=True))
-    click.echo(f"All settings come to stand in {begun.config}; change any with key=value.", err=True)
+    chosen = choose(data, overrides, minutes=minutes, say=lambda reason: click.echo(reason, err=True), started=started)
+    click.echo(f"The resolved settings are written to {begun.config}; change any with key=value.", err=True)
     return chosen.settings
 
 

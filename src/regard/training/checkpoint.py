@@ -21,8 +21,9 @@ from regard.errors import DivergedError, ModelError
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training.folder import FORMAT, Checkpoint, RunFolder, UnreadableError
 from regard.training.lock import LockedFolder
+from regard.training.schedule import Schedule
 from regard.training.scores import Scores
-from regard.training.settings import RunSettings
+from regard.training.settings import RunSettings, TrainingSettings
 from regard.training.weights import MovingAverage, check_tensors, first_not_finite, read_tensors
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class Progress:
 
     data: dict[str, str]
     """A hash of each part of what is learned from."""
+    schedule: Schedule
+    """How far along the schedule each step is, as far as it has been revised."""
     step: int = 0
     best_step: int | None = None
     best: Scores | None = None
@@ -55,6 +58,11 @@ class Progress:
     averaged: bool = False
     """Whether the mean of the last checkpoints has been tried."""
 
+    def is_over(self, settings: TrainingSettings) -> bool:
+        """Whether all steps have been taken, or validation has not improved for as long as the settings allow."""
+        extended = settings.steps > self.schedule.length
+        return (self.step >= self.schedule.end and not extended) or self.stale >= settings.patience
+
     def to_json(self) -> dict[str, Any]:
         best = {"step": self.best_step, "name": self.best_name, **self.best.to_json()} if self.best else {}
         return {**asdict(self), "best": best}
@@ -62,7 +70,7 @@ class Progress:
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "Progress":
         best = Scores.from_json(state["best"]) if state["best"] else None
-        return cls(**{**state, "best": best})
+        return cls(**{**state, "best": best, "schedule": Schedule.from_json(state["schedule"])})
 
 
 def save(

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Literal, NamedTuple
 
 from regard.config import resolve
 from regard.data.settings import FilesData
-from regard.data.survey.passes import Split
+from regard.data.survey.monotonicity import correlate_order
+from regard.data.survey.passes import Split, quiet
 from regard.data.survey.problems import describe_unreadable
 from regard.data.survey.scripts import Characters
 from regard.data.survey.statistics import measure
+from regard.data.tokens.marks import TAB
 from regard.errors import DataError
 from regard.models.settings import RecurrentModel
 from regard.training.finetuning import INIT_FROM, inherited_settings
@@ -25,7 +27,32 @@ _VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
 """Below so many pairs, so many subwords; beyond them 32,000."""
 
 _PASSES = ((5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
-"""Below so many pairs, so often each is seen; beyond them 10 times."""
+"""For fewer pairs than the first number, the most passes over them where no time is given; for more pairs 10."""
+
+DEFAULT_MINUTES = 10.0
+
+_REPEATED = 4
+"""Symbols occur at least this often on average; words that are mostly distinct are not symbols."""
+
+_SAME_ORDER = 0.3
+"""Correlation of places from which on a target follows the order of its source. Pronunciations reach 0.68 to 0.92,
+inflections 0.36 to 0.72, unrelated pairs about 0, reversed ones −0.6 to −0.9.
+"""
+
+_SAMPLED = 2_000
+"""Pairs on which the order is measured."""
+
+_FEWEST_STEPS = 500
+"""Steps that even a small corpus gets, if there is time."""
+
+_SMALLEST_BATCH, _FEWEST_BATCHES = 256, 10
+"""Tokens of a batch, at least; batches of an epoch, at least, unless they would be smaller than that."""
+
+_STEPS_SHARE = 0.85
+"""Share of the time that steps take; validation and checkpoints take the rest."""
+
+_ENOUGH_PASSES, _MANY_PASSES = 2, 10
+"""With fewer passes than the first, the user is told what more time would bring."""
 
 _MOST_LETTERS = 0.6
 """So many letters of a form stand in its lemma; of a word in another language fewer do."""
@@ -43,7 +70,19 @@ class Chosen(NamedTuple):
 
     settings: RunSettings
     reasons: list[str]
-    steps_per_pass: float
+
+
+class Pace(NamedTuple):
+    """How fast a run would be."""
+
+    seconds: dict[int, float]
+    """Seconds per step, by the number of CPU threads."""
+    steps_per_epoch: float
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that is fastest."""
+        return min(self.seconds, key=lambda count: self.seconds[count])
 
 
 @dataclass
@@ -62,7 +101,8 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     """Look at the training pairs and decide on tokeniser, model and schedule; what is overridden stands."""
     files = resolve(FilesData, data.model_dump(mode="json"), _below("data.", overrides)).files("train")
     assert files is not None
-    survey, facts = measure(Split.of_files(str(files), files), Characters())
+    split = Split.of_files(str(files), files)
+    survey, facts = measure(split, Characters())
     if not facts["pairs"]:
         raise DataError(f"{data.train}: no pair is left to use: {describe_unreadable(survey)}")
     choice = _Choice()
@@ -72,7 +112,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     start = overrides.get(INIT_FROM)
     if start is None:
         _tokenizer(choice, facts, forms, scripts)
-        in_order = _in_order(facts, forms)
+        in_order = _may_be_in_order(facts, forms) and _order(split, forms) >= _SAME_ORDER
         _model(choice, facts["pairs"], in_order=in_order, cuda=cuda)
     else:
         in_order = _inherit(choice, str(start))
@@ -86,8 +126,8 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
         # Of whatever tokeniser it came to be.
         place = "tokenizer.source.tags" if settings.tokenizer.kind == "pair" else "tokenizer.tags"
         settings = resolve(RunSettings, settings.model_dump(mode="json"), {place: True})
-    wishes = [f"As you wish: {key}={value}." for key, value in overrides.items() if key != INIT_FROM]
-    return Chosen(settings, choice.reasons + wishes, _steps_per_pass(settings, facts, forms))
+    given = [f"Set by you: {key}={value}." for key, value in overrides.items() if key != INIT_FROM]
+    return Chosen(settings, choice.reasons + given)
 
 
 def _below(prefix: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +138,8 @@ def form_of(side: Mapping[str, Any]) -> Form:
     """What stands on one side: sentences, single words, or a string of few symbols with spaces between (phonemes)."""
     words, chars = side["words"]["median"], side["chars"]["median"]
     letters_per_word = side["total_chars"] / max(1, side["total_words"]) - 1
-    if words >= 2 and side["distinct_words"] <= 400 and letters_per_word <= 3:
+    repeated = side["total_words"] >= _REPEATED * side["distinct_words"]
+    if words >= 2 and side["distinct_words"] <= 400 and letters_per_word <= 3 and repeated:
         return "symbols"
     unspaced = next(iter(side["scripts"]), "") in _UNSPACED
     return "sentences" if words >= 3 or (unspaced and chars >= 10) else "words"
@@ -203,31 +244,49 @@ def _fine_tune(choice: _Choice) -> None:
     choice.reasons.append(f"Fine-tuning: the learning rate is {training['learning_rate']}, a third of the usual one.")
 
 
-def _in_order(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> bool:
-    """Letters and sounds, and words that tags inflect, which keep most of their letters, come in the same order; of two
-    strings of symbols, or of words alone, nobody knows that.
+def _may_be_in_order(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> bool:
+    """Whether the pairs are of a kind that a monotonic alignment suits: letters and sounds, or words that tags inflect,
+    which keep most of their letters.
     """
     inflects = set(forms) == {"words"} and "tags" in facts and facts["letters_kept"] >= _MOST_LETTERS
     return inflects or set(forms) == {"words", "symbols"}
 
 
+def _order(split: Split, forms: tuple[Form, Form]) -> float:
+    """How far targets follow the order of their sources, measured on some of the pairs."""
+    with quiet():
+        rows = (row for row in split.read() if not row.problem)
+        sampled = list(islice(rows, 10 * _SAMPLED))
+    every = max(1, len(sampled) // _SAMPLED)
+    texts = [(row.source.partition(TAB)[0], row.target) for row in sampled[::every]]
+    return correlate_order(
+        [
+            (source.split() if forms[0] == "symbols" else source, target.split() if forms[1] == "symbols" else target)
+            for source, target in texts
+        ]
+    )
+
+
 def _training(
     choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], *, in_order: bool, cuda: bool
 ) -> None:
-    tokens = _tokens(facts, forms)
+    tokens = max(_tokens(facts, forms))
     longest = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
     usual = 512 if in_order and not cuda else 8_192 if cuda and facts["pairs"] >= 50_000 else 2_048
+    # A small corpus is split into several batches, so that an epoch has as many updates.
+    usual = min(usual, max(_SMALLEST_BATCH, tokens // _FEWEST_BATCHES))
     batch = max(usual, 2 * int(longest))
     passes = next((passes for pairs, passes in _PASSES if facts["pairs"] < pairs), 10)
-    steps = max(500, int(1.1 * passes * tokens / batch))
+    steps = max(_FEWEST_STEPS, int(1.1 * passes * tokens / batch))
     transformer = choice.keys["model"]["kind"] == "transformer"
     metric, also = {"sentences": ("bleu", ["chrf"]), "symbols": ("wer", ["per"]), "words": ("accuracy", ["cer"])}[
         forms[1]
     ]
     choice.settle(
-        f"Training: {batch:,} tokens a batch, each pair {passes} times at the most; the best model by {metric}.",
+        f"Training: {batch:,} tokens per batch; the best model is chosen by {metric}.",
         training={
-            "steps": steps, "batch_tokens": batch, "longest": max(256, int(longest)), "warmup": max(50, steps // 20),
+            "steps": steps, "max_epochs": passes, "batch_tokens": batch, "longest": max(256, int(longest)),
+            "warmup": max(50, steps // 20),
             "learning_rate": 0.003 if in_order else 0.001 if transformer else 0.002,
             "label_smoothing": 0.0 if in_order else 0.1, "ema": 0.99 if in_order else 0.0, "precision": "auto",
             "validate_every": max(50, steps // 20), "save_every": max(50, steps // 20), "log_every": 20,
@@ -236,18 +295,14 @@ def _training(
     )  # fmt: skip
 
 
-def _tokens(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> int:
-    """About how many tokens the longer side has in all."""
+def _tokens(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> tuple[int, int]:
+    """About how many tokens each side has in all."""
     unit = "subword" if "sentences" in forms else "char"
-    return max(int(facts[side]["tokens"][unit]) for side in ("source", "target"))
-
-
-def _steps_per_pass(settings: RunSettings, facts: Mapping[str, Any], forms: tuple[Form, Form]) -> float:
-    """After about how many steps each pair has been seen once; a tenth of a batch is padding."""
-    training = settings.training
-    if training.batch_tokens is None:
-        return float(facts["pairs"] / training.batch_size / training.accumulate)
-    return 1.1 * _tokens(facts, forms) / training.batch_tokens / training.accumulate
+    source, target = (
+        facts[side]["total_words"] + facts["pairs"] if form == "symbols" else facts[side]["tokens"][unit]
+        for side, form in zip(("source", "target"), forms, strict=True)
+    )
+    return int(source), int(target)
 
 
 def _with_groups(key: str) -> set[str]:
@@ -255,37 +310,59 @@ def _with_groups(key: str) -> set[str]:
     return set(accumulate(key.split("."), lambda group, name: f"{group}.{name}"))
 
 
-def fit(chosen: Chosen, seconds: Mapping[int, float], minutes: float, overrides: Mapping[str, Any]) -> Chosen:
-    """As many steps as the time allows, given how long one takes on so many threads."""
-    threads = min(seconds, key=lambda count: seconds[count])
-    training = chosen.settings.training
-    # Validation takes its share, a tenth or so.
-    possible = max(20, int(0.85 * 60 * minutes / seconds[threads]))
-    wishes = set(overrides)
-    steps = training.steps if wishes & {"training.steps", "training"} else min(training.steps, possible)
+def fit(chosen: Chosen, pace: Pace, minutes: float | None, left: float, overrides: Mapping[str, Any]) -> Chosen:
+    """A schedule for the time there is, given how fast training was found to be.
+
+    `minutes` is the deadline that the user has set, if any; `left` are the seconds of it that remain. Without one,
+    training ends after `DEFAULT_MINUTES` at the latest, and earlier where enough passes over the pairs take less.
+    """
+    training, given = chosen.settings.training, set(overrides)
+    seconds = pace.seconds[pace.threads]
+    # Validation and the start take their share.
+    possible = max(20, int(_STEPS_SHARE * left / seconds))
+    epochs = None
+    if minutes is None and training.max_epochs is not None:
+        epochs = max(training.max_epochs, _FEWEST_STEPS / pace.steps_per_epoch)
+    fixed = bool(given & {"training.steps", "training"})
+    steps = training.steps if fixed else min(possible, round(epochs * pace.steps_per_epoch) if epochs else possible)
     every = max(20, -(-steps // 10))
-    keys = {
+    keys: dict[str, Any] = {
         "steps": steps,
+        "minutes": None if fixed else minutes or DEFAULT_MINUTES,
+        "max_epochs": None if fixed else epochs,
         "warmup": max(20, steps // 20),
         "validate_every": every,
         "save_every": every,
-        "threads": threads,
+        "threads": pace.threads,
+        "patience": 10,
     }
     wanted: dict[str, Any] = {f"training.{name}": value for name, value in keys.items()}
-    passes = steps / chosen.steps_per_pass
+    passes = steps / pace.steps_per_epoch
     model = chosen.settings.model
-    if passes < _FEW_PASSES and "model.dropout" not in wishes:
+    if passes < _FEW_PASSES and "model.dropout" not in given:
         wanted["model.dropout"] = min(0.1, model.dropout)
         if isinstance(model, RecurrentModel):
             wanted["model.encoder.dropout"] = min(0.1, model.encoder.dropout)
-    wanted = {key: value for key, value in wanted.items() if not wishes & _with_groups(key)}
+    wanted = {key: value for key, value in wanted.items() if not given & _with_groups(key)}
     settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), wanted)
-    about = steps * seconds[threads] / 60 / 0.85
-    told = f"{about:.0f} minutes" if about >= 1.5 else f"{60 * about:.0f} seconds"
-    limit = f", as many as {minutes:g} minutes hold (--minutes)" if steps == possible < training.steps else ""
-    reason = (
-        f"Time: {steps:,} steps of {seconds[threads]:.2f} s on {threads} thread{'s' if threads > 1 else ''}, about "
-        f"{told}{limit}. Each pair is seen {passes:.1f} times"
-        f"{f', and dropout is {settings.model.dropout}' if 'model.dropout' in wanted else ''}."
+    dropout = f" Dropout is {settings.model.dropout}." if "model.dropout" in wanted else ""
+    reasons = [
+        f"Time: {_duration(60 * minutes if minutes else steps * seconds / _STEPS_SHARE)}, about {steps:,} steps of "
+        f"{seconds:.2g} s on "
+        f"{pace.threads} thread{'s' * (pace.threads > 1)}. Each pair is seen {passes:.2g} times.{dropout}"
+    ]
+    if passes < _ENOUGH_PASSES and not fixed:
+        reasons.append(_too_short(minutes or DEFAULT_MINUTES, passes))
+    return Chosen(settings, [*chosen.reasons, *reasons])
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.2g} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+
+
+def _too_short(minutes: float, passes: float) -> str:
+    enough, many = (max(1, round(minutes * wanted / passes)) for wanted in (_ENOUGH_PASSES, _MANY_PASSES))
+    return (
+        f"Note: {minutes:g} minutes allow fewer than two passes over the pairs, too few to learn most of what is in "
+        f"them. --minutes {enough} gives about {_ENOUGH_PASSES} passes, --minutes {many} about {_MANY_PASSES}."
     )
-    return Chosen(settings, [*chosen.reasons, reason], chosen.steps_per_pass)

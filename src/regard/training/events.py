@@ -95,6 +95,12 @@ class Narrator:
             self._task: TaskID = self._bar.add_task("training", total=steps, completed=done, news="")
             self._bar.start()
 
+    def set_steps(self, steps: int) -> None:
+        """The number of steps has changed: a deadline has rescaled the schedule."""
+        self._steps = steps
+        if self._bar:
+            self._bar.update(self._task, total=steps)
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,7 +1,7 @@
 """Finders: a learning rate and a batch that suit a model, its data and the machine, tried out in a minute."""
 
 import math
-import os
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,10 +16,12 @@ from regard import graphs
 from regard.data.corpora import load_corpus
 from regard.data.order import ByTokens
 from regard.errors import DataError
+from regard.training.choice import Pace
 from regard.training.events import Narrator
 from regard.training.lock import lock_folder
 from regard.training.loop import Training
 from regard.training.losses import backward
+from regard.training.machine import usable_threads
 from regard.training.optim import clip_gradients, set_rate
 from regard.training.settings import RunSettings
 
@@ -46,29 +48,36 @@ def _rehearsal(settings: RunSettings) -> Iterator[Training]:
             training.stop_recording()
 
 
-def find_pace(settings: RunSettings, steps: int = 4) -> dict[int, float]:
-    """Seconds that a step takes, by the number of CPU threads: of one, and of as many as there are cores."""
+def find_pace(settings: RunSettings, budget: float = 5.0) -> Pace:
+    """Measure the speed of training on one CPU thread and on all that may be used, in about `budget` seconds."""
     before = torch.get_num_threads()
-    pace: dict[int, float] = {}
+    seconds: dict[int, float] = {}
     with _rehearsal(settings) as training:
+        counts = (1,) if training.translator.device.type == "cuda" else dict.fromkeys((1, usable_threads()))
         try:
-            for threads in dict.fromkeys((1, len(os.sched_getaffinity(0)))):
+            for threads in counts:
                 torch.set_num_threads(threads)
-                first = _seconds(training, 1)
-                # Threads that wait for cores which others keep busy are not waited for any longer.
-                hopeless = pace and first > 3 * min(pace.values())
-                pace[threads] = first if hopeless else _seconds(training, steps)
+                seconds[threads] = _seconds_per_step(training, budget / len(counts), min(seconds.values(), default=0))
         finally:
             torch.set_num_threads(before)
-    return pace
+        return Pace(seconds, training.order.steps_per_epoch / settings.training.accumulate)
 
 
-def _seconds(training: Training, steps: int) -> float:
-    """What a step takes, in the mean over some."""
-    start = time.perf_counter()
-    for _ in range(steps):
+def _seconds_per_step(training: Training, budget: float, known: float, most: int = 100) -> float:
+    """The median of what steps take, so that steps that compile or capture a CUDA graph do not count.
+
+    A step that is much slower than is `known` to be possible is not repeated: several threads are, where they wait for
+    cores that another process keeps busy.
+    """
+    taken: list[float] = []
+    ends = time.perf_counter() + budget
+    while len(taken) < most and (not taken or time.perf_counter() < ends):
+        start = time.perf_counter()
         training.take_step()
-    return (time.perf_counter() - start) / steps
+        taken.append(time.perf_counter() - start)
+        if known and taken[0] > 3 * known:
+            break
+    return statistics.median(taken[1:] or taken)  # the first one warms up
 
 
 def find_learning_rate(settings: RunSettings, lowest: float = 1e-6, highest: float = 1.0, steps: int = 100) -> Found:

@@ -14,14 +14,14 @@ from torch import nn
 
 from regard import graphs
 from regard.config import to_yaml
-from regard.data.batching import Batch, Encoded
+from regard.data.batching import Batch
 from regard.data.corpora import Corpus, load_corpus
-from regard.data.order import ByPairs, ByTokens, Order, padding_share
+from regard.data.order import Order
 from regard.data.pinning import pin_data
 from regard.data.preparation import Prepared, Request, prepare
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.translator import Translator
-from regard.errors import DataError, DivergedError, Interrupted, ResourceError, RunInUseError, quantity
+from regard.errors import DivergedError, Interrupted, ResourceError, RunInUseError, quantity
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.training import card, checkpoint, tracking
 from regard.training.checkpoint import Progress
@@ -32,8 +32,10 @@ from regard.training.initial import load_initial, recall_initial
 from regard.training.lock import LockedFolder
 from regard.training.losses import Objective, backward
 from regard.training.machine import device_named, kept_for_a_run, told_when_disk_fails
+from regard.training.messages import describe_end, describe_pairs, describe_start
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
 from regard.training.resume import check_data_unchanged, check_settings_unchanged
+from regard.training.schedule import Deadline, Schedule, most_steps, order_of, schedule_of
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
 from regard.training.teaching import Staff, staff_of, teachers_in
@@ -43,8 +45,13 @@ from regard.training.weights import MovingAverage, mean_in_place
 log = logging.getLogger(__name__)
 
 
-def train(settings: RunSettings, folder: RunFolder) -> Progress:
-    """Train in a folder, or go on where it stopped; the same command always ends with the same weights."""
+def train(settings: RunSettings, folder: RunFolder, started: float | None = None) -> Progress:
+    """Train in a folder, or resume; the same command always ends with the same weights.
+
+    A deadline (`training.minutes`) counts from `started`, a reading of `time.monotonic`, by default now. A resumed run
+    follows the schedule that it was stopped with.
+    """
+    started = time.monotonic() if started is None else started
     settings = settings.absolute().model_copy(update={"data": pin_data(settings.data)})
     tracking.require(settings.training)
     with told_when_disk_fails(folder), folder.lock() as locked:
@@ -54,7 +61,9 @@ def train(settings: RunSettings, folder: RunFolder) -> Progress:
         corpus = load_corpus(settings.data)
         checkpoint.clear_remains(locked)
         with kept_for_a_run(settings.training.threads), Narrator() as narrator:
-            return Training.begin(settings, locked, corpus, narrator).finish(narrator)
+            training = Training.begin(settings, locked, corpus, narrator)
+            training.set_deadline(started)
+            return training.finish(narrator)
 
 
 @dataclass
@@ -79,6 +88,8 @@ class Training:
     """What works out gradients on a GPU, where memory has room for whole batches."""
     ahead: dict[int, list[Batch]] = field(default_factory=dict)
     """The batches of the next step, where they are made while a GPU works."""
+    deadline: Deadline | None = None
+    """What rescales the schedule so that the run ends on time."""
 
     @property
     def folder(self) -> RunFolder:
@@ -94,7 +105,7 @@ class Training:
         training, device = settings.training, device_named(settings.training.device)
         folder = RunFolder(locked.path)
         newest = checkpoint.read_newest(folder)
-        over = newest is not None and training.is_over(newest.state["step"], newest.state["stale"])
+        over = newest is not None and Progress.from_json(newest.state).is_over(training)
         staff, fingerprint = Staff() if over else staff_of(settings, device), corpus.fingerprint()
         if newest is None:
             initial = load_initial(settings, corpus, staff.tokenizers)
@@ -117,9 +128,12 @@ class Training:
         model = model.to(device).train()
         optimizer = build_optimizer(model, training)
         average = MovingAverage(model, training.ema) if training.ema else None
-        progress = Progress(data=learned_from)
+        schedule = schedule_of(order, training)
+        progress = Progress(data=learned_from, schedule=schedule)
         if newest is not None:
             progress = checkpoint.restore(model, optimizer, newest, average)
+            if progress.schedule.length != schedule.length:
+                progress.schedule = schedule
         # Only now that nothing can be refused any more is anything written.
         if newest is None:
             data.tokenizers.save(locked.directory.write)
@@ -137,19 +151,37 @@ class Training:
 
     @property
     def done(self) -> bool:
-        return self.settings.training.is_over(self.progress.step, self.progress.stale)
+        return self.progress.is_over(self.settings.training)
+
+    def set_deadline(self, started: float) -> None:
+        """End on time, where that is asked for. A resumed run follows the schedule that it has."""
+        training = self.settings.training
+        if training.minutes is not None and self.progress.step == 0:
+            most = most_steps(self.order, training)
+            pairs = len(self.data.dev.sources[: training.validation_pairs])
+            pairs_per_step = len(self.data.train) * training.accumulate / self.order.steps_per_epoch
+            self.deadline = Deadline(
+                seconds=60 * training.minutes,
+                started=started,
+                most=most,
+                threads=training.threads,
+                validations_after=1 if training.average > 1 else 0,
+                validation_steps=pairs / pairs_per_step,
+            )
+        else:
+            torch.set_num_threads(min(self.progress.schedule.current.threads or training.threads, training.threads))
 
     def finish(self, narrator: Narrator) -> Progress:
         """Take steps until all are taken, no better model is in sight, or somebody asks to stop."""
         training, progress = self.settings.training, self.progress
         listeners = tracking.listeners(training, self.locked.directory, progress.step)
         with EventLog(self.locked.directory, self._has_happened, listeners) as events, stop_on_signals() as stop:
-            narrator.say(self._opening())
-            narrator.begin(training.steps, progress.step)
+            narrator.say(describe_start(self))
+            narrator.begin(progress.schedule.end, progress.step)
             progress.averaged = progress.averaged and self.done  # an extended run averages its new last checkpoints
             since, tokens = time.monotonic(), 0
             while not self.done:
-                loss, count = self.take_step()
+                loss, count = self._take_timed_step(events, narrator)
                 tokens += count
                 if progress.step % training.log_every == 0:
                     speed = tokens / (time.monotonic() - since)
@@ -159,9 +191,10 @@ class Training:
                     )
                     narrator.step(progress.step, loss, speed)
                     since, tokens = time.monotonic(), 0
-                if progress.step % training.validate_every == 0 or progress.step == training.steps:
+                stepped = time.monotonic()
+                validates = progress.schedule.validates(progress.step, training.validate_every)
+                if validates:
                     self._validate(events, narrator)
-                    since, tokens = time.monotonic(), 0
                 before, moved = self.folder.path, self.locked.follow()
                 if stop or moved or self._saved_at(progress.step):
                     self._save()
@@ -170,6 +203,10 @@ class Training:
                         f"{before} was moved to {moved} while it was being trained. The state after step "
                         f"{progress.step:,} is saved there: resume with `regard train {moved}`."
                     )
+                if validates:
+                    if self.deadline is not None:
+                        self.deadline.note_validation(time.monotonic() - stepped)
+                    since, tokens = time.monotonic(), 0
                 if stop:
                     assert stop.by is not None
                     raise Interrupted(
@@ -181,7 +218,7 @@ class Training:
             elif training.average > 1:
                 self._try_mean(events, narrator)
             self.stop_recording()
-            narrator.say(self._closing())
+            narrator.say(describe_end(self))
         card.write(self.locked, self.settings, progress, self.model)
         return progress
 
@@ -193,6 +230,32 @@ class Training:
         return [
             self.data.train.batch(order.at(place), device, order.epoch_at(place), few_shapes=few) for place in places
         ]
+
+    def _take_timed_step(self, events: EventLog, narrator: Narrator) -> tuple[float, int]:
+        """One update, before which the schedule is rescaled if it would miss the deadline → (loss, tokens)."""
+        deadline, progress = self.deadline, self.progress
+        if deadline is None:
+            return self.take_step()
+        if deadline.is_due():
+            before = progress.schedule
+            progress.schedule = deadline.revise(before, progress.step, self.settings.training.validate_every)
+            if progress.schedule is not before:
+                self._announce_schedule(before, events, narrator)
+        begun = time.monotonic()
+        taken = self.take_step()
+        deadline.note_step(time.monotonic() - begun)
+        return taken
+
+    def _announce_schedule(self, before: Schedule, events: EventLog, narrator: Narrator) -> None:
+        schedule, step = self.progress.schedule, self.progress.step
+        assert self.deadline is not None
+        assert self.deadline.pace is not None
+        torch.set_num_threads(schedule.current.threads or self.settings.training.threads)
+        pace = float(f"{self.deadline.pace:.3g}")
+        events.write("schedule", step=step, end=schedule.end, seconds_per_step=pace, threads=torch.get_num_threads())
+        narrator.set_steps(schedule.end)
+        if abs(schedule.end - before.end) > 0.1 * (before.end - step):
+            narrator.say(f"At {pace:g} s per step, {schedule.end:,} steps end on time (before: {before.end:,}).")
 
     def take_step(self) -> tuple[float, int]:
         """One update → (loss, tokens)."""
@@ -206,14 +269,14 @@ class Training:
             return self.take_step()
         share, tokens = gradient
         norm = clip_gradients(self.parameters, training.clip)
-        if self.translator.device.type == "cuda" and step + 1 < training.steps:
+        if self.translator.device.type == "cuda" and step + 1 < self.progress.schedule.end:
             self.ahead = {step + 1: self.batches(step + 1)}  # while the GPU works
         loss, norm = torch.stack([share, norm]).tolist()
         if not np.isfinite([loss, norm]).all():
             raise DivergedError(
                 f"Training diverged at step {step + 1:,}: the loss is {loss} and its gradient is no longer finite. "
-                f"The weights were not updated. The batch holds the training pairs {_some(batches)}. Try a lower "
-                "training.learning_rate or a longer training.warmup."
+                f"The weights were not updated. The batch holds the training pairs {describe_pairs(batches)}. "
+                "Try a lower training.learning_rate or a longer training.warmup."
             )
         self.update()
         self.progress.step = step + 1
@@ -228,11 +291,12 @@ class Training:
             graphs.forget(self.translator.device)
 
     def _rate(self, step: int) -> float:
-        return learning_rate(step, self.settings.training, self.progress.falls)
+        return learning_rate(self.progress.schedule.position(step), self.settings.training, self.progress.falls)
 
     def _gradient(self, batches: list[Batch]) -> tuple[torch.Tensor, int] | None:
         """The gradient of batches → (loss, tokens); None if it needs more memory than there is."""
-        progress, objective = self.progress, self.objective.at(self.progress.step)
+        progress = self.progress
+        objective = self.objective.at(progress.schedule.position(progress.step))
         if self.recorder is not None and self.recorder.objective != objective:
             self.recorder = RecordedGradient(self.model, objective)
         try:
@@ -297,9 +361,10 @@ class Training:
 
     def _saved_at(self, step: int) -> bool:
         """Whether a run that nobody stops is saved after this step."""
-        training = self.settings.training
-        regular = step % training.validate_every == 0 or step % training.save_every == 0 or step == training.steps
-        return step > 0 and regular
+        training, schedule = self.settings.training, self.progress.schedule
+        return step > 0 and any(
+            schedule.reaches(step, every) for every in (training.validate_every, training.save_every)
+        )
 
     def _has_happened(self, event: dict[str, Any]) -> bool:
         """Whether an event belongs to what the run goes on from; the mean is tried after the last step."""
@@ -334,56 +399,3 @@ class Training:
         """Those that the mean is of: the same whether or not a signal had the run saved at other steps too."""
         own = (entry for entry in self.folder.all_checkpoints() if self._saved_at(entry.step))
         return [entry for entry in own if entry.problem() is None][: self.settings.training.average]
-
-    def _opening(self) -> str:
-        if self.done:
-            progress, training = self.progress, self.settings.training
-            early = progress.step < training.steps
-            how = f"Raise training.patience ({training.patience}) to continue." if early else ""
-            return f"{self.folder.path} has already been trained. {how}".rstrip()
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        start = f"from step {self.progress.step:,} " if self.progress.step else ""
-        return (
-            f"Training {parameters:,} parameters on {quantity(len(self.data.train), 'pair')} {start}"
-            f"in {self.folder.path}, on {self.translator.device}{self.objective.told()}. {self._told_of_batches()}"
-        )
-
-    def _told_of_batches(self) -> str:
-        sides = self.data.train.lengths_in(0).T
-        padding = sum(padding_share(self.order, lengths) for lengths in sides) / 2
-        steps = -(-self.order.steps_per_epoch // self.settings.training.accumulate)
-        return f"An epoch has {quantity(steps, 'step')}; {padding:.0%} of the batches is padding."
-
-    def _closing(self) -> str:
-        progress = self.progress
-        early = ""
-        if progress.step < self.settings.training.steps:
-            early = f"; stopped early, no better in {quantity(progress.stale, 'validation')}"
-        best = progress.best.told(self.settings.training.metric) if progress.best else "not validated"
-        which = "the mean of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
-        return f"Best model: {which}, {best}{early}."
-
-
-def order_of(data: Encoded, settings: RunSettings) -> Order:
-    """Which pairs a run learns from at which step."""
-    training = settings.training
-    if training.batch_tokens is None:
-        return ByPairs(data.sources.lengths, training.batch_size, settings.seed, data.sources.lengths_in)
-    longest = min(training.longest or training.batch_tokens, training.batch_tokens)
-    lengths_N2 = data.lengths_N2
-    order = ByTokens(lengths_N2, training.batch_tokens, settings.seed, longest, data.lengths_in)
-    left_out = int((lengths_N2.max(1) > longest).sum())
-    if left_out == len(data):
-        raise DataError(
-            f"Every training pair has more than {longest:,} tokens on a side. Raise training.batch_tokens"
-            f"{' or training.longest' if training.longest else ''}."
-        )
-    if left_out:
-        log.warning("%s of more than %d tokens on a side left out of training.", quantity(left_out, "pair"), longest)
-    return order
-
-
-def _some(batches: list[Batch]) -> str:
-    ids = [index for batch in batches for index in batch.ids]
-    shown = ", ".join(map(str, ids[:8]))
-    return f"{shown} … ({len(ids)} in all)" if len(ids) > 8 else shown

@@ -56,9 +56,9 @@ class Objective:
         taught = f", taught by {self.teaching.told}" if self.teaching is not None else ""
         return (" in bfloat16" if self.halved else "") + taught
 
-    def at(self, step: int) -> "Objective":
-        """What is made small after so many steps: consistency may begin later than the rest."""
-        if self.consistency.kind == "none" or step >= self.consistency.after:
+    def at(self, position: float) -> "Objective":
+        """The objective at a position of the schedule: consistency may start later than the rest."""
+        if self.consistency.kind == "none" or position >= self.consistency.after:
             return self
         return replace(self, consistency=NO_CONSISTENCY)
 

@@ -1,5 +1,7 @@
 """The machine that a run is on: its device, its threads, its disk."""
 
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +19,14 @@ def device_named(name: str) -> torch.device:
     return torch.device(name)
 
 
+def usable_threads() -> int:
+    """The CPU threads that may be used: as many as OMP_NUM_THREADS says, by default one for each core."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def kept_for_a_run(count: int) -> Iterator[None]:
     """Small operations on many threads wait more than they work; the count is set for the run alone.
@@ -31,7 +41,10 @@ def kept_for_a_run(count: int) -> Iterator[None]:
     torch.set_flush_denormal(True)
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
-        yield
+        with warnings.catch_warnings():
+            # A CPU without bfloat16 computes it in another way, and torch reports that with a stack trace.
+            warnings.filterwarnings("ignore", "mkldnn_matmul failed")
+            yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(planned)
         torch.set_flush_denormal(False)

@@ -42,19 +42,20 @@ _DECAYS: dict[str, Callable[[float], float]] = {
 }
 
 
-def learning_rate(step: int, settings: TrainingSettings, falls: int = 0) -> float:
-    """The learning rate of a step, counted from 1: a linear rise to the peak, then the decay.
+def learning_rate(position: float, settings: TrainingSettings, falls: int = 0) -> float:
+    """The learning rate at a position of the schedule: a linear increase to the peak, then the decay.
 
-    `falls` is how often validation has found a plateau, which counts where that is the decay.
+    The position is the step, counted from 1, unless a deadline rescales the schedule. `falls` is how often validation
+    has found a plateau, which counts where that is the decay.
     """
     peak = settings.learning_rate
-    if step <= settings.warmup:
-        return peak * step / settings.warmup
+    if position <= settings.warmup:
+        return peak * position / settings.warmup
     if settings.decay == "inverse_sqrt":
-        return peak * math.sqrt(max(1, settings.warmup) / step)
+        return peak * math.sqrt(max(1, settings.warmup) / position)
     if settings.decay == "plateau":
         return float(peak * settings.plateau_factor**falls)
-    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    done = (position - settings.warmup) / max(1, settings.steps - settings.warmup)
     return peak * _DECAYS[settings.decay](min(1.0, done))
 
 

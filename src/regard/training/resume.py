@@ -1,16 +1,18 @@
-"""What must not have changed when a run is resumed: its settings, its data and its teachers."""
+"""Resuming a run: what must be as it was, and what may make the run longer."""
 
 from regard.config import differences
 from regard.errors import ConfigError, DataError
-from regard.training.extension import allowed_extensions
 from regard.training.folder import RunFolder
-from regard.training.settings import RunSettings
+from regard.training.settings import RunSettings, TrainingSettings
 from regard.training.teaching import TEACHER
+
+_OPEN_ENDED = {"none", "inverse_sqrt", "plateau"}
+"""Decays of the learning rate that do not depend on the total number of steps."""
 
 
 def check_settings_unchanged(folder: RunFolder, settings: RunSettings) -> None:
     before = folder.settings().absolute()
-    extended = allowed_extensions(folder, before.training, settings.training)
+    extended = _allowed_extensions(folder, before.training, settings.training)
     changed = {key: values for key, values in differences(before, settings).items() if key not in extended}
     saved = (before.training.save_every, settings.training.save_every)
     if settings.training.average > 1 and saved[0] != saved[1]:  # harmless, where no mean is made of what is saved
@@ -38,3 +40,21 @@ def check_data_unchanged(folder: RunFolder, before: dict[str, str] | str, now: d
             f"{' and '.join(changed)}: the {what} changed since {folder.path} was begun. Bring the old {old} back to "
             "go on, or choose another folder with --out."
         )
+
+
+def _allowed_extensions(folder: RunFolder, before: TrainingSettings, after: TrainingSettings) -> set[str]:
+    """The settings that make a run longer and do not change what it has done so far."""
+    extended = {f"training.{key}" for key in ("steps", "patience") if getattr(after, key) > getattr(before, key)}
+    if "training.steps" in extended and before.minutes is not None:
+        raise ConfigError(
+            f"{folder.path} was trained for {before.minutes:g} minutes and cannot be extended. Start a new run from "
+            f"its weights: regard train --from {folder.path} --minutes {before.minutes:g} --out DIR"
+        )
+    if "training.steps" in extended and before.decay not in _OPEN_ENDED:
+        raise ConfigError(
+            f"{folder.path} cannot be extended from {before.steps:,} to {after.steps:,} steps: with "
+            f"training.decay={before.decay}, the learning rate of every step depends on training.steps. Start a new "
+            f"run from its weights: regard train --from {folder.path} training.steps={after.steps - before.steps} "
+            "--out DIR"
+        )
+    return extended

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -19,6 +20,7 @@ from pydantic import (
 from regard.config import BY_NAME, HARMLESS, Settings
 from regard.data.settings import CharTokenizer, Data, FilesData, PairTokenizer, TokenizerChoice, sides
 from regard.decoding.settings import DecodingSettings, SearchSettings
+from regard.errors import ConfigError
 from regard.models.settings import Model, RecurrentModel
 from regard.training.measures import Accuracy, Chrf, Loss, Measure, MeasureChoice
 
@@ -119,7 +121,11 @@ def _teachers_by_their_runs(value: Any) -> Any:
 class TrainingSettings(Settings):
     """The loop: how long, how fast, how often to look."""
 
-    steps: PositiveInt = 1_000
+    steps: PositiveInt = Field(1_000, description="length of the schedule; minutes and max_epochs rescale it")
+    minutes: PositiveFloat | None = Field(
+        None, description="deadline: the number of steps follows the speed measured while training"
+    )
+    max_epochs: PositiveFloat | None = Field(None, description="the most passes over the training pairs")
     batch_size: PositiveInt = Field(64, description="pairs in a batch")
     batch_tokens: PositiveInt | None = Field(
         None, description="in place of batch_size: tokens in a batch, on the longer side and with padding"
@@ -178,7 +184,9 @@ class TrainingSettings(Settings):
         None, json_schema_extra=HARMLESS, description="write the events for TensorBoard too, in RUN/tensorboard"
     )
     device: str = Field("auto", json_schema_extra=HARMLESS, description="auto, cpu, cuda or cuda:N")
-    threads: PositiveInt = Field(1, description="CPU threads; more than one pays for large models alone")
+    threads: PositiveInt = Field(
+        1, json_schema_extra=HARMLESS, description="CPU threads; more than one pays for large models alone"
+    )
 
     @field_validator("device")
     @classmethod
@@ -203,10 +211,6 @@ class TrainingSettings(Settings):
         initial = {"init_from": os.path.abspath(self.init_from)} if self.init_from else {}
         return super().absolute().model_copy(update=initial)
 
-    def is_over(self, step: int, stale: int) -> bool:
-        """Whether a run has ended that has taken so many steps, with so many validations since the best."""
-        return step >= self.steps or stale >= self.patience
-
     @property
     def measures(self) -> list[Measure]:
         """All that validation works out, each but once; the loss always, since it decides between equals."""
@@ -216,6 +220,15 @@ class TrainingSettings(Settings):
     def usual_measures(self) -> list[Measure]:
         """What a finished model is evaluated by where nothing is asked for in particular."""
         return list(dict.fromkeys([self.metric, *self.also, Accuracy(), Chrf(), Loss()]))
+
+
+def with_deadline(overrides: Mapping[str, Any], minutes: float | None) -> dict[str, Any]:
+    """Overrides of a run that ends after some minutes, where a number is given."""
+    if minutes is None:
+        return dict(overrides)
+    if "training.steps" in overrides:
+        raise ConfigError("A number of minutes and training.steps exclude each other: give one of them.")
+    return {**overrides, "training.minutes": minutes}
 
 
 class RunSettings(Settings):

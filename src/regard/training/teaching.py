@@ -12,6 +12,7 @@ from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ConfigError, ModelError, short_path
 from regard.models.seq2seq import Seq2Seq
 from regard.training import checkpoint
+from regard.training.checkpoint import Progress
 from regard.training.folder import RunFolder, open_models
 from regard.training.settings import RunSettings, Shares
 
@@ -77,9 +78,12 @@ def _refuse_other_tokens(teacher: RunFolder, settings: RunSettings, student: Run
 
 
 def _warn_if_unfinished(teacher: RunFolder, settings: RunSettings) -> None:
-    newest, training = teacher.newest(), settings.training
-    if newest is not None and not training.is_over(newest.state["step"], newest.state["stale"]):
+    newest = teacher.newest()
+    if newest is None:
+        return
+    progress = Progress.from_json(newest.state)
+    if not progress.is_over(settings.training):
         log.warning(
             "%s teaches as it is after %d of its %d steps; if it is trained on, its students cannot be.",
-            teacher.path, newest.step, training.steps,
+            teacher.path, newest.step, progress.schedule.end,
         )  # fmt: skip

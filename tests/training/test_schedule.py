@@ -1,0 +1,194 @@
+"""Schedules: a step advances them by one position, unless a deadline rescales them; then the run ends on time."""
+
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+import regard
+from regard.errors import ConfigError
+from regard.training import loop
+from regard.training.checkpoint import Progress
+from regard.training.folder import RunFolder
+from regard.training.optim import learning_rate
+from regard.training.schedule import Deadline, Schedule
+from regard.training.settings import TrainingSettings
+from tests_shared import SMALL, stopped_at
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def simulate(seconds: float, pace: Callable[[float], float], length: int = 400, **given: Any) -> tuple[float, Schedule]:
+    """Train against a deadline with steps that take `pace(elapsed)` and validations that take two seconds."""
+    clock = Clock()
+    deadline = Deadline(seconds, clock.now, clock=clock, **given)
+    schedule, step = Schedule.of(length), 0
+    while step < schedule.end:
+        if deadline.is_due():
+            schedule = deadline.revise(schedule, step, length // 10)
+        taken = pace(clock.now - 100)
+        clock.now += taken
+        step += 1
+        deadline.note_step(taken)
+        if schedule.validates(step, length // 10):
+            clock.now += 2
+            deadline.note_validation(2.0)
+    return clock.now - 100, schedule
+
+
+def test_without_a_deadline_positions_are_steps() -> None:
+    schedule = Schedule.of(100)
+    assert [schedule.position(step) for step in range(101)] == list(map(float, range(101)))
+    assert [step for step in range(1, 101) if schedule.validates(step, 30)] == [30, 60, 90, 100]
+
+
+def test_a_revision_keeps_the_past_and_meets_the_new_end() -> None:
+    schedule = Schedule.of(100)
+    revised = schedule.revised(40, end=60)
+    assert [revised.position(step) for step in range(41)] == [schedule.position(step) for step in range(41)]
+    assert revised.position(50) == pytest.approx(70)
+    assert revised.position(60) == 100
+    assert [step for step in range(1, 61) if revised.validates(step, 30)] == [30, 47, 57, 60]
+    again = revised.revised(50, end=80)
+    assert again.position(49) == revised.position(49)
+    assert again.position(65) == pytest.approx(85)
+
+
+def test_the_learning_rate_is_continuous_across_a_revision() -> None:
+    settings = TrainingSettings(steps=100, warmup=10, learning_rate=1.0)
+    schedule = Schedule.of(100).revised(30, end=400)
+    rates = [learning_rate(schedule.position(step), settings) for step in range(1, 401)]
+    assert max(abs(after - before) for before, after in pairwise(rates[10:])) < 0.02
+    assert rates[-1] == 0
+
+
+def test_a_schedule_survives_json() -> None:
+    schedule = Schedule.of(100).revised(40, end=60, thinning=2, threads=1)
+    assert Schedule.from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "pace"),
+    [
+        ("as expected", lambda _: 0.25),
+        ("ten times as fast", lambda _: 0.025),
+        ("ten times as slow", lambda _: 2.5),
+        ("slower from the middle on", lambda elapsed: 0.1 if elapsed < 60 else 0.4),
+        ("faster from the middle on", lambda elapsed: 0.4 if elapsed < 60 else 0.1),
+    ],
+)
+def test_a_run_ends_within_a_tenth_of_its_deadline(name: str, pace: Callable[[float], float]) -> None:
+    taken, _ = simulate(120, pace)
+    assert 108 <= taken <= 132, name
+
+
+def test_validations_that_would_take_too_long_are_thinned_out() -> None:
+    taken, schedule = simulate(40, lambda _: 0.1)
+    assert schedule.current.thinning > 1
+    assert 36 <= taken <= 44
+
+
+def test_a_deadline_does_not_go_beyond_the_most_steps() -> None:
+    taken, schedule = simulate(120, lambda _: 0.01, most=2_000)
+    assert schedule.end == 2_000
+    assert taken < 60
+
+
+def test_one_thread_is_tried_where_several_have_become_slow_and_kept_only_if_it_is_faster() -> None:
+    def run(alone: float) -> list[int | None]:
+        clock = Clock()
+        deadline = Deadline(100, clock.now, threads=2, clock=clock)
+        schedule, step, used = Schedule.of(1000), 0, []
+        while clock.now < 180:
+            if deadline.is_due():
+                schedule = deadline.revise(schedule, step, 100)
+                used.append(schedule.current.threads)
+            taken = (alone if schedule.current.threads == 1 else 1.0) if clock.now > 120 else 0.1
+            clock.now += taken
+            step += 1
+            deadline.note_step(taken)
+        return used
+
+    kept, taken_back = run(0.2), run(1.5)
+    assert kept[0] is None
+    assert kept[-1] == 1
+    assert 1 in taken_back
+    assert taken_back[-1] is None
+
+
+MINUTES = 0.15
+WITHOUT_STEPS = {key: value for key, value in SMALL.items() if key != "training.steps"}
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, float]:
+    """A run of nine seconds, and how long it took."""
+    path = tmp_path_factory.mktemp("runs") / "timed"
+    started = time.monotonic()
+    regard.train("dates", WITHOUT_STEPS, out=path, minutes=MINUTES)
+    return RunFolder(path), time.monotonic() - started
+
+
+def test_a_preset_trains_for_the_minutes_that_are_given(timed: tuple[RunFolder, float]) -> None:
+    folder, seconds = timed
+    assert 0.75 * 60 * MINUTES <= seconds <= 1.25 * 60 * MINUTES
+    progress = _newest(folder)
+    assert progress.schedule.length == 750
+    assert progress.step == progress.schedule.end
+
+
+def test_a_killed_run_follows_the_schedule_that_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with the weights of an undisturbed run with the same schedule, to the bit."""
+    overrides = {**WITHOUT_STEPS, "training.save_every": 1, "training.validate_every": 250}
+    killed, undisturbed = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "undisturbed")
+    with stopped_at(8, monkeypatch):
+        regard.train("dates", overrides, out=killed.path, minutes=0.05)
+    schedule = _newest(killed).schedule
+    assert len(schedule.segments) > 1
+    regard.train("dates", overrides, out=killed.path, minutes=0.05)
+    assert _newest(killed).schedule == schedule
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "schedule_of", lambda *_: schedule)
+        regard.train("dates", overrides, out=undisturbed.path)
+    weights = [_weights(folder) for folder in (killed, undisturbed)]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+def _newest(folder: RunFolder) -> Progress:
+    newest = folder.newest()
+    assert newest is not None
+    return Progress.from_json(newest.state)
+
+
+def _weights(folder: RunFolder) -> dict[str, Tensor]:
+    newest = folder.newest()
+    assert newest is not None
+    return load_file(newest.path / "model.safetensors")
+
+
+def test_minutes_and_steps_exclude_each_other(tmp_path: Path, cli: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        regard.train("dates", {"training.steps": 5}, out=tmp_path / "run", minutes=1)
+    done = cli("train", "dates", "training.steps=5", "--minutes", "1")
+    assert done.returncode == 2
+    assert "exclude each other" in done.stderr
+
+
+def test_the_number_of_threads_may_change_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stopped_at(12, monkeypatch):
+        regard.train("dates", SMALL, out=tmp_path / "run")
+    regard.train("dates", {**SMALL, "training.threads": 2}, out=tmp_path / "run")
