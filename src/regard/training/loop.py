@@ -157,13 +157,12 @@ class Training:
         """End on time, where that is asked for. A resumed run follows the schedule that it has."""
         training = self.settings.training
         if training.minutes is not None and self.progress.step == 0:
-            most = most_steps(self.order, training)
             pairs = len(self.data.dev.sources[: training.validation_pairs])
             pairs_per_step = len(self.data.train) * training.accumulate / self.order.steps_per_epoch
             self.deadline = Deadline(
                 seconds=60 * training.minutes,
                 started=started,
-                most=most,
+                most=most_steps(self.order, training),
                 threads=training.threads,
                 validations_after=1 if training.average > 1 else 0,
                 validation_steps=pairs / pairs_per_step,
