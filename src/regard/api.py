@@ -26,6 +26,7 @@ from regard.training.events import read_events
 from regard.training.finder import find_pace
 from regard.training.finetuning import resolve_run
 from regard.training.folder import Checkpoint, RunFolder, locate, open_models
+from regard.training.machine import device_named
 from regard.training.measures import read_measures
 from regard.training.metrics import Questions, note_tokenised
 from regard.training.scores import Scores
@@ -97,7 +98,8 @@ def choose(
     given = dict(overrides or {})
     own = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
     files = pin_files(resolve(FilesData, data, own))
-    chosen = choice.choose(files, given, cuda=torch.cuda.is_available())
+    device = device_named(str(given.get("training.device", "auto")))
+    chosen = choice.choose(files, given, cuda=device.type == "cuda")
     for reason in filter(None, [*chosen.reasons, describe_held_back(files)]):
         say(reason)
     seconds = 60 * (minutes or choice.DEFAULT_MINUTES)

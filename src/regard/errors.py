@@ -68,16 +68,16 @@ def is_disk_failure(error: OSError) -> bool:
     return error.errno in _DISK
 
 
-_SIMILAR, _SHORTEST_PREFIX = 0.75, 3
-"""The ratio of `difflib` above which two names look alike: a typo passes, an unrelated word does not. And the shortest
-beginning of a name that identifies it.
+_SIMILAR, _SIMILAR_IF_SHORT, _SHORTEST_PREFIX = 0.75, 0.66, 3
+"""The ratio of `difflib` above which two names look alike: a typo passes, an unrelated word does not. A word of three
+letters may differ in one. And the shortest beginning of a name that identifies it.
 """
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """The name that `word` is a misspelling or the beginning of, if any."""
     known = list(names)
-    alike = get_close_matches(word, known, n=1, cutoff=_SIMILAR)
+    alike = get_close_matches(word, known, n=1, cutoff=_SIMILAR if len(word) > 3 else _SIMILAR_IF_SHORT)
     longer = [name for name in known if len(word) >= _SHORTEST_PREFIX and name.startswith(word)]
     return next(iter(alike + longer), None)
 

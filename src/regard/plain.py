@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -24,6 +24,25 @@ def plainly() -> Iterator[None]:
         yield
     finally:
         _asked_for.reset(token)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Compute float32 as float32: by default cuDNN's recurrent networks round their inputs to TF32, and the score of a
+    sentence would depend on its neighbours in the batch.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@cache
+def cpu_has_bfloat16() -> bool:
+    """Whether the CPU has instructions for bfloat16; without them oneDNN cannot compute in it."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def asked_for() -> bool:

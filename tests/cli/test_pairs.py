@@ -163,7 +163,7 @@ def test_train_takes_a_test_file_names_and_the_same_command_again(cli: Run, tmp_
     pairs = "".join(f"{stem}\t{stem.upper()}\n" for stem in STEMS)
     (tmp_path / "words.tsv").write_text("en\tde\n" + pairs)
     (tmp_path / "test.jsonl").write_text(json.dumps({"en": "belk", "de": "BELK"}) + "\n")
-    command = ["train", "--pairs", "words.tsv", "--test", "test.jsonl", "--columns", "de", "en", "--minutes", "0.05"]
+    command = ["train", "--pairs", "words.tsv", "--test", "test.jsonl", "--columns", "de", "en"]
     done = cli(*command, "--out", "run", *OVERRIDES)
     assert done.returncode == 0, done.stderr
     settings = resolve(RunSettings, tmp_path / "run" / "config.yaml", {})

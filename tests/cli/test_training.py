@@ -17,7 +17,7 @@ from tests_shared import SMALL, words
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 DATES = ["train", "dates", *words(SMALL), "--out", "run"]
-PAIRS = [word for word in words(SMALL) if not word.startswith("data.")]
+PAIRS = [word for word in words(SMALL) if not word.startswith("data.")] + ["training.device=cpu"]
 
 
 def start(cwd: Path, *arguments: str) -> "subprocess.Popen[str]":

@@ -254,7 +254,8 @@ def test_passes_are_counted_in_the_batches_that_training_has(tmp_path: Path, pai
 def test_the_number_of_threads_that_the_environment_asks_for_is_not_exceeded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    settings = choose(files(tmp_path, names()), {"training.batch_tokens": 256}, cuda=False).settings
+    overrides = {"training.batch_tokens": 256, "training.device": "cpu"}
+    settings = choose(files(tmp_path, names()), overrides, cuda=False).settings
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     assert max(find_pace(settings, budget=0.1).seconds) == threads
 
@@ -270,7 +271,7 @@ def test_pairs_that_reverse_their_source_get_no_monotonic_attention(tmp_path: Pa
 
 def test_a_typo_is_told_without_the_settings_that_were_chosen(cli: Callable[..., Any], tmp_path: Path) -> None:
     files(tmp_path, names(200))
-    done = cli("train", "--pairs", "pairs.tsv", "model.atention=x")
+    done = cli("train", "--pairs", "pairs.tsv", "model.atention=x", "training.device=cpu")
     assert done.returncode == 2
     assert "model.atention=x: there is no setting 'model.atention'. Did you mean 'attention'?" in done.stderr
 

@@ -1,9 +1,10 @@
 """regard predict"""
 
+import io
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -109,15 +110,21 @@ def command(
 
 def _stdin(*, replace_invalid: bool) -> Iterator[str]:
     replaced = 0
-    # A reader of our own: Python aborts at exit if another thread is still reading from sys.stdin.
-    handle = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115 - it is not ours to close
-    for line in parse_lines(handle, "stdin"):
+    for line in parse_lines(_own_reader(), "stdin"):
         if line.problem and not (replace_invalid and line.text):
             raise DataError(f"stdin, line {line.number}: {line.problem}. Mend the line, or see --replace-invalid.")
         replaced += line.problem is not None
         yield line.text
     if replaced:
         click.echo(f"note: {quantity(replaced, 'line')} had bytes that are not UTF-8; they became U+FFFD.", err=True)
+
+
+def _own_reader() -> BinaryIO:
+    """A reader of stdin of our own: Python aborts at exit if another thread is still reading from sys.stdin."""
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except io.UnsupportedOperation:  # it was replaced by something that is not a file
+        return sys.stdin.buffer
 
 
 def _as_json(prediction: "Prediction", *, attention: bool) -> str:

@@ -21,6 +21,7 @@ from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ConfigError
 from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq
+from regard.plain import full_precision
 
 SYMBOLS = Symbols(START, END, never=(PAD, UNKNOWN, START))
 GREEDY = SearchSettings()
@@ -92,7 +93,7 @@ class Translator:
         try:
             for rows in by_length([len(source.ids) for source in sources], batch_size):
                 own = [sources[row] for row in rows]
-                with torch.inference_mode():
+                with torch.inference_mode(), full_precision():
                     source = pad([tokens.ids for tokens in own]).to(self.device)
                     found = self._search(source, search, wishes.of(rows), generator, history)
                     weights = self._weights(found, source) if attention else {}
@@ -106,7 +107,7 @@ class Translator:
         source = pad([self._clip(tokens).ids for tokens in self._encode(sources)]).to(self.device)
         target = pad([[*ids, END] for ids in self.tokenizers.target.ids(targets)]).to(self.device)
         self.model.eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), full_precision():
             logits_BTV = self.model(source, Batch(source, target, [], 0).given).logits_BTV
             log_p_BTV = logits_BTV.float().log_softmax(-1)
             log_p_BT = log_p_BTV.gather(-1, target.tokens_BT.unsqueeze(-1)).squeeze(-1)

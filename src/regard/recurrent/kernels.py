@@ -76,6 +76,8 @@ def torch_refusal(cell: Cell, device: str, dtype: torch.dtype, rows: int, keep: 
         return None
     if not isinstance(cell, LSTMCell):
         return "on a CPU the gradient worked out by hand is faster"
+    if torch.is_autocast_enabled("cpu") and not plain.cpu_has_bfloat16():
+        return "this CPU has no bfloat16"
     return "on a CPU it is fast in float32 only" if dtype != torch.float32 else None
 
 

@@ -232,6 +232,16 @@ class Saved(NamedTuple):
     def state(self) -> dict[str, Any]:
         return self.checkpoint.state
 
+    @property
+    def progress(self) -> Progress:
+        try:
+            return Progress.from_json(self.state)
+        except (TypeError, KeyError) as error:
+            raise ModelError(
+                f"{self.checkpoint.path / 'state.json'} was written by another version of regard ({error}): the model "
+                "can be used, and not be trained on."
+            ) from None
+
 
 def read_newest(folder: RunFolder) -> Saved | None:
     """The newest checkpoint that is complete and can be read; None if there is none."""
@@ -264,13 +274,7 @@ def restore(
                 average.weights[name].copy_(parameter)
                 parameter.copy_(tensors[f"weights/{name}"])
     set_random_state(tensors, next(model.parameters()).device)
-    try:
-        return Progress.from_json(saved.checkpoint.state)
-    except (TypeError, KeyError) as error:
-        raise ModelError(
-            f"{path / 'state.json'} was written by another version of regard ({error}): the model can be "
-            "used, and not be trained on."
-        ) from None
+    return saved.progress
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -60,7 +60,7 @@ def train(settings: RunSettings, folder: RunFolder, started: float | None = None
             check_settings_unchanged(folder, settings)
         corpus = load_corpus(settings.data)
         checkpoint.clear_remains(locked)
-        with kept_for_a_run(settings.training.threads), Narrator() as narrator:
+        with kept_for_a_run(settings.training), Narrator() as narrator:
             training = Training.begin(settings, locked, corpus, narrator)
             training.set_deadline(started)
             return training.finish(narrator)
@@ -105,7 +105,7 @@ class Training:
         training, device = settings.training, device_named(settings.training.device)
         folder = RunFolder(locked.path)
         newest = checkpoint.read_newest(folder)
-        over = newest is not None and Progress.from_json(newest.state).is_over(training)
+        over = newest is not None and newest.progress.is_over(training)
         staff, fingerprint = Staff() if over else staff_of(settings, device), corpus.fingerprint()
         if newest is None:
             initial = load_initial(settings, corpus, staff.tokenizers)

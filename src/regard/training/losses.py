@@ -16,6 +16,7 @@ from regard.data.tokens.tokenizers import UNKNOWN
 from regard.decoding.ensemble import mean_answer
 from regard.models.contracts import Decoded, Padded
 from regard.models.seq2seq import Seq2Seq
+from regard.training.machine import uses_bfloat16
 from regard.training.parts import sum_of_parts
 from regard.training.settings import Consistency, NoConsistency, Shares, TrainingSettings
 from regard.training.teaching import Teaching
@@ -49,7 +50,7 @@ class Objective:
 
     @classmethod
     def of(cls, settings: TrainingSettings, device: torch.device, teaching: Teaching | None = None) -> "Objective":
-        halved = settings.precision == "bfloat16" or (settings.precision == "auto" and made_for_bfloat16(device))
+        halved = uses_bfloat16(settings, device)
         return cls(settings.label_smoothing, settings.word_dropout, settings.consistency, halved, teaching)
 
     def told(self) -> str:
@@ -146,13 +147,6 @@ def leave_gradient(model: Seq2Seq, batch: Batch, objective: Objective, share: Te
     loss = objective(model, batch) * share
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
-
-
-def made_for_bfloat16(device: torch.device) -> bool:
-    """Whether matrix products in bfloat16 are much faster: GPUs since Ampere, CPUs with AMX."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
 
 
 def _counted(features_BTD: Tensor, target: Padded) -> tuple[Tensor, Tensor]:

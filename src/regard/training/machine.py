@@ -1,14 +1,15 @@
 """The machine that a run is on: its device, its threads, its disk."""
 
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from regard.errors import ConfigError, ResourceError, describe_disk_failure, is_disk_failure
+from regard.plain import cpu_has_bfloat16
 from regard.training.folder import RunFolder
+from regard.training.settings import TrainingSettings
 
 
 def device_named(name: str) -> torch.device:
@@ -27,8 +28,25 @@ def usable_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def uses_bfloat16(settings: TrainingSettings, device: torch.device) -> bool:
+    """Whether matrix products are computed in bfloat16: if that is set, or where it is much faster (`auto`)."""
+    if settings.precision != "auto":
+        return settings.precision == "bfloat16"
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
+    return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
+
+
+def _keeps_onednn(settings: TrainingSettings) -> bool:
+    """Whether oneDNN can be used throughout. In the middle of a step, torch would turn it off at the first product in
+    bfloat16 on a CPU that has none, and a resumed run would round differently from an undisturbed one.
+    """
+    device = device_named(settings.device)
+    return device.type != "cpu" or not uses_bfloat16(settings, device) or cpu_has_bfloat16()
+
+
 @contextmanager
-def kept_for_a_run(count: int) -> Iterator[None]:
+def kept_for_a_run(settings: TrainingSettings) -> Iterator[None]:
     """Small operations on many threads wait more than they work; the count is set for the run alone.
 
     So is the rounding of denormal numbers to zero: a sharp softmax is full of them, and each costs a CPU a hundred
@@ -37,15 +55,15 @@ def kept_for_a_run(count: int) -> Iterator[None]:
     """
     before = torch.get_num_threads()
     planned = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.set_num_threads(count)
+    torch.set_num_threads(settings.threads)
     torch.set_flush_denormal(True)
     torch.backends.cuda.enable_cudnn_sdp(False)
+    onednn = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = onednn and _keeps_onednn(settings)  # type: ignore[assignment]
     try:
-        with warnings.catch_warnings():
-            # A CPU without bfloat16 computes it in another way, and torch reports that with a stack trace.
-            warnings.filterwarnings("ignore", "mkldnn_matmul failed")
-            yield
+        yield
     finally:
+        torch.backends.mkldnn.enabled = onednn
         torch.backends.cuda.enable_cudnn_sdp(planned)
         torch.set_flush_denormal(False)
         torch.set_num_threads(before)

@@ -20,6 +20,7 @@ from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator
 from regard.errors import quantity
 from regard.models.seq2seq import Seq2Seq
+from regard.plain import full_precision
 from regard.training.measures import Measure
 from regard.training.metrics import Evidence, Judgement, Questions, Statistics, judge
 from regard.training.parts import rows_at_once
@@ -150,7 +151,7 @@ def losses(translator: Translator, pairs: Pairs, batch_size: int) -> Statistics:
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), full_precision():
             for ids in by_length(encoded.sources.lengths, batch_size):
                 found_N2[ids] = _losses(model, encoded.batch(ids, translator.device))
     finally:
