@@ -24,7 +24,7 @@ TINY = {
     "training.save_every": 2,
     "training.validation_pairs": 10,
 }
-OVERRIDES = [f"{key}={value}" for key, value in TINY.items()]
+OVERRIDES = [*(f"{key}={value}" for key, value in TINY.items()), "training.device=cpu"]
 STEMS = [f"{a}{b}{c}" for a in "bfhjlmprtw" for b in "aeiou" for c in ("lk", "mp", "nd", "rk", "rn")]
 FORMS = [f"{stem}\t{stem}{end}\t{tag}\n" for stem in STEMS for end, tag in (("ed", "PST"), ("s", "SG"))] * 2
 

@@ -8,6 +8,7 @@ from torch import Tensor
 import regard
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import END, START
+from regard.plain import full_precision
 from regard.training.folder import RunFolder
 
 TEXTS = ["3 mai 2009", "", "Sunday, May 3, 2009", "2009年5月3日", "\ufffd ☃", "x"]
@@ -21,9 +22,10 @@ def model(small_run: RunFolder) -> regard.Model:
 def logits_of(model: regard.Model, source: list[int], target: list[int]) -> Tensor:
     """The logits (T × V) after START and after each token of the target, computed on the device of the model."""
     device = model.translator.device
-    logits_BTV: Tensor = model.network(
-        pad([source]).to(device), torch.tensor([[START, *target]], device=device)
-    ).logits_BTV
+    with full_precision():
+        logits_BTV: Tensor = model.network(
+            pad([source]).to(device), torch.tensor([[START, *target]], device=device)
+        ).logits_BTV
     return logits_BTV[0]
 
 
