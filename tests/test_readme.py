@@ -1,4 +1,4 @@
-"""Every command and every example of the README and the guides runs, in order, as a reader would do it."""
+"""Every command and every example of the README and the guides runs, in order, and prints what the page states."""
 
 import os
 import re
@@ -12,6 +12,9 @@ ROOT = Path(__file__).parents[1]
 GUIDES = ("attention", "recurrent", "training", "tokenisation", "evaluation")
 NOT_HERE = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+
+STATED = re.compile(r"# → (.+)$", flags=re.MULTILINE)
+"""What a page says that a command prints: lines, with commas between."""
 
 Done = dict[str, subprocess.CompletedProcess[str]]
 
@@ -32,6 +35,9 @@ def follow(place: Path, *pages: Path) -> Done:
             check=False,
         )
         assert done[code].returncode == 0, f"{code}\n{done[code].stdout}\n{done[code].stderr}"
+        printed = iter(done[code].stdout.splitlines())
+        for answer in (answer for stated in STATED.findall(code) for answer in stated.split(", ")):
+            assert answer in printed, f"{code}\n{answer} is not printed, or not in its place:\n{done[code].stdout}"
     return done
 
 

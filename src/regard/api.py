@@ -20,7 +20,7 @@ from regard.errors import ArgumentTypeError, ConfigError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.seq2seq import Seq2Seq
-from regard.training import checkpoint, choice, loop
+from regard.training import budget, checkpoint, choice, loop
 from regard.training.choice import Chosen
 from regard.training.events import read_events
 from regard.training.finder import find_pace
@@ -102,10 +102,13 @@ def choose(
     chosen = choice.choose(files, given, cuda=device.type == "cuda")
     for reason in filter(None, [*chosen.reasons, describe_held_back(files)]):
         say(reason)
-    seconds = 60 * (minutes or choice.DEFAULT_MINUTES)
-    pace = find_pace(chosen.settings, budget=min(5.0, 0.05 * seconds))
-    left = seconds - (time.monotonic() - started)
-    fitted = choice.fit(chosen, pace, minutes, left, given)
+    seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
+    ends, share = started + seconds, min(5.0, 0.05 * seconds)
+    pace = find_pace(chosen.settings, share)
+    shrunk = budget.shrink(chosen, pace, ends - time.monotonic(), given)
+    if shrunk is not chosen:
+        pace = find_pace(shrunk.settings, share)
+    fitted = budget.fit(shrunk, pace, minutes, ends - time.monotonic(), given)
     for reason in fitted.reasons[len(chosen.reasons) :]:
         say(reason)
     return fitted

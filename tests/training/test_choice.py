@@ -10,7 +10,8 @@ import pytest
 
 from regard.config import resolve
 from regard.data.settings import FilesData, sides
-from regard.training.choice import Pace, choose, fit
+from regard.training.budget import Pace, fit, shrink
+from regard.training.choice import choose
 from regard.training.finder import find_pace
 from regard.training.folder import RunFolder
 from regard.training.settings import RunSettings
@@ -154,6 +155,15 @@ def test_without_a_time_small_data_trains_for_enough_passes_and_at_most_ten_minu
     assert (quick.steps, quick.minutes, quick.max_epochs) == (600, 10.0, 200)
     slow = fit(chosen, Pace({1: 10.0}, 3.0), None, 600.0, {}).settings.training
     assert (slow.steps, slow.minutes) == (51, 10.0)
+
+
+def test_where_time_is_short_a_smaller_model_is_trained(tmp_path: Path) -> None:
+    chosen, slow = choose(files(tmp_path, sentences(6_000)), {}, cuda=False), Pace({1: 1.0}, 200.0)
+    small = shrink(chosen, slow, 60.0, {})
+    assert (small.settings.model.embedding, small.settings.training.batch_tokens) == (128, 512)  # type: ignore[union-attr]
+    assert "each pair would be seen 0.26 times" in small.reasons[-1]
+    assert "embedding" not in shrink(chosen, slow, 60.0, {"model.embedding": 256}).reasons[-1]
+    assert shrink(chosen, slow, 600.0, {}) is chosen
 
 
 def test_too_little_time_is_reported_with_what_more_would_bring(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from regard.config import resolve
@@ -14,7 +14,6 @@ from regard.data.survey.scripts import Characters
 from regard.data.survey.statistics import measure
 from regard.data.tokens.marks import TAB
 from regard.errors import DataError
-from regard.models.settings import RecurrentModel
 from regard.training.finetuning import INIT_FROM, inherited_settings
 from regard.training.settings import RunSettings
 
@@ -23,13 +22,11 @@ Form = Literal["sentences", "words", "symbols"]
 _UNSPACED = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"}
 """Scripts in which no space stands between words."""
 
-_VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
+VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
 """Below so many pairs, so many subwords; beyond them 32,000."""
 
 _PASSES = ((5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
 """For fewer pairs than the first number, the most passes over them where no time is given; for more pairs 10."""
-
-DEFAULT_MINUTES = 10.0
 
 _REPEATED = 4
 """Symbols occur at least this often on average; words that are mostly distinct are not symbols."""
@@ -42,24 +39,14 @@ inflections 0.36 to 0.72, unrelated pairs about 0, reversed ones −0.6 to −0.
 _SAMPLED = 2_000
 """Pairs on which the order is measured."""
 
-_FEWEST_STEPS = 500
+FEWEST_STEPS = 500
 """Steps that even a small corpus gets, if there is time."""
 
 _SMALLEST_BATCH, _FEWEST_BATCHES = 256, 10
 """Tokens of a batch, at least; batches of an epoch, at least, unless they would be smaller than that."""
 
-_STEPS_SHARE = 0.85
-"""Share of the time that steps take; validation and checkpoints take the rest."""
-
-_ENOUGH_PASSES, _MANY_PASSES = 2, 10
-"""With fewer passes than the first, the user is told what more time would bring."""
-
 _MOST_LETTERS = 0.6
 """So many letters of a form stand in its lemma; of a word in another language fewer do."""
-
-_FEW_PASSES = 5
-"""Fewer leave nothing to be learned by heart, and dropout little to do."""
-
 
 _FINE_TUNING_RATE = 1 / 3
 """The learning rate of fine-tuning, as a share of that of a new model."""
@@ -70,19 +57,6 @@ class Chosen(NamedTuple):
 
     settings: RunSettings
     reasons: list[str]
-
-
-class Pace(NamedTuple):
-    """How fast a run would be."""
-
-    seconds: dict[int, float]
-    """Seconds per step, by the number of CPU threads."""
-    steps_per_epoch: float
-
-    @property
-    def threads(self) -> int:
-        """The number of threads that is fastest."""
-        return min(self.seconds, key=lambda count: self.seconds[count])
 
 
 @dataclass
@@ -169,7 +143,7 @@ def _segmentation(
     """What the tokens are called, and the tokeniser's settings."""
     alike = scripts[0] == scripts[1]
     if "sentences" in forms:
-        size = next((size for pairs, size in _VOCABULARIES if facts["pairs"] < pairs), 32_000)
+        size = next((size for pairs, size in VOCABULARIES if facts["pairs"] < pairs), 32_000)
         alphabet = max(facts["source"]["alphabet"], facts["target"]["alphabet"])
         size = max(size, 2 * alphabet)
         both = "one vocabulary for both sides, which share a script" if alike else "a vocabulary for each script"
@@ -277,7 +251,7 @@ def _training(
     usual = min(usual, max(_SMALLEST_BATCH, tokens // _FEWEST_BATCHES))
     batch = max(usual, 2 * int(longest))
     passes = next((passes for pairs, passes in _PASSES if facts["pairs"] < pairs), 10)
-    steps = max(_FEWEST_STEPS, int(1.1 * passes * tokens / batch))
+    steps = max(FEWEST_STEPS, int(1.1 * passes * tokens / batch))
     transformer = choice.keys["model"]["kind"] == "transformer"
     metric, also = {"sentences": ("bleu", ["chrf"]), "symbols": ("wer", ["per"]), "words": ("accuracy", ["cer"])}[
         forms[1]
@@ -303,66 +277,3 @@ def _tokens(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> tuple[int, in
         for side, form in zip(("source", "target"), forms, strict=True)
     )
     return int(source), int(target)
-
-
-def _with_groups(key: str) -> set[str]:
-    """A setting and the groups it belongs to: a.b.c, a.b and a."""
-    return set(accumulate(key.split("."), lambda group, name: f"{group}.{name}"))
-
-
-def fit(chosen: Chosen, pace: Pace, minutes: float | None, left: float, overrides: Mapping[str, Any]) -> Chosen:
-    """A schedule for the time there is, given how fast training was found to be.
-
-    `minutes` is the deadline that the user has set, if any; `left` are the seconds of it that remain. Without one,
-    training ends after `DEFAULT_MINUTES` at the latest, and earlier where enough passes over the pairs take less.
-    """
-    training, given = chosen.settings.training, set(overrides)
-    seconds = pace.seconds[pace.threads]
-    # Validation and the start take their share.
-    possible = max(20, int(_STEPS_SHARE * left / seconds))
-    epochs = None
-    if minutes is None and training.max_epochs is not None:
-        epochs = max(training.max_epochs, _FEWEST_STEPS / pace.steps_per_epoch)
-    fixed = bool(given & {"training.steps", "training"})
-    steps = training.steps if fixed else min(possible, round(epochs * pace.steps_per_epoch) if epochs else possible)
-    every = max(20, -(-steps // 10))
-    keys: dict[str, Any] = {
-        "steps": steps,
-        "minutes": None if fixed else minutes or DEFAULT_MINUTES,
-        "max_epochs": None if fixed else epochs,
-        "warmup": max(20, steps // 20),
-        "validate_every": every,
-        "save_every": every,
-        "threads": pace.threads,
-        "patience": 10,
-    }
-    wanted: dict[str, Any] = {f"training.{name}": value for name, value in keys.items()}
-    passes = steps / pace.steps_per_epoch
-    model = chosen.settings.model
-    if passes < _FEW_PASSES and "model.dropout" not in given:
-        wanted["model.dropout"] = min(0.1, model.dropout)
-        if isinstance(model, RecurrentModel):
-            wanted["model.encoder.dropout"] = min(0.1, model.encoder.dropout)
-    wanted = {key: value for key, value in wanted.items() if not given & _with_groups(key)}
-    settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), wanted)
-    dropout = f" Dropout is {settings.model.dropout}." if "model.dropout" in wanted else ""
-    reasons = [
-        f"Time: {_duration(60 * minutes if minutes else steps * seconds / _STEPS_SHARE)}, about {steps:,} steps of "
-        f"{seconds:.2g} s on "
-        f"{pace.threads} thread{'s' * (pace.threads > 1)}. Each pair is seen {passes:.2g} times.{dropout}"
-    ]
-    if passes < _ENOUGH_PASSES and not fixed:
-        reasons.append(_too_short(minutes or DEFAULT_MINUTES, passes))
-    return Chosen(settings, [*chosen.reasons, *reasons])
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.2g} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
-
-
-def _too_short(minutes: float, passes: float) -> str:
-    enough, many = (max(1, round(minutes * wanted / passes)) for wanted in (_ENOUGH_PASSES, _MANY_PASSES))
-    return (
-        f"Note: {minutes:g} minutes allow fewer than two passes over the pairs, too few to learn most of what is in "
-        f"them. --minutes {enough} gives about {_ENOUGH_PASSES} passes, --minutes {many} about {_MANY_PASSES}."
-    )

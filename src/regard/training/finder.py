@@ -16,7 +16,7 @@ from regard import graphs
 from regard.data.corpora import load_corpus
 from regard.data.order import ByTokens
 from regard.errors import DataError
-from regard.training.choice import Pace
+from regard.training.budget import Pace
 from regard.training.events import Narrator
 from regard.training.lock import lock_folder
 from regard.training.loop import Training

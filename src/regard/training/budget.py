@@ -1,0 +1,141 @@
+"""Settings for the time there is: how many steps, how large a model, how much dropout."""
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from regard.config import resolve
+from regard.data.settings import BPETokenizer
+from regard.models.settings import RecurrentModel
+from regard.training.choice import FEWEST_STEPS, VOCABULARIES, Chosen
+from regard.training.finetuning import INIT_FROM
+from regard.training.settings import RunSettings
+
+DEFAULT_MINUTES = 10.0
+
+_FEW_PASSES = 5
+"""Fewer leave nothing to be learned by heart, and dropout little to do."""
+
+_STEPS_SHARE = 0.85
+"""Share of the time that steps take; validation and checkpoints take the rest."""
+
+_ENOUGH_PASSES, _MANY_PASSES = 2, 10
+"""With fewer passes than the first, the user is told what more time would bring."""
+
+
+class Pace(NamedTuple):
+    """How fast a run would be."""
+
+    seconds: dict[int, float]
+    """Seconds per step, by the number of CPU threads."""
+    steps_per_epoch: float
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that is fastest."""
+        return min(self.seconds, key=lambda count: self.seconds[count])
+
+
+class _Small(NamedTuple):
+    """Settings of a model that learns quickly."""
+
+    hidden: int
+    vocabulary: int
+    batch_tokens: int
+    learning_rate: float
+
+
+_SMALL = _Small(hidden=128, vocabulary=2_000, batch_tokens=512, learning_rate=0.004)
+
+
+def _with_groups(key: str) -> set[str]:
+    """A setting and the groups it belongs to: a.b.c, a.b and a."""
+    return set(accumulate(key.split("."), lambda group, name: f"{group}.{name}"))
+
+
+def shrink(chosen: Chosen, pace: Pace, left: float, overrides: Mapping[str, Any]) -> Chosen:
+    """A smaller model with smaller batches, where the one that suits the pairs would not see each of them once in the
+    `left` seconds; the same settings otherwise. Many updates of a small model then learn more.
+    """
+    passes = _possible_steps(pace, left) / pace.steps_per_epoch
+    settings, given = chosen.settings, set(overrides)
+    model, tokenizer = settings.model, settings.tokenizer
+    fixed = bool(given & {"training.steps", "training", INIT_FROM})
+    if passes >= 1 or fixed or not isinstance(model, RecurrentModel):
+        return chosen
+    smaller: dict[str, Any] = {
+        "model.embedding": min(_SMALL.hidden, model.embedding),
+        "model.encoder.hidden": min(_SMALL.hidden, model.encoder.hidden),
+        "model.decoder.hidden": min(_SMALL.hidden, model.decoder.hidden),
+        "training.batch_tokens": min(_SMALL.batch_tokens, settings.training.batch_tokens or _SMALL.batch_tokens),
+        "training.learning_rate": _SMALL.learning_rate,
+    }
+    # A vocabulary that is larger than usual has to hold a large alphabet.
+    if isinstance(tokenizer, BPETokenizer) and tokenizer.vocabulary in {size for _, size in VOCABULARIES}:
+        smaller["tokenizer.vocabulary"] = min(_SMALL.vocabulary, tokenizer.vocabulary)
+    smaller = {key: value for key, value in smaller.items() if not given & _with_groups(key)}
+    resolved = resolve(RunSettings, settings.model_dump(mode="json"), smaller)
+    changed = ", ".join(f"{key}={value}" for key, value in smaller.items())
+    reason = f"In this time each pair would be seen {passes:.2g} times. A smaller model learns more: {changed}."
+    return Chosen(resolved, [*chosen.reasons, reason])
+
+
+def _possible_steps(pace: Pace, left: float) -> int:
+    return max(20, int(_STEPS_SHARE * left / pace.seconds[pace.threads]))
+
+
+def fit(chosen: Chosen, pace: Pace, minutes: float | None, left: float, overrides: Mapping[str, Any]) -> Chosen:
+    """A schedule for the time there is, given how fast training was found to be.
+
+    `minutes` is the deadline that the user has set, if any; `left` are the seconds of it that remain. Without one,
+    training ends after `DEFAULT_MINUTES` at the latest, and earlier where enough passes over the pairs take less.
+    """
+    training, given = chosen.settings.training, set(overrides)
+    seconds = pace.seconds[pace.threads]
+    possible = _possible_steps(pace, left)
+    epochs = None
+    if minutes is None and training.max_epochs is not None:
+        epochs = max(training.max_epochs, FEWEST_STEPS / pace.steps_per_epoch)
+    fixed = bool(given & {"training.steps", "training"})
+    steps = training.steps if fixed else min(possible, round(epochs * pace.steps_per_epoch) if epochs else possible)
+    every = max(20, -(-steps // 10))
+    keys: dict[str, Any] = {
+        "steps": steps,
+        "minutes": None if fixed else minutes or DEFAULT_MINUTES,
+        "max_epochs": None if fixed else epochs,
+        "warmup": max(20, steps // 20),
+        "validate_every": every,
+        "save_every": every,
+        "threads": pace.threads,
+        "patience": 10,
+    }
+    wanted: dict[str, Any] = {f"training.{name}": value for name, value in keys.items()}
+    passes = steps / pace.steps_per_epoch
+    model = chosen.settings.model
+    if passes < _FEW_PASSES and "model.dropout" not in given:
+        wanted["model.dropout"] = min(0.1, model.dropout)
+        if isinstance(model, RecurrentModel):
+            wanted["model.encoder.dropout"] = min(0.1, model.encoder.dropout)
+    wanted = {key: value for key, value in wanted.items() if not given & _with_groups(key)}
+    settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), wanted)
+    dropout = f" Dropout is {settings.model.dropout}." if "model.dropout" in wanted else ""
+    reasons = [
+        f"Time: {_duration(60 * minutes if minutes else steps * seconds / _STEPS_SHARE)}, about {steps:,} steps of "
+        f"{seconds:.2g} s on "
+        f"{pace.threads} thread{'s' * (pace.threads > 1)}. Each pair is seen {passes:.2g} times.{dropout}"
+    ]
+    if passes < _ENOUGH_PASSES and not fixed:
+        reasons.append(_too_short(minutes or DEFAULT_MINUTES, passes))
+    return Chosen(settings, [*chosen.reasons, *reasons])
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.2g} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+
+
+def _too_short(minutes: float, passes: float) -> str:
+    enough, many = (max(1, round(minutes * wanted / passes)) for wanted in (_ENOUGH_PASSES, _MANY_PASSES))
+    return (
+        f"Note: {minutes:g} minutes allow fewer than two passes over the pairs, too few to learn most of what is in "
+        f"them. --minutes {enough} gives about {_ENOUGH_PASSES} passes, --minutes {many} about {_MANY_PASSES}."
+    )
