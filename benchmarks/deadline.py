@@ -43,8 +43,8 @@ def load(processes: int) -> Iterator[None]:
 
 
 def quality(metric: str, value: float) -> float:
-    """A figure of which more is better."""
-    return 1 - value if metric in LOWER_IS_BETTER else value
+    """A figure of which more is better; error rates are percentages."""
+    return 100 - value if metric in LOWER_IS_BETTER else value
 
 
 def main() -> None:

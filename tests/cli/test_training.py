@@ -33,7 +33,7 @@ def wait_for(process: "subprocess.Popen[str]", word: str) -> None:
     raise AssertionError(f"never said {word!r}")
 
 
-LONG = ["train", "dates", *words({**SMALL, "training.steps": 100_000}), "--out", "run"]
+LONG = ["train", "dates", *words({**SMALL, "training.steps": 100_000, "training.patience": 100_000}), "--out", "run"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -152,18 +152,20 @@ def test_steps_fill_the_time_that_is_given_on_the_faster_threads(tmp_path: Path)
 def test_without_a_time_small_data_trains_for_enough_passes_and_at_most_ten_minutes(tmp_path: Path) -> None:
     chosen = choose(files(tmp_path, names()), {}, cuda=False)
     quick = fit(chosen, Pace({1: 0.01}, 3.0), None, 600.0, {}).settings.training
-    assert (quick.steps, quick.minutes, quick.max_epochs) == (600, 10.0, 200)
+    assert (quick.steps, quick.minutes, quick.max_epochs) == (500, 10.0, pytest.approx(500 / 3))
     slow = fit(chosen, Pace({1: 10.0}, 3.0), None, 600.0, {}).settings.training
     assert (slow.steps, slow.minutes) == (51, 10.0)
 
 
-def test_where_time_is_short_a_smaller_model_is_trained(tmp_path: Path) -> None:
+def test_where_time_is_short_batches_are_smaller_and_then_the_model_too(tmp_path: Path) -> None:
     chosen, slow = choose(files(tmp_path, sentences(6_000)), {}, cuda=False), Pace({1: 1.0}, 200.0)
     small = shrink(chosen, slow, 60.0, {})
     assert (small.settings.model.embedding, small.settings.training.batch_tokens) == (128, 512)  # type: ignore[union-attr]
-    assert "each pair would be seen 0.26 times" in small.reasons[-1]
+    assert "Time allows about 51 steps, 0.26 passes" in small.reasons[-1]
     assert "embedding" not in shrink(chosen, slow, 60.0, {"model.embedding": 256}).reasons[-1]
-    assert shrink(chosen, slow, 600.0, {}) is chosen
+    several = shrink(chosen, slow, 600.0, {})  # 510 steps, 2.6 passes
+    assert (several.settings.model.embedding, several.settings.training.batch_tokens) == (256, 512)  # type: ignore[union-attr]
+    assert shrink(chosen, slow, 1_200.0, {}) is chosen
 
 
 def test_too_little_time_is_reported_with_what_more_would_bring(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ _FEW_PASSES = 5
 _STEPS_SHARE = 0.85
 """Share of the time that steps take; validation and checkpoints take the rest."""
 
+_FEW_UPDATES = 1_000
+"""With fewer updates, smaller batches learn more."""
+
 _ENOUGH_PASSES, _MANY_PASSES = 2, 10
 """With fewer passes than the first, the user is told what more time would bring."""
 
@@ -54,29 +57,37 @@ def _with_groups(key: str) -> set[str]:
 
 
 def shrink(chosen: Chosen, pace: Pace, left: float, overrides: Mapping[str, Any]) -> Chosen:
-    """A smaller model with smaller batches, where the one that suits the pairs would not see each of them once in the
-    `left` seconds; the same settings otherwise. Many updates of a small model then learn more.
+    """Smaller batches where `left` seconds allow few updates, and a smaller model where they do not even allow one pass
+    over the pairs; the same settings otherwise. Many updates of a small model then learn more than few of a large one.
     """
-    passes = _possible_steps(pace, left) / pace.steps_per_epoch
+    steps = _possible_steps(pace, left)
+    passes = steps / pace.steps_per_epoch
     settings, given = chosen.settings, set(overrides)
-    model, tokenizer = settings.model, settings.tokenizer
-    fixed = bool(given & {"training.steps", "training", INIT_FROM})
-    if passes >= 1 or fixed or not isinstance(model, RecurrentModel):
+    model, tokenizer, batch = settings.model, settings.tokenizer, settings.training.batch_tokens
+    fixed = bool(given & {"training.steps", "training"})
+    if steps >= _FEW_UPDATES or fixed or not isinstance(model, RecurrentModel):
         return chosen
-    smaller: dict[str, Any] = {
-        "model.embedding": min(_SMALL.hidden, model.embedding),
-        "model.encoder.hidden": min(_SMALL.hidden, model.encoder.hidden),
-        "model.decoder.hidden": min(_SMALL.hidden, model.decoder.hidden),
-        "training.batch_tokens": min(_SMALL.batch_tokens, settings.training.batch_tokens or _SMALL.batch_tokens),
-        "training.learning_rate": _SMALL.learning_rate,
-    }
-    # A vocabulary that is larger than usual has to hold a large alphabet.
-    if isinstance(tokenizer, BPETokenizer) and tokenizer.vocabulary in {size for _, size in VOCABULARIES}:
-        smaller["tokenizer.vocabulary"] = min(_SMALL.vocabulary, tokenizer.vocabulary)
+    smaller: dict[str, Any] = {}
+    if batch is not None:
+        smaller["training.batch_tokens"] = min(_SMALL.batch_tokens, batch)
+    if passes < 1 and INIT_FROM not in given:
+        smaller |= {
+            "training.learning_rate": _SMALL.learning_rate,
+            "model.embedding": min(_SMALL.hidden, model.embedding),
+            "model.encoder.hidden": min(_SMALL.hidden, model.encoder.hidden),
+            "model.decoder.hidden": min(_SMALL.hidden, model.decoder.hidden),
+        }
+        # A vocabulary that is larger than usual has to hold a large alphabet.
+        if isinstance(tokenizer, BPETokenizer) and tokenizer.vocabulary in {size for _, size in VOCABULARIES}:
+            smaller["tokenizer.vocabulary"] = min(_SMALL.vocabulary, tokenizer.vocabulary)
     smaller = {key: value for key, value in smaller.items() if not given & _with_groups(key)}
     resolved = resolve(RunSettings, settings.model_dump(mode="json"), smaller)
+    if resolved == settings:
+        return chosen
     changed = ", ".join(f"{key}={value}" for key, value in smaller.items())
-    reason = f"In this time each pair would be seen {passes:.2g} times. A smaller model learns more: {changed}."
+    reason = (
+        f"The time allows about {steps:,} steps, {passes:.2g} passes. More and smaller steps learn more: {changed}."
+    )
     return Chosen(resolved, [*chosen.reasons, reason])
 
 

@@ -25,7 +25,7 @@ _UNSPACED = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "
 VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
 """Below so many pairs, so many subwords; beyond them 32,000."""
 
-_PASSES = ((5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
+_PASSES = ((1_000, 100), (5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
 """For fewer pairs than the first number, the most passes over them where no time is given; for more pairs 10."""
 
 _REPEATED = 4
