@@ -161,7 +161,7 @@ def test_where_time_is_short_batches_are_smaller_and_then_the_model_too(tmp_path
     chosen, slow = choose(files(tmp_path, sentences(6_000)), {}, cuda=False), Pace({1: 1.0}, 200.0)
     small = shrink(chosen, slow, 60.0, {})
     assert (small.settings.model.embedding, small.settings.training.batch_tokens) == (128, 512)  # type: ignore[union-attr]
-    assert "Time allows about 51 steps, 0.26 passes" in small.reasons[-1]
+    assert "The time allows about 51 steps, 0.26 passes" in small.reasons[-1]
     assert "embedding" not in shrink(chosen, slow, 60.0, {"model.embedding": 256}).reasons[-1]
     several = shrink(chosen, slow, 600.0, {})  # 510 steps, 2.6 passes
     assert (several.settings.model.embedding, several.settings.training.batch_tokens) == (256, 512)  # type: ignore[union-attr]
