@@ -321,6 +321,20 @@ def test_weights_that_are_not_finite_are_rejected_by_name(cli: Run, run: Path, v
         assert f"model.safetensors: the tensor {name} contains NaN or infinity" in done.stderr
 
 
+@pytest.mark.parametrize("search", [[], ["--beam", "3"], ["--set", "sample=true"]])
+def test_a_model_that_computes_nan_from_finite_weights_is_rejected(cli: Run, run: Path, search: list[str]) -> None:
+    keep_newest(run)
+
+    def overflow(tensors: dict[str, torch.Tensor]) -> None:
+        for tensor in tensors.values():
+            tensor.fill_(1e38)
+
+    change(run, "model.safetensors", overflow)
+    done = cli("predict", "run", "8 May 2001", *search)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "The model computes values that are not finite" in done.stderr
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int32, torch.float8_e4m3fn])
 def test_weights_of_another_type_are_rejected_by_name(cli: Run, run: Path, dtype: torch.dtype) -> None:
     keep_newest(run)

@@ -24,7 +24,9 @@ class Draw:
     min_p: float = 0.0
 
     def __call__(self, log_p_NV: Tensor) -> Tensor:
-        return torch.multinomial(self.kept(log_p_NV), 1, generator=self.generator).squeeze(-1)
+        # A draw from NaN would end the process on a GPU; the score of the hypothesis stays NaN, and is reported.
+        p_NV = self.kept(log_p_NV).nan_to_num(nan=1.0)
+        return torch.multinomial(p_NV, 1, generator=self.generator).squeeze(-1)
 
     def kept(self, log_p_NV: Tensor) -> Tensor:
         """The probabilities that are drawn from, not yet made to sum to 1."""

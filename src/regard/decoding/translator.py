@@ -1,5 +1,6 @@
 """Text in, text out: a model with its tokenisers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from regard.decoding.rules import Banned, NoRepeat, NotBefore, Prefix, Repetitio
 from regard.decoding.sampling import Draw
 from regard.decoding.search import Hypothesis, Symbols, likeliest, walk
 from regard.decoding.settings import DecodingSettings, SearchSettings
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ModelError
 from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq
 from regard.plain import full_precision
@@ -96,6 +97,7 @@ class Translator:
                 with torch.inference_mode(), full_precision():
                     source = pad([tokens.ids for tokens in own]).to(self.device)
                     found = self._search(source, search, wishes.of(rows), generator, history)
+                    _check_finite(found)
                     weights = self._weights(found, source) if attention else {}
                 answers.update(zip(rows, self._told(found, own, weights), strict=True))
         finally:
@@ -212,6 +214,15 @@ class Translator:
                 told[-1].append(Translation(text, answer.score, truncated, source, answer.tokens, own))
                 index += 1
         return told
+
+
+def _check_finite(found: Sequence[Sequence[Hypothesis]]) -> None:
+    """Reject what a search returns if the model computes NaN: a beam of NaN has no hypothesis at all."""
+    if not all(hypotheses and not math.isnan(hypotheses[0].score) for hypotheses in found):
+        raise ModelError(
+            "The model computes values that are not finite, so it cannot predict anything. Its weights have diverged "
+            "or are damaged. Use another checkpoint, or train the model again with a lower training.learning_rate."
+        )
 
 
 class _Spoken(NamedTuple):

@@ -18,7 +18,7 @@ from regard.data.corpora import Pairs
 from regard.data.order import by_length
 from regard.decoding.settings import SearchSettings
 from regard.decoding.translator import Translator
-from regard.errors import quantity
+from regard.errors import DivergedError, ModelError, quantity
 from regard.models.seq2seq import Seq2Seq
 from regard.plain import full_precision
 from regard.training.measures import Measure
@@ -140,7 +140,10 @@ def validate(translator: Translator, pairs: Pairs, settings: TrainingSettings) -
     """What a model in training reaches on the dev set."""
     some = slice(settings.validation_pairs)
     questions = Questions.of(Pairs(pairs.sources[some], pairs.targets[some]))
-    return evaluate(translator, questions, settings.measures, settings.validation).scores
+    try:
+        return evaluate(translator, questions, settings.measures, settings.validation).scores
+    except ModelError as error:
+        raise DivergedError(f"Training diverged. {error}") from None
 
 
 def losses(translator: Translator, pairs: Pairs, batch_size: int) -> Statistics:
