@@ -85,7 +85,7 @@ def choose(
     say: Callable[[str], object] = lambda _: None,
     started: float | None = None,
 ) -> Chosen:
-    """Choose settings for pairs in files, from what the pairs are like and from how fast this machine is.
+    """Choose settings for pairs in files, from statistics of the pairs and from the speed of this machine.
 
     `minutes` is the deadline of the training, counted from `started` (a reading of `time.monotonic`, by default now).
     Without it, training ends after 10 minutes at the latest. The reasons are passed to `say` as they are found.
@@ -125,7 +125,7 @@ def load(path: str | Path, *others: str | Path) -> "Model":
 class Model:
     """A trained model, ready to be used.
 
-    `step` is the training step of its weights, and `scores` what they reached in validation, where that is known.
+    `step` is the training step of its weights; `scores` are their validation scores, or None if they are not known.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Model:
 
     @property
     def _summary(self) -> dict[str, str]:
-        """What the model is, for `repr` and notebooks."""
+        """The lines of `repr`, and of the table in notebooks."""
         tokenizers = self.translator.tokenizers
         together = f"ensemble of {self.members} models, the first: " if self.members > 1 else ""
         summary = {
@@ -239,7 +239,7 @@ class Model:
         sources, targets = _checked_texts("source", source), _checked_texts("target", target)
         if len(sources) != len(targets):
             raise ConfigError(
-                f"There are {len(sources)} sources and {len(targets)} targets to score: give as many of each."
+                f"There are {len(sources)} sources and {len(targets)} targets. Give one target for each source."
             )
         return self.translator.score(sources, targets)
 
@@ -280,7 +280,7 @@ class Model:
 
 
 def _checked_texts(name: str, given: Iterable[str]) -> list[str]:
-    """The texts as a list; what is not a list of texts is rejected with its place."""
+    """Return the texts as a list. Raise ArgumentTypeError for anything else, with its index."""
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise ArgumentTypeError(f"{name} must be a text (str) or a list of texts, not {type(given).__name__}.")
     texts = list(given)

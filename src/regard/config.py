@@ -129,7 +129,7 @@ def read_yaml(path: Path) -> tuple[Tree, dict[Path_, int]]:
 
 
 def _data_hint(path: Path) -> str:
-    """How to train on a file that was given in place of settings, if its name does not say that it is YAML."""
+    """How to train on a data file that was given in place of settings; empty for a YAML file."""
     if path.suffix in _YAML:
         return ""
     return f" To train on data, use --pairs {path}, or --source and --target with two parallel files."
@@ -176,7 +176,7 @@ def _harmless(settings: Settings, prefix: str = "") -> Iterator[str]:
 
 
 def _passes_a_shorthand(tree: Tree, key: str) -> bool:
-    """Whether there is a shorthand on the way to a key, a bare name or a list, where a mapping would have to be."""
+    """Whether the path to a key leads through a shorthand (a bare name or a list) instead of a mapping."""
     node: Any = tree
     for name in key.split(".")[:-1]:
         node = node.get(name)
@@ -244,8 +244,8 @@ _MOST_SUGGESTED = 3
 
 
 def _suggest(name: str, beside: Iterable[str], keys: Iterable[str]) -> str:
-    """What an unknown name may stand for: the same name in another group, a name beside it that is spelled alike, or
-    a name in another group that is.
+    """Suggest names for an unknown one: the same name in another group, else a similar name in this group, else a
+    similar name in another group.
     """
     groups: dict[str, list[str]] = {}
     for key in sorted(keys, key=lambda key: key.count(".")):
@@ -258,7 +258,7 @@ def _suggest(name: str, beside: Iterable[str], keys: Iterable[str]) -> str:
 
 
 def _dotted_keys(schema: type[Settings], tree: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted key of every setting, where each choice is of the kind that the tree, or else the default, says."""
+    """Yield the dotted key of every setting. The kind of a choice is the one in the tree, or else the default."""
     for name, field in schema.model_fields.items():
         yield f"{prefix}{name}"
         value = tree.get(name) if isinstance(tree, dict) else None

@@ -7,7 +7,7 @@
     ├── ModelError         4   a model folder is damaged, incomplete or from elsewhere
     ├── DivergedError      5   the loss or a gradient is no longer a number
     ├── RunInUseError      6   another process trains in the same folder
-    ├── ResourceError      7   the disk or the memory gave out
+    ├── ResourceError      7   out of disk space or memory
     └── Interrupted       75   stopped by a signal, state saved
 
 Exit code 0 is success, 1 an answer that is "no" (a threshold missed), 2 also a usage error, 70 a bug.
@@ -69,13 +69,13 @@ def is_disk_failure(error: OSError) -> bool:
 
 
 _SIMILAR, _SIMILAR_IF_SHORT, _SHORTEST_PREFIX = 0.75, 0.66, 3
-"""The ratio of `difflib` above which two names look alike: a typo passes, an unrelated word does not. A word of three
-letters may differ in one. And the shortest beginning of a name that identifies it.
+"""The ratio of `difflib` above which two names are similar: high enough to reject unrelated words, lower for words of
+up to three letters, which may differ in one; and the shortest prefix of a name that identifies it.
 """
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name that `word` is a misspelling or the beginning of, if any."""
+    """The name that `word` is a misspelling or a prefix of, if any."""
     known = list(names)
     alike = get_close_matches(word, known, n=1, cutoff=_SIMILAR if len(word) > 3 else _SIMILAR_IF_SHORT)
     longer = [name for name in known if len(word) >= _SHORTEST_PREFIX and name.startswith(word)]
@@ -83,7 +83,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def describe_disk_failure(error: OSError, place: object) -> tuple[str, str]:
-    """What went wrong, and what to do about it. A failing disk is not a full one, and may have failed to read."""
+    """The problem and the remedy. An I/O error is not a full disk, and may occur while reading."""
     if error.errno == errno.EIO:
         return f"{error.filename or place} could not be read or written: {error.strerror}", "check the disk"
     return f"{place} could not be written: {error.strerror}", "free some space"
@@ -101,6 +101,6 @@ def quantity(number: int, noun: str) -> str:
 
 
 def short_path(path: str | Path) -> str:
-    """A path for people: relative where it is below the current folder."""
+    """A path for messages: relative if it is below the current folder."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith(os.pardir) else relative

@@ -82,8 +82,8 @@ def forget(device: torch.device) -> None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether PyTorch could not allocate: CUDA has a class for it, but where it is a graph's, and the CPU has words,
-    which depend on the kind of processor.
+    """Whether PyTorch ran out of memory. CUDA raises `OutOfMemoryError`, except in graph capture; CPUs raise a
+    `RuntimeError` whose message depends on the processor.
     """
     words = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, torch.OutOfMemoryError) or any(each in str(error) for each in words)

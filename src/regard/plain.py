@@ -28,8 +28,8 @@ def plainly() -> Iterator[None]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute float32 as float32: by default cuDNN's recurrent networks round their inputs to TF32, and the score of a
-    sentence would depend on its neighbours in the batch.
+    """Compute in full float32, without TF32. By default, cuDNN's recurrent networks round their inputs to TF32, and the
+    score of a sentence depends on the other sentences in its batch.
     """
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
@@ -41,7 +41,7 @@ def full_precision() -> Iterator[None]:
 
 @cache
 def cpu_has_bfloat16() -> bool:
-    """Whether the CPU has instructions for bfloat16; without them oneDNN cannot compute in it."""
+    """Whether the CPU has bfloat16 instructions, without which oneDNN cannot use bfloat16."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

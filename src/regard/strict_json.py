@@ -8,7 +8,7 @@ from typing import Any
 def dumps(value: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
     try:
         return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
-    except ValueError:  # rare, and looking at every number first would cost more than writing them
+    except ValueError:  # rare, so it is faster not to check every number first
         return json.dumps(_finite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
 
 

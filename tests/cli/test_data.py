@@ -76,7 +76,7 @@ def test_problems_are_told_with_place_reason_and_remedy_and_exit_1(cli: Run, dat
     assert "train.tsv:41  “leer” → “”" in blocks["empty"]
     assert "\\x1b[31m" in blocks["control"]
     assert "\x1b" not in done.stdout
-    assert "they meet 1 of the 10 pairs of dev.tsv (10.0%)" in blocks["leak"]
+    assert "they match 1 of the 10 pairs of dev.tsv (10.0%)" in blocks["leak"]
     assert all("remedy: " in block for block in blocks.values())
     assert "2 errors, 2 warnings." in done.stdout
 
@@ -161,7 +161,7 @@ def test_statistics_for_people_and_for_programs(cli: Run, data: Path) -> None:
     assert ["source", "characters", "15", "15", "15", "15", "15"] in lines
     assert ["scripts", "Latin", "100.0%"] in lines
     assert (
-        "pairs that also stand in another split: 1 of train.tsv, they meet 1 of the 10 pairs of dev.tsv" in done.stdout
+        "pairs that also stand in another split: 1 of train.tsv, they match 1 of the 10 pairs of dev.tsv" in done.stdout
     )
     found = json.loads(cli("data", "stats", "train.tsv", "dev.tsv", "--json").stdout)
     assert found["splits"][0]["target"]["chars"]["max"] == len("sentence number 100")

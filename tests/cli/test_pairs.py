@@ -176,10 +176,14 @@ def test_train_takes_a_test_file_names_and_the_same_command_again(cli: Run, tmp_
     ("name", "content", "words"),
     [
         ("x.tsv", "a\tb\n".encode("utf-16"), "iconv -f UTF-16 -t UTF-8 x.tsv > x.utf8.tsv"),
-        ("x.tsv", "é\tb\n".encode("latin-1") * 9, "x.tsv:1: byte 0 is not UTF-8 (0xe9), as on 9 lines in all."),
+        (
+            "x.tsv",
+            "é\tb\n".encode("latin-1") * 9,
+            "x.tsv:1: byte 0 is not UTF-8 (0xe9); in all, 9 lines contain no pair.",
+        ),
         ("x.txt", b"a;b\n" * 9, "`sed 's/;/\\t/' x.txt > x.tsv`"),
         ("x.jsonl", b'{"a": "1", "b": "2", "c": "3"}\n', "--columns a b"),
-        ("x.tsv", b"source\ttarget\n", "it has no lines of data"),
+        ("x.tsv", b"source\ttarget\n", "the file has no data lines"),
     ],
 )
 def test_train_says_why_a_file_has_no_pair(cli: Run, tmp_path: Path, name: str, content: bytes, words: str) -> None:

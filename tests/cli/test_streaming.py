@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from regard.cli.streaming import PAUSE, chunks_as_they_come
+from regard.cli.streaming import PAUSE, read_chunks
 from regard.training.folder import RunFolder
 
 
@@ -47,8 +47,8 @@ def test_predict_ends_when_its_reader_has_gone_even_if_the_input_stays_open(smal
 
 
 def test_fast_input_fills_its_chunks() -> None:
-    assert list(chunks_as_they_come(range(10), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert list(chunks_as_they_come([], 4)) == []
+    assert list(read_chunks(range(10), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert list(read_chunks([], 4)) == []
 
 
 def test_a_pause_ends_a_chunk() -> None:
@@ -59,7 +59,7 @@ def test_a_pause_ends_a_chunk() -> None:
         assert resume.wait(60)
         yield 3
 
-    chunks = chunks_as_they_come(items(), 4)
+    chunks = read_chunks(items(), 4)
     assert next(chunks) == [1, 2]
     resume.set()
     assert list(chunks) == [[3]]
@@ -72,7 +72,7 @@ def test_no_item_waits_for_a_steady_trickle_to_fill_a_chunk() -> None:
             time.sleep(PAUSE / 5)
 
     sizes = []
-    for chunk in chunks_as_they_come(items(), 100):
+    for chunk in read_chunks(items(), 100):
         sizes.append(len(chunk))
     assert sum(sizes) == 20
     assert len(sizes) > 1
@@ -83,7 +83,7 @@ def test_items_before_a_failure_come_before_it() -> None:
         yield from (1, 2, 3)
         raise ValueError("the third was the last")
 
-    chunks = chunks_as_they_come(items(), 2)
+    chunks = read_chunks(items(), 2)
     assert next(chunks) == [1, 2]
     assert next(chunks) == [3]
     with pytest.raises(ValueError, match="the last"):

@@ -151,7 +151,7 @@ def test_users_train_on_their_own_files(cli: Run, tmp_path: Path) -> None:
     changed = cli(*command)
     assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")} == before
     assert changed.returncode == 3
-    assert "dev.tsv: the data has changed since run was begun" in changed.stderr
+    assert "dev.tsv: the data has changed since run was started" in changed.stderr
 
 
 def test_a_bare_data_file_is_trained_on(cli: Run, tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 def test_too_few_pairs_to_hold_any_back_are_told(tmp_path: Path) -> None:
     path = tmp_path / "one.tsv"
     path.write_text("a\tb\n")
-    with pytest.raises(DataError, match=r"one.tsv: 1 pair in all: too few .* Give dev files"):
+    with pytest.raises(DataError, match=r"one.tsv has 1 pair, too few .* Give dev files"):
         prepared(FilesData(train=Files(path=str(path))))
 
 

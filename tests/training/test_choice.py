@@ -227,7 +227,7 @@ def test_other_files_in_a_run_that_was_begun_are_refused(cli: Callable[..., Any]
     (tmp_path / "other.tsv").write_text("a\tb\n")
     done = cli("train", "--pairs", "other.tsv", *arguments)
     assert done.returncode == 2
-    assert "was begun with other files (pairs.tsv)" in done.stderr
+    assert "was started with other files (pairs.tsv)" in done.stderr
 
 
 def test_what_is_set_as_a_whole_stands(tmp_path: Path) -> None:
@@ -304,4 +304,4 @@ def test_several_seeds_from_another_on_are_gone_on_with(cli: Callable[..., Any],
     assert cli(*command).returncode == 0
     again = cli(*command)
     assert again.returncode == 0, again.stderr
-    assert "seed-5 was begun before" in again.stderr
+    assert "seed-5 was started before" in again.stderr

@@ -148,7 +148,7 @@ def test_a_file_that_changes_while_training_runs_is_told_when_it_goes_on(
     train_until(14, own, tmp_path / "run", monkeypatch)
     before = own.read_bytes()
     own.write_bytes(before + b"one\tmore\n")
-    with pytest.raises(regard.DataError, match=r"train.tsv: the data has changed since .*run was begun"):
+    with pytest.raises(regard.DataError, match=r"train.tsv: the data has changed since .*run was started"):
         train(own, tmp_path / "run")
     own.write_bytes(before)
     train(own, tmp_path / "run")

@@ -73,7 +73,7 @@ def test_initial_weights_that_changed_since_are_reported_on_resume(
 def test_a_model_of_another_shape_is_rejected_with_what_differs(small_run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(regard.ConfigError, match=r"do not fit this model: model.embedding is 16 there and 17 here"):
         tune(small_run.path, tmp_path / "tuned", **{"model.embedding": 17})
-    with pytest.raises(regard.ConfigError, match=r"was trained with another tokenizer.lowercase"):
+    with pytest.raises(regard.ConfigError, match=r"was trained with a different tokenizer.lowercase"):
         tune(small_run.path, tmp_path / "tuned", **{"tokenizer.lowercase": True})
     assert not RunFolder(tmp_path / "tuned").exists()
 
@@ -124,4 +124,4 @@ def test_a_start_that_cannot_be_used_is_reported(cli: Run, small_run: RunFolder)
     for options in ([], ["dates", "--out", small_run.path]):
         same = cli("train", *options, "--from", small_run.path)
         assert same.returncode == 2
-        assert "a fine-tuned run needs a folder of its own. Choose one with --out." in same.stderr
+        assert "a fine-tuned run needs its own folder. Choose one with --out." in same.stderr

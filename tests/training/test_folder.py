@@ -268,11 +268,11 @@ def test_an_error_of_the_disk_makes_the_checkpoint_before_it_serve(
     [
         (
             errno.EIO,
-            "corpus.tsv could not be read or written: Input/output error. The checkpoints before are whole: check",
+            "corpus.tsv could not be read or written: Input/output error. Earlier checkpoints are valid: check",
         ),
         (
             errno.ENOSPC,
-            "runs/a could not be written: No space left on device. The checkpoints before are whole: free some",
+            "runs/a could not be written: No space left on device. Earlier checkpoints are valid: free some",
         ),
     ],
 )

@@ -228,7 +228,7 @@ def test_a_run_that_is_killed_after_memory_ran_out_ends_with_the_same_bits(
     monkeypatch.setattr(losses.Objective, "_sum", limited)
     monkeypatch.setattr(loop.Training, "take_step", counted)
     undisturbed = regard.train("dates", SETTINGS, out=tmp_path / "undisturbed")
-    assert "Out of memory at step 7: from here on each batch is processed as 4 micro-batches" in caplog.text
+    assert "Out of memory at step 7: from now on, each batch is processed as 4 micro-batches" in caplog.text
     steps.append(0)
     with stopped_at(8, monkeypatch):
         regard.train("dates", SETTINGS, out=tmp_path / "killed")
@@ -242,7 +242,7 @@ def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch
     from regard.training import losses
 
     monkeypatch.setattr(losses.Objective, "_sum", lambda *_: torch.empty(2**60))
-    with pytest.raises(regard.ResourceError, match=r"one pair at a time.*tokenizer\.max_length"):
+    with pytest.raises(regard.ResourceError, match=r"even with a batch of one pair.*tokenizer\.max_length"):
         regard.train("dates", SETTINGS, out=tmp_path)
 
 

@@ -157,7 +157,7 @@ def test_a_teacher_that_has_changed_is_told(
         train([own], tmp_path / "run")
     shutil.rmtree(own)
     shutil.copytree(teachers[1], own)
-    with pytest.raises(regard.DataError, match=rf"teacher {own}: the weights have changed since .*run was begun"):
+    with pytest.raises(regard.DataError, match=rf"teacher {own}: the weights have changed since .*run was started"):
         train([own], tmp_path / "run")
 
 

@@ -68,7 +68,7 @@ def check_memory(keys_BSD: Tensor) -> None:
     if keys_BSD.shape[1] == 0:
         raise ConfigError(
             f"keys have the shape {tuple(keys_BSD.shape)}: the memory is empty, so there is nothing to attend to. "
-            "Give at least one slot for each row; a slot that must not be seen is masked with `allowed`."
+            "Give at least one slot for each row, and mask the slots that must not be seen with `allowed`."
         )
 
 

@@ -48,7 +48,7 @@ def command() -> None:
 
 
 def inputs(function: Any) -> Any:
-    """The arguments and options for what to read, of both verbs."""
+    """Add the arguments and options for input files, the same for both verbs."""
     for option in (
         reading_options,
         click.option("--target", metavar="FILE"),
@@ -82,11 +82,11 @@ def check(
     """Find problems in pairs, with file, line and remedy; exit with 1 if there are errors or warnings.
 
     FILES are TSV, CSV or JSONL, plain or gzipped, one for each split (SOURCE,TARGET names two parallel files, - is
-    standard input), or one config whose data is meant. What is held out (its name says dev, val or test) is compared
-    with what is learned from.
+    standard input), or one config, whose data is checked. Files with dev, val or test in their names are held-out data,
+    and are compared with the training data.
 
-    --fix mends what is certain and leaves other errors and warnings out of what is learned from; what is held out loses
-    only lines that do not contain a pair.
+    --fix corrects what is certain, and removes lines with other errors or warnings from the training data. From
+    held-out data it removes only lines that do not contain a pair.
     """
     from regard.cli.reports import problems_as_json, problems_as_text
     from regard.data.survey import cleaning, faults, problems

@@ -88,7 +88,7 @@ def command(
 ) -> None:
     """Score a model on pairs; without files, on the test set of its own corpus.
 
-    --pairs is read as the model's own pairs were, with their columns, unless --columns are given.
+    --pairs is read with the columns of the model's training file, unless --columns is given.
 
     Without --metric, by what the model was validated by, with accuracy, chrf and loss. Whatever is not given is
     taken from MODEL, also where others answer --with it.
@@ -170,7 +170,7 @@ def _files(pairs: str | None, source: str | None, target: str | None, reading: d
 
 
 def _read_test(folder: RunFolder, chosen: Checkpoint, files: Files | None) -> "Pairs":
-    """The pairs of files, read as the run's own were; without files, the run's test set."""
+    """Read the pairs of files, with the columns of the training file; without files, the run's test set."""
     from regard.data.corpora import Pairs, Stream, load_corpus, read_pairs
 
     data = folder.settings().data
@@ -182,13 +182,13 @@ def _read_test(folder: RunFolder, chosen: Checkpoint, files: Files | None) -> "P
             f"{folder.path} was trained without a test set. Give one with --pairs, or --source and --target."
         )
     if isinstance(corpus.test, Stream):
-        # Of other files, other pairs would be held back, some of which the model has seen in training.
+        # From changed files, other pairs would be held back, and the model may have been trained on some of them.
         before = set(chosen.state["data"].values())
         changed = [path for path, found in corpus.fingerprint().items() if found not in before]
         if changed:
             raise DataError(
                 f"{' and '.join(map(short_path, changed))} changed since {folder.path} was trained, so its test set "
-                "can no longer be told from its training pairs. Restore the file, or give a test set with --pairs."
+                "can no longer be separated from its training pairs. Restore the file, or give a test set with --pairs."
             )
     return Pairs.of(corpus.test)
 

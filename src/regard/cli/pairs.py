@@ -1,4 +1,4 @@
-"""The options by which every verb is given files of pairs, and how their columns are read."""
+"""The options for files of pairs and their columns, the same on every verb."""
 
 import os
 from collections.abc import Callable
@@ -16,13 +16,13 @@ def reading_options(function: F) -> F:
         nargs=2,
         metavar="A B",
         callback=_two_words,
-        help="The columns of source and target: numbers from 1, or names; of JSON, keys such as translation.en. 1+3 "
-        "joins two, as a lemma and its tags.",
+        help="The columns of source and target: numbers from 1, names, or JSON keys such as translation.en. 1+3 joins "
+        "two columns, such as a lemma and its tags.",
     )
     header = click.option(
         "--header/--no-header",
         default=None,
-        help="Whether line 1 names the columns; without it, that is detected and reported.",
+        help="Whether line 1 names the columns. By default this is detected and reported.",
     )
     return columns(header(function))
 
@@ -43,5 +43,5 @@ def files_given(path: str, reading: dict[str, Any]) -> dict[str, Any]:
 
 
 def reading_given(columns: tuple[str, str] | None, header: bool | None) -> dict[str, Any]:
-    """What is given of --columns and --header, as settings."""
+    """The given --columns and --header, as settings."""
     return {**({"columns": columns} if columns else {}), **({} if header is None else {"header": header})}

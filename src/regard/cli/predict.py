@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from regard import strict_json
-from regard.cli.streaming import chunks_as_they_come
+from regard.cli.streaming import read_chunks
 from regard.cli.together import with_others
 from regard.config import parse_override, resolve
 from regard.data.lines import parse_lines
@@ -66,9 +66,9 @@ def command(
 ) -> None:
     """Predict the output of each TEXT, or of each line of stdin if there is none (or a single -).
 
-    One line in, one line out, in order; an empty line stays empty, and so does one of spaces. Lines from a pipe are
-    predicted as they come: in full batches while the input is fast, at once when it pauses. With --nbest above 1,
-    each text has NBEST lines, each with its log-probability and a tab before it.
+    One line in, one line out, in order; the prediction for an empty line, or one of spaces, is empty. Lines from a
+    pipe are predicted as they arrive: in full batches while the input is fast, at once when it pauses. With --nbest
+    above 1, each text has NBEST lines, each with its log-probability and a tab before it.
 
     Settings of the search: length_penalty, coverage_penalty, groups, diversity, sample, temperature, top_k, top_p,
     min_p, minimum_risk, no_repeat, repetition_penalty, min_length, seed.
@@ -87,8 +87,8 @@ def command(
     loaded = Model.together(opened)
     lines: Iterable[str] = _stdin(replace_invalid=replace_invalid) if from_stdin else texts
     truncated, odd, unknown = 0, 0, dict[str, None]()
-    # Several batches at a time, so that each can have texts of about the same length; no more, so that memory is flat.
-    for chunk in chunks_as_they_come(lines, 16 * batch_size):
+    # Several batches at a time, so that each has texts of similar length, but not all, so that memory use is constant.
+    for chunk in read_chunks(lines, 16 * batch_size):
         wishes = {"prefix": [prefix or ""] * len(chunk), "must_say": [must_say] * len(chunk), "banned": banned}
         for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, **wishes, **search):
             odd += bool(best.unknown)
@@ -116,14 +116,17 @@ def _stdin(*, replace_invalid: bool) -> Iterator[str]:
         replaced += line.problem is not None
         yield line.text
     if replaced:
-        click.echo(f"note: {quantity(replaced, 'line')} had bytes that are not UTF-8; they became U+FFFD.", err=True)
+        click.echo(
+            f"note: {quantity(replaced, 'line')} had bytes that are not UTF-8; they were replaced with U+FFFD.",
+            err=True,
+        )
 
 
 def _own_reader() -> BinaryIO:
-    """A reader of stdin of our own: Python aborts at exit if another thread is still reading from sys.stdin."""
+    """Open stdin separately: Python aborts at exit if another thread is still reading from sys.stdin."""
     try:
         return open(sys.stdin.fileno(), "rb", closefd=False)
-    except io.UnsupportedOperation:  # it was replaced by something that is not a file
+    except io.UnsupportedOperation:  # sys.stdin is not a file
         return sys.stdin.buffer
 
 

@@ -1,4 +1,4 @@
-"""Streaming input: items are processed in large chunks while they come fast, and promptly when they pause."""
+"""Streaming input: items are processed in large chunks while they arrive fast, and at once when the input pauses."""
 
 import queue
 import threading
@@ -9,11 +9,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PAUSE = 0.05
-"""Seconds that an item waits at most for others to share its chunk."""
+"""The most seconds that an item waits for others to join its chunk."""
 
 
-def chunks_as_they_come(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of up to `size` items, in order. A list ends when it is full, or `PAUSE` seconds after its first item.
+def read_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of up to `size` items, in order. It ends when it is full, or `PAUSE` seconds after its first item.
 
     A thread reads ahead, up to `size` items. If reading fails, the items before the failure come first, and the
     exception follows.

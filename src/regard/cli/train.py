@@ -77,7 +77,7 @@ def command(
 
     Prints the run's folder; what happens meanwhile is told on stderr.
     """
-    started = time.monotonic() - time.process_time()  # the process has done nothing but start
+    started = time.monotonic() - time.process_time()  # so the deadline includes the time for imports
     if words and not (pairs or source) and _is_data_file(words[0]):
         pairs, *rest = words
         words = tuple(rest)
@@ -125,7 +125,7 @@ def command(
 
 def _check_own_folder(start: str | None, folder: RunFolder) -> None:
     if start and Path(start).resolve() == folder.path.resolve():
-        raise click.UsageError(f"--from {start}: a fine-tuned run needs a folder of its own. Choose one with --out.")
+        raise click.UsageError(f"--from {start}: a fine-tuned run needs its own folder. Choose one with --out.")
 
 
 def _own_data(
@@ -144,7 +144,7 @@ def _own_data(
 
 
 def _is_data_file(word: str) -> bool:
-    """Whether a name ends as those of files of pairs do, and not as that of settings."""
+    """Whether a name has the extension of a file of pairs."""
     return "=" not in word and Path(word.removesuffix(".gz")).suffix in {".tsv", ".csv", ".jsonl"}
 
 
@@ -161,10 +161,13 @@ def _chosen(
     *,
     several: bool,
 ) -> RunSettings:
-    """The settings of a run that was begun, or new ones, with the reasons for them."""
+    """The settings of a run that was started before, or new ones, whose reasons are printed."""
     begun = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
     if begun.exists():
-        click.echo(f"{begun.path} was begun before: its settings stand. Choose another --out for others.", err=True)
+        click.echo(
+            f"{begun.path} was started before; its settings are used. For others, choose another folder with --out.",
+            err=True,
+        )
         before = resolve(RunSettings, begun.config, {})
         settings = resolve(RunSettings, begun.config, {"data": data, **with_deadline(overrides, minutes)})
 
@@ -172,7 +175,7 @@ def _chosen(
 
         if pin_data(before.data) != pin_data(settings.data):
             raise ConfigError(
-                f"{begun.path} was begun with other files ({before.data.train}). Choose another folder with --out."  # type: ignore[union-attr]
+                f"{begun.path} was started with other files ({before.data.train}). Choose another folder with --out."  # type: ignore[union-attr]
             )
         return settings
 

@@ -23,8 +23,8 @@ small corpus no more than a fifth) and at the most.
 """
 
 TEST_SHARE, FEWEST_FOR_TEST, MOST_FOR_TEST = 0.05, 1_000, 1_000
-"""Without dev and test files, the share of the training pairs that is kept for testing, how many pairs a corpus must
-have for that, and about how many are kept at the most.
+"""Without dev and test files: the share of the training pairs that is held back for testing, the fewest pairs that a
+corpus must have for this, and about the most pairs that are held back.
 """
 
 
@@ -64,7 +64,7 @@ class Corpus:
     train: Pairs | Stream
     dev: Pairs | Stream
     test: Pairs | Stream | None = None
-    """Pairs of their own, or some of the training files that are held back (a stream)."""
+    """The pairs of test files, or a stream of those that are held back from the training files."""
     files: tuple[str, ...] = ()
     """Where the training and dev pairs come from, if from files."""
     counted: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def _load_files(settings: FilesData) -> Corpus:
     held_back = _held_back(settings, _lines(counted))
 
     def split(name: SplitName) -> Iterator[tuple[str, str]]:
-        """By a hash of the source, so that no source is in two splits and no order matters."""
+        """By a hash of the source, so that no source is in two splits and the order of the lines does not matter."""
         return (pair for pair in everything() if held_back.split_of(pair[0]) == name)
 
     train, kept_back, test_back = (Stream(partial(split, name)) for name in SPLITS)
@@ -159,7 +159,7 @@ class HeldBack(NamedTuple):
 
 
 def _held_back(settings: FilesData, pairs: int) -> HeldBack:
-    """One pair in twenty for validation; of a small corpus more, of a large one so many as are enough to choose by."""
+    """5 % of the pairs for validation; a larger share of a small corpus, and about `HELD_BACK` pairs of a large one."""
     if settings.dev is not None:
         return HeldBack(0.0, 0.0)
     dev = min(max(HELD_BACK_SHARE, min(0.2, FEWEST_HELD_BACK / pairs)), HELD_BACK / pairs)
@@ -168,7 +168,7 @@ def _held_back(settings: FilesData, pairs: int) -> HeldBack:
 
 
 def describe_held_back(settings: FilesData) -> str | None:
-    """How many pairs are held back from training, in words; None where none are."""
+    """A message with the number of pairs that are held back from training; None if none are."""
     learned = settings.files("train")
     assert learned is not None
     pairs = _lines(own.paths[0] for own in learned.by_language.values())
@@ -188,7 +188,7 @@ def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: st
     left = [pair for pair in dev if pair[0] not in seen]
     if len(left) < len(dev):
         log.warning(
-            "%s: %d of %s left out of validation, since their source is learned from (data.unseen).",
+            "%s: %d of %s left out of validation, because their source is in the training data (data.unseen).",
             name, len(dev) - len(left), quantity(len(dev), "pair"),
         )  # fmt: skip
     if not left:
@@ -218,7 +218,7 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
         if row.problem:
             if not skip_bad_lines:
                 remedy = row.remedy or "Correct the line, or choose the columns to read (--columns A B)."
-                raise DataError(f"{row.place}: {row.problem}. {remedy} data.bad_lines=skip leaves such lines out.")
+                raise DataError(f"{row.place}: {row.problem}. {remedy} data.bad_lines=skip ignores such lines.")
             bad.append(row.place)
         elif drop_empty and not (row.source.strip() and row.target.strip()):
             empty.append(row.place)
@@ -233,7 +233,7 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
     for told in left_out:
         log.warning("%s: %s.", files, told)
     if not used:
-        why = "; ".join(left_out) or "it has no lines of data"
+        why = "; ".join(left_out) or "the file has no data lines"
         raise DataError(f"{files}: no pair is left to use: {why}. Check the files and their columns.")
 
 

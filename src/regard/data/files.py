@@ -16,7 +16,7 @@ Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
 class Files(Settings):
     """One file of pairs (`path`, or just the path itself), or two parallel files (`source` and `target`).
 
-    Files may be moved while a run is stopped: what is in them is compared by a hash.
+    Files may be moved while a run is stopped: their content is compared by its hash.
     """
 
     path: str | None = Field(None, json_schema_extra=HARMLESS)
@@ -24,12 +24,11 @@ class Files(Settings):
     target: str | None = Field(None, json_schema_extra=HARMLESS)
     format: Literal["auto", "tsv", "csv", "jsonl", "dictionary"] = Field(
         "auto",
-        description="by default told by the name; a dictionary has a word and what it means, with spaces between",
+        description="by default inferred from the file name; a dictionary line has a word, spaces, a pronunciation",
     )
     columns: tuple[str | PositiveInt, str | PositiveInt] | None = Field(
         None,
-        description="names (of JSON keys translation.en), or numbers from 1, of the source's and the target's column; "
-        "1+3 are two fields",
+        description="source and target: names, JSON keys such as translation.en, or numbers from 1; 1+3 joins two",
     )
     header: bool | Literal["auto"] = Field(
         "auto", description="whether line 1 names the columns; auto decides by comparing it with the lines below"
@@ -38,10 +37,10 @@ class Files(Settings):
         None,
         min_length=1,
         max_length=1,
-        description="between the columns of CSV; by default a comma, or the ; tab or | that splits all lines alike",
+        description="column separator of CSV; by default a comma, or the ; tab or | that splits all lines alike",
     )
     _languages: tuple[str, ...] = PrivateAttr(())
-    """What stands for {language} in the names, one after the other; each is a tag of its sources."""
+    """The values of {language} in the names; each becomes a tag of its sources."""
 
     @model_validator(mode="after")
     def _one_or_two(self) -> Self:
@@ -76,7 +75,7 @@ class Files(Settings):
 
     @property
     def by_language(self) -> "dict[str, Files]":
-        """The files of each language; all of them under no name where there are none."""
+        """The files of each language; without languages, all of them under the key ''."""
         if not self._languages:
             return {"": self}
         return {language: self.within("", language) for language in self._languages}
@@ -92,7 +91,7 @@ class Files(Settings):
         return {name: path for name, path in given.items() if path is not None}
 
     def within(self, folder: str, language: str | tuple[str, ...]) -> "Files":
-        """The same in a folder and for a language, or for several."""
+        """A copy with the paths in a folder, for one language or several."""
         found = {name: str(Path(folder) / path) for name, path in self.names.items()}
         if isinstance(language, str):
             found = {name: path.replace("{language}", language) for name, path in found.items()}
@@ -106,7 +105,7 @@ class Files(Settings):
         )
 
     def read_like(self, other: "Files") -> "Files":
-        """With the columns and the header of another file of pairs, where nothing else is set."""
+        """A copy with the columns and the header of another file of pairs, unless it has its own."""
         if self.path is None or other.path is None:
             return self
         header = True if other.header is True and self.header == "auto" else self.header

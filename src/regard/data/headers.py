@@ -1,7 +1,7 @@
 """Headers: whether the first line of a table names its columns, or is a pair like the lines below it.
 
-The decision is conservative, because a pair that is lost is worse than a header that is reported: names of languages
-and of fields count as evidence, and so does a first line that differs from its columns in script, length or kind.
+The decision is conservative, because losing a pair is worse than reading a header as a pair. Names of languages and
+fields count as evidence, and so does a first line that differs from the lines below in script, length or type.
 """
 
 import re
@@ -23,7 +23,7 @@ _FIELDS = _words("""
     sequence source spelling split src string tag tags target term text tgt title token tokens transcription
     translated translation transliteration trg txt value word words
 """)
-"""What fields are called in tables of pairs."""
+"""Common names of fields in tables of pairs."""
 
 _LANGUAGES = _words("""
     afrikaans albanian amharic arabic armenian assamese azerbaijani basque belarusian bengali bosnian breton
@@ -48,14 +48,14 @@ _CODES = _words("""
 """Codes of languages (ISO 639), many of which are also short words of other languages."""
 
 _COUNTERS = frozenset({"", "id", "idx", "index", "no", "nr", "number", "#", "uid", "guid", "line"})
-"""Columns that number the lines, and so hold neither side of a pair; pandas writes one without a name."""
+"""Names of columns that number the lines, and so contain no side of a pair; pandas writes an empty name."""
 
 _WORD = re.compile(r"[^\W\d_]+")
 _IDENTIFIER = re.compile(r"[^\W\d][\w .:/()-]{0,39}")
 _NUMBER = re.compile(r"[+-]?\d[\d.,]*")
 
 _FEWEST = 20
-"""Fewer lines say too little about a column."""
+"""The fewest lines from which a column can be compared with its first line."""
 
 
 class Verdict(Enum):
@@ -112,12 +112,12 @@ def _is_name(cell: str) -> bool:
 
 
 def _is_ambiguous(name: str) -> bool:
-    """Whether a name may be a word of the data: `it` and `es` are codes, and a pair of English and German."""
+    """Whether a name may be a word of the data: `it` and `es` are codes, but also an English–German pair."""
     return name.casefold() in _CODES - {"en", "eng"}
 
 
 def _is_shorter(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
-    """Whether each name is far shorter than what is usual in its column."""
+    """Whether each name is much shorter than the median of its column."""
     return all(
         bool(column) and statistics.median(map(len, column)) >= 3 * len(cell)
         for cell, column in zip(first, columns, strict=True)
@@ -125,7 +125,7 @@ def _is_shorter(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
 
 
 def _differs(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
-    """Whether a column holds nothing but numbers or another script, which its name does not."""
+    """Whether a column contains only numbers, or only another script, and its name does not."""
     return any(
         len(column) >= _FEWEST and (_is_below_a_word(cell, column) or _is_in_another_script(cell, column))
         for cell, column in zip(first, columns, strict=True)

@@ -49,12 +49,12 @@ class Layout(NamedTuple):
     columns: Columns
     """Names of JSON keys, or places in a record (from 0)."""
     names: tuple[str, str] | None = None
-    """The columns by name, where the file has names and the user gave no columns."""
+    """The names of the columns, if the file has names and the user gave no columns."""
     notices: tuple[str, ...] = ()
 
 
 def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
-    """The layout of one file of pairs, from its settings and, where they leave it open, its first lines."""
+    """Detect the layout of one file of pairs, from its settings and, for what they do not set, its first lines."""
     assert files.path is not None
     name, form = name_of(files.path), _format(files, head)
     if form == "jsonl":
@@ -132,7 +132,7 @@ def _parse_csv(lines: Iterable[Line], delimiter: str, name: str) -> Iterator[Rec
 
 
 def _parsed(form: Format, delimiter: str, head: Sequence[Line]) -> Iterator[Record]:
-    """The records at the beginning of a file; the last one may be cut in two, and what is wrong is reported later."""
+    """The records at the beginning of a file. The last one may be incomplete; problems are reported by the reader."""
     try:
         yield from parse_records(form, delimiter, head, "")
     except DataError:
@@ -140,9 +140,9 @@ def _parsed(form: Format, delimiter: str, head: Sequence[Line]) -> Iterator[Reco
 
 
 def _detect_delimiter(head: Sequence[Line]) -> str:
-    """A comma, unless another sign alone splits all records into the same number of columns.
+    """A comma, unless exactly one other delimiter splits all records into the same number of columns.
 
-    A sign that is followed by a space in all records is punctuation, where another sign splits them too.
+    A delimiter that is always followed by a space is treated as punctuation if another one splits the records too.
     """
     alike: list[str] = []
     punctuation: list[str] = []
@@ -157,7 +157,7 @@ def _detect_delimiter(head: Sequence[Line]) -> str:
 
 
 def _default_columns(header: Sequence[str]) -> Columns:
-    """`source` and `target` where there are such columns; else the first two that hold more than a counter."""
+    """`source` and `target` where there are such columns; else the first two that do not number the lines."""
     lowered = [name.strip().casefold() for name in header]
     if "source" in lowered and "target" in lowered:
         return (lowered.index("source") + 1,), (lowered.index("target") + 1,)
@@ -170,13 +170,13 @@ def _describe_choice(name: str, first: Sequence[str], columns: Columns, header: 
     left, right = (side[0] for side in columns)
     used = f"'{first[int(left) - 1]}' and '{first[int(right) - 1]}'" if header else "the first two"
     return (
-        f"{name} has {len(first)} columns; {used} are used. Choose others with --columns, or columns in a config: 1 3, "
-        "or 1+3 2 where the third holds tags of the first."
+        f"{name} has {len(first)} columns; {used} are used. Choose others with --columns (columns in a config): 1 3, "
+        "for example, or 1+3 2 if the third contains tags of the first."
     )
 
 
 def _places(name: str, columns: Columns, header: Sequence[str]) -> Columns:
-    """Columns by their places, from 0."""
+    """The indices of columns, from 0."""
     missing = [field for side in columns for field in side if isinstance(field, str) and _find(field, header) is None]
     if missing:
         near = did_you_mean(missing[0], header)
@@ -192,7 +192,7 @@ def _places(name: str, columns: Columns, header: Sequence[str]) -> Columns:
 
 
 def _find(name: str, header: Sequence[str]) -> int | None:
-    """The place of a column: by its very name, else whatever its case and the blanks around it."""
+    """The index of a column: by its exact name, else ignoring case and surrounding spaces."""
     lowered = [own.strip().casefold() for own in header]
     if name in header:
         return list(header).index(name)
@@ -200,7 +200,7 @@ def _find(name: str, header: Sequence[str]) -> int | None:
 
 
 def _names(header: Sequence[str], columns: Columns) -> tuple[str, str] | None:
-    """The names of two columns, if they can be given back as names."""
+    """The names of two columns, if --columns accepts them as names."""
     left, right = (header[int(side[0])].strip() if int(side[0]) < len(header) else "" for side in columns)
     usable = all(name and not name.isdecimal() and "+" not in name for name in (left, right))
     return (left, right) if usable else None

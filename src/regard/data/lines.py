@@ -28,7 +28,7 @@ _WIDE_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe"
 """The byte order marks of encodings that are not read."""
 
 STANDARD_INPUT = "-"
-"""The name by which a user asks for standard input."""
+"""The path that means standard input."""
 
 Readable = IO[bytes] | gzip.GzipFile
 
@@ -76,7 +76,7 @@ def parse_lines(handle: Readable, name: str) -> Iterator[Line]:
 
 
 def _reject_utf_16(raw: bytes, name: str) -> None:
-    """UTF-16 is known by its byte order mark, or by the zero bytes of its ASCII characters."""
+    """Raise DataError for UTF-16 or UTF-32, detected by its byte order mark or by zero bytes of ASCII characters."""
     encoding = next((encoding for mark, encoding in _WIDE_MARKS.items() if raw.startswith(mark)), None)
     if encoding is None and len(raw) > 3:
         even, odd = (half.count(0) / len(half) for half in (raw[::2], raw[1::2]))
@@ -117,7 +117,7 @@ def count_lines(path: str | Path) -> int:
 
 
 def name_of(path: str | Path) -> str:
-    """What messages call a file."""
+    """The name of a file in messages."""
     return "stdin" if str(path) == STANDARD_INPUT else short_path(path)
 
 

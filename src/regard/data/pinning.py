@@ -1,7 +1,7 @@
-"""Pinning: what a run must remember about its files is written into its settings, instead of being detected again.
+"""Pinning: what is detected about the files of a run is written into its settings, instead of being detected again.
 
-A pinned file has an absolute path, a format, and its columns by name where the file has names: from then on it is read
-in the same way, in any folder and whatever other files are read by its example.
+A pinned file has an absolute path, a format, and, if the file has names of columns, the names of its own. So it is
+always read in the same way, from any folder.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def pin_data(data: Data) -> Data:
-    """The data as a run stores it. What is detected is reported."""
+    """The data as a run stores it. Detected settings are reported."""
     return pin_files(data) if isinstance(data, FilesData) else data.absolute()
 
 
@@ -57,7 +57,7 @@ def check_present(data: FilesData) -> None:
 
 
 def _pin(given: Files, data: FilesData, train: Files | None) -> Files:
-    """A file without columns has those of the training file, where it has columns of the same names."""
+    """Pin one file. Without columns, it gets those of the training file, if it has columns with the same names."""
     if train is not None and train.columns is not None and given.columns is None:
         alike = given.model_copy(update={"columns": train.columns})
         if _has_its_names(alike.within(data.folder, data.language)):
@@ -76,7 +76,7 @@ def _pin(given: Files, data: FilesData, train: Files | None) -> Files:
 
 
 def _has_its_names(files: Files) -> bool:
-    """Whether columns are names, and those of the file."""
+    """Whether the columns are set by name, and the file has columns with these names."""
     if any(isinstance(field, int) for side in files.fields or () for field in side):
         return False
     try:

@@ -75,7 +75,7 @@ def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared
         pairs = len(train) + len(dev)
         name = short_path(corpus.files[0]) if corpus.files else "The corpus"
         raise DataError(
-            f"{name}: {quantity(pairs, 'pair')} in all: too few to hold some back for validation. Give dev files."
+            f"{name} has {quantity(pairs, 'pair')}, too few to hold some back for validation. Give dev files."
         )
     return Prepared(given, train, dev)
 

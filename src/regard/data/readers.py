@@ -16,7 +16,7 @@ from regard.errors import DataError, quantity
 log = logging.getLogger(__name__)
 
 TAB = "\t"
-"""Between the fields of one side."""
+"""Separates the fields of one side."""
 
 _SIGNS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
@@ -68,7 +68,7 @@ def _rows(files: Files) -> Iterator[Row]:
 
 
 def read_layout(files: Files) -> Layout | None:
-    """How a file of pairs stores them; None of several files, and of one that cannot be read."""
+    """Detect the layout of a file of pairs; None for several files, and for one that is not a regular file."""
     if files.path is None or "" not in files.by_language or not os.path.isfile(files.path):
         return None
     with contextlib.closing(read_lines(files.path)) as lines:
@@ -83,7 +83,8 @@ def _parallel(source: str, target: str) -> Iterator[Row]:
             counts = (count, lines) if left is None else (lines, count)
             raise DataError(
                 f"{name_of(source)} has {quantity(counts[0], 'line')} and {name_of(target)} has {counts[1]:,}. Line n "
-                "of one must belong to line n of the other: find where they part, or make them again."
+                "of one must belong to line n of the other: find the first lines that do not match, or create both "
+                "again."
             )
         at_fault = target if right.problem and not left.problem else source
         problem, remedy = left[2:] if left.problem else right[2:]
@@ -118,7 +119,7 @@ def _records_of_json(lines: Iterable[Line], layout: Layout, name: str) -> Iterat
 
 
 def _row_without_pair(place: str, record: Record, layout: Layout, needed: int) -> Row:
-    """What is wrong with a record; one of blanks is a pair with empty sides."""
+    """The row of a record with a problem; a blank record is a pair with empty sides."""
     cells = record.cells
     if record.problem or not any(cell.strip() for cell in cells):
         return Row(place, "", "", record.problem, record.remedy)

@@ -39,7 +39,7 @@ class SearchSettings(Settings):
             return values
         nbest, groups = values.get("nbest", 1), values.get("groups", 1)
         if not (isinstance(nbest, int) and isinstance(groups, int) and groups > 0):
-            return values  # which the fields reject
+            return values  # rejected by the types of the fields
         return {"beam": -(-nbest // groups) * groups, **values}
 
     @model_validator(mode="after")

@@ -81,8 +81,8 @@ class Translator:
         attention: bool = False,
         history: list[BeamStep] | None = None,
     ) -> list[list[Translation]]:
-        """The answers to each text, the best first, as many as were asked for. An empty text, or one of white space
-        alone, has an empty answer.
+        """The `nbest` predictions for each text, the best first. The prediction for an empty text, or for one of white
+        space alone, is empty.
         """
         encoded = self._encode(texts)
         note_cut(sum(len(tokens.ids) > self.max_length for tokens in encoded), self.max_length)

@@ -49,8 +49,8 @@ def draw(prediction: Prediction, path: Path) -> None:
 
 
 def build(prediction: Prediction) -> Any:
-    """The map as a matplotlib figure of exactly its size: labels and colour bar are outside, and are to be saved with
-    `bbox_inches="tight"`.
+    """Draw the map as a matplotlib figure of exactly its size. Labels and colour bar are outside the figure, so save it
+    with `bbox_inches="tight"`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -77,7 +77,7 @@ def build(prediction: Prediction) -> Any:
 
 
 def _set_column_labels(axes: Any, labels: Sequence[str]) -> None:
-    """Above the columns, slanted if a label is wider than its column."""
+    """Put labels above the columns, slanted if one is wider than its column."""
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     texts = axes.set_xticks(range(len(labels)), labels)

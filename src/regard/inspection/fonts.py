@@ -17,12 +17,12 @@ _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
 
 @contextmanager
 def fonts_for(text: str) -> Iterator[None]:
-    """Draw in families that have the characters of a text. A character that no installed font has is drawn as a box;
-    this is reported once.
+    """Draw with font families that have the characters of a text. A character that no installed font has is drawn as a
+    box; this is reported once.
     """
     from matplotlib import rc_context
 
-    # Spaces, joiners and direction marks are invisible, so that no font needs to have them.
+    # Spaces, joiners and direction marks are invisible, so no font needs to have them.
     visible = frozenset(sign for sign in text if unicodedata.category(sign) not in _INVISIBLE)
     with _silent_matplotlib(), rc_context({"font.family": list(_families(visible))}):
         yield
@@ -30,7 +30,7 @@ def fonts_for(text: str) -> Iterator[None]:
 
 @contextmanager
 def _silent_matplotlib() -> Iterator[None]:
-    """Without matplotlib's own messages about missing characters and about families that have no regular weight."""
+    """Suppress matplotlib's own messages about missing characters and about families without a regular weight."""
     logger = logging.getLogger("matplotlib.font_manager")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -58,7 +58,7 @@ def _families(signs: frozenset[str]) -> tuple[str, ...]:
 
 
 def _cover(signs: frozenset[str], families: Iterable[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The first families that together have the signs, and the signs that none of them has."""
+    """The first families that together have the characters in `signs`, and the characters that none of them has."""
     used, missing = [DEFAULT], signs - _having(DEFAULT, signs)
     for family in families:
         if not missing:
@@ -70,7 +70,7 @@ def _cover(signs: frozenset[str], families: Iterable[str]) -> tuple[tuple[str, .
 
 
 def _having(family: str, signs: frozenset[str]) -> frozenset[str]:
-    """Those of the signs that a family has."""
+    """The characters in `signs` that a family has."""
     from matplotlib import font_manager, ft2font
 
     # A bare name would be parsed as a fontconfig pattern, in which "-" and ":" have a meaning.
@@ -94,7 +94,7 @@ def _known_families() -> list[str]:
 
 
 def _add_new_fonts() -> bool:
-    """Add fonts that were installed after matplotlib wrote its list of fonts; whether there were any."""
+    """Add fonts that were installed after matplotlib wrote its list of fonts; return whether there were any."""
     from matplotlib import font_manager
 
     manager = font_manager.fontManager

@@ -29,11 +29,11 @@ def label(token: str) -> str:
 
 
 _REORDERED = {"R", "AL", "AN", "RLE", "RLO", "RLI", "LRE", "LRO", "LRI", "FSI"}
-"""Bidirectional classes of characters that move what is beside them on a line."""
+"""Bidirectional classes of characters that reorder the text around them."""
 
 
 def isolated(text: str) -> str:
-    """The text between U+2068 and U+2069 if it has right-to-left parts, so that the rest of the line stays in order."""
+    """Isolate a text with right-to-left parts (U+2068, U+2069), so that the rest of the line stays in order."""
     if any(unicodedata.bidirectional(sign) in _REORDERED for sign in text):
         return f"\u2068{text}\u2069"
     return text

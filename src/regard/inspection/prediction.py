@@ -83,9 +83,9 @@ class Prediction:
 
 
 def _with_word_starts(source: str, tokens: Tokens, spelled: Sequence[str]) -> list[str]:
-    """The tokens as the user wrote them, each with the mark of a word start that the vocabulary gives it.
+    """The tokens as the user wrote them, with the mark of a word start if the token has it in the vocabulary.
 
-    An unknown token has no text in the vocabulary. In a vocabulary with marks it starts a word where it is the first
+    An unknown token has no text in the vocabulary. In a vocabulary with marks, it starts a word if it is the first
     token after a space.
     """
     marked = any(text.startswith(MARK) for text in tokens.texts)

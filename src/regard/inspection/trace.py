@@ -96,7 +96,7 @@ class Trace:
 
 
 def caption(found: Prediction) -> str:
-    """Which map `Prediction.attention` is, if the model has not exactly one."""
+    """The name of the map that `Prediction.attention` shows; empty if the model has only one."""
     name = found.attention_name
     if name is None:
         return "The model has no attention to its source."

@@ -46,7 +46,7 @@ class _RecurrentSizes(Settings):
 
     @property
     def encoder_description(self) -> str:
-        """Encoder of the model, in a few words."""
+        """The encoder in a few words."""
         direction = "bidirectional " if self.encoder.bidirectional else ""
         return f"{direction}{self.encoder.description} encoder"
 

@@ -201,7 +201,7 @@ def _lengths_from_list(lengths: Sequence[int], rows: int) -> Tensor:
         raise ArgumentTypeError(
             f"lengths must be a tensor or a list with one integer for each of the {rows} rows, not {lengths!r}."
         ) from None
-    return lengths_B if lengths_B.numel() else lengths_B.long()  # torch makes an empty list floating-point
+    return lengths_B if lengths_B.numel() else lengths_B.long()  # torch converts an empty list to float32
 
 
 _ELSEWHERE = {"num_layers": "layers", "nonlinearity": "activation", "variants": "variant"}

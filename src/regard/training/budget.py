@@ -1,4 +1,4 @@
-"""Settings for the time there is: how many steps, how large a model, how much dropout."""
+"""Settings that fit the available time: the number of steps, the size of batches and model, dropout."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -14,7 +14,7 @@ from regard.training.settings import RunSettings
 DEFAULT_MINUTES = 10.0
 
 _FEW_PASSES = 5
-"""Fewer leave nothing to be learned by heart, and dropout little to do."""
+"""With fewer passes, the model overfits little and needs less dropout."""
 
 _STEPS_SHARE = 0.85
 """Share of the time that steps take; validation and checkpoints take the rest."""
@@ -23,11 +23,11 @@ _FEW_UPDATES = 1_000
 """With fewer updates, smaller batches learn more."""
 
 _ENOUGH_PASSES, _MANY_PASSES = 2, 10
-"""With fewer passes than the first, the user is told what more time would bring."""
+"""With fewer passes than the first, a note gives the minutes for both numbers of passes."""
 
 
 class Pace(NamedTuple):
-    """How fast a run would be."""
+    """The speed of training, as measured."""
 
     seconds: dict[int, float]
     """Seconds per step, by the number of CPU threads."""
@@ -57,8 +57,8 @@ def _with_groups(key: str) -> set[str]:
 
 
 def shrink(chosen: Chosen, pace: Pace, left: float, overrides: Mapping[str, Any]) -> Chosen:
-    """Smaller batches where `left` seconds allow few updates, and a smaller model where they do not even allow one pass
-    over the pairs; the same settings otherwise. Many updates of a small model then learn more than few of a large one.
+    """Choose smaller batches if `left` seconds allow few updates, and also a smaller model if they allow less than one
+    pass over the pairs: in a short time, many updates of a small model learn more than a few of a large one.
     """
     steps = _possible_steps(pace, left)
     passes = steps / pace.steps_per_epoch
@@ -86,7 +86,8 @@ def shrink(chosen: Chosen, pace: Pace, left: float, overrides: Mapping[str, Any]
         return chosen
     changed = ", ".join(f"{key}={value}" for key, value in smaller.items())
     reason = (
-        f"The time allows about {steps:,} steps, {passes:.2g} passes. More and smaller steps learn more: {changed}."
+        f"The time allows about {steps:,} steps, {passes:.2g} passes over the pairs. In that time, a model "
+        f"learns more with {changed}."
     )
     return Chosen(resolved, [*chosen.reasons, reason])
 
@@ -96,10 +97,10 @@ def _possible_steps(pace: Pace, left: float) -> int:
 
 
 def fit(chosen: Chosen, pace: Pace, minutes: float | None, left: float, overrides: Mapping[str, Any]) -> Chosen:
-    """A schedule for the time there is, given how fast training was found to be.
+    """Choose a schedule for the time that is left and the measured speed.
 
-    `minutes` is the deadline that the user has set, if any; `left` are the seconds of it that remain. Without one,
-    training ends after `DEFAULT_MINUTES` at the latest, and earlier where enough passes over the pairs take less.
+    `minutes` is the deadline set by the user, if any; `left` is the number of seconds that remain. Without a deadline,
+    training ends after `DEFAULT_MINUTES`, or earlier, after `max_epochs` passes over the pairs.
     """
     training, given = chosen.settings.training, set(overrides)
     seconds = pace.seconds[pace.threads]
@@ -147,6 +148,6 @@ def _duration(seconds: float) -> str:
 def _too_short(minutes: float, passes: float) -> str:
     enough, many = (max(1, round(minutes * wanted / passes)) for wanted in (_ENOUGH_PASSES, _MANY_PASSES))
     return (
-        f"Note: {minutes:g} minutes allow fewer than two passes over the pairs, too few to learn most of what is in "
-        f"them. --minutes {enough} gives about {_ENOUGH_PASSES} passes, --minutes {many} about {_MANY_PASSES}."
+        f"Note: {minutes:g} minutes allow fewer than two passes over the pairs, too few for a good model. "
+        f"--minutes {enough} gives about {_ENOUGH_PASSES} passes, --minutes {many} about {_MANY_PASSES}."
     )

@@ -39,7 +39,7 @@ class Progress:
     data: dict[str, str]
     """A hash of each part of what is learned from."""
     schedule: Schedule
-    """How far along the schedule each step is, as far as it has been revised."""
+    """Maps each step to its position in the schedule, with all revisions so far."""
     step: int = 0
     best_step: int | None = None
     best: Scores | None = None
@@ -102,8 +102,8 @@ def _write(
     broken = first_not_finite(model) or first_not_finite(optimizer)
     if broken is not None:
         raise DivergedError(
-            f"Training diverged by step {progress.step:,}: {broken} contains NaN or infinity. Nothing was saved, and "
-            "the checkpoints before are valid. Try a lower training.learning_rate or a longer training.warmup."
+            f"Training diverged by step {progress.step:,}: {broken} contains NaN or infinity. Nothing was saved; "
+            "earlier checkpoints are valid. Try a lower training.learning_rate or a longer training.warmup."
         )
     draft = f".{name}"
     root = locked.directory
@@ -162,7 +162,7 @@ def prune(
 
 
 def clear_remains(locked: LockedFolder) -> None:
-    """Remove what a killed process was in the middle of writing, and set damaged checkpoints aside."""
+    """Remove the unfinished files of a killed process, and set damaged checkpoints aside."""
     if "checkpoints" not in locked.directory.names():
         return
     with locked.directory.subdirectory("checkpoints") as checkpoints:
@@ -239,7 +239,7 @@ class Saved(NamedTuple):
         except (TypeError, KeyError) as error:
             raise ModelError(
                 f"{self.checkpoint.path / 'state.json'} was written by another version of regard ({error}): the model "
-                "can be used, and not be trained on."
+                "can be used, but its training cannot be resumed."
             ) from None
 
 
@@ -248,7 +248,7 @@ def read_newest(folder: RunFolder) -> Saved | None:
     for checkpoint in folder.complete():
         path = checkpoint.path / OPTIMIZER
         if not os.path.lexists(path):
-            raise ModelError(f"{path} is missing: this is a model without its optimiser, and cannot be trained on.")
+            raise ModelError(f"{path} is missing: without the state of the optimiser, training cannot be resumed.")
         try:
             return Saved(checkpoint, read_tensors(checkpoint, WEIGHTS), read_tensors(checkpoint, OPTIMIZER))
         except UnreadableError as error:

@@ -23,17 +23,17 @@ _UNSPACED = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "
 """Scripts in which no space stands between words."""
 
 VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
-"""Below so many pairs, so many subwords; beyond them 32,000."""
+"""(pairs, size): the vocabulary for fewer than this number of pairs; 32,000 for more."""
 
 _PASSES = ((1_000, 100), (5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
-"""For fewer pairs than the first number, the most passes over them where no time is given; for more pairs 10."""
+"""(pairs, passes): without a deadline, the most passes over fewer than this number of pairs; 10 for more."""
 
 _REPEATED = 4
 """Symbols occur at least this often on average; words that are mostly distinct are not symbols."""
 
 _SAME_ORDER = 0.3
-"""Correlation of places from which on a target follows the order of its source. Pronunciations reach 0.68 to 0.92,
-inflections 0.36 to 0.72, unrelated pairs about 0, reversed ones −0.6 to −0.9.
+"""The correlation of positions from which targets are treated as following the order of their sources. Pronunciations
+reach 0.68 to 0.92, inflections 0.36 to 0.72, unrelated pairs about 0, reversed ones −0.6 to −0.9.
 """
 
 _SAMPLED = 2_000
@@ -43,7 +43,7 @@ FEWEST_STEPS = 500
 """Steps that even a small corpus gets, if there is time."""
 
 _SMALLEST_BATCH, _FEWEST_BATCHES = 256, 10
-"""Tokens of a batch, at least; batches of an epoch, at least, unless they would be smaller than that."""
+"""The fewest tokens in a batch, and the fewest batches in an epoch unless they would be smaller than that."""
 
 _MOST_LETTERS = 0.6
 """So many letters of a form stand in its lemma; of a word in another language fewer do."""
@@ -247,7 +247,7 @@ def _training(
     tokens = max(_tokens(facts, forms))
     longest = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
     usual = 512 if in_order and not cuda else 8_192 if cuda and facts["pairs"] >= 50_000 else 2_048
-    # A small corpus is split into several batches, so that an epoch has as many updates.
+    # A small corpus is split into several batches, so that an epoch has several updates.
     usual = min(usual, max(_SMALLEST_BATCH, tokens // _FEWEST_BATCHES))
     batch = max(usual, 2 * int(longest))
     passes = next((passes for pairs, passes in _PASSES if facts["pairs"] < pairs), 10)

@@ -20,13 +20,13 @@ from regard.errors import ModelError
 @final
 @dataclass(frozen=True)
 class Directory:
-    """A directory by its descriptor, which leads to it also after it was moved. Names have no separators."""
+    """An open directory. Its descriptor stays valid when the directory is moved. Names have no separators."""
 
     path: Path
     """Where it was opened, for messages."""
     descriptor: int
     check: Callable[[], object]
-    """Called before every change; raises where the directory may not be written to any more."""
+    """Called before every change; raises if the directory must not be written to any more."""
 
     def names(self) -> list[str]:
         return sorted(os.listdir(self.descriptor))
@@ -36,12 +36,12 @@ class Directory:
             return handle.read()
 
     def create(self, name: str) -> BinaryIO:
-        """A new file, in the place of an old one of the same name."""
+        """Open a new file for writing; an old one of the same name is removed."""
         self.remove(name)
         return open(self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file beside its place, sync it and move it there: a reader finds all of it or the one before."""
+        """Write a draft, sync it and rename it, so that a reader finds either the old file or the new one."""
         draft = f".{name}"
         self.write_synced(draft, content)
         self.rename(draft, name)
@@ -58,7 +58,7 @@ class Directory:
         os.replace(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a directory with all that is in it; a name that does not exist is left alone."""
+        """Remove a file, or a directory with its contents; a name that does not exist is ignored."""
         self.check()
         try:
             kind = os.lstat(name, dir_fd=self.descriptor).st_mode
@@ -74,7 +74,7 @@ class Directory:
 
     @contextmanager
     def subdirectory(self, name: str) -> Iterator["Directory"]:
-        """A directory in this one, which is made where it does not exist."""
+        """Open a directory in this one, which is created if it does not exist."""
         self.check()
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=self.descriptor)

@@ -96,7 +96,7 @@ class Narrator:
             self._bar.start()
 
     def set_steps(self, steps: int) -> None:
-        """The number of steps has changed: a deadline has rescaled the schedule."""
+        """Set the number of steps, after a deadline has rescaled the schedule."""
         self._steps = steps
         if self._bar:
             self._bar.update(self._task, total=steps)

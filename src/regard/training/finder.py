@@ -64,9 +64,9 @@ def find_pace(settings: RunSettings, budget: float = 5.0) -> Pace:
 
 
 def _seconds_per_step(training: Training, budget: float, known: float, most: int = 100) -> float:
-    """The median of what steps take, so that steps that compile or capture a CUDA graph do not count.
+    """The median time of a step, so that steps that compile or capture a CUDA graph do not count.
 
-    A step that is much slower than is `known` to be possible is not repeated: several threads are, where they wait for
+    If the first step takes much longer than the `known` time on fewer threads, no more are taken: the threads wait for
     cores that another process keeps busy.
     """
     taken: list[float] = []

@@ -42,7 +42,7 @@ PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 
 class UnreadableError(ModelError):
-    """The system does not let a file of a checkpoint be read. Another checkpoint may serve."""
+    """A file of a checkpoint cannot be read (permissions, I/O error). Another checkpoint may be readable."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(f"{path} cannot be read ({error.strerror}). Check its permissions and the disk.")
@@ -171,7 +171,7 @@ class RunFolder:
         return resolve(RunSettings, self.config, {})
 
     def reject_foreign(self) -> None:
-        """Raise ConfigError if there is a config.yaml here that is not of a run: training would replace it."""
+        """Raise ConfigError if there is a config.yaml here that does not belong to a run: training would replace it."""
         if self.exists():
             try:
                 self.settings()
@@ -212,8 +212,8 @@ class RunFolder:
         if newest is None:
             damaged = [problem for entry in self.all_checkpoints() if (problem := entry.problem())]
             none = "no other checkpoint can be read" if without else "it has no checkpoint yet"
-            why = f"{damaged[0]}, and no checkpoint before it is whole" if damaged else none
-            raise ModelError(f"{self.path} cannot be used: {why}. Train it (again), or copy it anew.")
+            why = f"{damaged[0]}, and no earlier checkpoint is valid" if damaged else none
+            raise ModelError(f"{self.path} cannot be used: {why}. Train it (again), or copy it again.")
         chosen = newest.state.get("best", {})
         name = str(chosen.get("name") or f"step-{chosen.get('step', newest.step)}")
         best = Checkpoint(self.checkpoints / name) if re.fullmatch(r"(step|mean)-\d+", name) else newest
@@ -226,7 +226,7 @@ class RunFolder:
         return newest
 
     def first_readable(self, chosen: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
-        """What is read from a checkpoint; where the system does not let it be read, from the best of the others."""
+        """Read from a checkpoint or, if it cannot be read, from the best of the others."""
         tried = [chosen]
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Initial weights: what a fine-tuned run starts with, and what a resumed one remembers of it."""
+"""The initial weights of a fine-tuned run, and their hash, which a resumed run keeps."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class Initial(NamedTuple):
 
 
 def load_initial(settings: RunSettings, corpus: Corpus, teachers: TokenizerPair | None) -> Initial:
-    """What a run without a checkpoint starts with."""
+    """Load what a new run starts from."""
     start = settings.training.init_from
     if start is None:
         return Initial()
@@ -62,11 +62,13 @@ def load_initial(settings: RunSettings, corpus: Corpus, teachers: TokenizerPair 
     changed = [f"tokenizer.{key}" for key in other_tokens(loaded.settings.tokenizer, settings.tokenizer)]
     if changed:
         raise ConfigError(
-            f"{INIT_FROM}: {start} was trained with another {', '.join(changed)}, and its weights only fit its own "
-            f"tokens. Copy `tokenizer:` from {folder.config}."
+            f"{INIT_FROM}: {start} was trained with a different {', '.join(changed)}, and its weights fit only its "
+            f"own tokens. Copy `tokenizer:` from {folder.config}."
         )
     if teachers is not None and teachers.fingerprint() != loaded.tokenizers.fingerprint():
-        raise ConfigError(f"{INIT_FROM}: {start} and training.teachers have different vocabularies. Use one of them.")
+        raise ConfigError(
+            f"{INIT_FROM}: {start} and training.teachers have different vocabularies. Use only one of them."
+        )
     first = Pairs.of(islice(corpus.train, _MOST_SAMPLED))
     _report_unknown(loaded.tokenizers.source, "source", first.sources)
     _report_unknown(loaded.tokenizers.target, "target", first.targets)
@@ -94,7 +96,7 @@ def recall_initial(settings: RunSettings, saved: Mapping[str, str] | str) -> Ini
 
 
 def _report_unknown(tokenizer: Tokenizer, side: str, texts: Sequence[str]) -> None:
-    """Name what an inherited tokenizer has no token for: the model cannot tell one from another."""
+    """Report text that an inherited tokenizer has no token for, since the model cannot distinguish it."""
     odd = [text for text, ids in zip(texts, tokenizer.ids(texts), strict=True) if UNKNOWN in ids]
     if not odd:
         return

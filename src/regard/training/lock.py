@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process trains in it, and writes only while the folder is where it was."""
+"""The lock of a run folder: one process trains in it, and writes only while the folder is at its path."""
 
 import fcntl
 import os
@@ -33,7 +33,7 @@ class LockedFolder:
             )
 
     def follow(self) -> Path | None:
-        """Where the folder is after it was moved, which is its path from now on; None if it was not moved."""
+        """If the folder was moved, use its new path from now on and return it; None if it was not moved."""
         if self._is_at(self.path):
             return None
         moved = _current_path(self.directory.descriptor)
@@ -52,13 +52,13 @@ class LockedFolder:
 
 @contextmanager
 def lock_folder(path: Path) -> Iterator[LockedFolder]:
-    """Keep every other process from training in a folder, which is made where it does not exist.
+    """Lock a folder for training by this process; create it if it does not exist.
 
-    The lock is released when the process ends, in whatever way.
+    The lock is released when the process ends, however it ends.
     """
     path.mkdir(parents=True, exist_ok=True)
     reject_links(path)
-    if path.resolve() != path.absolute():  # a link on the way to it may lead elsewhere later
+    if path.resolve() != path.absolute():  # a link in the path may be changed later
         path = path.resolve()
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -92,7 +92,7 @@ def _acquire(path: Path, lock: int) -> None:
 
 
 def _current_path(descriptor: int) -> Path | None:
-    """The path of an open directory, where the system tells it."""
+    """The path of an open directory, if the system provides it."""
     try:
         if sys.platform == "darwin":
             return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))

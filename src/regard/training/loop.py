@@ -89,7 +89,7 @@ class Training:
     ahead: dict[int, list[Batch]] = field(default_factory=dict)
     """The batches of the next step, where they are made while a GPU works."""
     deadline: Deadline | None = None
-    """What rescales the schedule so that the run ends on time."""
+    """Rescales the schedule so that the run ends on time."""
 
     @property
     def folder(self) -> RunFolder:
@@ -113,7 +113,7 @@ class Training:
             initial = recall_initial(settings, newest.state["data"])
         learned_from = {**fingerprint, **staff.fingerprint, **initial.fingerprint}
         if newest is not None:
-            if over:  # nobody is asked any more what the teachers say
+            if over:  # the teachers are not needed any more
                 learned_from |= teachers_in(newest.state["data"])
             check_data_unchanged(folder, newest.state["data"], learned_from)
             newest.checkpoint.see_that_tokenizers_are_those_saved()
@@ -154,7 +154,7 @@ class Training:
         return self.progress.is_over(self.settings.training)
 
     def set_deadline(self, started: float) -> None:
-        """End on time, where that is asked for. A resumed run follows the schedule that it has."""
+        """Set the deadline of a new run, if there is one. A resumed run follows its saved schedule."""
         training = self.settings.training
         if training.minutes is not None and self.progress.step == 0:
             pairs = len(self.data.dev.sources[: training.validation_pairs])
@@ -254,7 +254,7 @@ class Training:
         events.write("schedule", step=step, end=schedule.end, seconds_per_step=pace, threads=torch.get_num_threads())
         narrator.set_steps(schedule.end)
         if abs(schedule.end - before.end) > 0.1 * (before.end - step):
-            narrator.say(f"At {pace:g} s per step, {schedule.end:,} steps end on time (before: {before.end:,}).")
+            narrator.say(f"At {pace:g} s per step, {schedule.end:,} steps fit the deadline (before: {before.end:,}).")
 
     def take_step(self) -> tuple[float, int]:
         """One update → (loss, tokens)."""
@@ -308,8 +308,8 @@ class Training:
     def _use_less_memory(self, batches: list[Batch], random: dict[str, torch.Tensor]) -> None:
         """After memory ran out: do without CUDA graphs, or else halve the micro-batches.
 
-        Both change the rounding, and which random numbers meet which pair. So the step starts again as if it had not
-        been tried, and the state is saved first: a run that is killed resumes in the same way.
+        Both change the rounding, and which random numbers are used for which pair. So the random state before the step
+        is restored and the state is saved before the step is repeated: a run that is killed resumes in the same way.
         """
         progress = self.progress
         if self.recorder is not None:
@@ -319,15 +319,14 @@ class Training:
         elif progress.pieces >= max(len(batch.ids) for batch in batches):
             longest = max(batch.source.tokens_BT.shape[1] for batch in batches)
             raise ResourceError(
-                f"Memory gave out at step {progress.step + 1:,} even with one pair at a time (the "
-                f"longest of the batch has {longest} tokens). Make the model or "
-                "tokenizer.max_length smaller."
+                f"Out of memory at step {progress.step + 1:,}, even with a batch of one pair (the longest has "
+                f"{longest} tokens). Use a smaller model or a smaller tokenizer.max_length."
             )
         else:
             progress.pieces *= 2
             remedy = f"each batch is processed as {progress.pieces} micro-batches"
         log.warning(
-            "Out of memory at step %d: from here on %s. The weights differ in rounding from those of a run with more "
+            "Out of memory at step %d: from now on, %s. The weights differ in rounding from those of a run with more "
             "memory.", progress.step + 1, remedy,
         )  # fmt: skip
         checkpoint.set_random_state(random, self.translator.device)
@@ -380,7 +379,7 @@ class Training:
     def _try_mean(self, events: EventLog, narrator: Narrator) -> None:
         """Use the mean of the last checkpoints if validation finds it better than each."""
         last = self._last_checkpoints()
-        narrator.say(f"the mean of the last {quantity(len(last), 'checkpoint')}:")
+        narrator.say(f"Average of the last {quantity(len(last), 'checkpoint')}:")
         self.progress.averaged = True
         with mean_in_place(self.model, last):
             if self._judge(events, narrator, f"mean-{self.progress.step}"):

@@ -21,7 +21,7 @@ def device_named(name: str) -> torch.device:
 
 
 def usable_threads() -> int:
-    """The CPU threads that may be used: as many as OMP_NUM_THREADS says, by default one for each core."""
+    """The number of CPU threads that may be used: OMP_NUM_THREADS, or by default one for each core."""
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if wanted.isdecimal() and int(wanted):
         return int(wanted)
@@ -38,8 +38,8 @@ def uses_bfloat16(settings: TrainingSettings, device: torch.device) -> bool:
 
 
 def _keeps_onednn(settings: TrainingSettings) -> bool:
-    """Whether oneDNN can be used throughout. In the middle of a step, torch would turn it off at the first product in
-    bfloat16 on a CPU that has none, and a resumed run would round differently from an undisturbed one.
+    """Whether oneDNN can stay enabled. On a CPU without bfloat16, torch disables it in the middle of a step, at the
+    first product in bfloat16, and a resumed run would round differently from an uninterrupted one.
     """
     device = device_named(settings.device)
     return device.type != "cpu" or not uses_bfloat16(settings, device) or cpu_has_bfloat16()
@@ -78,5 +78,5 @@ def told_when_disk_fails(folder: RunFolder) -> Iterator[None]:
             raise
         problem, remedy = describe_disk_failure(error, folder.path)
         raise ResourceError(
-            f"{problem}. The checkpoints before are whole: {remedy} and give the same command to go on."
+            f"{problem}. Earlier checkpoints are valid: {remedy} and run the same command to resume."
         ) from None

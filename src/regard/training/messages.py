@@ -32,9 +32,9 @@ def describe_end(run: "Training") -> str:
     progress, training = run.progress, run.settings.training
     early = ""
     if progress.step < progress.schedule.end:
-        early = f"; stopped early, no better in {quantity(progress.stale, 'validation')}"
+        early = f"; stopped early after {quantity(progress.stale, 'validation')} without improvement"
     best = progress.best.told(training.metric) if progress.best else "not validated"
-    which = "the mean of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
+    which = "average of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
     epochs = progress.step * training.accumulate / run.order.steps_per_epoch
     short = ""
     if training.minutes is not None and epochs < 2:

@@ -45,8 +45,8 @@ _DECAYS: dict[str, Callable[[float], float]] = {
 def learning_rate(position: float, settings: TrainingSettings, falls: int = 0) -> float:
     """The learning rate at a position of the schedule: a linear increase to the peak, then the decay.
 
-    The position is the step, counted from 1, unless a deadline rescales the schedule. `falls` is how often validation
-    has found a plateau, which counts where that is the decay.
+    The position is the step, counted from 1, unless a deadline rescales the schedule. `falls` is the number of plateaus
+    that validation has found; only the decay `plateau` uses it.
     """
     peak = settings.learning_rate
     if position <= settings.warmup:

@@ -1,4 +1,4 @@
-"""Resuming a run: what must be as it was, and what may make the run longer."""
+"""Resuming a run: what must not have changed, and what may make the run longer."""
 
 from regard.config import differences
 from regard.errors import ConfigError, DataError
@@ -15,30 +15,30 @@ def check_settings_unchanged(folder: RunFolder, settings: RunSettings) -> None:
     extended = _allowed_extensions(folder, before.training, settings.training)
     changed = {key: values for key, values in differences(before, settings).items() if key not in extended}
     saved = (before.training.save_every, settings.training.save_every)
-    if settings.training.average > 1 and saved[0] != saved[1]:  # harmless, where no mean is made of what is saved
+    if settings.training.average > 1 and saved[0] != saved[1]:  # may change if checkpoints are not averaged
         changed["training.save_every"] = saved
     if changed:
         listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items())
         raise ConfigError(
-            f"{folder.path} was begun with other settings: {listed}. Give the same settings to go on, "
-            f"choose another folder with --out, or remove {folder.path} to begin anew."
+            f"{folder.path} was started with different settings: {listed}. Use the same settings to resume, choose "
+            f"another folder with --out, or remove {folder.path} to start again."
         )
 
 
 def check_data_unchanged(folder: RunFolder, before: dict[str, str] | str, now: dict[str, str]) -> None:
     if isinstance(before, str):  # format 1 had one hash for all
         raise DataError(
-            f"{folder.path} was begun by an earlier version of regard, which kept no hash of each file: it can be "
-            "used, and not be trained on. Choose another folder with --out."
+            f"{folder.path} was started by an earlier version of regard, which saved no hash of each file: the model "
+            "can be used, but its training cannot be resumed. Choose another folder with --out."
         )
-    # Files may have other names, but each its old place: training files come before dev files.
+    # Files may be renamed, but their order is fixed: training files come before dev files.
     if list(before.values()) != list(now.values()):
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)] or list(now)
         taught = all(name.startswith(TEACHER) for name in changed)
-        what, old = ("weights have", "ones") if taught else ("data has", "data")
+        what, old = ("weights have", "weights") if taught else ("data has", "data")
         raise DataError(
-            f"{' and '.join(changed)}: the {what} changed since {folder.path} was begun. Bring the old {old} back to "
-            "go on, or choose another folder with --out."
+            f"{' and '.join(changed)}: the {what} changed since {folder.path} was started. Restore the old {old} to "
+            "resume, or choose another folder with --out."
         )
 
 

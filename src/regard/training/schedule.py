@@ -1,8 +1,8 @@
-"""The schedule of a run: how far along it each step is, and how a deadline rescales it.
+"""The schedule of a run: it maps steps to positions, and a deadline rescales it.
 
 Settings are written for a schedule of `training.steps` positions: warm-up, decay, validations, saves. Usually a step
 advances the schedule by one position. A deadline (`training.minutes`) changes how many steps the schedule takes, by
-the speed measured while training; the positions, and all that is set by them, stay what they are. The segments are
+the speed measured while training; the positions, and the settings that refer to them, do not change. The segments are
 saved with every checkpoint, so the learning rate and the steps of validation remain pure functions of the step.
 """
 
@@ -23,19 +23,19 @@ VALIDATION_SHARE = 0.2
 """Validations are thinned out if they would take more than this share of the remaining time."""
 
 _FIRST_CHECK, _CHECKS = 0.02, 0.03
-"""Shares of the whole time after which the speed is measured for the first time, and then again and again."""
+"""Shares of the whole time: before the speed is measured first, and between later measurements."""
 
 _TOLERANCE = 0.01
 """The schedule is left alone if it would end this close to the deadline, as a share of the whole time."""
 
 _RESERVE = 0.01, 3.0
-"""Time kept for the end of the process: a share of the whole time, and the most seconds."""
+"""Time reserved for the end of the process: a share of the whole time, and the most seconds."""
 
 _FEWEST_STEPS = 3
 """Steps that a measurement needs."""
 
 _SLOWER = 1.6
-"""One thread is tried where steps on several take this many times as long as they did."""
+"""One thread is tried if steps on several become slower by this factor."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Schedule:
 
     @property
     def end(self) -> int:
-        """The number of steps, as far as it is known."""
+        """The number of steps, unless the schedule is revised."""
         return self.current.end
 
     def position(self, step: int) -> float:
-        """How far along the schedule a run is after `step` steps."""
+        """The position of a run in the schedule after `step` steps."""
         segment = self._segment(step)
         if step >= segment.end:
             return float(self.length)
@@ -92,7 +92,7 @@ class Schedule:
         return -(-self.length // every) - int(self.position(step) // every)
 
     def revised(self, step: int, **changes: Any) -> Self:
-        """The same up to `step`; from there on with other values of a segment."""
+        """The same schedule up to `step`, followed by a segment with these changes."""
         segment = replace(self.current, step=step, position=self.position(step), **changes)
         kept = self.segments if step > self.current.step else self.segments[:-1]
         return replace(self, segments=(*kept, segment))
@@ -110,7 +110,7 @@ class Schedule:
 
 
 def order_of(data: Encoded, settings: RunSettings) -> Order:
-    """Which pairs a run learns from at which step."""
+    """The batch sampler of a run."""
     training = settings.training
     if training.batch_tokens is None:
         return ByPairs(data.sources.lengths, training.batch_size, settings.seed, data.sources.lengths_in)
@@ -129,14 +129,14 @@ def order_of(data: Encoded, settings: RunSettings) -> Order:
 
 
 def most_steps(order: Order, training: TrainingSettings) -> int | None:
-    """The steps of as many passes over the training pairs as the settings allow."""
+    """The number of steps in `max_epochs` passes over the training pairs; None if there is no such limit."""
     if training.max_epochs is None:
         return None
     return max(1, round(training.max_epochs * order.steps_per_epoch / training.accumulate))
 
 
 def schedule_of(order: Order, training: TrainingSettings) -> Schedule:
-    """The schedule of a run that starts."""
+    """The schedule of a new run."""
     most = most_steps(order, training)
     return Schedule.of(training.steps, None if most is None else min(training.steps, most))
 
@@ -156,18 +156,18 @@ class Deadline:
     validations_after: int = 0
     """Validations after the last step."""
     validation_steps: float = 0.0
-    """A guess of how many steps a validation takes as long as, until one has been measured."""
+    """Estimated duration of a validation, in steps; used until one has been measured."""
     clock: Callable[[], float] = time.monotonic
     _steps: int = field(default=0, init=False)
     _busy: float = field(default=0.0, init=False)
     """Seconds that the steps since the last check took."""
     _pace: float | None = field(default=None, init=False)
-    """Seconds per step, averaged with a preference for the last ones."""
+    """Seconds per step: a moving average, in which recent steps count more."""
     _overhead: float | None = field(default=None, init=False)
-    """Seconds that the last validation took, with the checkpoint after it."""
+    """Seconds that the last validation and its checkpoint took."""
     _checked: float = field(default=0.0, init=False)
     _before: float | None = field(default=None, init=False)
-    """Seconds per step on all threads, before one alone was tried."""
+    """Seconds per step on all threads, before one thread was tried."""
 
     def __post_init__(self) -> None:
         self._checked = self.clock() - (_CHECKS - _FIRST_CHECK) * self.seconds
@@ -195,7 +195,7 @@ class Deadline:
         return self._steps >= _FEWEST_STEPS and self.clock() - self._checked >= _CHECKS * self.seconds
 
     def revise(self, schedule: Schedule, step: int, validate_every: int) -> Schedule:
-        """The schedule after `step`, rescaled to end on time; the same one where that is what it does."""
+        """Rescale the schedule after `step` to end on time; return it unchanged if it already does."""
         recent = self._busy / self._steps
         threads = self._threads(schedule.current.threads, recent)
         unsettled = self._pace is None or threads != schedule.current.threads
@@ -219,8 +219,8 @@ class Deadline:
         return schedule.revised(step, end=end, thinning=thinning, threads=threads)
 
     def _threads(self, now: int | None, recent: float) -> int | None:
-        """One thread where several have become much slower than they were: they wait for cores that another process
-        keeps busy. All again, and for good, where one turns out to be slower still.
+        """Switch to one thread if several have become much slower, because they wait for cores that another process
+        keeps busy. Switch back for good if one thread is slower still.
         """
         if self.threads == 1:
             return None

@@ -53,7 +53,7 @@ class Scores:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """Also from what was written when accuracy and loss were all there was. JSON has null in place of NaN."""
+        """Also reads an earlier format, with only accuracy and loss. JSON has null in place of NaN."""
         other = {"step", "name", "pairs", "signatures"}
         values = {name: math.nan if value is None else value for name, value in state.items() if name not in other}
         return cls(state["pairs"], values, dict(state.get("signatures", {})))

@@ -185,7 +185,7 @@ class TrainingSettings(Settings):
     )
     device: str = Field("auto", json_schema_extra=HARMLESS, description="auto, cpu, cuda or cuda:N")
     threads: PositiveInt = Field(
-        1, json_schema_extra=HARMLESS, description="CPU threads; more than one pays for large models alone"
+        1, json_schema_extra=HARMLESS, description="CPU threads; more than one is faster only for large models"
     )
 
     @field_validator("device")
@@ -223,7 +223,7 @@ class TrainingSettings(Settings):
 
 
 def with_deadline(overrides: Mapping[str, Any], minutes: float | None) -> dict[str, Any]:
-    """Overrides of a run that ends after some minutes, where a number is given."""
+    """The overrides with a deadline, if one is given."""
     if minutes is None:
         return dict(overrides)
     if "training.steps" in overrides:

@@ -64,7 +64,7 @@ def staff_of(student: RunSettings, device: torch.device) -> Staff:
 
 
 def teachers_in(data: Mapping[str, str] | str) -> dict[str, str]:
-    """The teachers among what a run learned from, as it was saved, each with the hash of its weights."""
+    """The teachers in the saved state of a run, each with the hash of its weights."""
     return {} if isinstance(data, str) else {name: own for name, own in data.items() if name.startswith(TEACHER)}
 
 

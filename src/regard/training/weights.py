@@ -63,9 +63,9 @@ def mean_of(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
 
 @contextmanager
 def mean_in_place(model: nn.Module, checkpoints: Sequence[Checkpoint]) -> Iterator[None]:
-    """For a while, the model has the mean of some checkpoints' weights."""
+    """Within the context, the model has the average of the checkpoints' weights."""
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.load_state_dict(mean_of(checkpoints), strict=False)  # a matrix that goes by two names is there once
+    model.load_state_dict(mean_of(checkpoints), strict=False)  # tied weights are stored once
     try:
         yield
     finally:
@@ -85,7 +85,7 @@ def read_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], path: Path) -> None:
-    """Raise ModelError, with the name of the tensor, unless each has its type and only finite numbers."""
+    """Raise ModelError, with the name of the tensor, unless each has its dtype and only finite values."""
     for name, tensor in tensors.items():
         if tensor.dtype != dtypes[name]:
             found, expected = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, dtypes[name]))

@@ -167,8 +167,8 @@ def test_the_pairs_that_are_met_are_counted_in_the_split_that_is_held_out() -> N
     )
     findings = judge([take(train, characters), take(dev, characters)], characters, Limits())
     told = {finding.kind.name: finding.told for finding in findings}
-    assert told["leak"] == "they meet 1 of the 3 pairs of dev (33.3%)"
-    assert told["overlap"] == "they meet 1 of the 3 pairs of dev (33.3%)"
+    assert told["leak"] == "they match 1 of the 3 pairs of dev (33.3%)"
+    assert told["overlap"] == "they match 1 of the 3 pairs of dev (33.3%)"
 
 
 def test_a_few_copies_and_duplicates_are_worth_a_note_and_many_a_warning() -> None:
@@ -207,7 +207,7 @@ def test_what_stands_in_place_of_a_tab_is_named(tmp_path: Path, sign: str, name:
     survey = take(Split.of_files("x", Files(path=str(tmp_path / "x.txt"))), characters)
     told = judge([survey], characters, Limits())[0].told
     command = f"sed 's/{sign}/\\t/' {tmp_path}/x.txt > {tmp_path}/x.tsv"
-    assert told == f"{name} where a tab is expected: `{command}` makes TSV of the file"
+    assert told == f"{name} where a tab is expected: `{command}` converts the file to TSV"
 
 
 def test_a_pair_takes_less_than_fifty_bytes_however_long_it_is() -> None:

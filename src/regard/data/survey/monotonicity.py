@@ -9,11 +9,11 @@ _ITERATIONS = 8
 
 
 def correlate_order(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
-    """The correlation between the places of target symbols and of the source symbols that they translate.
+    """The correlation between the positions of target symbols and of the source symbols that they translate.
 
-    1 where targets follow the order of their sources, −1 where they reverse it, about 0 where the order is free. The
-    alignment is that of IBM Model 1 (Brown et al. 1993): t(y | x) by expectation maximisation, every place equally
-    likely beforehand, so that nothing about the order is assumed.
+    1 if targets follow the order of their sources, −1 if they reverse it, about 0 if the order is free. The alignment
+    is that of IBM Model 1 (Brown et al. 1993): t(y | x) by expectation maximisation with a uniform prior over
+    positions, so that no order is assumed.
     """
     long_enough = [(source, target) for source, target in pairs if len(source) > 1 and len(target) > 1]
     if not long_enough:
@@ -48,5 +48,5 @@ def _number(texts: Sequence[Sequence[str]]) -> list[NDArray[np.int64]]:
 
 
 def _places(symbols: NDArray[np.int64]) -> NDArray[np.float64]:
-    """From −1 to 1."""
+    """Positions, scaled to [−1, 1]."""
     return np.linspace(-1.0, 1.0, len(symbols))

@@ -137,16 +137,16 @@ def _within(survey: Survey, limits: Limits) -> Iterator[Finding]:
 
 
 def _hint(survey: Survey) -> str:
-    """What is between the columns of lines without a pair if all have it once, else the remedy of the first."""
+    """How to replace the separator that each line without a pair contains once; else the remedy of the first line."""
     rows = survey.no_pair_rows
     for sign, name in _SEPARATORS.items():
         if rows and all(row.source.count(sign) == 1 for row in rows):
-            return f"{name} where a tab is expected: `{_conversion(rows[0], sign)}` makes TSV of the file"
+            return f"{name} where a tab is expected: `{_conversion(rows[0], sign)}` converts the file to TSV"
     return next((row.remedy for row in rows), "").removesuffix(".")
 
 
 def _conversion(row: Row, sign: str) -> str:
-    """The command that puts a tab in the place of another sign, for the file of a row."""
+    """The command that replaces a separator with a tab in the file of a row."""
     path = Path(row.place.rpartition(":")[0])
     converted = path.with_name(f"{path.name.partition('.')[0]}.{'tabs.' if path.suffix == '.tsv' else ''}tsv")
     substitute = f"sed 's/{sign}/\\t/'"
@@ -158,10 +158,10 @@ def _conversion(row: Row, sign: str) -> str:
 def describe_unreadable(survey: Survey) -> str:
     """Why a file has no pair: what is wrong with its first line, and what to do about it."""
     if not survey.no_pair_rows:
-        return "it has no lines of data."
+        return "the file has no data lines."
     first, hint = survey.no_pair_rows[0], _hint(survey)
     told = hint[:1].upper() + hint[1:] if hint else "Correct the lines, or choose the columns to read (--columns A B)"
-    others = f", as on {quantity(survey.no_pairs, 'line')} in all" if survey.no_pairs > 1 else ""
+    others = f"; in all, {quantity(survey.no_pairs, 'line')} contain no pair" if survey.no_pairs > 1 else ""
     return f"{first.place}: {first.problem}{others}. {told}."
 
 
@@ -241,7 +241,7 @@ def _across(survey: Survey, others: Sequence[Survey]) -> Iterator[Finding]:
             (faults.OVERLAP, source_N, _among(other.source.hashes_N, survey.source.hashes_N[source_N])),
         ):
             share = met_N.mean() if len(other) else 0.0
-            told = f"they meet {met_N.sum():,} of the {quantity(len(other), 'pair')} of {other.name} ({share:.1%})"
+            told = f"they match {met_N.sum():,} of the {quantity(len(other), 'pair')} of {other.name} ({share:.1%})"
             yield Finding(kind, survey, np.flatnonzero(rows_N), told)
 
 
