@@ -28,8 +28,8 @@ def plainly() -> Iterator[None]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Turn off TF32 in cuDNN. By default, its recurrent networks round their inputs to TF32, and the score of a sentence
-    depends on the other sentences in its batch.
+    """Turn off TF32 in cuDNN. By default, its recurrent networks round their inputs to TF32, and the score of a
+    sentence depends on the other sentences in its batch.
     """
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
