@@ -30,7 +30,7 @@ from regard.training.machine import device_named
 from regard.training.measures import read_measures
 from regard.training.metrics import Questions, note_tokenised
 from regard.training.scores import Scores
-from regard.training.settings import RunSettings, with_deadline
+from regard.training.settings import RunSettings, TrainingSettings, with_deadline
 from regard.training.validation import Evaluation, evaluate
 
 
@@ -94,8 +94,8 @@ def choose(
     >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
     """
     started = time.monotonic() if started is None else started
-    with_deadline(overrides or {}, minutes)
-    given = dict(overrides or {})
+    given = with_deadline(overrides or {}, minutes)
+    minutes = resolve(TrainingSettings, {"minutes": given.pop("training.minutes", None)}, {}).minutes
     own = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
     files = pin_files(resolve(FilesData, data, own))
     device = device_named(str(given.get("training.device", "auto")))

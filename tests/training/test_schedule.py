@@ -183,9 +183,20 @@ def _weights(folder: RunFolder) -> dict[str, Tensor]:
 def test_minutes_and_steps_exclude_each_other(tmp_path: Path, cli: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         regard.train("dates", {"training.steps": 5}, out=tmp_path / "run", minutes=1)
-    done = cli("train", "dates", "training.steps=5", "--minutes", "1")
-    assert done.returncode == 2
-    assert "exclude each other" in done.stderr
+    for deadline in (["--minutes", "1"], ["training.minutes=1"]):
+        done = cli("train", "dates", "training.steps=5", *deadline)
+        assert done.returncode == 2
+        assert "exclude each other" in done.stderr
+
+
+def test_a_deadline_among_the_settings_is_one_with_pairs_too(cli: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_text("".join(f"{number}\t{number}\n" for number in range(100, 400)))
+    done = cli("train", "--pairs", "pairs.tsv", "training.minutes=0.05", "training.device=cpu")
+    assert done.returncode == 0, done.stderr
+    assert "Time: 3 seconds" in done.stderr
+    rejected = cli("train", "--pairs", "pairs.tsv", "training.minutes=soon", "--out", "other")
+    assert rejected.returncode == 2
+    assert "minutes" in rejected.stderr
 
 
 def test_the_number_of_threads_may_change_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import click
 
 from regard.cli.pairs import files_given, reading_given, reading_options
 from regard.config import parse_override, resolve
+from regard.data.layouts import EXTENSIONS
 from regard.errors import ConfigError
 from regard.training.finetuning import INIT_FROM, resolve_run
 from regard.training.folder import RunFolder, locate
@@ -48,7 +49,9 @@ Examples:
     help="Deadline of each run. The schedule is rescaled to the speed measured while training. With --pairs the "
     "default is at most 10.",
 )
-@click.option("--seeds", type=click.IntRange(min=1), default=1, help="Train so often, with one seed after the other.")
+@click.option(
+    "--seeds", metavar="N", type=click.IntRange(min=1), default=1, help="Train N runs with consecutive seeds."
+)
 @click.option(
     "--from", "start", metavar="RUN",
     help="Fine-tune: start from the best weights of RUN, with its tokenizers and its model. Without other data or "
@@ -73,9 +76,9 @@ def command(
     out: str | None,
     find: str | None,
 ) -> None:
-    """Train a model. Given again, the same command goes on where it stopped.
+    """Train a model, or resume one: the same command continues a run that was stopped.
 
-    Prints the run's folder; what happens meanwhile is told on stderr.
+    Prints the run folder on stdout; progress goes to stderr.
     """
     started = time.monotonic() - time.process_time()  # so the deadline includes the time for imports
     if words and not (pairs or source) and _is_data_file(words[0]):
@@ -145,7 +148,7 @@ def _own_data(
 
 def _is_data_file(word: str) -> bool:
     """Whether a name has the extension of a file of pairs."""
-    return "=" not in word and Path(word.removesuffix(".gz")).suffix in {".tsv", ".csv", ".jsonl"}
+    return "=" not in word and Path(word.removesuffix(".gz")).suffix in EXTENSIONS
 
 
 def _stem(path: str) -> str:

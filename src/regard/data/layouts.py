@@ -16,7 +16,7 @@ Format = Literal["tsv", "csv", "jsonl", "dictionary"]
 HEAD = 500
 """The number of lines that a layout is detected from."""
 
-_ENDINGS: dict[str, Format] = {
+EXTENSIONS: dict[str, Format] = {
     ".tsv": "tsv",
     ".csv": "csv",
     ".jsonl": "jsonl",
@@ -92,7 +92,7 @@ def _format(files: Files, head: Sequence[Line]) -> Format:
     if files.delimiter is not None:
         return "csv"
     assert files.path is not None
-    ending = next((form for end, form in _ENDINGS.items() if files.path.removesuffix(".gz").endswith(end)), None)
+    ending = next((form for end, form in EXTENSIONS.items() if files.path.removesuffix(".gz").endswith(end)), None)
     if ending is not None:
         return ending
     return "jsonl" if any(_json_object(line) for line in head[:1]) else "tsv"

@@ -224,11 +224,10 @@ class TrainingSettings(Settings):
 
 def with_deadline(overrides: Mapping[str, Any], minutes: float | None) -> dict[str, Any]:
     """The overrides with a deadline, if one is given."""
-    if minutes is None:
-        return dict(overrides)
-    if "training.steps" in overrides:
+    given = dict(overrides) if minutes is None else {**overrides, "training.minutes": minutes}
+    if given.get("training.minutes") is not None and "training.steps" in given:
         raise ConfigError("A number of minutes and training.steps exclude each other: give one of them.")
-    return {**overrides, "training.minutes": minutes}
+    return given
 
 
 class RunSettings(Settings):
