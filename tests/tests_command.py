@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ Result = subprocess.CompletedProcess[str]
 
 PRELOADED = ["torch._dynamo", "regard.api", "regard.cli.train", "regard.cli.predict", "regard.cli.evaluate"]
 STREAMS = ("stdin", "stdout", "stderr")
+NOISE = re.compile(r"^(.*Can't open MIDR_EL1 sysfs entry|Error in cpuinfo: .*)\n", flags=re.MULTILINE)
+"""What torch's libraries print on an ARM CPU where /sys is not mounted, as in a chroot."""
 
 
 def fresh(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
@@ -21,7 +24,7 @@ def fresh(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
     command = [sys.executable, "-m", "regard", *words]
     env = {**os.environ, "PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, input=stdin, capture_output=True, cwd=cwd, timeout=timeout, env=env, check=False)
-    return Result(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+    return Result(command, done.returncode, done.stdout.decode(), NOISE.sub("", done.stderr.decode()))
 
 
 def warm(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
@@ -37,7 +40,7 @@ def warm(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
             raise subprocess.TimeoutExpired(words, timeout)
         assert process.exitcode is not None
         out, err = (Path(place, name).read_bytes().decode() for name in STREAMS[1:])
-        return Result(["regard", *words], process.exitcode, out, err)
+        return Result(["regard", *words], process.exitcode, out, NOISE.sub("", err))
 
 
 @cache
