@@ -288,7 +288,7 @@ def test_where_no_checkpoint_can_be_read_it_is_said_which(cli: Run, run: Path) -
         state.mkdir()
     done = cli("predict", "run", "3 mai 2009")
     assert done.returncode == 4
-    assert "step-4/state.json cannot be read (Is a directory), and no checkpoint before it" in done.stderr
+    assert "step-4/state.json cannot be read (Is a directory), and no earlier checkpoint is valid" in done.stderr
 
 
 def change(run: Path, file: str, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
