@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from regard.config import resolve
 from regard.data.settings import BPETokenizer
+from regard.errors import quantity
 from regard.models.settings import RecurrentModel
 from regard.training.choice import FEWEST_STEPS, VOCABULARIES, Chosen
 from regard.training.finetuning import INIT_FROM
@@ -133,8 +134,7 @@ def fit(chosen: Chosen, pace: Pace, minutes: float | None, left: float, override
     dropout = f" Dropout is {settings.model.dropout}." if "model.dropout" in wanted else ""
     reasons = [
         f"Time: {_duration(60 * minutes if minutes else steps * seconds / _STEPS_SHARE)}, about {steps:,} steps of "
-        f"{seconds:.2g} s on "
-        f"{pace.threads} thread{'s' * (pace.threads > 1)}. Each pair is seen {passes:.2g} times.{dropout}"
+        f"{seconds:.2g} s on {quantity(pace.threads, 'thread')}. Each pair is seen {passes:.2g} times.{dropout}"
     ]
     if passes < _ENOUGH_PASSES and not fixed:
         reasons.append(_too_short(minutes or DEFAULT_MINUTES, passes))

@@ -23,6 +23,7 @@ from regard.training.loop import Training
 from regard.training.losses import backward
 from regard.training.machine import usable_threads
 from regard.training.optim import clip_gradients, set_rate
+from regard.training.schedule import steps_per_epoch
 from regard.training.settings import RunSettings
 
 
@@ -60,7 +61,7 @@ def find_pace(settings: RunSettings, budget: float = 5.0) -> Pace:
                 seconds[threads] = _seconds_per_step(training, budget / len(counts), min(seconds.values(), default=0))
         finally:
             torch.set_num_threads(before)
-        return Pace(seconds, training.order.steps_per_epoch / settings.training.accumulate)
+        return Pace(seconds, steps_per_epoch(training.order, settings.training))
 
 
 def _seconds_per_step(training: Training, budget: float, known: float, most: int = 100) -> float:

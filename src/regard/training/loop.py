@@ -35,7 +35,7 @@ from regard.training.machine import device_named, kept_for_a_run, told_when_disk
 from regard.training.messages import describe_end, describe_pairs, describe_start
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
 from regard.training.resume import check_data_unchanged, check_settings_unchanged
-from regard.training.schedule import Deadline, Schedule, most_steps, order_of, schedule_of
+from regard.training.schedule import Deadline, Schedule, most_steps, order_of, schedule_of, steps_per_epoch
 from regard.training.settings import RunSettings
 from regard.training.signals import stop_on_signals
 from regard.training.teaching import Staff, staff_of, teachers_in
@@ -158,7 +158,7 @@ class Training:
         training = self.settings.training
         if training.minutes is not None and self.progress.step == 0:
             pairs = len(self.data.dev.sources[: training.validation_pairs])
-            pairs_per_step = len(self.data.train) * training.accumulate / self.order.steps_per_epoch
+            pairs_per_step = len(self.data.train) / steps_per_epoch(self.order, training)
             self.deadline = Deadline(
                 seconds=60 * training.minutes,
                 started=started,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from regard.data.batching import Batch
 from regard.data.order import padding_share
 from regard.errors import quantity
+from regard.training.schedule import steps_per_epoch
 
 if TYPE_CHECKING:
     from regard.training.loop import Training
@@ -35,7 +36,7 @@ def describe_end(run: "Training") -> str:
         early = f"; stopped early after {quantity(progress.stale, 'validation')} without improvement"
     best = progress.best.told(training.metric) if progress.best else "not validated"
     which = "average of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
-    epochs = progress.step * training.accumulate / run.order.steps_per_epoch
+    epochs = progress.step / steps_per_epoch(run.order, training)
     short = ""
     if training.minutes is not None and epochs < 2:
         short = f" Each pair was seen {epochs:.1f} times: more minutes would improve the model."

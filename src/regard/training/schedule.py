@@ -128,11 +128,16 @@ def order_of(data: Encoded, settings: RunSettings) -> Order:
     return order
 
 
+def steps_per_epoch(order: Order, training: TrainingSettings) -> float:
+    """Optimizer steps in one pass over the training pairs."""
+    return order.steps_per_epoch / training.accumulate
+
+
 def most_steps(order: Order, training: TrainingSettings) -> int | None:
     """The number of steps in `max_epochs` passes over the training pairs; None if there is no such limit."""
     if training.max_epochs is None:
         return None
-    return max(1, round(training.max_epochs * order.steps_per_epoch / training.accumulate))
+    return max(1, round(training.max_epochs * steps_per_epoch(order, training)))
 
 
 def schedule_of(order: Order, training: TrainingSettings) -> Schedule:
