@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 import regard
-from regard.cli.tables import table
 from regard.config import resolve
 from regard.data.corpora import load_corpus
-from regard.training.settings import RunSettings
+from regard.formatting import table
+from regard.runs.settings import RunSettings
 
 FIXED = {"kind": "fixed", "embedding": 64, "encoder": {"hidden": 64}, "decoder": {"hidden": 128}, "dropout": 0.0}
 TRANSFORMER = {"kind": "transformer", "size": 128, "heads": 4, "layers": 2, "feedforward": 256, "dropout": 0.0}

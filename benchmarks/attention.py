@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.cli.tables import table
+from regard.formatting import table
 
 WIDTH, HEADS = 512, 8
 

@@ -37,9 +37,9 @@ def stage(name: str, path: str, tokenizer: str) -> None:
     """One stage, in this process."""
     from regard.config import resolve
     from regard.data.corpora import load_corpus
-    from regard.data.order import ByTokens, padding_share
     from regard.data.preparation import Request, prepare
-    from regard.training.settings import RunSettings
+    from regard.data.sampler import ByTokens, padding_share
+    from regard.runs.settings import RunSettings
 
     start = time.perf_counter()
     settings = resolve(RunSettings, "pairs", {"data.train": path, "tokenizer": tokenizer})

@@ -18,12 +18,12 @@ import numpy as np
 
 import regard
 from regard.attention.mechanisms import MECHANISMS, Mechanism
-from regard.cli.tables import table
 from regard.config import resolve
 from regard.data.corpora import load_corpus
-from regard.training.events import read_events
-from regard.training.folder import RunFolder
-from regard.training.settings import RunSettings
+from regard.formatting import table
+from regard.runs.events import read_events
+from regard.runs.folder import RunFolder
+from regard.runs.settings import RunSettings
 
 SENTENCE = "Sunday, May 3, 2009"
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.cli.tables import table
-from regard.recurrent import kernels
+from regard.formatting import table
+from regard.recurrent import dispatch
 from regard.recurrent.cells import LSTMCell
 from regard.recurrent.settings import VARIANTS
 
@@ -148,8 +148,8 @@ class Population:
         gates = gates.view(trials, steps, rows, -1).transpose(0, 1).contiguous()
         start = gates.new_zeros(trials, rows, self.widest)
         remembered = (gates.new_zeros(trials, rows, gates.shape[-1] - self.widest),) if "gates" in weights else ()
-        matrices = kernels.LSTMWeights(weights["state"], weights.get("peepholes"), weights.get("gates"))
-        scan = kernels.lstm_sweep(self.form, gates, (start, start, *remembered), matrices, keep, fused=gates.is_cuda)
+        matrices = dispatch.LSTMWeights(weights["state"], weights.get("peepholes"), weights.get("gates"))
+        scan = dispatch.lstm_sweep(self.form, gates, (start, start, *remembered), matrices, keep, fused=gates.is_cuda)
         states = scan[0].transpose(0, 1).reshape(trials, steps * rows, -1)
         if training:
             states = states * self.dropout("output", steps * rows, self.widest)

@@ -11,7 +11,7 @@ from regard.models.recurrent import RecurrentEncoder
 from regard.models.seq2seq import Seq2Seq
 from regard.models.settings import RecurrentModel, TransformerModel
 from regard.recurrent.cells import Cell
-from regard.recurrent.kernels import torch_weights
+from regard.recurrent.fast.cudnn import torch_weights
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.cli.tables import table
-from regard.recurrent import kernels
+from regard.formatting import table
+from regard.recurrent import dispatch
 from regard.recurrent.cells import Cell
 from regard.recurrent.settings import VARIANTS
 
@@ -93,7 +93,7 @@ def main() -> None:
     for name, build in networks().items():
         network = put(build(width))
         cell = network.stack.cells[0]
-        path = kernels.plan(cell, args.device, dtype, rows=rows).path
+        path = dispatch.dispatch_layer(cell, args.device, dtype, rows=rows).path
         ours = milliseconds(lambda x, network=network: network(x)[0], x_BTD, args.repeats)
         plain = milliseconds(lambda x, cell=cell: loop(cell, x), x_BTD, max(1, args.repeats // 3))
         lines.append([name, path, f"{ours:.1f}", f"{plain:.1f}", f"{plain / ours:.1f}", f"{lstm / ours:.2f}"])

@@ -13,8 +13,8 @@ import torch
 from regard.config import parse_override, resolve
 from regard.data.corpora import load_corpus
 from regard.data.preparation import Request, prepare
+from regard.runs.settings import RunSettings
 from regard.training.schedule import order_of
-from regard.training.settings import RunSettings
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from regard.data.cache import sha256
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 
 SETTINGS = [
     "model.encoder.hidden=32",

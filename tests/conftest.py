@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run as plain Python, where it is set before Triton is imported
 
 import regard
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 from tests_command import Result, warm
 from tests_shared import SMALL
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import regard
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 
 NETWORKS = [regard.RNN, regard.GRU, regard.LSTM]
 

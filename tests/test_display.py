@@ -5,7 +5,7 @@ import re
 import pytest
 
 import regard
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 from tests_shared import OneModel
 
 

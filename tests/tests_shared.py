@@ -12,9 +12,9 @@ from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq
 from regard.models.settings import Model
+from regard.runs.settings import Teachers
 from regard.training import loop
-from regard.training.settings import Teachers
-from regard.training.teaching import Teaching
+from regard.training.distillation import Teaching
 
 SMALL = {
     "data.train": 400,

@@ -3,12 +3,14 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from regard.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from regard.api import Model, Run, choose, load, train
     from regard.attention.attention import Attention
     from regard.attention.equation import attend
-    from regard.attention.heads import MultiHeadAttention
     from regard.attention.mechanisms import mechanisms
+    from regard.attention.multihead import MultiHeadAttention
     from regard.attention.positions import sinusoidal_positions
     from regard.attention.record import record
     from regard.attention.scores import InnerProduct, Score, register_score
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from regard.inspection.trace import Trace
     from regard.recurrent.modules import GRU, LSTM, RNN
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "ArgumentTypeError": "regard.errors",
@@ -42,7 +43,7 @@ _HOMES = {
     "Interrupted": "regard.errors",
     "Model": "regard.api",
     "ModelError": "regard.errors",
-    "MultiHeadAttention": "regard.attention.heads",
+    "MultiHeadAttention": "regard.attention.multihead",
     "Prediction": "regard.inspection.prediction",
     "RegardError": "regard.errors",
     "ResourceError": "regard.errors",

@@ -13,25 +13,26 @@ from regard.config import resolve
 from regard.data.corpora import describe_held_back
 from regard.data.pinning import pin_files
 from regard.data.settings import FilesData
-from regard.decoding.ensemble import ensemble
+from regard.decoding.predictor import Translator, Wishes
 from regard.decoding.settings import SearchSettings
-from regard.decoding.translator import Translator, Wishes
 from regard.errors import ArgumentTypeError, ConfigError
+from regard.evaluation.metrics import Questions, note_tokenised
+from regard.evaluation.settings import read_measures
+from regard.evaluation.validation import Evaluation, evaluate
+from regard.evaluation.values import Scores
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
+from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq
-from regard.training import budget, checkpoint, choice, loop
-from regard.training.choice import Chosen
-from regard.training.events import read_events
-from regard.training.finder import find_pace
+from regard.runs import checkpoints
+from regard.runs.events import read_events
+from regard.runs.folder import Checkpoint, RunFolder, locate, open_models
+from regard.runs.settings import RunSettings, TrainingSettings, with_deadline
+from regard.training import autoconfig, budget, loop
+from regard.training.autoconfig import Chosen
 from regard.training.finetuning import resolve_run
-from regard.training.folder import Checkpoint, RunFolder, locate, open_models
+from regard.training.lr_finder import find_pace
 from regard.training.machine import device_named
-from regard.training.measures import read_measures
-from regard.training.metrics import Questions, note_tokenised
-from regard.training.scores import Scores
-from regard.training.settings import RunSettings, TrainingSettings, with_deadline
-from regard.training.validation import Evaluation, evaluate
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def choose(
     own = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
     files = pin_files(resolve(FilesData, data, own))
     device = device_named(str(given.get("training.device", "auto")))
-    chosen = choice.choose(files, given, cuda=device.type == "cuda")
+    chosen = autoconfig.choose(files, given, cuda=device.type == "cuda")
     for reason in filter(None, [*chosen.reasons, describe_held_back(files)]):
         say(reason)
     seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
@@ -139,7 +140,7 @@ class Model:
 
     @classmethod
     def open(cls, folder: RunFolder, chosen: Checkpoint) -> "Model":
-        settings, tokenizers, model, used = checkpoint.load_model(folder, chosen)
+        settings, tokenizers, model, used = checkpoints.load_model(folder, chosen)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         translator = Translator(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
         best = used.state.get("best") or {}

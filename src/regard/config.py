@@ -17,7 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
-from regard.errors import ConfigError, did_you_mean, nearest
+from regard.errors import ConfigError
+from regard.formatting import did_you_mean, nearest
 
 Tree = dict[str, Any]
 Path_ = tuple[str | int, ...]

@@ -70,7 +70,7 @@ def test_causal_over_another_sequence_is_refused() -> None:
     with pytest.raises(regard.ConfigError, match="3 queries and 5 slots"):
         attention(torch.randn(1, 3, 4), torch.randn(1, 5, 4))
     from regard.config import resolve
-    from regard.training.settings import RunSettings
+    from regard.runs.settings import RunSettings
 
     with pytest.raises(regard.ConfigError, match="a target attends to a source"):
         resolve(RunSettings, "dates", {"model.attention.scope": "causal"})

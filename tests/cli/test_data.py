@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -11,8 +11,8 @@ import yaml
 from sacrebleu.metrics.bleu import BLEU
 
 import regard
-from regard.training.folder import RunFolder
-from regard.training.measures import KINDS
+from regard.evaluation.settings import KINDS
+from regard.runs.folder import RunFolder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

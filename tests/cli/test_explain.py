@@ -14,7 +14,7 @@ def test_the_path_of_each_attention_is_told_with_the_reasons(cli: Run) -> None:
     told = cli("explain", "dates").stdout
     assert "vᵀ tanh(W q + U k)" in told
     assert "training and predicting: chunked" in told
-    assert "not fused: the score Additive is no dot product in disguise" in told
+    assert "not fused: the score Additive is not equivalent to a dot product" in told
     told = cli("explain", "dates", "model.attention=chorowski").stdout
     assert "goes step by step" in told
     told = cli("explain", "dates", "model.decoder.order=conditional").stdout

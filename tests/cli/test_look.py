@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from regard.cli import look
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,9 +10,9 @@ import pytest
 
 import regard
 from regard.config import resolve
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
+from regard.runs.settings import RunSettings
 from regard.training.resume import check_data_unchanged
-from regard.training.settings import RunSettings
 from tests_shared import SMALL
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -8,7 +8,7 @@ import pytest
 
 from regard.config import resolve
 from regard.errors import ConfigError
-from regard.training.settings import NoConsistency, RunSettings
+from regard.runs.settings import NoConsistency, RunSettings
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -151,7 +151,7 @@ def test_debug_shows_the_traceback(cli: Run) -> None:
 
 def test_a_mechanism_can_be_changed_in_one_part(tmp_path: Path) -> None:
     from regard.config import flatten, resolve
-    from regard.training.settings import RunSettings
+    from regard.runs.settings import RunSettings
 
     changed = {"model.attention": "luong-local-m", "model.attention.scope.window": 3}
     flat = flatten(resolve(RunSettings, "dates", changed))

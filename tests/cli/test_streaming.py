@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from regard.cli.streaming import PAUSE, read_chunks
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 from tests_command import NOISE
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 from tests_shared import SMALL, words
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

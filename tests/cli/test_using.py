@@ -18,7 +18,7 @@ import regard
 from regard.data.batching import pad
 from regard.data.cache import sha256
 from regard.data.tokens.tokenizers import START
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 from tests_command import fresh
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -47,7 +47,7 @@ def test_many_lines_keep_their_order_whatever_the_batch(cli: Run, small_run: Run
 
 
 def test_json_holds_text_score_and_tokens(cli: Run, small_run: RunFolder) -> None:
-    done = cli("translate", small_run.path, "--json", "--attention", "3 mai 2009")
+    done = cli("predict", small_run.path, "--json", "--attention", "3 mai 2009")
     record = json.loads(done.stdout)
     assert record["source_tokens"] == list("3 mai 2009")
     assert len(record["attention"]) == len(record["tokens"])

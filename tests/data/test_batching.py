@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from regard.data.batching import Encoded, pad
-from regard.data.order import ByPairs, ByTokens, by_length, padding_share
 from regard.data.ragged import Ids, Ragged
+from regard.data.sampler import ByPairs, ByTokens, by_length, padding_share
 from regard.data.tokens.tokenizers import END, PAD, START
 
 LENGTHS = np.random.Generator(np.random.PCG64(0)).integers(1, 60, 1000)

@@ -15,7 +15,7 @@ from regard.data.files import Files
 from regard.data.lines import LONGEST, read_lines
 from regard.data.settings import FilesData
 from regard.errors import ConfigError, DataError
-from regard.training.settings import RunSettings
+from regard.runs.settings import RunSettings
 
 EXPECTED = Pairs(["Guten Tag", "ja, bitte", "ä\u2028ö"], ["good day", "yes, please", "a\x0bo"])
 ROWS = list(zip(EXPECTED.sources, EXPECTED.targets, strict=True))

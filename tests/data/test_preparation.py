@@ -25,7 +25,7 @@ from regard.data.settings import BPETokenizer, CharTokenizer, FilesData, Tokeniz
 from regard.data.tokens.tokenizers import END, TokenizerPair
 from regard.data.tokens.workers import ids_of
 from regard.errors import DataError, ResourceError
-from regard.training.settings import RunSettings
+from regard.runs.settings import RunSettings
 
 ROWS = st.lists(st.lists(st.integers(0, 70_000), max_size=5), max_size=8)
 

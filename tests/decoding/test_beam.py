@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.decoding.beam import BeamOptions, BeamStep, _by_progress, beam, best_of
-from regard.decoding.ensemble import EnsembleDecoder
-from regard.decoding.phrases import MustSay
+from regard.decoding.constraints import MustSay
 from regard.decoding.rules import Banned, NoRepeat, NotBefore, Prefix, Repetition, Rule, Said
 from regard.decoding.sampling import Draw
 from regard.decoding.search import Hypothesis, Symbols, greedy, likeliest, walk
 from regard.models.contracts import Decoded, Decoder, Memory, share
+from regard.models.ensemble import EnsembleDecoder
 
 START, END = 0, 1
 SYMBOLS = Symbols(START, END, never=(START,))

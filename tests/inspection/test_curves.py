@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from regard.errors import ConfigError, ModelError
-from regard.inspection import braille, curves
-from regard.training.folder import RunFolder
+from regard.inspection import curves, terminal_plot
+from regard.runs.folder import RunFolder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -61,7 +61,7 @@ def test_a_loss_that_falls_far_is_drawn_on_a_logarithmic_scale(
 
 
 def test_a_straight_line_climbs_from_the_lower_left_to_the_upper_right(tmp_path: Path) -> None:
-    lines = braille.plot(curves.panels([straight(tmp_path / "one")]), width=49).plain.split("\n")
+    lines = terminal_plot.plot(curves.panels([straight(tmp_path / "one")]), width=49).plain.split("\n")
     assert lines[0] == "one   kept: step 100, loss 2, bleu 0.833"
     start = lines.index("bleu")
     rows = [line[9:] for line in lines[start + 1 : start + 9]]
@@ -75,14 +75,14 @@ def test_a_straight_line_climbs_from_the_lower_left_to_the_upper_right(tmp_path:
 
 def test_no_line_is_wider_than_asked_and_a_constant_is_drawn(tmp_path: Path) -> None:
     many = [{"event": "train", "step": step, "loss": 1.0} for step in range(1, 5000)]
-    drawn = braille.plot(curves.panels([run_of(tmp_path / "one", *many)]), width=60).plain
+    drawn = terminal_plot.plot(curves.panels([run_of(tmp_path / "one", *many)]), width=60).plain
     assert max(map(len, drawn.split("\n"))) <= 60
     assert sum("\u2800" <= sign <= "\u28ff" for sign in drawn) == 51  # one row of dots, all across
 
 
 def test_several_runs_are_told_apart_by_letters(tmp_path: Path) -> None:
     folders = [straight(tmp_path / "one"), straight(tmp_path / "two", top=-1.0)]
-    drawn = braille.plot(curves.panels(folders), width=60).plain
+    drawn = terminal_plot.plot(curves.panels(folders), width=60).plain
     assert drawn.startswith(
         "a  one   kept: step 100, loss 2, bleu 0.833\nb  two   kept: step 100, loss 2, bleu -0.833\n"
     )

@@ -14,7 +14,7 @@ from matplotlib import font_manager, get_data_path
 
 from regard.inspection import figures, fonts
 from regard.inspection.prediction import Prediction
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -4,7 +4,7 @@ import pytest
 
 from regard.data.settings import BPETokenizer, CharTokenizer, WordTokenizer
 from regard.data.tokens.tokenizers import TokenizerPair
-from regard.decoding.translator import Translation
+from regard.decoding.predictor import Translation
 from regard.inspection.prediction import Prediction
 
 

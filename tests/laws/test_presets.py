@@ -4,7 +4,7 @@ import pytest
 
 from regard.config import flatten, presets, resolve
 from regard.models.seq2seq import build_model
-from regard.training.settings import RunSettings
+from regard.runs.settings import RunSettings
 
 
 @pytest.mark.parametrize("name", list(presets()))

@@ -88,14 +88,14 @@ def test_a_model_that_writes_a_line_end_still_answers_in_one_line(
         assert "\n" not in "".join(tokenizer.decode([index]) for index in range(len(tokenizer)))
         return
     assert tokenizer.decode([end]) == "\n"
-    load_weights = regard.training.checkpoint.load_weights
+    load_weights = regard.runs.checkpoints.load_weights
 
     def prefer(network: torch.nn.Module, chosen: object) -> None:
         load_weights(network, chosen)  # type: ignore[arg-type]
         bias = [parameter for name, parameter in network.named_parameters() if len(parameter) == len(tokenizer)][-1]
         bias.data.index_fill_(0, torch.tensor([end]), 1e3)
 
-    monkeypatch.setattr(regard.training.checkpoint, "load_weights", prefer)
+    monkeypatch.setattr(regard.runs.checkpoints, "load_weights", prefer)
     assert "\n" in regard.load(run).predict("lauf").text
     predict.command.main([str(run), "lauf", "geh"], standalone_mode=False)
     assert capsys.readouterr().out.count("\n") == 2

@@ -15,7 +15,7 @@ from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import TransformerModel
 from regard.models.transformer import DecoderLayer, EncoderLayer, TransformerDecoder, TransformerEncoder
-from regard.training.settings import RunSettings
+from regard.runs.settings import RunSettings
 
 V, SIZE, HEADS, LAYERS, INNER = 13, 16, 4, 2, 24
 SOURCE = pad([[4, 5, 6, 7, 8], [9, 10], [4, 4, 6]])

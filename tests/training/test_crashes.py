@@ -10,8 +10,8 @@ import pytest
 
 import regard
 from regard.data.cache import sha256
-from regard.training.events import read_events
-from regard.training.folder import RunFolder
+from regard.runs.events import read_events
+from regard.runs.folder import RunFolder
 from tests_doomed import CALLS, LAST, SETTINGS
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 
 import regard
 from regard.data.cache import sha256
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 from tests_shared import SMALL, stopped_at
 
 OPEN_ENDED = {

@@ -12,9 +12,9 @@ import pytest
 import regard
 from regard.data import cache
 from regard.data.cache import sha256
-from regard.data.order import Order
-from regard.training.events import read_events
-from regard.training.folder import RunFolder
+from regard.data.sampler import Order
+from regard.runs.events import read_events
+from regard.runs.folder import RunFolder
 from tests_shared import SMALL, stopped_at
 
 SETTINGS = {

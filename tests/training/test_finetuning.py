@@ -11,7 +11,7 @@ import pytest
 
 import regard
 from regard.data.cache import sha256
-from regard.training.folder import RunFolder
+from regard.runs.folder import RunFolder
 from tests_shared import SMALL, stopped_at, words
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from regard.runs.settings import TrainingSettings
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate
-from regard.training.settings import TrainingSettings
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from torch import Tensor
 
 import regard
 from regard.errors import ConfigError
+from regard.runs.checkpoints import Progress
+from regard.runs.folder import RunFolder
+from regard.runs.schedule import Schedule
+from regard.runs.settings import TrainingSettings
 from regard.training import loop
-from regard.training.checkpoint import Progress
-from regard.training.folder import RunFolder
 from regard.training.optim import learning_rate
-from regard.training.schedule import Deadline, Schedule
-from regard.training.settings import TrainingSettings
+from regard.training.schedule import Deadline
 from tests_shared import SMALL, stopped_at
 
 

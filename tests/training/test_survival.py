@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 import regard
 from regard.data.batching import Batch
 from regard.data.cache import sha256
-from regard.training import checkpoint, loop
-from regard.training.folder import RunFolder
-from regard.training.schedule import Schedule
+from regard.runs import checkpoints
+from regard.runs.folder import RunFolder
+from regard.runs.schedule import Schedule
+from regard.training import loop
 from tests_shared import SMALL, stopped_at
 
 ROOT = Path(__file__).parents[2]
@@ -85,12 +86,12 @@ def test_a_run_with_every_part_of_a_recipe_goes_on_to_the_bit(tmp_path: Path, mo
 @pytest.mark.parametrize(
     "guard",
     [
-        pytest.param((checkpoint, "set_random_state", lambda *_: None), id="random state"),
+        pytest.param((checkpoints, "set_random_state", lambda *_: None), id="random state"),
         pytest.param(
             (
-                checkpoint.Progress,
+                checkpoints.Progress,
                 "from_json",
-                lambda state: checkpoint.Progress(state["data"], Schedule.of(SETTINGS["training.steps"])),
+                lambda state: checkpoints.Progress(state["data"], Schedule.of(SETTINGS["training.steps"])),
             ),
             id="step",
         ),
@@ -150,10 +151,10 @@ def test_only_whole_checkpoints_count_when_old_ones_are_removed(undisturbed: Pat
     for step in (20, 15):
         (folder.checkpoints / f"step-{step}" / "state.json").write_text("{}")
     with folder.lock() as locked:
-        checkpoint.prune(locked, keep=1, best_step=5)
+        checkpoints.prune(locked, keep=1, best_step=5)
     assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10, 5]
     with folder.lock() as locked:
-        checkpoint.prune(locked, keep=1, best_step=10)
+        checkpoints.prune(locked, keep=1, best_step=10)
     assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10]
 
 
@@ -181,12 +182,12 @@ def test_training_stops_early_when_no_better_model_is_in_sight(tmp_path: Path) -
 
 def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What PyTorch raises when it cannot allocate, raised for every batch of more than eight pairs."""
-    from regard.training import losses
+    from regard.training import objective
 
-    whole = losses.Objective._sum
+    whole = objective.Objective._sum
     sizes = []
 
-    def limited(self: losses.Objective, model: object, batch: object) -> object:
+    def limited(self: objective.Objective, model: object, batch: object) -> object:
         if model.training:  # type: ignore[attr-defined]
             sizes.append(len(batch.ids))  # type: ignore[attr-defined]
             if sizes[-1] > 8:
@@ -195,7 +196,7 @@ def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pyt
 
     settings = SETTINGS | {"model.dropout": 0.0, "training.graphs": False}
     with monkeypatch.context() as patch:
-        patch.setattr(losses.Objective, "_sum", limited)
+        patch.setattr(objective.Objective, "_sum", limited)
         regard.train("dates", settings, out=tmp_path / "little")
     regard.train("dates", settings, out=tmp_path / "plenty")
     assert sizes[:3] == [32, 16, 8]
@@ -209,11 +210,11 @@ def test_a_run_that_is_killed_after_memory_ran_out_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, memory_returns: bool
 ) -> None:
     """Memory runs out at step 7, between two checkpoints, in the middle of a batch; and may be there again later."""
-    from regard.training import losses
+    from regard.training import objective
 
-    whole, scarce = losses.Objective._sum, [True]
+    whole, scarce = objective.Objective._sum, [True]
 
-    def limited(self: losses.Objective, model: torch.nn.Module, batch: Batch) -> object:
+    def limited(self: objective.Objective, model: torch.nn.Module, batch: Batch) -> object:
         found = whole(self, model, batch)  # type: ignore[arg-type]
         if model.training and steps[-1] >= 6 and scarce[0] and len(batch.ids) > 8:
             torch.empty(2**60)
@@ -225,7 +226,7 @@ def test_a_run_that_is_killed_after_memory_ran_out_ends_with_the_same_bits(
         steps.append(run.progress.step)
         return take(run)
 
-    monkeypatch.setattr(losses.Objective, "_sum", limited)
+    monkeypatch.setattr(objective.Objective, "_sum", limited)
     monkeypatch.setattr(loop.Training, "take_step", counted)
     undisturbed = regard.train("dates", SETTINGS, out=tmp_path / "undisturbed")
     assert "Out of memory at step 7: from now on, each batch is processed as 4 micro-batches" in caplog.text
@@ -239,9 +240,9 @@ def test_a_run_that_is_killed_after_memory_ran_out_ends_with_the_same_bits(
 
 
 def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.training import losses
+    from regard.training import objective
 
-    monkeypatch.setattr(losses.Objective, "_sum", lambda *_: torch.empty(2**60))
+    monkeypatch.setattr(objective.Objective, "_sum", lambda *_: torch.empty(2**60))
     with pytest.raises(regard.ResourceError, match=r"even with a batch of one pair.*tokenizer\.max_length"):
         regard.train("dates", SETTINGS, out=tmp_path)
 
@@ -283,7 +284,7 @@ def test_a_run_that_diverges_by_itself_keeps_the_weights_of_the_step_before(
 def test_a_loss_that_is_no_number_leaves_the_weights_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poison: float
 ) -> None:
-    from regard.training import losses
+    from regard.training import objective
 
     seen: list[dict[str, torch.Tensor]] = []
 
@@ -293,7 +294,7 @@ def test_a_loss_that_is_no_number_leaves_the_weights_alone(
         return sum(p.sum() for p in model.parameters()) * poison  # type: ignore[return-value]
 
     before: dict[str, torch.Tensor] = {}
-    monkeypatch.setattr(losses.Objective, "_sum", spoilt)
+    monkeypatch.setattr(objective.Objective, "_sum", spoilt)
     with pytest.raises(regard.DivergedError, match=r"at step 1: .* The batch holds the training pairs \d+"):
         regard.train("dates", SETTINGS, out=tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in seen[0].items())

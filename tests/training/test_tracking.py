@@ -7,10 +7,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import regard
+from regard.runs.events import EventLog, read_events
+from regard.runs.folder import RunFolder
+from regard.runs.lock import lock_folder
 from regard.training import loop, tracking
-from regard.training.events import EventLog, read_events
-from regard.training.folder import RunFolder
-from regard.training.lock import lock_folder
 from tests_shared import SMALL
 
 TRACKED = {**SMALL, "training.steps": 20, "training.track": "tensorboard"}

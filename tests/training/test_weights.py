@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import regard
-from regard.training.folder import Checkpoint, RunFolder
-from regard.training.weights import MovingAverage, mean_of
+from regard.runs.folder import Checkpoint, RunFolder
+from regard.training.averaging import MovingAverage, mean_of
 from tests_shared import SMALL
 
 

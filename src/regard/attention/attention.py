@@ -9,16 +9,18 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.attention import equation, kernels
+from regard.attention import dispatch, equation
 from regard.attention.mechanisms import MECHANISMS
 from regard.attention.record import Recordable
 from regard.attention.scopes import Global, Scope, Situation, View, build_scope, fold, refuse_unless_self
-from regard.attention.scores import Score, build_score
+from regard.attention.scores import InnerProduct, Score, build_score
 from regard.attention.selections import Hard, HardMonotonic, Selected, build_selection
 from regard.attention.settings import AttentionSettings
 from regard.config import resolve
-from regard.dropout import Dropout
-from regard.errors import ConfigError, did_you_mean
+from regard.errors import ConfigError
+from regard.formatting import did_you_mean
+from regard.ops.dot_product_attention import ScoreBias, dot_product_attention
+from regard.ops.dropout import Dropout
 
 Part = str | Mapping[str, Any]
 
@@ -31,7 +33,7 @@ class Keys(NamedTuple):
     allowed_BTS: Tensor | None
     """Which slots the memory allows; None where it allows all."""
     lengths_B: Tensor
-    shown: kernels.Shown | None = None
+    shown: ScoreBias | None = None
     """The mask as the fused path takes it, where one mask serves all queries and that path may be taken."""
 
     def at(self, query: int) -> "Keys":
@@ -145,7 +147,7 @@ class Attention(Recordable):
         shown = None
         if allowed_BTS is not None and allowed_BTS.shape[1] == 1 and self._fusible:
             # A row that may see nothing is shown its slots, all of which hold zeros: no need to ask at every read.
-            shown = kernels.Shown.of(allowed_BTS.unsqueeze(1), values_BHSD.dtype)._replace(seen=None)
+            shown = ScoreBias.of(allowed_BTS.unsqueeze(1), values_BHSD.dtype)._replace(nonempty=None)
         return Keys(prepared, values_BHSD, allowed_BTS, within_BS.amax(-1), shown)
 
     def begin(self, keys: Keys) -> Past:
@@ -170,14 +172,14 @@ class Attention(Recordable):
 
     @property
     def _fusible(self) -> bool:
-        return kernels.fused_refusal(self.score, self.scope, self.select) is None
+        return dispatch.fused_refusal(self.score, self.scope, self.select) is None
 
-    def read_shown(
-        self, query_BTD: Tensor, prepared: Tensor, values_BHSD: Tensor, shown: kernels.Shown | None
-    ) -> Tensor:
+    def read_shown(self, query_BTD: Tensor, prepared: Tensor, values_BHSD: Tensor, shown: ScoreBias | None) -> Tensor:
         """What queries read by the fused path where it is known what they may see, so that no scope is asked."""
+        assert isinstance(self.score, InnerProduct)
         dropout = self.dropout.p if self.training else 0.0
-        return self._join(kernels.fused(self.score, query_BTD, prepared, values_BHSD, shown, dropout))
+        query_BHTD, scale = self.score.query(query_BTD), self.score.factor
+        return self._join(dot_product_attention(query_BHTD, prepared, values_BHSD, shown, scale=scale, dropout=dropout))
 
     def _read(self, query_BTD: Tensor, keys: Keys, past: Past, steps: int, *, weights: bool) -> Attended:
         # Where a query stands in the target is asked by scopes alone, and not by a global one.
@@ -187,7 +189,7 @@ class Attention(Recordable):
             mask = keys.shown
             if mask is None or not everywhere:
                 allowed = self._view(query_BTD, keys, past).allowed_BTS
-                mask = None if allowed is None else kernels.Shown.of(allowed, keys.values_BHSD.dtype)
+                mask = None if allowed is None else ScoreBias.of(allowed, keys.values_BHSD.dtype)
             return Attended(self.read_shown(query_BTD, keys.prepared, keys.values_BHSD, mask), None, after)
         wanted = weights or self.recorded or self.stepwise or self.select.marginal
         view = self._view(query_BTD, keys, past)

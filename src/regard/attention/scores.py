@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import settings
-from regard.attention.additive import additive_scores
 from regard.errors import ConfigError, DataError
+from regard.ops.additive_score import additive_scores
 
 
 class HeadLinear(nn.Module):

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from regard.attention.mechanisms import MECHANISMS
 from regard.config import BY_NAME, Settings
-from regard.errors import did_you_mean
+from regard.formatting import did_you_mean
 
 _HIDDEN = Field(None, description="width of the hidden layer; by default the query's")
 

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard import strict_json
-from regard.cli.pairs import files_given, reading_given, reading_options
+from regard.cli.options import files_given, reading_given, reading_options
 from regard.config import presets, resolve
 from regard.data.files import Files
 from regard.data.settings import SPLITS, FilesData
-from regard.errors import ConfigError, did_you_mean
-from regard.training.folder import RunFolder, locate
-from regard.training.settings import RunSettings
+from regard.errors import ConfigError
+from regard.formatting import did_you_mean, to_json
+from regard.runs.folder import RunFolder, locate
+from regard.runs.settings import RunSettings
 
 if TYPE_CHECKING:
-    from regard.data.survey.passes import Split
+    from regard.data.survey.survey import Split
 
 EXAMPLES = """\b
 Examples:
@@ -89,11 +89,11 @@ def check(
     held-out data it removes only lines that do not contain a pair.
     """
     from regard.cli.reports import problems_as_json, problems_as_text
-    from regard.data.survey import cleaning, faults, problems
-    from regard.data.survey.passes import are_tagged, take
+    from regard.data.survey import cleaning, problem_kinds, problems
     from regard.data.survey.scripts import Characters
+    from regard.data.survey.survey import are_tagged, take
 
-    names = [kind.name for kind in faults.KINDS]
+    names = [kind.name for kind in problem_kinds.KINDS]
     for name in ignore:
         if name not in names:
             raise ConfigError(f"There is no problem '{name}'.{did_you_mean(name, names)} Known: {', '.join(names)}.")
@@ -123,10 +123,10 @@ def check(
 def stats(as_json: bool, **given: Any) -> None:
     """Count pairs, words, characters, scripts and tokens; tell how long texts are, and what splits share."""
     from regard.cli.reports import statistics_as_text
-    from regard.data.survey import faults, problems
-    from regard.data.survey.passes import are_tagged
+    from regard.data.survey import problem_kinds, problems
     from regard.data.survey.scripts import Characters
     from regard.data.survey.statistics import measure
+    from regard.data.survey.survey import are_tagged
 
     characters = Characters()
     splits = _splits(**given)
@@ -136,14 +136,14 @@ def stats(as_json: bool, **given: Any) -> None:
     overlaps = [
         finding
         for finding in problems.judge(surveys, characters, problems.Limits())
-        if finding.kind in {faults.DUPLICATE, faults.AMBIGUOUS, faults.LEAK, faults.OVERLAP}
+        if finding.kind in {problem_kinds.DUPLICATE, problem_kinds.AMBIGUOUS, problem_kinds.LEAK, problem_kinds.OVERLAP}
     ]
     if as_json:
         shared = [
             {"kind": found.kind.name, "split": found.survey.name, "count": found.count, "told": found.told}
             for found in overlaps
         ]
-        click.echo(strict_json.dumps({"splits": [told for _, told in measured], "shared": shared}, ensure_ascii=False))
+        click.echo(to_json({"splits": [told for _, told in measured], "shared": shared}, ensure_ascii=False))
     else:
         click.echo(statistics_as_text([told for _, told in measured], overlaps))
 
@@ -167,7 +167,7 @@ def _splits(
         return _configured(files[0])
 
     from regard.data.lines import name_of
-    from regard.data.survey.passes import Split
+    from regard.data.survey.survey import Split
 
     reading = reading_given(columns, header)
     if source:
@@ -189,7 +189,7 @@ def _is_config(path: str) -> bool:
 def _configured(config: str) -> "list[Split]":
     """The splits of the data of a config: its files, or what is built in."""
     from regard.data.corpora import load_corpus
-    from regard.data.survey.passes import Split
+    from regard.data.survey.survey import Split
 
     data = resolve(RunSettings, locate(config, None)[0], {}).data
     if isinstance(data, FilesData):

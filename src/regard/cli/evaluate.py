@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from regard import strict_json
-from regard.cli.pairs import reading_given, reading_options
-from regard.cli.several import SeveralWords
-from regard.cli.together import with_others
+from regard.cli.options import SeveralWords, reading_given, reading_options, with_others
 from regard.config import parse_override, resolve
 from regard.data.files import Files
 from regard.data.settings import FilesData
 from regard.decoding.settings import SearchSettings
-from regard.errors import ConfigError, DataError, short_path
-from regard.training.folder import Checkpoint, RunFolder, open_models
-from regard.training.measures import KINDS, Measure, read_measure, read_measures
+from regard.errors import ConfigError, DataError
+from regard.evaluation.settings import KINDS, Measure, read_measure, read_measures
+from regard.formatting import short_path, to_json
+from regard.runs.folder import Checkpoint, RunFolder, open_models
 
 if TYPE_CHECKING:
     from regard.data.corpora import Pairs
-    from regard.training.validation import Evaluation
+    from regard.evaluation.validation import Evaluation
 
 EXAMPLES = """\b
 Examples:
@@ -127,7 +125,7 @@ def command(
     if as_json:
         more = [{"model": other, "step": its.step} for other, (_, its) in zip(others, opened[1:], strict=True)]
         told = {"model": model, "step": chosen.step, **({"with": more} if more else {}), **found.to_json()}
-        click.echo(strict_json.dumps(told))
+        click.echo(to_json(told))
     else:
         click.echo(str(found))
         named = zip((model, *others), opened, strict=True)

@@ -3,8 +3,8 @@
 import click
 
 from regard.config import parse_override, resolve
-from regard.training.folder import locate
-from regard.training.settings import RunSettings
+from regard.runs.folder import locate
+from regard.runs.settings import RunSettings
 
 EXAMPLES = """\b
 Examples:

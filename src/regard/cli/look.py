@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from regard.errors import ModelError
-from regard.training.folder import RunFolder, open_model
+from regard.runs.folder import RunFolder, open_model
 
 EXAMPLES = """\b
 Examples:
@@ -45,7 +45,7 @@ def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
 
     from rich.console import Console
 
-    from regard.inspection import braille, curves
+    from regard.inspection import curves, terminal_plot
 
     for output in outputs:
         curves.check_ending(output)
@@ -57,9 +57,9 @@ def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
         return
     console = Console(highlight=False)
     if console.is_terminal:
-        console.print(braille.plot(panels, min(console.width, 120)))
+        console.print(terminal_plot.plot(panels, min(console.width, 120)))
     else:
-        click.echo("\n".join(line.rstrip() for line in braille.plot(panels).plain.split("\n")))
+        click.echo("\n".join(line.rstrip() for line in terminal_plot.plot(panels).plain.split("\n")))
 
 
 def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:

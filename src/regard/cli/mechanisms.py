@@ -4,9 +4,8 @@ from dataclasses import asdict
 
 import click
 
-from regard import strict_json
 from regard.attention.mechanisms import mechanisms
-from regard.cli.tables import table
+from regard.formatting import table, to_json
 
 EXAMPLES = """\b
 Examples:
@@ -19,7 +18,7 @@ Examples:
 def command(as_json: bool) -> None:
     """List the mechanisms of attention: each is one choice of score, scope and selection."""
     if as_json:
-        click.echo(strict_json.dumps([asdict(entry) for entry in mechanisms()], ensure_ascii=False))
+        click.echo(to_json([asdict(entry) for entry in mechanisms()], ensure_ascii=False))
         return
     rows = [[m.name, m.score, m.scope, m.select, m.citation, m.equation] for m in mechanisms()]
     click.echo(table(["name", "score", "scope", "selection", "from", "equation"], rows))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from regard import strict_json
+from regard.cli.options import with_others
 from regard.cli.streaming import read_chunks
-from regard.cli.together import with_others
 from regard.config import parse_override, resolve
 from regard.data.lines import parse_lines
 from regard.decoding.settings import SearchSettings
-from regard.errors import DataError, quantity
-from regard.training.folder import open_models
+from regard.errors import DataError
+from regard.formatting import quantity, to_json
+from regard.runs.folder import open_models
 
 if TYPE_CHECKING:
     from regard.inspection.prediction import Prediction
@@ -142,4 +142,4 @@ def _as_json(prediction: "Prediction", *, attention: bool) -> str:
     }
     if attention:
         fields["attention"] = prediction.attention.tolist()
-    return strict_json.dumps(fields, ensure_ascii=False)
+    return to_json(fields, ensure_ascii=False)

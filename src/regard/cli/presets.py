@@ -2,9 +2,8 @@
 
 import click
 
-from regard import strict_json
-from regard.cli.tables import table
 from regard.config import find, presets
+from regard.formatting import table, to_json
 
 EXAMPLES = """\b
 Examples:
@@ -20,6 +19,6 @@ def command(name: str | None, as_json: bool) -> None:
     if name:
         click.echo(find(name).read_text("utf-8"), nl=False)
     elif as_json:
-        click.echo(strict_json.dumps(presets(), ensure_ascii=False))
+        click.echo(to_json(presets(), ensure_ascii=False))
     else:
         click.echo(table(["preset", "what it trains"], list(presets().items())))

@@ -7,13 +7,11 @@ from typing import Any
 
 import click
 
-from regard import strict_json
-from regard.cli.tables import table
 from regard.data.readers import Row
-from regard.data.survey.passes import Survey
 from regard.data.survey.problems import Finding, spot
 from regard.data.survey.statistics import SUBWORDS, bars
-from regard.errors import quantity
+from regard.data.survey.survey import Survey
+from regard.formatting import quantity, table, to_json
 from regard.inspection.heatmap import label
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -87,7 +85,7 @@ def problems_as_json(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence
         for finding, rows in shown.items()
     ]
     pairs = {survey.name: len(survey) for survey in surveys}
-    return strict_json.dumps({"pairs": pairs, "problems": found}, ensure_ascii=False)
+    return to_json({"pairs": pairs, "problems": found}, ensure_ascii=False)
 
 
 def statistics_as_text(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> str:

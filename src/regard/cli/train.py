@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.pairs import files_given, reading_given, reading_options
+from regard.cli.options import files_given, reading_given, reading_options
 from regard.config import parse_override, resolve
 from regard.data.layouts import EXTENSIONS
 from regard.errors import ConfigError
+from regard.runs.folder import RunFolder, locate
+from regard.runs.settings import RunSettings, with_deadline
 from regard.training.finetuning import INIT_FROM, resolve_run
-from regard.training.folder import RunFolder, locate
-from regard.training.settings import RunSettings, with_deadline
 
 if TYPE_CHECKING:
-    from regard.training.scores import Scores
+    from regard.evaluation.values import Scores
 
 EXAMPLES = """\b
 Examples:
@@ -201,12 +201,12 @@ def _summarise(reached: list["Scores"], settings: RunSettings) -> None:
 
 
 def _find(what: str, settings: RunSettings) -> None:
-    from regard.training import finder
+    from regard.training import lr_finder
 
     if what == "learning-rate":
-        found, key, unit = finder.find_learning_rate(settings), "training.learning_rate", "loss"
+        found, key, unit = lr_finder.find_learning_rate(settings), "training.learning_rate", "loss"
     else:
-        found, key, unit = finder.find_batch(settings), "training.batch_tokens", "tokens/s"
+        found, key, unit = lr_finder.find_batch(settings), "training.batch_tokens", "tokens/s"
     every = max(1, len(found.tried) // 20)
     for value, outcome in found.tried[::every]:
         click.echo(f"{key}={value:<10.3g} {unit} {outcome:,.4g}", err=True)

@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from regard.errors import did_you_mean
+from regard.formatting import did_you_mean
+from regard.version import __version__
 
 VERBS = {
     "train": "train a model, or go on with one that was stopped",
@@ -18,8 +19,6 @@ VERBS = {
     "explain": "say what a config computes, which kernels it takes and why",
     "mechanisms": "list the mechanisms of attention by their names in the literature",
 }
-
-ALIASES = {"translate": "predict", "caption": "predict"}
 
 EXAMPLES = """\b
 Examples:
@@ -39,18 +38,16 @@ class _Verbs(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
-        name = ALIASES.get(cmd_name, cmd_name)
-        if name not in VERBS:
+        if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"regard.cli.{name}").command
+        command: click.Command = importlib.import_module(f"regard.cli.{cmd_name}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = [*VERBS, *ALIASES]
-        if args and not args[0].startswith("-") and args[0] not in known:
-            near = did_you_mean(args[0], known)
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            near = did_you_mean(args[0], VERBS)
             raise click.UsageError(f"There is no verb '{args[0]}'.{near} Verbs: {', '.join(VERBS)}.", ctx)
         return super().resolve_command(ctx, args)
 
@@ -77,9 +74,7 @@ class _Once(logging.Filter):
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     del parameter
     if value:
-        import regard as package
-
-        click.echo(f"regard {package.__version__}")
+        click.echo(f"regard {__version__}")
         ctx.exit()
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from regard.data.order import rounded_up
 from regard.data.ragged import Ids, Ragged
+from regard.data.sampler import rounded_up
 from regard.data.tokens.tokenizers import END, PAD, START, TokenizerPair
 from regard.models.contracts import Padded
 

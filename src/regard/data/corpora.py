@@ -13,7 +13,8 @@ from regard.data.lines import count_lines, open_file
 from regard.data.pinning import check_present, reject_pipes
 from regard.data.readers import read_rows
 from regard.data.settings import SPLITS, Data, DatesData, FilesData, PronounceData, SequencesData, SplitName
-from regard.errors import DataError, quantity
+from regard.errors import DataError
+from regard.formatting import quantity
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,10 @@ class Pairs:
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return zip(self.sources, self.targets, strict=True)
+
+    def first(self, count: int | None) -> "Pairs":
+        """The first `count` pairs; all of them if it is None."""
+        return Pairs(self.sources[:count], self.targets[:count])
 
 
 @dataclass(frozen=True)

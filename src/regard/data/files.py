@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, PrivateAttr, field_val
 
 from regard.config import HARMLESS, Settings
 from regard.data.lines import STANDARD_INPUT
-from regard.errors import short_path
+from regard.formatting import short_path
 
 Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
 

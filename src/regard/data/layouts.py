@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 from regard.data.files import Columns, Files
 from regard.data.headers import Verdict, is_counter, judge_first_row
 from regard.data.lines import Line, name_of
-from regard.errors import DataError, did_you_mean
+from regard.errors import DataError
+from regard.formatting import did_you_mean
 
 Format = Literal["tsv", "csv", "jsonl", "dictionary"]
 

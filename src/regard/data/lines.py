@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from regard.errors import DataError, quantity, short_path
+from regard.errors import DataError
+from regard.formatting import quantity, short_path
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from regard.data.tokens.segmentation import END_OF_SENTENCE, Sampled, Segmentati
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.data.tokens.workers import ids_of
-from regard.errors import DataError, quantity, short_path
+from regard.errors import DataError
+from regard.formatting import quantity, short_path
 
 _FORMAT = 2
 """Raised when what is written to the cache changes."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from regard.data.files import Files
 from regard.data.layouts import HEAD, Layout, Record, detect_layout, parse_records, text_keys, text_under
 from regard.data.lines import Line, name_of, read_lines
-from regard.errors import DataError, quantity
+from regard.errors import DataError
+from regard.formatting import quantity
 
 log = logging.getLogger(__name__)
 

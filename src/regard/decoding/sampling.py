@@ -1,13 +1,17 @@
-"""Drawing: a token by its probability, from as much of the distribution as is wanted.
+"""Sampling from the next-token distribution, and minimum Bayes risk decoding over samples.
 
 N hypotheses, V vocabulary.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
+from sacrebleu.metrics.chrf import CHRF
 from torch import Tensor
+
+from regard.decoding.search import Hypothesis
 
 
 @final
@@ -39,3 +43,15 @@ class Draw:
             beyond_NV = sorted_NV.cumsum(-1) - sorted_NV >= self.top_p  # what stands before has the share already
             p_NV = p_NV.masked_fill(beyond_NV.gather(-1, order_NV.argsort(-1)), 0.0)
         return p_NV.masked_fill(p_NV < self.min_p * p_NV.amax(-1, keepdim=True), 0.0)
+
+
+def rank_by_risk(samples: Sequence[Hypothesis], decode: Callable[[list[int]], str]) -> list[Hypothesis]:
+    """Rank the distinct samples by their average chrF against all samples (Eikema and Aziz 2020)."""
+    metric = CHRF()
+    texts = [decode(sample.tokens) for sample in samples]
+    distinct = dict(zip(reversed(texts), reversed(samples), strict=True))
+    ranked = []
+    for text, sample in distinct.items():
+        similarity = sum(float(metric.sentence_score(text, [other]).score) for other in texts) / len(texts)
+        ranked.append(sample._replace(rank=similarity))
+    return sorted(ranked, key=lambda sample: (-sample.rank, -sample.score))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.record import anything_recorded
-from regard.decoding.playback import Playback
+from regard.decoding.cuda_graphs import Playback
 from regard.decoding.rules import Never, Progress, Rule, Said
 from regard.models.contracts import Decoder, Keys, Memory, State, reorder
 

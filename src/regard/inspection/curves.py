@@ -9,8 +9,8 @@ from typing import Any
 from regard.errors import ConfigError, ModelError
 from regard.inspection.figures import FORMATS
 from regard.inspection.fonts import fonts_for
-from regard.training.events import read_events
-from regard.training.folder import RunFolder
+from regard.runs.events import read_events
+from regard.runs.folder import RunFolder
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Told apart by people who see fewer colours, too (Okabe and Ito)."""

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import torch
 
-from regard.attention import kernels
 from regard.attention.attention import Attention
+from regard.attention.dispatch import dispatch_attention
 from regard.models.attentive import AttentiveDecoder
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import Model
-from regard.recurrent import kernels as recurrent_kernels
 from regard.recurrent.cells import Cell
+from regard.recurrent.dispatch import dispatch_layer
 from regard.recurrent.layers import Stack
 from regard.recurrent.settings import GRU, LSTM, VARIANTS
 
@@ -20,7 +20,7 @@ VOCABULARY = 1000
 
 
 def explain(settings: Model) -> str:
-    """The networks and attentions of a model, each with its parts and its plan; nothing is allocated."""
+    """The networks and attentions of a model, each with its parts and its implementation; nothing is allocated."""
     with torch.device("meta"):
         model = build_model(settings, VOCABULARY, VOCABULARY)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -43,9 +43,9 @@ def _networks(model: Seq2Seq) -> Iterator[str]:
             continue
         for device, place in (("cpu", "on a CPU"), ("cuda", "on CUDA")):
             keep = module.settings.variational and module.settings.dropout > 0
-            plan = recurrent_kernels.plan(cell, device, keep=keep)
-            yield f"  {place}: {plan.path}"
-            yield from (f"    not {path}: {reason}" for path, reason in plan.refused.items())
+            chosen = dispatch_layer(cell, device, keep=keep)
+            yield f"  {place}: {chosen.path}"
+            yield from (f"    not {path}: {reason}" for path, reason in chosen.refused.items())
 
 
 def _cell(stack: Stack) -> str:
@@ -70,9 +70,9 @@ def _attentions(model: Seq2Seq) -> Iterator[str]:
         if module.stepwise:
             yield "  goes step by step: it looks at the steps before"
         for weights, when in ((False, "training and predicting"), (True, "while its weights are recorded")):
-            plan = kernels.plan(*parts, weights=weights or module.stepwise or module.select.marginal)
-            yield f"  {when}: {plan.path}"
-            yield from (f"    not {path}: {reason}" for path, reason in plan.refused.items())
+            chosen = dispatch_attention(*parts, weights=weights or module.stepwise or module.select.marginal)
+            yield f"  {when}: {chosen.path}"
+            yield from (f"    not {path}: {reason}" for path, reason in chosen.refused.items())
 
 
 def _equation(module: Attention) -> str:

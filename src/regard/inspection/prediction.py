@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.tokens.marks import MARK
+from regard.data.tokens.pretokenization import MARK
 from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer, Tokens
-from regard.decoding.translator import Translation, kind_of
+from regard.decoding.predictor import Translation, kind_of
 from regard.inspection import heatmap
 
 Weights = NDArray[np.float32]

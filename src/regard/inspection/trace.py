@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard import strict_json
-from regard.decoding.translator import kind_of
-from regard.errors import ConfigError, quantity
+from regard.decoding.predictor import kind_of
+from regard.errors import ConfigError
+from regard.formatting import quantity, to_json
 from regard.inspection import heatmap
 from regard.inspection.prediction import Prediction, Weights
 
@@ -91,7 +91,7 @@ class Trace:
         path = Path(path)
         if path.suffix not in {".json", ".html"}:
             raise ConfigError(f"{path}: a trace is saved as .json or .html.")
-        text = self.to_html() if path.suffix == ".html" else strict_json.dumps(self.document, ensure_ascii=False)
+        text = self.to_html() if path.suffix == ".html" else to_json(self.document, ensure_ascii=False)
         path.write_text(text, "utf-8")
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import attention as attending
-from regard.dropout import Dropout
 from regard.models.contracts import Decoded, Decoder, LossTerm, Memory, share
 from regard.models.readout import Pointed, Readout
 from regard.models.settings import RecurrentModel
+from regard.ops.dropout import Dropout
 from regard.recurrent import layers
 
 

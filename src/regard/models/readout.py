@@ -8,8 +8,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.dropout import Dropout
 from regard.models.contracts import Decoded, LossTerm
+from regard.ops.dropout import Dropout
 
 
 class Pointed(NamedTuple):

@@ -8,10 +8,10 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.dropout import Dropout
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded, share
 from regard.models.readout import Readout
 from regard.models.settings import EncoderSettings, FixedModel
+from regard.ops.dropout import Dropout
 from regard.recurrent import layers
 
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.attention import Keys, Past
-from regard.attention.cache import Cache, RoomyCache, RoomySteps, Steps, Store
-from regard.attention.heads import MultiHeadAttention, Packed
+from regard.attention.kv_cache import Cache, RoomyCache, RoomySteps, Steps, Store
+from regard.attention.multihead import MultiHeadAttention, Packed
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.settings import Score
-from regard.dropout import Dropout
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded
 from regard.models.settings import TransformerModel
-from regard.norms import LayerNorm
+from regard.ops.dropout import Dropout
+from regard.ops.layer_norm import LayerNorm
 
 
 def _norm(settings: TransformerModel) -> nn.Module:

@@ -8,8 +8,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.dropout import Dropout
-from regard.recurrent import cells, kernels
+from regard.ops.dropout import Dropout
+from regard.recurrent import cells, dispatch, scan
 from regard.recurrent.cells import Cell
 from regard.recurrent.settings import RecurrentSettings
 
@@ -95,8 +95,8 @@ class Stack(nn.Module):
             x = self._drop(outputs, masks[first].input_BD, first > 0)
             for index in range(first, first + self.directions):
                 facing = x if index == first else reverse_within(x, lengths)
-                lanes.append(kernels.Lane(self._cells()[index], facing, before[index], masks[index].keep_BH))
-            swept = kernels.run(lanes, lengths)
+                lanes.append(scan.Lane(self._cells()[index], facing, before[index], masks[index].keep_BH))
+            swept = dispatch.run(lanes, lengths)
             forward, *backward = (lane.outputs_BTH for lane in swept)
             made = torch.cat([forward, *(reverse_within(lane, lengths) for lane in backward)], dim=-1)
             made = made if beyond_BT1 is None else made.masked_fill(beyond_BT1, 0.0)
@@ -119,7 +119,7 @@ class Stack(nn.Module):
         for cell, before, mask in zip(self._cells(), state, masks, strict=True):
             if output_BH is not None:
                 gates_BG = cell.project(self._drop(output_BH, mask.input_BD, True))
-            after.append(kernels.step(cell, cell.admit(gates_BG), before, mask.keep_BH))
+            after.append(dispatch.step(cell, cell.admit(gates_BG), before, mask.keep_BH))
             made_BH = after[-1][0]
             output_BH = made_BH if output_BH is None or not self.settings.residual else output_BH + made_BH
         assert output_BH is not None

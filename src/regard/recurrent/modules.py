@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from regard.config import resolve
-from regard.errors import ArgumentTypeError, ConfigError, did_you_mean
-from regard.recurrent import kernels
+from regard.errors import ArgumentTypeError, ConfigError
+from regard.formatting import did_you_mean
 from regard.recurrent.cells import Cell
+from regard.recurrent.fast import cudnn
 from regard.recurrent.layers import Stack
 from regard.recurrent.settings import RecurrentSettings
 
@@ -137,7 +138,7 @@ class _Network(nn.Module, ABC):
             weights = (getattr(module, f"weight_{part}_{name}") for part in ("ih", "hh"))
             zero = torch.zeros_like(cell.bias_input)
             biases = (getattr(module, f"bias_{part}_{name}", zero) for part in ("ih", "hh"))
-            kernels.take_torch_weights(cell, *weights, *biases)
+            cudnn.take_torch_weights(cell, *weights, *biases)
         return network.train(module.training)
 
     def to_torch(self) -> nn.RNNBase:
@@ -148,7 +149,7 @@ class _Network(nn.Module, ABC):
         extras = [name for name in ("layer_norm", "residual", "variational") if getattr(settings, name)]
         if self.stack.learned_start is not None:
             extras.append("learned_start")
-        reason = f"it has no {', '.join(extras)}" if extras else kernels.unknown_to_torch(first)
+        reason = f"it has no {', '.join(extras)}" if extras else cudnn.unknown_to_torch(first)
         if reason:
             raise ConfigError(f"torch.nn.{self.theirs.__name__} cannot hold this network: {reason}.")
         build: Any = self.theirs
@@ -165,7 +166,7 @@ class _Network(nn.Module, ABC):
             for cell, name in zip(self.stack.cells, _torch_names(module), strict=True):
                 assert isinstance(cell, Cell)
                 parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-                for part, values in zip(parts, kernels.torch_weights(cell), strict=True):
+                for part, values in zip(parts, cudnn.torch_weights(cell), strict=True):
                     getattr(module, f"{part}_{name}").copy_(values)
         return module.train(self.training)
 

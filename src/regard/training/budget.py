@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from regard.config import resolve
 from regard.data.settings import BPETokenizer
-from regard.errors import quantity
+from regard.formatting import quantity
 from regard.models.settings import RecurrentModel
-from regard.training.choice import FEWEST_STEPS, VOCABULARIES, Chosen
+from regard.runs.settings import RunSettings
+from regard.training.autoconfig import FEWEST_STEPS, VOCABULARIES, Chosen
 from regard.training.finetuning import INIT_FROM
-from regard.training.settings import RunSettings
 
 DEFAULT_MINUTES = 10.0
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from regard.config import resolve
 from regard.errors import ModelError
-from regard.training.folder import Checkpoint, RunFolder, open_model
-from regard.training.settings import RunSettings
+from regard.runs.folder import Checkpoint, RunFolder, open_model
+from regard.runs.settings import RunSettings
 
 INIT_FROM = "training.init_from"
 

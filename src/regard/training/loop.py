@@ -12,35 +12,38 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard import graphs
 from regard.config import to_yaml
 from regard.data.batching import Batch
 from regard.data.corpora import Corpus, load_corpus
-from regard.data.order import Order
 from regard.data.pinning import pin_data
 from regard.data.preparation import Prepared, Request, prepare
+from regard.data.sampler import Order
 from regard.data.tokens.tokenizers import TokenizerPair
-from regard.decoding.translator import Translator
-from regard.errors import DivergedError, Interrupted, ResourceError, RunInUseError, quantity
+from regard.decoding.predictor import Translator
+from regard.errors import DivergedError, Interrupted, ResourceError, RunInUseError
+from regard.evaluation.validation import validate
+from regard.formatting import quantity
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.training import card, checkpoint, tracking
-from regard.training.checkpoint import Progress
-from regard.training.events import EventLog, Narrator
-from regard.training.folder import Checkpoint, RunFolder
-from regard.training.graphs import RecordedGradient, RecordedUpdate
-from regard.training.initial import load_initial, recall_initial
-from regard.training.lock import LockedFolder
-from regard.training.losses import Objective, backward
+from regard.ops import cuda_graphs
+from regard.runs import card, checkpoints
+from regard.runs.checkpoints import Progress
+from regard.runs.events import EventLog, Narrator
+from regard.runs.folder import Checkpoint, RunFolder
+from regard.runs.lock import LockedFolder
+from regard.runs.schedule import Schedule
+from regard.runs.settings import RunSettings
+from regard.training import tracking
+from regard.training.averaging import MovingAverage, mean_in_place
+from regard.training.cuda_graphs import RecordedGradient, RecordedUpdate
+from regard.training.distillation import Staff, staff_of, teachers_in
+from regard.training.initial_weights import load_initial, recall_initial
 from regard.training.machine import device_named, kept_for_a_run, told_when_disk_fails
 from regard.training.messages import describe_end, describe_pairs, describe_start
+from regard.training.objective import Objective, backward
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
 from regard.training.resume import check_data_unchanged, check_settings_unchanged
-from regard.training.schedule import Deadline, Schedule, most_steps, order_of, schedule_of, steps_per_epoch
-from regard.training.settings import RunSettings
+from regard.training.schedule import Deadline, build_deadline, order_of, schedule_of
 from regard.training.signals import stop_on_signals
-from regard.training.teaching import Staff, staff_of, teachers_in
-from regard.training.validation import validate
-from regard.training.weights import MovingAverage, mean_in_place
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ def train(settings: RunSettings, folder: RunFolder, started: float | None = None
         if folder.all_checkpoints():
             check_settings_unchanged(folder, settings)
         corpus = load_corpus(settings.data)
-        checkpoint.clear_remains(locked)
+        checkpoints.clear_remains(locked)
         with kept_for_a_run(settings.training), Narrator() as narrator:
             training = Training.begin(settings, locked, corpus, narrator)
             training.set_deadline(started)
@@ -104,7 +107,7 @@ class Training:
         """A run at step 0, or where its newest whole checkpoint left it."""
         training, device = settings.training, device_named(settings.training.device)
         folder = RunFolder(locked.path)
-        newest = checkpoint.read_newest(folder)
+        newest = checkpoints.read_newest(folder)
         over = newest is not None and newest.progress.is_over(training)
         staff, fingerprint = Staff() if over else staff_of(settings, device), corpus.fingerprint()
         if newest is None:
@@ -131,7 +134,7 @@ class Training:
         schedule = schedule_of(order, training)
         progress = Progress(data=learned_from, schedule=schedule)
         if newest is not None:
-            progress = checkpoint.restore(model, optimizer, newest, average)
+            progress = checkpoints.restore(model, optimizer, newest, average.weights if average else None)
             if progress.schedule.length != schedule.length:
                 progress.schedule = schedule
         # Only now that nothing can be refused any more is anything written.
@@ -157,16 +160,7 @@ class Training:
         """Set the deadline of a new run, if there is one. A resumed run follows its saved schedule."""
         training = self.settings.training
         if training.minutes is not None and self.progress.step == 0:
-            pairs = len(self.data.dev.sources[: training.validation_pairs])
-            pairs_per_step = len(self.data.train) / steps_per_epoch(self.order, training)
-            self.deadline = Deadline(
-                seconds=60 * training.minutes,
-                started=started,
-                most=most_steps(self.order, training),
-                threads=training.threads,
-                validations_after=1 if training.average > 1 else 0,
-                validation_steps=pairs / pairs_per_step,
-            )
+            self.deadline = build_deadline(training, started, self.order, len(self.data.train), len(self.data.dev))
         else:
             torch.set_num_threads(min(self.progress.schedule.current.threads or training.threads, training.threads))
 
@@ -261,7 +255,7 @@ class Training:
         step, training = self.progress.step, self.settings.training
         batches = self.ahead.pop(step, None) or self.batches(step)
         set_rate(self.optimizer, self._rate(step + 1))
-        random = checkpoint.random_state(self.translator.device)
+        random = checkpoints.random_state(self.translator.device)
         gradient = self._gradient(batches)
         if gradient is None:
             self._use_less_memory(batches, random)
@@ -287,7 +281,7 @@ class Training:
         """Go on by telling the device all, and give the memory of recordings back."""
         self.recorder, self.update, self.ahead = None, self.optimizer.step, {}
         if self.translator.device.type == "cuda":
-            graphs.forget(self.translator.device)
+            cuda_graphs.forget(self.translator.device)
 
     def _rate(self, step: int) -> float:
         return learning_rate(self.progress.schedule.position(step), self.settings.training, self.progress.falls)
@@ -301,7 +295,7 @@ class Training:
         try:
             return backward(self.worked, batches, objective, progress.pieces, self.recorder)
         except RuntimeError as error:
-            if not graphs.is_out_of_memory(error):
+            if not cuda_graphs.is_out_of_memory(error):
                 raise
             return None
 
@@ -329,7 +323,7 @@ class Training:
             "Out of memory at step %d: from now on, %s. The weights differ in rounding from those of a run with more "
             "memory.", progress.step + 1, remedy,
         )  # fmt: skip
-        checkpoint.set_random_state(random, self.translator.device)
+        checkpoints.set_random_state(random, self.translator.device)
         self._save()
 
     def _validate(self, events: EventLog, narrator: Narrator) -> None:
@@ -346,7 +340,8 @@ class Training:
     def _judge(self, events: EventLog, narrator: Narrator, name: str | None = None) -> bool:
         """Score the model as it is, and say whether it is the best so far."""
         progress = self.progress
-        scores = validate(self.translator, self.data.dev, self.settings.training)
+        dev, training = self.data.dev, self.settings.training
+        scores = validate(self.translator, dev.first(training.validation_pairs), training.measures, training.validation)
         self.model.train()
         better = scores.better_than(progress.best, self.settings.training.metric)
         if better:
@@ -373,8 +368,9 @@ class Training:
 
     def _save(self) -> None:
         training = self.settings.training
-        checkpoint.save(self.locked, self.model, self.optimizer, self.progress, self.average)
-        checkpoint.prune(self.locked, max(training.keep, training.average), self.progress.best_step, self._saved_at)
+        averaged = self.average.weights if self.average else None
+        checkpoints.save(self.locked, self.model, self.optimizer, self.progress, averaged)
+        checkpoints.prune(self.locked, max(training.keep, training.average), self.progress.best_step, self._saved_at)
 
     def _try_mean(self, events: EventLog, narrator: Narrator) -> None:
         """Use the mean of the last checkpoints if validation finds it better than each."""
@@ -383,7 +379,7 @@ class Training:
         self.progress.averaged = True
         with mean_in_place(self.model, last):
             if self._judge(events, narrator, f"mean-{self.progress.step}"):
-                checkpoint.save_mean(self.locked, self.model, self.progress)
+                checkpoints.save_mean(self.locked, self.model, self.progress)
         self._save()
 
     def _see_that_the_mean_is_whole(self) -> None:
@@ -391,7 +387,7 @@ class Training:
         name = self.progress.best_name
         if name is not None and Checkpoint(self.folder.checkpoints / name).problem() is not None:
             with mean_in_place(self.model, self._last_checkpoints()):
-                checkpoint.save_mean(self.locked, self.model, self.progress)
+                checkpoints.save_mean(self.locked, self.model, self.progress)
 
     def _last_checkpoints(self) -> list[Checkpoint]:
         """Those that the mean is of: the same whether or not a signal had the run saved at other steps too."""

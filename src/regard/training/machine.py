@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import torch
 
 from regard.errors import ConfigError, ResourceError, describe_disk_failure, is_disk_failure
-from regard.plain import cpu_has_bfloat16
-from regard.training.folder import RunFolder
-from regard.training.settings import TrainingSettings
+from regard.ops.reference_mode import cpu_has_bfloat16
+from regard.runs.folder import RunFolder
+from regard.runs.settings import TrainingSettings
 
 
 def device_named(name: str) -> torch.device:

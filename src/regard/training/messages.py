@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from regard.data.batching import Batch
-from regard.data.order import padding_share
-from regard.errors import quantity
+from regard.data.sampler import padding_share
+from regard.formatting import quantity
 from regard.training.schedule import steps_per_epoch
 
 if TYPE_CHECKING:

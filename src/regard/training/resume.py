@@ -2,9 +2,9 @@
 
 from regard.config import differences
 from regard.errors import ConfigError, DataError
-from regard.training.folder import RunFolder
-from regard.training.settings import RunSettings, TrainingSettings
-from regard.training.teaching import TEACHER
+from regard.runs.folder import RunFolder
+from regard.runs.settings import RunSettings, TrainingSettings
+from regard.training.distillation import TEACHER
 
 _OPEN_ENDED = {"none", "inverse_sqrt", "plateau"}
 """Decays of the learning rate that do not depend on the total number of steps."""

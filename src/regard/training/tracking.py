@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from regard.errors import ConfigError
-from regard.training.directory import Directory
-from regard.training.events import Listener
-from regard.training.settings import TrainingSettings
+from regard.runs.directory import Directory
+from regard.runs.events import Listener
+from regard.runs.settings import TrainingSettings
 
 
 def require(training: TrainingSettings) -> None:

@@ -8,9 +8,9 @@ import pytest
 from regard.data.corpora import read_pairs
 from regard.data.files import Files
 from regard.data.survey.cleaning import clean, summary
-from regard.data.survey.passes import Split, Survey, take
 from regard.data.survey.problems import Finding, Limits, judge
 from regard.data.survey.scripts import Characters
+from regard.data.survey.survey import Split, Survey, take
 from regard.errors import DataError
 
 SOUND = [(f"мы и они {n} раз", f"we and they {n} times") for n in range(100, 300)]

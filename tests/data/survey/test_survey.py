@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from regard.data.corpora import Pairs
 from regard.data.files import Files
-from regard.data.survey import faults, problems
-from regard.data.survey.passes import Mark, Split, Survey, are_tagged, read_again, take
+from regard.data.survey import problem_kinds, problems
 from regard.data.survey.problems import Finding, Limits, judge
 from regard.data.survey.scripts import Characters, Trait
 from regard.data.survey.statistics import bars, measure
+from regard.data.survey.survey import Mark, Split, Survey, are_tagged, read_again, take
 
 texts = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12), min_size=1)
 
@@ -81,31 +81,31 @@ def test_sound_pairs_have_no_problem() -> None:
 @pytest.mark.parametrize(
     ("pair", "kind"),
     [
-        (("", "nobody there"), faults.EMPTY),
-        (("и никого", " \u3000\t"), faults.EMPTY),
-        (("мы и они все", "we and\x08 they"), faults.CONTROL),
-        (("мы и\u200b они", "we and they"), faults.CONTROL),
-        (("мы и они все", "we and they \ufffd"), faults.REPLACED),
-        (("мы и они все", "we and theÃ© they"), faults.MISREAD),
-        (("мы и они все", "itâ€™s we and they"), faults.MISREAD),
-        (("мы и они все", "we and cafe\u0301s"), faults.UNNORMALISED),
-        (("мы и они все", "we &amp; they <b>all"), faults.MARKUP),
-        (("мы и они все", "we and  they"), faults.SPACES),
-        (("мы и они все ", "we and they"), faults.SPACES),
-        (("we are all here", "we and they"), faults.SCRIPT),
-        (("мы и они все", "мы и они тоже"), faults.SCRIPT),
-        (("мы и они и вы", "мы и они и вы"), faults.COPY),
-        (("we and they all", "мы и они все"), faults.SWAPPED),
-        (("мы и они все и вы и еще кто-то" * 3, "nothing"), faults.RATIO),
-        (("нет и нет", "there is a lot more here than can be said in so few words"), faults.RATIO),
-        (("мы и они все " * 20, "we and they all " * 17), faults.LONG),
+        (("", "nobody there"), problem_kinds.EMPTY),
+        (("и никого", " \u3000\t"), problem_kinds.EMPTY),
+        (("мы и они все", "we and\x08 they"), problem_kinds.CONTROL),
+        (("мы и\u200b они", "we and they"), problem_kinds.CONTROL),
+        (("мы и они все", "we and they \ufffd"), problem_kinds.REPLACED),
+        (("мы и они все", "we and theÃ© they"), problem_kinds.MISREAD),
+        (("мы и они все", "itâ€™s we and they"), problem_kinds.MISREAD),
+        (("мы и они все", "we and cafe\u0301s"), problem_kinds.UNNORMALISED),
+        (("мы и они все", "we &amp; they <b>all"), problem_kinds.MARKUP),
+        (("мы и они все", "we and  they"), problem_kinds.SPACES),
+        (("мы и они все ", "we and they"), problem_kinds.SPACES),
+        (("we are all here", "we and they"), problem_kinds.SCRIPT),
+        (("мы и они все", "мы и они тоже"), problem_kinds.SCRIPT),
+        (("мы и они и вы", "мы и они и вы"), problem_kinds.COPY),
+        (("we and they all", "мы и они все"), problem_kinds.SWAPPED),
+        (("мы и они все и вы и еще кто-то" * 3, "nothing"), problem_kinds.RATIO),
+        (("нет и нет", "there is a lot more here than can be said in so few words"), problem_kinds.RATIO),
+        (("мы и они все " * 20, "we and they all " * 17), problem_kinds.LONG),
     ],
 )  # fmt: skip
-def test_each_kind_is_found_where_it_stands(pair: tuple[str, str], kind: faults.Kind) -> None:
+def test_each_kind_is_found_where_it_stands(pair: tuple[str, str], kind: problem_kinds.Kind) -> None:
     pairs = sound()
     found = found_in(of(*pairs[:77], pair, *pairs[77:]), limits=Limits(250, 100))
     assert found[kind.name] == [77]
-    if kind is not faults.COPY and kind is not faults.LONG and not pair[1].isspace():
+    if kind is not problem_kinds.COPY and kind is not problem_kinds.LONG and not pair[1].isspace():
         assert list(found) == [kind.name]
 
 
@@ -172,13 +172,13 @@ def test_the_pairs_that_are_met_are_counted_in_the_split_that_is_held_out() -> N
 
 
 def test_a_few_copies_and_duplicates_are_worth_a_note_and_many_a_warning() -> None:
-    def severity(kind: faults.Kind, count: int) -> str:
+    def severity(kind: problem_kinds.Kind, count: int) -> str:
         survey = Survey(of(), marks_N=np.zeros(1000, np.uint8))
         return Finding(kind, survey, np.arange(count)).severity
 
-    assert [severity(faults.COPY, count) for count in (1, 2)] == ["note", "warning"]
-    assert [severity(faults.DUPLICATE, count) for count in (10, 11)] == ["note", "warning"]
-    assert severity(faults.EMPTY, 1) == "error"
+    assert [severity(problem_kinds.COPY, count) for count in (1, 2)] == ["note", "warning"]
+    assert [severity(problem_kinds.DUPLICATE, count) for count in (10, 11)] == ["note", "warning"]
+    assert severity(problem_kinds.EMPTY, 1) == "error"
 
 
 def test_scripts_are_judged_where_one_prevails_alone() -> None:

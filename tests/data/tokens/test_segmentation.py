@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from regard.data.ragged import Ragged
 from regard.data.settings import BPESide, BPETokenizer, Sampling, UnigramTokenizer
-from regard.data.tokens import marks
+from regard.data.tokens import pretokenization
 from regard.data.tokens.segmentation import Sampled, Segmentations, choices, number_words
 from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
 from regard.data.tokens.vocabularies import BYTES, Learned, build_model
@@ -33,8 +33,8 @@ BPE = {"vocabulary": 330, "byte_fallback": True, "symbols": ["<url>"], "split": 
 def tokenizer_of(learned: Learned) -> Tokenizer:
     """A tokeniser whose merges or pieces are given."""
     inner = tokenizers.Tokenizer(build_model(list(SPECIALS), learned, byte_fallback=False))
-    inner.normalizer, inner.pre_tokenizer = marks.normaliser(BPESide()), marks.cutter(BPESide())
-    inner.decoder = marks.decoder(BPESide())
+    inner.normalizer, inner.pre_tokenizer = pretokenization.normaliser(BPESide()), pretokenization.cutter(BPESide())
+    inner.decoder = pretokenization.decoder(BPESide())
     return Tokenizer(inner)
 
 
@@ -87,7 +87,7 @@ def test_with_all_merges_dropped_it_is_characters_and_bytes(words: list[str]) ->
     tokenizer = _bpe()
     for word, [row] in zip(words, drawn_by(tokenizer, words, Sampling(1, dropout=1.0)), strict=True):
         assert all(len(token) == 1 or token in BYTES for token in tokenizer.tokens(row))
-        assert tokenizer.decode(row) == marks.decoder(BPESide()).decode(list(word))
+        assert tokenizer.decode(row) == pretokenization.decoder(BPESide()).decode(list(word))
 
 
 @given(st.lists(WORDS, min_size=1, unique=True))

@@ -26,7 +26,7 @@ from regard.data.settings import (
 )
 from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
 from regard.errors import ConfigError, DataError, ModelError
-from regard.training.settings import RunSettings
+from regard.runs.settings import RunSettings
 
 LINES = ["the old man and the sea", "the sea, the sea!", "an old  man's 1,000 seas ", "low lower lowest ▁ ▂1"]
 SYMBOLS = ("<url>", "<2de>")
@@ -408,7 +408,7 @@ def test_text_is_read_once_and_not_kept(kind: str) -> None:
     """60 MB of text pass in far less memory."""
     code = (
         "import resource, sys\nfrom regard.data.tokens.tokenizers import *\n"
-        "from regard.training.settings import RunSettings\n"
+        "from regard.runs.settings import RunSettings\n"
         "from regard.config import resolve\n"
         f"settings = resolve(RunSettings, 'dates', {{'tokenizer': '{kind}'}}).tokenizer\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"

@@ -10,15 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from regard.data.readers import Row
-from regard.data.survey import faults
-from regard.data.survey.faults import Kind
-from regard.data.survey.passes import Survey, quiet, read_again
+from regard.data.survey import problem_kinds
+from regard.data.survey.problem_kinds import Kind
 from regard.data.survey.problems import Finding
 from regard.data.survey.scripts import Trait, traits_of
-from regard.data.tokens.marks import TAB
-from regard.errors import DataError, quantity
+from regard.data.survey.survey import Survey, quiet, read_again
+from regard.data.tokens.pretokenization import TAB
+from regard.errors import DataError
+from regard.formatting import quantity
 
-_MENDED = (faults.SWAPPED, faults.MISREAD, faults.CONTROL, faults.UNNORMALISED, faults.SPACES)
+_MENDED = (
+    problem_kinds.SWAPPED,
+    problem_kinds.MISREAD,
+    problem_kinds.CONTROL,
+    problem_kinds.UNNORMALISED,
+    problem_kinds.SPACES,
+)
 
 
 def clean(surveys: Sequence[Survey], findings: Sequence[Finding], folder: Path) -> dict[Path, Counter[str]]:
@@ -37,7 +44,7 @@ def clean(surveys: Sequence[Survey], findings: Sequence[Finding], folder: Path) 
     for place, (survey, path) in enumerate(zip(surveys, paths, strict=True)):
         ours = [finding for finding in findings if finding.survey is survey]
         if place > 0:
-            ours = [finding for finding in ours if finding.kind in {faults.NO_PAIR, faults.EMPTY}]
+            ours = [finding for finding in ours if finding.kind in {problem_kinds.NO_PAIR, problem_kinds.EMPTY}]
         told[path] = _write(survey, ours, path)
     return told
 
@@ -52,7 +59,9 @@ def _write(survey: Survey, findings: Sequence[Finding], path: Path) -> Counter[s
                 mended.setdefault(number, set()).add(finding.kind)
             elif finding.severity != "note":
                 dropped.setdefault(number, finding.kind)
-    told: Counter[str] = Counter({f"left out: {faults.NO_PAIR.name}": survey.no_pairs} if survey.no_pairs else {})
+    told: Counter[str] = Counter(
+        {f"left out: {problem_kinds.NO_PAIR.name}": survey.no_pairs} if survey.no_pairs else {}
+    )
     draft = path.with_name(f".{path.name}")
     with draft.open("w", encoding="utf-8", errors="surrogatepass", newline="\n") as handle, quiet():
         pairs: Iterable[Row] = (row for row in survey.split.read() if not row.problem)
@@ -63,7 +72,7 @@ def _write(survey: Survey, findings: Sequence[Finding], path: Path) -> Counter[s
             kinds = mended.get(number, set())
             head, _, tags = row.source.partition(TAB) if survey.tagged else (row.source, "", "")
             source, target = (_mend(text, kinds) for text in (head, row.target))
-            if faults.SWAPPED in kinds:
+            if problem_kinds.SWAPPED in kinds:
                 source, target = target, source
             told.update(f"mended: {kind.name}" for kind in kinds)
             told["written"] += 1
@@ -74,13 +83,13 @@ def _write(survey: Survey, findings: Sequence[Finding], path: Path) -> Counter[s
 
 
 def _mend(text: str, kinds: set[Kind]) -> str:
-    if faults.MISREAD in kinds:
+    if problem_kinds.MISREAD in kinds:
         text = read_again(text)
-    if faults.CONTROL in kinds:
+    if problem_kinds.CONTROL in kinds:
         text = "".join(sign for sign in text if not traits_of(ord(sign)) & Trait.CONTROL)
-    if faults.UNNORMALISED in kinds:
+    if problem_kinds.UNNORMALISED in kinds:
         text = unicodedata.normalize("NFC", text)
-    if faults.SPACES in kinds or faults.CONTROL in kinds:
+    if problem_kinds.SPACES in kinds or problem_kinds.CONTROL in kinds:
         text = " ".join(text.split())
     # A tab, which CSV and JSON may hold, would be read as the end of a column.
     return text.replace(TAB, " ")

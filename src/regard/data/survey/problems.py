@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.readers import Row
-from regard.data.survey import faults
-from regard.data.survey.faults import KINDS, Kind, Severity
-from regard.data.survey.passes import MARKUP, Mark, Side, Survey, bits, read_again
+from regard.data.survey import problem_kinds
+from regard.data.survey.problem_kinds import KINDS, Kind, Severity
 from regard.data.survey.scripts import Characters, Trait, traits_of
-from regard.errors import quantity
+from regard.data.survey.survey import MARKUP, Mark, Side, Survey, bits, read_again
+from regard.formatting import quantity
 
 Rows = NDArray[np.intp]
 
@@ -66,7 +66,7 @@ class Finding:
 
     @property
     def count(self) -> int:
-        return self.survey.no_pairs if self.kind is faults.NO_PAIR else len(self.rows_M)
+        return self.survey.no_pairs if self.kind is problem_kinds.NO_PAIR else len(self.rows_M)
 
     @property
     def severity(self) -> Severity:
@@ -81,34 +81,34 @@ def examples(findings: Sequence[Finding], most: int) -> dict[Finding, list[Row]]
         texts = survey.texts(number for finding in ours for number in finding.rows_M[:most].tolist())
         for finding in ours:
             shown[finding] = [texts[number] for number in finding.rows_M[:most].tolist()]
-            if finding.kind is faults.NO_PAIR:
+            if finding.kind is problem_kinds.NO_PAIR:
                 shown[finding] = survey.no_pair_rows[:most]
     return shown
 
 
 def spot(kind: Kind, text: str) -> int:
     """Where in a text the problem is seen first; 0 where that cannot be said."""
-    if kind in {faults.CONTROL, faults.REPLACED}:
-        trait = Trait.CONTROL if kind is faults.CONTROL else Trait.REPLACED
+    if kind in {problem_kinds.CONTROL, problem_kinds.REPLACED}:
+        trait = Trait.CONTROL if kind is problem_kinds.CONTROL else Trait.REPLACED
         return next((place for place, sign in enumerate(text) if traits_of(ord(sign)) & trait), 0)
-    if kind in {faults.MARKUP, faults.SPACES}:
-        found = (MARKUP if kind is faults.MARKUP else _SPACES).search(text)
+    if kind in {problem_kinds.MARKUP, problem_kinds.SPACES}:
+        found = (MARKUP if kind is problem_kinds.MARKUP else _SPACES).search(text)
         return found.start() if found else 0
-    if kind in {faults.MISREAD, faults.UNNORMALISED}:
-        mended = read_again(text) if kind is faults.MISREAD else unicodedata.normalize("NFC", text)
+    if kind in {problem_kinds.MISREAD, problem_kinds.UNNORMALISED}:
+        mended = read_again(text) if kind is problem_kinds.MISREAD else unicodedata.normalize("NFC", text)
         return next((place for place, (one, other) in enumerate(zip(text, mended, strict=False)) if one != other), 0)
     return 0
 
 
 _MARKED = {
-    faults.EMPTY: Mark.EMPTY,
-    faults.MISREAD: Mark.MISREAD,
-    faults.REPLACED: Mark.REPLACED,
-    faults.CONTROL: Mark.CONTROL,
-    faults.COPY: Mark.COPY,
-    faults.UNNORMALISED: Mark.UNNORMALISED,
-    faults.MARKUP: Mark.MARKUP,
-    faults.SPACES: Mark.SPACES,
+    problem_kinds.EMPTY: Mark.EMPTY,
+    problem_kinds.MISREAD: Mark.MISREAD,
+    problem_kinds.REPLACED: Mark.REPLACED,
+    problem_kinds.CONTROL: Mark.CONTROL,
+    problem_kinds.COPY: Mark.COPY,
+    problem_kinds.UNNORMALISED: Mark.UNNORMALISED,
+    problem_kinds.MARKUP: Mark.MARKUP,
+    problem_kinds.SPACES: Mark.SPACES,
 }
 
 
@@ -121,19 +121,19 @@ def judge(surveys: Sequence[Survey], characters: Characters, limits: Limits) -> 
     found += [finding for place, survey in enumerate(surveys) for finding in _across(survey, surveys[place + 1 :])]
     order = {kind: place for place, kind in enumerate(KINDS)}
     # That what is held out shares a source matters little, as nothing is learned from it.
-    found = [finding for finding in found if finding.kind is not faults.OVERLAP or finding.survey is surveys[0]]
+    found = [finding for finding in found if finding.kind is not problem_kinds.OVERLAP or finding.survey is surveys[0]]
     return sorted((finding for finding in found if finding.count), key=lambda finding: order[finding.kind])
 
 
 def _within(survey: Survey, limits: Limits) -> Iterator[Finding]:
-    yield Finding(faults.NO_PAIR, survey, _NONE, _hint(survey))
+    yield Finding(problem_kinds.NO_PAIR, survey, _NONE, _hint(survey))
     for kind, mark in _MARKED.items():
         yield Finding(kind, survey, np.flatnonzero(survey.marks_N & np.uint8(mark)))
     source, target = survey.source, survey.target
     long_N = np.maximum(source.chars_N, target.chars_N) > limits.chars
     long_N |= np.maximum(source.words_N, target.words_N) > limits.words
     told = f"more than {limits.chars:,} characters or {limits.words:,} words"
-    yield Finding(faults.LONG, survey, np.flatnonzero(long_N), told)
+    yield Finding(problem_kinds.LONG, survey, np.flatnonzero(long_N), told)
 
 
 def _hint(survey: Survey) -> str:
@@ -195,7 +195,7 @@ def _ratios(surveys: Sequence[Survey]) -> Iterator[Finding]:
             ratio_N = survey.target.chars_N[part] / np.maximum(survey.source.chars_N[part], 1)
             odd_N[part] &= np.abs(_deviation(survey, usual, part) - middle) > _FAR * spread
             odd_N[part] &= (ratio_N > _FACTOR * usual) | (ratio_N < usual / _FACTOR)
-        yield Finding(faults.RATIO, survey, np.flatnonzero(odd_N), told)
+        yield Finding(problem_kinds.RATIO, survey, np.flatnonzero(odd_N), told)
 
 
 def _deviation(survey: Survey, usual: float, part: slice) -> NDArray[np.float64]:
@@ -209,7 +209,7 @@ def _repeated(survey: Survey) -> Iterator[Finding]:
     order, starts = _groups(survey.pairs_N)
     again_N[order] = True
     again_N[order[starts]] = False
-    yield Finding(faults.DUPLICATE, survey, np.flatnonzero(again_N))
+    yield Finding(problem_kinds.DUPLICATE, survey, np.flatnonzero(again_N))
     del order, starts
     once = np.flatnonzero(~again_N).astype(np.uint32)
     order, starts = _groups(survey.source.hashes_N[once])
@@ -221,7 +221,7 @@ def _repeated(survey: Survey) -> Iterator[Finding]:
     sizes = counts[several]
     within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     rows = order[np.repeat(starts[several], sizes) + within]
-    yield Finding(faults.AMBIGUOUS, survey, once[rows].astype(np.intp), told)
+    yield Finding(problem_kinds.AMBIGUOUS, survey, once[rows].astype(np.intp), told)
 
 
 def _groups(values_N: NDArray[Any]) -> tuple[Rows, Rows]:
@@ -237,8 +237,8 @@ def _across(survey: Survey, others: Sequence[Survey]) -> Iterator[Finding]:
         whole_N = _among(survey.pairs_N, other.pairs_N)
         source_N = _among(survey.source.hashes_N, other.source.hashes_N) & ~whole_N
         for kind, rows_N, met_N in (
-            (faults.LEAK, whole_N, _among(other.pairs_N, survey.pairs_N[whole_N])),
-            (faults.OVERLAP, source_N, _among(other.source.hashes_N, survey.source.hashes_N[source_N])),
+            (problem_kinds.LEAK, whole_N, _among(other.pairs_N, survey.pairs_N[whole_N])),
+            (problem_kinds.OVERLAP, source_N, _among(other.source.hashes_N, survey.source.hashes_N[source_N])),
         ):
             share = met_N.mean() if len(other) else 0.0
             told = f"they match {met_N.sum():,} of the {quantity(len(other), 'pair')} of {other.name} ({share:.1%})"
@@ -275,8 +275,8 @@ def _scripts(surveys: Sequence[Survey], characters: Characters) -> Iterator[Find
             swapped_N = strange[0] & strange[1]
             swapped_N &= _has(survey.source, expected[1], characters) & _has(survey.target, expected[0], characters)
         told = f"sources are in {expected[0] or 'several scripts'}, targets in {expected[1] or 'several scripts'}"
-        yield Finding(faults.SWAPPED, survey, np.flatnonzero(swapped_N), told)
-        yield Finding(faults.SCRIPT, survey, np.flatnonzero((strange[0] | strange[1]) & ~swapped_N), told)
+        yield Finding(problem_kinds.SWAPPED, survey, np.flatnonzero(swapped_N), told)
+        yield Finding(problem_kinds.SCRIPT, survey, np.flatnonzero((strange[0] | strange[1]) & ~swapped_N), told)
 
 
 def main_script(sides: Sequence[Side], characters: Characters) -> str | None:

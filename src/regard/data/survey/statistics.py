@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from regard.data.survey.passes import Side, Split, Survey, take
 from regard.data.survey.scripts import NO_SCRIPT, Characters
+from regard.data.survey.survey import Side, Split, Survey, take
 from regard.data.tokens.vocabularies import MANY_TAGS
 
 _SAMPLE = 10_000

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from regard.data.ragged import Ragged, offsets_of
 from regard.data.settings import Sampling
-from regard.data.tokens.marks import TAB
-from regard.data.tokens.samplers import build_sampler
+from regard.data.tokens.pretokenization import TAB
+from regard.data.tokens.subword_sampling import build_sampler
 from regard.data.tokens.tokenizers import END, Tokenizer
 from regard.errors import ModelError
 

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from regard.data.settings import RESERVED
-from regard.data.tokens import marks
+from regard.data.tokens import pretokenization
 from regard.data.tokens.vocabularies import BYTES, SPECIALS, Learned, Merges, build_model
 from regard.errors import DataError
 
@@ -66,14 +66,14 @@ def build_tokenizer(model: SentencePieceModel, tags: set[str]) -> tokenizers.Tok
     by_bytes = any(piece.kind == _BYTE for piece in model.pieces)
     known = [*SPECIALS, *symbols, *(BYTES if by_bytes else [])]
     scores = {piece.text: piece.score for piece in model.pieces if piece.kind == _NORMAL}
-    tokens = [*scores, *(marks.TAB + tag for tag in sorted(tags))]
+    tokens = [*scores, *(pretokenization.TAB + tag for tag in sorted(tags))]
     learned = Learned(tokens, scores=scores) if model.kind == "unigram" else Learned(tokens, _merges(scores))
     inner = tokenizers.Tokenizer(build_model(known, learned, byte_fallback=by_bytes, fuse_unknown=True))
     inner.normalizer = _normaliser(model)
     inner.pre_tokenizer = _cutter(symbols, scores)
-    prefix = [decoders.Replace(Regex(rf"\A{marks.MARK}"), "")] if model.dummy_prefix else []
+    prefix = [decoders.Replace(Regex(rf"\A{pretokenization.MARK}"), "")] if model.dummy_prefix else []
     inner.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Fuse(), *prefix, decoders.Replace(marks.MARK, " ")]
+        [decoders.ByteFallback(), decoders.Fuse(), *prefix, decoders.Replace(pretokenization.MARK, " ")]
     )
     return inner
 
@@ -92,17 +92,17 @@ def _normaliser(model: SentencePieceModel) -> normalizers.Normalizer:
     if model.collapses:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if model.dummy_prefix:
-        steps.append(normalizers.Prepend(marks.MARK))
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", marks.MARK)])
+        steps.append(normalizers.Prepend(pretokenization.MARK))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", pretokenization.MARK)])
 
 
 def _cutter(symbols: list[str], scores: dict[str, float]) -> pre_tokenizers.PreTokenizer:
     """Cuts at spaces, unless there are pieces that reach across them."""
-    whole = "|".join([*marks.either(symbols), f"<(?={RESERVED[1:]})"])
-    if any(marks.MARK in piece[1:] for piece in scores):
+    whole = "|".join([*pretokenization.either(symbols), f"<(?={RESERVED[1:]})"])
+    if any(pretokenization.MARK in piece[1:] for piece in scores):
         pattern = rf"{whole}|(?:(?!{whole})[\s\S])+"
     else:
-        pattern = f"{whole}|{marks.MARK}?(?:(?!{whole})[^{marks.MARK}])+|{marks.MARK}"
+        pattern = f"{whole}|{pretokenization.MARK}?(?:(?!{whole})[^{pretokenization.MARK}])+|{pretokenization.MARK}"
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 

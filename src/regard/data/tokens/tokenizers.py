@@ -11,7 +11,7 @@ from typing import NamedTuple
 import tokenizers
 
 from regard.data.settings import CharSide, SentencePieceSide, Side, TokenizerSettings, sides
-from regard.data.tokens import marks
+from regard.data.tokens import pretokenization
 from regard.data.tokens.sentencepiece import build_tokenizer, read_model
 from regard.data.tokens.vocabularies import (
     END,
@@ -30,7 +30,7 @@ __all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "Tokenizer", "Tokenizer
 
 Span = tuple[int, int]
 
-_UNUSUAL = re.compile(rf"[^\S ]|  |^ | $|[{marks.MARK}▂]")
+_UNUSUAL = re.compile(rf"[^\S ]|  |^ | $|[{pretokenization.MARK}▂]")
 """White space other than single spaces between words, and signs that are escaped."""
 
 _MOST_KNOWN = 1 << 20
@@ -70,9 +70,9 @@ class Tokenizer:
         self._inner = inner
         self._tags = {token[1:]: index for token, index in inner.get_vocab().items() if _is_tag(token)}
         self._tag_names = {index: tag for tag, index in self._tags.items()}
-        self._segmented: dict[str, list[int]] | None = {} if marks.cuts_at_spaces(inner) else None
+        self._segmented: dict[str, list[int]] | None = {} if pretokenization.cuts_at_spaces(inner) else None
         """What stands between spaces, with its ids, as far as it has been met."""
-        self._composes = marks.takes_letters_apart(inner)
+        self._composes = pretokenization.takes_letters_apart(inner)
 
     @classmethod
     def characters(cls, texts: Iterable[str]) -> "Tokenizer":
@@ -151,7 +151,7 @@ class Tokenizer:
             tokens = Tokens(encoding.ids, encoding.tokens, spans)
             for tag in self._tags_in(text):
                 tokens.ids.append(self._tag(tag[0]))
-                tokens.texts.append(marks.TAB + tag[0])
+                tokens.texts.append(pretokenization.TAB + tag[0])
                 tokens.offsets.append(tag.span())
             encoded.append(tokens)
         return encoded
@@ -162,7 +162,7 @@ class Tokenizer:
         text: str = self._inner.decode(head, skip_special_tokens=False)
         if self._composes:
             text = unicodedata.normalize("NFC", text)
-        return f"{text}{marks.TAB}{';'.join(names)}" if names else text
+        return f"{text}{pretokenization.TAB}{';'.join(names)}" if names else text
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [str(self._inner.id_to_token(index)) for index in ids]
@@ -173,7 +173,7 @@ class Tokenizer:
         return [
             [
                 *(word for word, _ in cut(normalise(whole_characters(self._head(text))))),
-                *(marks.TAB + tag[0] for tag in self._tags_in(text)),
+                *(pretokenization.TAB + tag[0] for tag in self._tags_in(text)),
             ]
             for text in texts
         ]
@@ -184,7 +184,7 @@ class Tokenizer:
         return [[self._tag(word[1:])] if _is_tag(word) else [token.id for token in segment(word)] for word in words]
 
     def _head(self, text: str) -> str:
-        return text.partition(marks.TAB)[0] if self._tags else text
+        return text.partition(pretokenization.TAB)[0] if self._tags else text
 
     def _tags_in(self, text: str) -> Iterable[re.Match[str]]:
         return tags_of(text, len(self._head(text))) if self._tags else ()
@@ -194,7 +194,7 @@ class Tokenizer:
 
 
 def _is_tag(token: str) -> bool:
-    return len(token) > 1 and token[0] == marks.TAB
+    return len(token) > 1 and token[0] == pretokenization.TAB
 
 
 def _trim(text: str, token: str, span: Span) -> Span:
@@ -202,7 +202,12 @@ def _trim(text: str, token: str, span: Span) -> Span:
     start, end = span
     if end - start > 1 and text[start].isspace():
         return start + 1, end
-    ours = token == marks.MARK and end > start and not text[start].isspace() and text[start] != marks.MARK
+    ours = (
+        token == pretokenization.MARK
+        and end > start
+        and not text[start].isspace()
+        and text[start] != pretokenization.MARK
+    )
     return (start, start) if ours else span
 
 

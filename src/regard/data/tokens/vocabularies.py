@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from regard.data.settings import BPESide, CharSide, SpelledSide, UnigramSide, WordSide
-from regard.data.tokens import marks, unigrams
+from regard.data.tokens import pretokenization, unigram
 from regard.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class Learned(NamedTuple):
 def learn(options: SpelledSide, texts: Iterable[str]) -> tokenizers.Tokenizer:
     """A tokeniser of the kind that is set, made from some text."""
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.normalizer, inner.pre_tokenizer = marks.normaliser(options), marks.cutter(options)
-    known = [*SPECIALS, *marks.symbols(options), *(BYTES if options.byte_fallback else [])]
+    inner.normalizer, inner.pre_tokenizer = pretokenization.normaliser(options), pretokenization.cutter(options)
+    known = [*SPECIALS, *pretokenization.symbols(options), *(BYTES if options.byte_fallback else [])]
     stream = _Stream(texts, options.tags)
     match options:
         case CharSide():
@@ -58,9 +58,12 @@ def learn(options: SpelledSide, texts: Iterable[str]) -> tokenizers.Tokenizer:
         case UnigramSide():
             learned = _unigram(options, inner, stream, known)
     own = set(known)
-    rest = [*(token for token in learned.tokens if token not in own), *(marks.TAB + tag for tag in sorted(stream.tags))]
+    rest = [
+        *(token for token in learned.tokens if token not in own),
+        *(pretokenization.TAB + tag for tag in sorted(stream.tags)),
+    ]
     inner.model = build_model(known, learned._replace(tokens=rest), byte_fallback=options.byte_fallback)
-    inner.decoder = marks.decoder(options)
+    inner.decoder = pretokenization.decoder(options)
     return inner
 
 
@@ -102,7 +105,7 @@ class _Stream:
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
             self._empty = self._empty and not text
-            head, tab, _ = text.partition(marks.TAB) if self._tagged else (text, "", "")
+            head, tab, _ = text.partition(pretokenization.TAB) if self._tagged else (text, "", "")
             if tab:
                 self._with_tags += 1
                 self.tags.update(found[0] for found in tags_of(text, len(head)))
@@ -172,7 +175,7 @@ def _count(inner: tokenizers.Tokenizer, texts: Iterable[str], options: SpelledSi
     for chunk, count in chunks.items():
         for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(chunk)):
             words[word] += count
-    for symbol in marks.symbols(options):
+    for symbol in pretokenization.symbols(options):
         words.pop(symbol, None)
     return words
 
@@ -182,13 +185,15 @@ def _bpe(options: BPESide, inner: tokenizers.Tokenizer, texts: Iterable[str], kn
     trainer = trainers.BpeTrainer(
         vocab_size=max(room, 0),
         min_frequency=options.min_count,
-        initial_alphabet=[marks.MARK],
+        initial_alphabet=[pretokenization.MARK],
         show_progress=False,
     )
     learner = tokenizers.Tokenizer(models.BPE())
     learner.normalizer, learner.pre_tokenizer = inner.normalizer, inner.pre_tokenizer
     if options.symbols:
-        without = pre_tokenizers.Split(Regex("|".join(marks.either(marks.symbols(options)))), "removed")
+        without = pre_tokenizers.Split(
+            Regex("|".join(pretokenization.either(pretokenization.symbols(options)))), "removed"
+        )
         learner.pre_tokenizer = pre_tokenizers.Sequence([without, inner.pre_tokenizer])
     learner.train_from_iterator(texts, trainer)
     found = json.loads(learner.to_str())["model"]
@@ -199,10 +204,10 @@ def _bpe(options: BPESide, inner: tokenizers.Tokenizer, texts: Iterable[str], kn
 
 def _unigram(options: UnigramSide, inner: tokenizers.Tokenizer, texts: Iterable[str], known: list[str]) -> Learned:
     counts = _count(inner, texts, options)
-    alphabet = {marks.MARK, *(character for word in counts for character in word)}
+    alphabet = {pretokenization.MARK, *(character for word in counts for character in word)}
     room = options.vocabulary - len(known)
     _check_size(options.vocabulary, len(known), len(alphabet), max(room, len(alphabet)))
-    pieces = unigrams.learn_pieces(counts, alphabet, room)
+    pieces = unigram.learn_pieces(counts, alphabet, room)
     _check_size(options.vocabulary, len(known), len(alphabet), len(pieces))
     return Learned([piece for piece, _ in pieces], scores=dict(pieces))
 

@@ -1,0 +1,1 @@
+"""Tensor operations, each with a reference implementation and fast versions."""

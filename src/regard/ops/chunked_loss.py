@@ -1,0 +1,73 @@
+"""A loss over many rows of logits, computed chunk by chunk, so that the logits of all rows are never in memory at once.
+
+The gradient of a chunk is computed right after its loss, while its logits are in memory. N rows, D width, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.ops import reference_mode
+from regard.ops.reference_mode import Gradients, differentiable_once
+
+MAX_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}
+"""The number of logits in memory at once; on a CPU, they fit into its cache."""
+
+Loss = Callable[..., Tensor]
+
+
+def rows_per_chunk(device: torch.device, vocabulary: int) -> int:
+    """The number of rows whose logits may be in memory at once."""
+    return max(1, MAX_LOGITS.get(device.type, 1 << 26) // vocabulary)
+
+
+def chunked_loss(loss: Loss, inputs: Sequence[Tensor], weights: Sequence[Tensor], vocabulary: int) -> Tensor:
+    """Σ loss(chunk of each input), where `loss` computes logits of the rows with an output layer that has `weights`."""
+    rows = rows_per_chunk(inputs[0].device, vocabulary)
+    if len(inputs[0]) <= rows or reference_mode.asked_for():
+        return loss(*inputs)
+    if not torch.is_grad_enabled():
+        chunks = zip(*(torch.split(tensor, rows) for tensor in inputs), strict=True)
+        return torch.stack([loss(*chunk) for chunk in chunks]).sum()
+    total: Tensor = _ChunkedLoss.apply(loss, rows, len(inputs), *inputs, *weights)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Keeps the gradient of the loss; that of a multiple of the loss is a multiple of it."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Loss, rows: int, count: int, *tensors: Tensor) -> Tensor:
+        needed = [tensor.requires_grad for tensor in tensors[:count]]
+        inputs, weights = [tensor.detach() for tensor in tensors[:count]], tensors[count:]
+        input_grads = [torch.empty_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
+        weight_grads = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+        total = inputs[0].new_zeros((), dtype=torch.float32)
+        for start in range(0, len(inputs[0]), rows):
+            place = slice(start, start + rows)
+            with torch.enable_grad():
+                chunk = [x[place].requires_grad_(need) for x, need in zip(inputs, needed, strict=True)]
+                value = loss(*chunk)
+                leaves = [x for x, need in zip(chunk, needed, strict=True) if need]
+                grads = list(torch.autograd.grad(value, (*leaves, *weights), allow_unused=True, materialize_grads=True))
+            total += value.detach()
+            for input_grad in input_grads:
+                if input_grad is not None:
+                    input_grad[place] = grads.pop(0)
+            for weight_grad, grad in zip(weight_grads, grads, strict=True):
+                weight_grad += grad
+        ctx.save_for_backward(*input_grads, *weight_grads)
+        return total
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, scale: Tensor) -> Gradients:
+        return None, None, None, *(None if grad is None else _scaled(grad, scale) for grad in ctx.saved_tensors)
+
+
+def _scaled(x: Tensor, scale: Tensor) -> Tensor:
+    """Multiply in the wider precision of both: 1 / tokens must not be rounded to half precision."""
+    wide = torch.promote_types(x.dtype, scale.dtype)
+    return (x.to(wide) * scale.to(wide)).to(x.dtype)

@@ -1,0 +1,26 @@
+"""Cross-entropy with smoothed labels, summed over tokens: the reference, and on a GPU one Triton kernel each way.
+
+N tokens, V vocabulary.
+"""
+
+from torch import Tensor, nn
+
+from regard.ops import triton
+
+IGNORE_INDEX = -100
+"""The target that does not count, as in `torch.nn.functional.cross_entropy`."""
+
+
+def reference_cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
+    return nn.functional.cross_entropy(
+        logits_NV, tokens_N, reduction="sum", label_smoothing=label_smoothing, ignore_index=IGNORE_INDEX
+    )
+
+
+def cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
+    """−Σ_n log p(y_n) with smoothed labels, in float32."""
+    if triton.can_serve(logits_NV):
+        from regard.ops.triton import cross_entropy as kernel
+
+        return kernel.cross_entropy(logits_NV, tokens_N, label_smoothing, IGNORE_INDEX).sum()
+    return reference_cross_entropy(logits_NV.float(), tokens_N, label_smoothing)

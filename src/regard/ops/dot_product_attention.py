@@ -1,0 +1,64 @@
+"""Softmax attention with a dot-product score: the reference, and PyTorch's fused kernel, which stores no weights.
+
+B rows, T queries, S memory slots, D width, H heads.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+MAX_FUSED_WIDTH = 256
+"""The largest head width for which PyTorch's fused gradient is used on a GPU. A recurrent decoder has one wide head,
+for which that gradient took two thirds of a step.
+"""
+
+
+class ScoreBias(NamedTuple):
+    """A mask as the fused kernel takes it: a bias that is added to the scores, and the queries that have any slot."""
+
+    bias: Tensor
+    nonempty: Tensor | None
+
+    @classmethod
+    def of(cls, allowed: Tensor, dtype: torch.dtype) -> "ScoreBias":
+        # A softmax over no slot is NaN. A query without visible slots attends to all of them; its output is set to 0.
+        nonempty = allowed.any(-1, keepdim=True)
+        bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+        return cls(bias.masked_fill_(~allowed & nonempty, -torch.inf), nonempty)
+
+
+def reference_dot_product_attention(
+    query_BHTD: Tensor, keys_BHSD: Tensor, values_BHSD: Tensor, bias: Tensor | None, dropout: float
+) -> Tensor:
+    """Σ_j softmax_j(qᵀ k_j + bias_j) v_j → (B, H, T, D)."""
+    scores_BHTS = torch.matmul(query_BHTD, keys_BHSD.transpose(-1, -2))
+    scores_BHTS = scores_BHTS if bias is None else scores_BHTS + bias
+    weights_BHTS = nn.functional.dropout(scores_BHTS.softmax(-1), dropout)
+    return torch.matmul(weights_BHTS.to(values_BHSD.dtype), values_BHSD)
+
+
+def dot_product_attention(
+    query_BHTD: Tensor,
+    keys_BHSD: Tensor,
+    values_BHSD: Tensor,
+    mask: ScoreBias | None,
+    *,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), by the fused kernel where it is faster than two products."""
+    bias, nonempty = (None, None) if mask is None else mask
+    attend: Callable[..., Tensor] = partial(nn.functional.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
+    if query_BHTD.is_cpu and query_BHTD.dtype == torch.bfloat16 and torch.is_grad_enabled():
+        # On a CPU the gradient of the fused kernel takes ten times as long in bfloat16.
+        wide = (part.float() for part in (query_BHTD, keys_BHSD, values_BHSD))
+        with torch.autocast("cpu", enabled=False):
+            context_BHTD = attend(*wide, None if bias is None else bias.float()).to(torch.bfloat16)
+    elif query_BHTD.is_cuda and max(query_BHTD.shape[-1], values_BHSD.shape[-1]) > MAX_FUSED_WIDTH:
+        context_BHTD = reference_dot_product_attention(query_BHTD * scale, keys_BHSD, values_BHSD, bias, dropout)
+    else:
+        context_BHTD = attend(query_BHTD, keys_BHSD, values_BHSD, bias)
+    return context_BHTD if nonempty is None else torch.where(nonempty, context_BHTD, 0.0)

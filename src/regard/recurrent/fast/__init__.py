@@ -1,0 +1,1 @@
+"""Fast implementations of the scans and steps in `recurrent`: analytic gradients, cuDNN, Triton."""

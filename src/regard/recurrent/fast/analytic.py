@@ -1,0 +1,210 @@
+"""Scans with their gradients worked out by hand. Autograd would keep and revisit dozens of small tensors a step,
+and add to the weights' gradient at each; here a step is a handful of operations either way, and the weights'
+gradient is one product at the end.
+
+N cells side by side (the directions of a layer), B rows, T steps, H width of the state, G width of all gates.
+a are the input's gates, R the matrices of the state; m, where given, is what R sees of the state (`keep`).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.ops.reference_mode import Gradients, differentiable_once
+from regard.recurrent.cells import masked
+
+
+def flat(x_TNBX: Tensor) -> Tensor:
+    """All steps of all rows of each cell as one → (N, T B, X)."""
+    return x_TNBX.transpose(0, 1).flatten(1, 2)
+
+
+def outer(d_TNBG: Tensor, x_TNBH: Tensor) -> Tensor:
+    """The gradient of matrices that turned x into something with gradient d, over all steps → (N, G, H)."""
+    return flat(d_TNBG).transpose(1, 2) @ flat(x_TNBH)
+
+
+class _RNN(torch.autograd.Function):
+    """h' = φ(a + R h)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, activation: str, a: Tensor, start: Tensor, R: Tensor, keep: Tensor | None, runs: Tensor | None
+    ) -> Tensor:
+        h = a.new_empty(a.shape[0] + 1, *start.shape)
+        h[0] = start
+        R_T = R.transpose(1, 2)
+        for t, (a_t, before, after) in enumerate(zip(a.unbind(0), h[:-1].unbind(0), h[1:].unbind(0), strict=True)):
+            torch.baddbmm(a_t, masked(before, keep), R_T, out=after)
+            after.tanh_() if activation == "tanh" else after.relu_()
+            if runs is not None:
+                after.mul_(runs[t])
+        ctx.activation = activation
+        ctx.save_for_backward(R, h, keep)
+        return h[1:]
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, d_states: Tensor) -> Gradients:
+        R, h, keep = ctx.saved_tensors
+        slope = 1 - h[1:].square() if ctx.activation == "tanh" else (h[1:] > 0).to(h.dtype)
+        d_a = torch.empty_like(slope)
+        d_h = torch.zeros_like(h[0])
+        each = zip(d_states.flip(0).unbind(0), slope.flip(0).unbind(0), reversed(d_a.unbind(0)), strict=True)
+        for d_state, k, d_t in each:
+            torch.mul(d_h.add_(d_state), k, out=d_t)
+            d_h = torch.bmm(d_t, R)
+            if keep is not None:
+                d_h.mul_(keep)
+        return None, d_a, d_h, outer(d_a, masked(h[:-1], keep)), None, None
+
+
+class _GRU(torch.autograd.Function):
+    """u = R h + b,  r = σ(a_r + u_r),  z = σ(a_z + u_z),  n = tanh(a_n + r ⊙ u_n),  h' = n + z ⊙ (h − n)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, start: Tensor, R: Tensor, b: Tensor, keep: Tensor | None) -> Tensor:
+        steps, cells, rows, width = a.shape
+        size = width // 3
+        h, u = a.new_empty(steps + 1, cells, rows, size), torch.empty_like(a)
+        rz, n = a.new_empty(steps, cells, rows, 2 * size), a.new_empty(steps, cells, rows, size)
+        h[0] = start
+        R_T, b_row = R.transpose(1, 2), b.unsqueeze(1)
+        views = (h[:-1], h[1:], u, u[..., : 2 * size], u[..., 2 * size :], a[..., : 2 * size], a[..., 2 * size :])
+        gates = (rz, rz[..., :size], rz[..., size:], n)
+        each = zip(*(part.unbind(0) for part in (*views, *gates)), strict=True)
+        for before, after, u_t, u_rz, u_n, a_rz, a_n, rz_t, r, z, n_t in each:
+            torch.baddbmm(b_row, masked(before, keep), R_T, out=u_t)
+            torch.add(a_rz, u_rz, out=rz_t).sigmoid_()
+            torch.addcmul(a_n, r, u_n, out=n_t).tanh_()
+            torch.lerp(n_t, before, z, out=after)
+        ctx.save_for_backward(R, h, u, rz, n, keep)
+        return h[1:]
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, d_states: Tensor) -> Gradients:
+        R, h, u, rz, n, keep = ctx.saved_tensors
+        size = n.shape[-1]
+        r, z, u_n = rz[..., :size], rz[..., size:], u[..., 2 * size :]
+        # What each gate's gradient is multiplied by, for all steps at once.
+        to_n = (1 - z).mul_(1 - n * n)
+        to_z = (h[:-1] - n).mul_(z).mul_(1 - z)
+        to_r = (1 - r).mul_(r).mul_(u_n)
+        d_u, d_n = torch.empty_like(u), torch.empty_like(n)
+        d_h = torch.zeros_like(h[0])
+        parts = (d_states, to_n, to_z, to_r, r, z, d_n, d_u)
+        grads = (d_u[..., :size], d_u[..., size : 2 * size], d_u[..., 2 * size :])
+        each = zip(*(reversed(part.unbind(0)) for part in (*parts, *grads)), strict=True)
+        for d_state, k_n, k_z, k_r, r_t, z_t, dn_t, du_t, du_r, du_z, du_n in each:
+            d_after = d_h.add_(d_state)
+            torch.mul(d_after, k_n, out=dn_t)
+            torch.mul(d_after, k_z, out=du_z)
+            torch.mul(dn_t, k_r, out=du_r)
+            torch.mul(dn_t, r_t, out=du_n)
+            if keep is None:
+                d_h = torch.baddbmm(d_after * z_t, du_t, R)
+            else:
+                d_h = torch.addcmul(d_after * z_t, torch.bmm(du_t, R), keep)
+        d_a = torch.cat([d_u[..., : 2 * size], d_n], dim=-1)
+        flat_u = flat(d_u)
+        return d_a, d_h, flat_u.transpose(1, 2) @ flat(masked(h[:-1], keep)), flat_u.sum(1), None
+
+
+class _EarlyResetGRU(torch.autograd.Function):
+    """r = σ(a_r + R_r h),  z = σ(a_z + R_z h),  n = tanh(a_n + R_n (r ⊙ h)),  h' = n + z ⊙ (h − n)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, start: Tensor, R: Tensor, keep: Tensor | None) -> Tensor:
+        steps, cells, rows, width = a.shape
+        size = width // 3
+        h, s = a.new_empty(steps + 1, cells, rows, size), torch.empty_like(a)
+        h[0] = start
+        R_rz, R_n = R[:, : 2 * size].transpose(1, 2), R[:, 2 * size :].transpose(1, 2)
+        views = (h[:-1], h[1:], s[..., : 2 * size], s[..., 2 * size :], a[..., : 2 * size], a[..., 2 * size :])
+        for before, after, rz, n, a_rz, a_n in zip(*(part.unbind(0) for part in views), strict=True):
+            seen = masked(before, keep)
+            torch.baddbmm(a_rz, seen, R_rz, out=rz).sigmoid_()
+            torch.baddbmm(a_n, rz[..., :size] * seen, R_n, out=n).tanh_()
+            torch.lerp(n, before, rz[..., size:], out=after)
+        ctx.save_for_backward(R, h, s, keep)
+        return h[1:]
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, d_states: Tensor) -> Gradients:
+        R, h, s, keep = ctx.saved_tensors
+        size = h.shape[-1]
+        r, z, n = s.split(size, dim=-1)
+        R_rz, R_n = R[:, : 2 * size], R[:, 2 * size :]
+        seen = masked(h[:-1], keep)
+        to_n = (1 - z).mul_(1 - n * n)
+        to_z = (h[:-1] - n).mul_(z).mul_(1 - z)
+        to_r = (1 - r).mul_(r).mul_(seen)
+        d_a = torch.empty_like(s)
+        d_h = torch.zeros_like(h[0])
+        parts = (d_states, to_n, to_z, to_r, r, z, d_a[..., : 2 * size])
+        grads = (d_a[..., :size], d_a[..., size : 2 * size], d_a[..., 2 * size :])
+        each = zip(*(reversed(part.unbind(0)) for part in (*parts, *grads)), strict=True)
+        for d_state, k_n, k_z, k_r, r_t, z_t, d_rz, d_r, d_z, d_n in each:
+            d_after = d_h.add_(d_state)
+            torch.mul(d_after, k_n, out=d_n)
+            torch.mul(d_after, k_z, out=d_z)
+            d_reset = torch.bmm(d_n, R_n)
+            torch.mul(d_reset, k_r, out=d_r)
+            d_seen = torch.baddbmm(d_reset.mul_(r_t), d_rz, R_rz)
+            d_h = torch.addcmul(d_after * z_t, d_seen, keep) if keep is not None else d_seen.addcmul_(d_after, z_t)
+        d_R = torch.cat([outer(d_a[..., : 2 * size], seen), outer(d_a[..., 2 * size :], r * seen)], dim=1)
+        return d_a, d_h, d_R, None
+
+
+def rnn_scan(
+    activation: str,
+    a_TNBG: Tensor,
+    h_NBH: Tensor,
+    R_NGH: Tensor,
+    keep_NBH: Tensor | None = None,
+    runs_TB1: Tensor | None = None,
+) -> Tensor:
+    """The states after each step (T, N, B, H), from the input's gates and the states before the first. Where a row does
+    not run any more, they are zero.
+    """
+    states: Tensor = _RNN.apply(activation, a_TNBG, h_NBH, R_NGH, keep_NBH, runs_TB1)  # type: ignore[no-untyped-call]
+    return states
+
+
+def gru_scan(a_TNBG: Tensor, h_NBH: Tensor, R_NGH: Tensor, b_NG: Tensor | None, keep_NBH: Tensor | None) -> Tensor:
+    """The states after each step; reset after the product with R where there is a bias b beside it, else before."""
+    if b_NG is None:
+        early: Tensor = _EarlyResetGRU.apply(a_TNBG, h_NBH, R_NGH, keep_NBH)  # type: ignore[no-untyped-call]
+        return early
+    states: Tensor = _GRU.apply(a_TNBG, h_NBH, R_NGH, b_NG, keep_NBH)  # type: ignore[no-untyped-call]
+    return states
+
+
+class _GRUStep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
+        size = h_BH.shape[-1]
+        rz = (a_BG[:, : 2 * size] + u_BG[:, : 2 * size]).sigmoid_()
+        n = torch.addcmul(a_BG[:, 2 * size :], rz[:, :size], u_BG[:, 2 * size :]).tanh_()
+        ctx.save_for_backward(rz, n, u_BG, h_BH)
+        return torch.lerp(n, h_BH, rz[:, size:])
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, d_after: Tensor) -> Gradients:
+        rz, n, u_BG, h_BH = ctx.saved_tensors
+        size = h_BH.shape[-1]
+        r, z = rz[:, :size], rz[:, size:]
+        d_h = d_after * z
+        d_n = (d_after - d_h).mul_(1 - n * n)
+        d_rz = torch.cat([d_n * u_BG[:, 2 * size :], (h_BH - n).mul_(d_after)], dim=-1).mul_(rz).mul_(1 - rz)
+        return torch.cat([d_rz, d_n], dim=-1), torch.cat([d_rz, d_n * r], dim=-1), d_h
+
+
+def gru_step(a_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
+    """The next state, from the input's gates, the state's gates, and the state."""
+    after: Tensor = _GRUStep.apply(a_BG, u_BG, h_BH)  # type: ignore[no-untyped-call]
+    return after

@@ -1,0 +1,107 @@
+"""The schedule of a run: it maps steps to positions, and a deadline rescales it.
+
+Settings are written for a schedule of `training.steps` positions: warm-up, decay, validations, saves. Usually a step
+advances the schedule by one position. A deadline (`training.minutes`) changes how many steps the schedule takes, by
+the speed measured while training; the positions, and the settings that refer to them, do not change. The segments are
+saved with every checkpoint, so the learning rate and the steps of validation remain pure functions of the step.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+from regard.data.batching import Encoded
+from regard.data.sampler import ByPairs, ByTokens, Order
+from regard.errors import DataError
+from regard.formatting import quantity
+from regard.runs.settings import RunSettings, TrainingSettings
+
+
+
+
+
+
+
+
+
+@dataclass(frozen=True)
+class Segment:
+    """From `step` on, at `position`, the schedule advances evenly and ends at the step `end`."""
+
+    step: int
+    position: float
+    end: int
+    thinning: int = 1
+    """Only every n-th validation takes place."""
+    threads: int | None = None
+    """CPU threads, where they are fewer than the settings allow."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A piecewise linear map from steps to positions of a schedule of `length` positions."""
+
+    length: int
+    segments: tuple[Segment, ...]
+
+    @classmethod
+    def of(cls, length: int, end: int | None = None) -> Self:
+        """A schedule of one segment, which takes `end` steps (by default one for each position)."""
+        return cls(length, (Segment(0, 0.0, end or length),))
+
+    @property
+    def current(self) -> Segment:
+        return self.segments[-1]
+
+    @property
+    def end(self) -> int:
+        """The number of steps, unless the schedule is revised."""
+        return self.current.end
+
+    def position(self, step: int) -> float:
+        """The position of a run in the schedule after `step` steps."""
+        segment = self._segment(step)
+        if step >= segment.end:
+            return float(self.length)
+        rate = (self.length - segment.position) / (segment.end - segment.step)
+        return segment.position + (step - segment.step) * rate
+
+    def reaches(self, step: int, every: int) -> bool:
+        """Whether this step is the first at or beyond a multiple of `every` positions, or the last step."""
+        return step == self.end or int(self.position(step) // every) > int(self.position(step - 1) // every)
+
+    def validates(self, step: int, every: int) -> bool:
+        return self.reaches(step, every * self._segment(step).thinning)
+
+    def validations_after(self, step: int, every: int) -> int:
+        """How many validations follow a step, the last one included."""
+        return -(-self.length // every) - int(self.position(step) // every)
+
+    def revised(self, step: int, **changes: Any) -> Self:
+        """The same schedule up to `step`, followed by a segment with these changes."""
+        segment = replace(self.current, step=step, position=self.position(step), **changes)
+        kept = self.segments if step > self.current.step else self.segments[:-1]
+        return replace(self, segments=(*kept, segment))
+
+    def _segment(self, step: int) -> Segment:
+        """The segment that leads to a step: a revision after step n applies from n + 1 on."""
+        return next((segment for segment in reversed(self.segments) if segment.step < step), self.segments[0])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Self:
+        return cls(state["length"], tuple(Segment(**segment) for segment in state["segments"]))
+
+
+
+
+
+
+
+
+
+

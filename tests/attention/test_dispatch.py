@@ -1,0 +1,189 @@
+"""Each fast path against the float64 reference, outputs and gradients; and who takes which, so that a path that
+silently refuses is noticed.
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.attention import dispatch
+from regard.ops import additive_score
+from regard.ops.dot_product_attention import reference_dot_product_attention
+
+FUSED = {
+    "luong-dot",
+    "luong-general",
+    "luong-local-m",
+    "graves-content",
+    "scaled-dot",
+    "transformer",
+    "simple-rnn-projected",
+}
+CHUNKED = {
+    "bahdanau",
+    "luong-concat",
+    "chorowski",
+    "show-attend-tell-soft",
+    "show-attend-tell-hard",
+    "sparsemax",
+    "entmax15",
+    "straight-through",
+    "hard-monotonic",
+}
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("mechanism", regard.mechanisms(), ids=lambda mechanism: mechanism.name)
+def test_every_mechanism_takes_the_path_it_should(mechanism: object) -> None:
+    name = mechanism.name  # type: ignore[attr-defined]
+    attention = regard.Attention.named(name, 8, 8)
+    parts = (attention.score, attention.scope, attention.select)
+    expected = "fused" if name in FUSED else "chunked" if name in CHUNKED else "reference"
+    plan = dispatch.dispatch_attention(*parts, weights=False)
+    assert plan.path == expected
+    assert all(reason for reason in plan.refused.values())
+    assert dispatch.dispatch_attention(*parts, weights=True).path != "fused"
+    assert dispatch.dispatch_attention(*parts, weights=True).refused["fused"] == "its weights are requested"
+
+
+def count_fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    inner = nn.functional.scaled_dot_product_attention
+
+    def counted(*arguments: object, **options: object) -> Tensor:
+        calls.append(1)
+        return inner(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", counted)
+    return calls
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", sorted(FUSED))
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (3, 7), (13, 5)])
+def test_the_fused_path_equals_the_reference(
+    name: str, T: int, S: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count_fused_calls(monkeypatch)
+    torch.manual_seed(0)
+    fast = regard.Attention.named(name, 24, 24)
+    exact = regard.Attention.named(name, 24, 24).double()
+    exact.load_state_dict(fast.state_dict())
+    fast = fast.to(device, dtype)
+    allowed = torch.arange(S) < torch.tensor([[S], [max(1, S - 2)], [0]])
+    given = [torch.randn(3, size, 24) for size in (T, S, S)]
+    for slots in given[1:]:
+        slots[~allowed] = torch.nan
+    pull = torch.randn(3, T, 24) / 10
+    results = []
+    for model, kind in ((fast, dtype), (exact, torch.float64)):
+        place = device if model is fast else "cpu"
+        tensors = [tensor.to(place, kind, copy=True).requires_grad_() for tensor in given]
+        context, _ = model(*tensors, allowed=allowed.to(place), weights=model is exact)
+        (context * pull.to(place, kind)).sum().backward()
+        results.append([context, *(tensor.grad for tensor in (*tensors, *model.parameters()))])
+    assert len(calls) == 1
+    # Against the size of the whole, not of each number: some gradients are sums that cancel to nothing.
+    scale = max(reference.norm() for reference in results[1])
+    rounding = 1e-5 if dtype == torch.float32 else 1e-13
+    for ours, reference in zip(*results, strict=True):
+        assert (ours.cpu().double() - reference).norm() <= rounding * scale
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("largest", [1, 50, 10**9])
+def test_the_chunked_additive_score_equals_the_reference(heads: int, largest: int) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(2, heads, 5, 4, dtype=torch.float64, requires_grad=True)
+    keys = torch.randn(2, heads, 7, 4, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(heads, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, heads, 5, 7, dtype=torch.float64)
+    expected = additive_score.reference(query, keys, v)
+    by_hand = (torch.tanh(query.unsqueeze(3) + keys.unsqueeze(2)) * v.view(1, heads, 1, 1, 4)).sum(-1)
+    torch.testing.assert_close(expected, by_hand)
+    found = additive_score.additive_scores(query, keys, v, largest)
+    torch.testing.assert_close(found, expected)
+    wanted = torch.autograd.grad((expected * weight).sum(), (query, keys, v))
+    for ours, reference in zip(torch.autograd.grad((found * weight).sum(), (query, keys, v)), wanted, strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
+def test_a_long_memory_is_never_written_out_whole() -> None:
+    """The largest tensor that is saved for the way back is no larger than the inputs and the scores."""
+    query = torch.randn(1, 1, 600, 64, requires_grad=True)
+    keys = torch.randn(1, 1, 700, 64, requires_grad=True)
+    v = torch.randn(1, 64, requires_grad=True)
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        additive_score.additive_scores(query, keys, v)
+    assert additive_score.CPU_CHUNK < 600 * 700 * 64
+    assert max(saved) <= 600 * 700
+
+
+def test_multi_head_attention_equals_torch() -> None:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    ours = regard.MultiHeadAttention(16, heads=4)
+    q, k, v = theirs.in_proj_weight.chunk(3)
+    bq, bk, bv = theirs.in_proj_bias.chunk(3)
+    ours.load_state_dict(
+        {
+            "to_query.weight": q, "to_key.weight": k, "to_value.weight": v,
+            "to_query.bias": bq, "to_key.bias": bk, "to_value.bias": bv,
+            "output.weight": theirs.out_proj.weight, "output.bias": theirs.out_proj.bias,
+        }
+    )  # fmt: skip
+    query, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    allowed = torch.arange(7) < torch.tensor([[7], [3]])
+    expected, weights = theirs(query, memory, memory, key_padding_mask=~allowed, average_attn_weights=False)
+    for with_weights in (True, False):
+        found, shown = ours(query, memory, allowed=allowed, weights=with_weights)
+        torch.testing.assert_close(found, expected)
+    _, shown = ours(query, memory, allowed=allowed, weights=True)
+    torch.testing.assert_close(shown, weights)
+    torch.testing.assert_close(ours(query)[0], theirs(query, query, query)[0])
+
+
+def test_dropout_falls_on_the_weights_in_training_alone() -> None:
+    torch.manual_seed(0)
+    attention = regard.Attention(4, 4, score="dot", dropout=0.5)
+    query, keys = torch.randn(1, 3, 4), torch.randn(1, 9, 4)
+    with regard.record(attention) as trace:
+        attention.train()(query, keys)
+    torch.testing.assert_close(trace.weights[""].sum(-1), torch.ones(1, 3))
+    first, second = (attention.train()(query, keys, weights=False)[0] for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(*(attention.eval()(query, keys, weights=False)[0] for _ in range(2)))
+
+
+def test_in_bfloat16_on_a_cpu_the_gradients_are_those_of_the_reference() -> None:
+    torch.manual_seed(0)
+    attention = regard.MultiHeadAttention(model_size=16, heads=2)
+    x = torch.randn(3, 7, 16)
+    allowed = torch.arange(7) < torch.tensor([[7], [4], [0]])
+    found = []
+    for halved in (False, True):
+        attention.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=halved):
+            output, _ = attention(x, allowed=allowed)
+        output.float().square().sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in attention.parameters() if p.grad is not None]))
+    assert torch.linalg.norm(found[0] - found[1]) < 0.03 * torch.linalg.norm(found[0])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_two_products_are_the_fused_kernel(masked: bool) -> None:
+    """They stand in for it on a GPU where a head is wide."""
+    torch.manual_seed(0)
+    query, keys, values = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 5, 6), torch.randn(2, 3, 5, 7)
+    bias = torch.zeros(2, 1, 1, 5).masked_fill_(torch.rand(2, 1, 1, 5) < 0.4, -torch.inf) if masked else None
+    expected = nn.functional.scaled_dot_product_attention(query, keys, values, bias, scale=0.7)
+    torch.testing.assert_close(reference_dot_product_attention(query * 0.7, keys, values, bias, 0.0), expected)

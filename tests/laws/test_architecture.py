@@ -1,0 +1,170 @@
+"""The rules of the architecture, checked against the source."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.runs.folder import RunFolder
+
+SOURCE = Path(regard.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+LAYERS = [
+    {"version"},
+    {"formatting"},
+    {"errors"},
+    {"config"},
+    {"ops"},
+    {"attention", "recurrent"},
+    {"models"},
+    {"data"},
+    {"decoding"},
+    {"evaluation"},
+    {"runs"},
+    {"training"},
+    {"inspection"},
+    {"export", "serving", "explorer"},
+    {"api"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+"""A package imports from the layers before its own, and from itself. `import regard` is an import of the last one."""
+
+
+def package(path: Path) -> str:
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def layer(name: str) -> int:
+    return next(index for index, packages in enumerate(LAYERS) if name in packages)
+
+
+def imported_packages(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "regard":
+            names = [f"regard.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names = [node.module or ""]
+        for name in names:
+            root, _, rest = name.partition(".")
+            if root == "regard":
+                first = rest.partition(".")[0]
+                found.add(first if first in set().union(*LAYERS) else "__init__")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    own = package(path)
+    for other in imported_packages(path) - {own}:
+        assert layer(other) < layer(own), f"{path} is in '{own}' and imports from '{other}'"
+
+
+def test_the_import_test_detects_every_form_of_import(tmp_path: Path) -> None:
+    path = tmp_path / "scores.py"
+    path.write_text("from regard.training import loop\nfrom regard import cli\nimport regard.data.lines\n")
+    assert imported_packages(path) == {"training", "cli", "data"}
+    for statement in (
+        "import regard",
+        "import regard as package",
+        "from regard import Model",
+        "def f():\n import regard",
+    ):
+        path.write_text(statement)
+        assert imported_packages(path) == {"__init__"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_file_is_too_long_or_vague(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 400
+    assert path.stem not in {"utils", "util", "helpers", "helper", "common", "misc", "base", "core"}
+
+
+RUNS_CODE = {
+    "pickle",
+    "torch.load",
+    "joblib",
+    "dill",
+    "eval",
+    "exec",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "np.load",
+    "marshal",
+}
+"""What can run code that stands in a file; `np.load` can, unless it is told not to."""
+
+
+def code_runners(path: Path) -> set[str]:
+    """Where a module imports or calls one of them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
+        elif isinstance(node, ast.Call):
+            safe = any(word.arg == "allow_pickle" and ast.unparse(word.value) == "False" for word in node.keywords)
+            found |= set() if safe else {ast.unparse(node.func)}
+    return found & RUNS_CODE
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_that_is_read_can_run_code(path: Path) -> None:
+    assert code_runners(path) == set()
+
+
+def test_the_test_of_code_that_is_run_sees_it(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.py"
+    path.write_text("import pickle\nnp.load(a, allow_pickle=True)\nnp.load(a, allow_pickle=False)\ntorch.load(a)\n")
+    assert code_runners(path) == {"pickle", "np.load", "torch.load"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_json_that_is_written_is_valid(path: Path) -> None:
+    """By default `json` writes NaN and Infinity, which no other parser reads: use `formatting.to_json`."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"json.dumps", "json.dump"}:
+            strict = any(word.arg == "allow_nan" and ast.unparse(word.value) == "False" for word in node.keywords)
+            assert strict, f"{path}:{node.lineno}"
+
+
+def test_public_names_are_sorted_and_all_there() -> None:
+    def order(name: str) -> tuple[int, str]:
+        return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+    assert regard.__all__ == sorted(regard.__all__, key=order)
+    assert set(regard.__all__) == set(regard._HOMES)
+    for name in regard.__all__:
+        assert getattr(regard, name) is not None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import regard",
+        "import regard.cli.train, regard.cli.predict, regard.cli.evaluate, regard.cli.look",
+        "import regard.cli.presets, regard.cli.mechanisms, regard.cli.data",
+        "from regard.runs.settings import RunSettings",
+        "import regard; regard.mechanisms()",
+    ],
+)
+def test_settings_and_help_need_no_torch(statement: str) -> None:
+    code = f"{statement}\nimport sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "statement", ["import regard.training.loop", "import regard; regard.load({path!r}).predict('x')"]
+)
+def test_torchs_compiler_is_not_loaded_where_nothing_is_compiled(statement: str, small_run: RunFolder) -> None:
+    """It takes as long as all the rest of torch."""
+    code = f"{statement.format(path=str(small_run.path))}\nimport sys; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,68 @@
+"""The Triton kernels compile for a GPU, though there be none: the interpreter takes what the compiler may not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from regard.ops.triton import consistency, cross_entropy, layer_norm
+from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
+from regard.recurrent.settings import VARIANTS
+
+SIZES = {"group_0", "T", "N", "B", "H", "programs", "passed_over", "a_row"}
+KINDS = {
+    "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "tokens": "*i64", "eps": "fp32", "smoothing": "fp32",
+    **dict.fromkeys(("losses", "totals", "scales", "mean", "scale", "d_weights", "d_biases", "kept"), "*fp32"),
+}
+
+
+def compile_for_gpu(kernel, element, constants, kinds=KINDS, **options):
+    signature = {
+        p.name: "constexpr" if p.name in constants else "i32" if p.name in SIZES else kinds.get(p.name, element)
+        for p in kernel.params
+    }
+    source = ASTSource(kernel, signature, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options})
+    assert len(compiled.asm["cubin"]) > 1000
+    return compiled
+
+
+def compile_cell(kernel, element, **constants):
+    constants |= {"ROWS": 16, "UNITS": 16, "BLOCK_K": 64, "PRECISION": "tf32"}
+    compiled = compile_for_gpu(kernel, element, constants, num_stages=3, launch_cooperative_grid=True)
+    # Two programs of 16 rows must find room on one multiprocessor.
+    assert compiled.metadata.shared <= 113 * 1024
+
+
+form = triton_lstm._constants(VARIANTS["FGR"])
+compile_cell(triton_lstm._forward, "*fp32", KEEP=True, ENDS=True, **form)
+compile_cell(triton_lstm._backward, "*bf16", KEEP=True, HAS_C=True, HAS_G=True, **form)
+compile_cell(triton_gru._forward, "*bf16", KEEP=False)
+compile_cell(triton_gru._backward, "*fp32", KEEP=True)
+for kernel in ("gru_forward", "gru_backward", "lstm_forward", "lstm_backward"):
+    for element in ("*fp32", "*bf16"):
+        compile_for_gpu(getattr(fused_steps, f"_{kernel}"), element, {"H": 320, "BLOCK": triton_step.BLOCK})
+for size in (256, 1000):
+    tile = {"D": size, **layer_norm._tile(size)}
+    compile_for_gpu(layer_norm._forward, "*bf16", tile)
+    compile_for_gpu(layer_norm._backward, "*fp32", tile)
+    compile_for_gpu(cross_entropy._forward, "*bf16", {"V": 10 * size, "BLOCK": cross_entropy.BLOCK})
+    compile_for_gpu(cross_entropy._backward, "*fp32", {"V": 10 * size, "BLOCK": cross_entropy.BLOCK})
+    both = {"V": 10 * size, "BLOCK": consistency.BLOCK}
+    kinds = KINDS | dict.fromkeys("abcd", "fp32")
+    compile_for_gpu(consistency._forward, "*bf16", both, kinds, num_warps=consistency.WARPS)
+    compile_for_gpu(consistency._backward, "*fp32", both, kinds, num_warps=consistency.WARPS)
+"""
+
+
+def test_kernels_compile_for_a_gpu() -> None:
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

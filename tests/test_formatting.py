@@ -1,0 +1,25 @@
+"""JSON that any parser reads."""
+
+import json
+import math
+
+import pytest
+
+from regard.formatting import to_json
+
+
+def test_a_number_that_is_not_finite_becomes_null() -> None:
+    value = {"score": -math.inf, "attention": [[0.5, math.nan], (math.inf, 1)], "text": "3 mai", "none": None}
+    text = to_json(value)
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "score": None,
+        "attention": [[0.5, None], [None, 1]],
+        "text": "3 mai",
+        "none": None,
+    }
+
+
+def test_all_else_is_as_json_has_it() -> None:
+    value = {"a": [1, 2.5, True, None], "b": "漢\n"}
+    assert to_json(value) == json.dumps(value)
+    assert to_json(value, ensure_ascii=False, indent=1) == json.dumps(value, ensure_ascii=False, indent=1)
