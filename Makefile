@@ -1,4 +1,4 @@
-# make demo    train a date normaliser on built-in data and look at what it attends to
+# make demo    train a date normalizer on built-in data and look at what it attends to
 # make test    every test
 # make check   formatting, lint, strict types
 

@@ -27,7 +27,7 @@ from regard.runs.settings import RunSettings
 
 FIXED = {"kind": "fixed", "embedding": 64, "encoder": {"hidden": 64}, "decoder": {"hidden": 128}, "dropout": 0.0}
 TRANSFORMER = {"kind": "transformer", "size": 128, "heads": 4, "layers": 2, "feedforward": 256, "dropout": 0.0}
-SLOWER = {"training.learning_rate": 0.002, "training.clip": 1.0}
+SLOWER = {"training.learning_rate": 0.002, "training.max_grad_norm": 1.0}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "fixed, initial": {"model": {**FIXED, "context": "initial"}, **SLOWER},
     "fixed, initial, source reversed": {
@@ -81,10 +81,10 @@ def score(folder: Path, settings: RunSettings) -> dict[str, Any]:
     assert corpus.test is not None
     answers = model.predict(corpus.test.sources, attention=False)
     right = [answer.text == target for answer, target in zip(answers, corpus.test.targets, strict=True)]
-    by_length: dict[int, list[bool]] = {}
+    batch_by_length: dict[int, list[bool]] = {}
     for source, correct in zip(corpus.test.sources, right, strict=True):
-        by_length.setdefault(len(source), []).append(correct)
-    lengths = {length: sum(found) / len(found) for length, found in sorted(by_length.items())}
+        batch_by_length.setdefault(len(source), []).append(correct)
+    lengths = {length: sum(found) / len(found) for length, found in sorted(batch_by_length.items())}
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
     return {"accuracy": sum(right) / len(right), "parameters": parameters, "lengths": lengths}
 

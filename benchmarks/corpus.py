@@ -1,4 +1,4 @@
-"""Does memory stay flat however large the corpus? Tokenise made-up pairs, start from the cache, and go through batches.
+"""Does memory stay flat however large the corpus? Tokenize made-up pairs, start from the cache, and go through batches.
 
     python benchmarks/corpus.py --pairs 10000000            # about 1 GB of text in a temporary folder
     python benchmarks/corpus.py --pairs 200000 --tokenizer unigram
@@ -38,7 +38,7 @@ def stage(name: str, path: str, tokenizer: str) -> None:
     from regard.config import resolve
     from regard.data.corpora import load_corpus
     from regard.data.preparation import Request, prepare
-    from regard.data.sampler import ByTokens, padding_share
+    from regard.data.sampler import TokenBatchSampler, padding_share
     from regard.runs.settings import RunSettings
 
     start = time.perf_counter()
@@ -50,7 +50,7 @@ def stage(name: str, path: str, tokenizer: str) -> None:
     if name == "batches":
         import torch
 
-        order = ByTokens(found.train.lengths_N2, 8192, 0, 256)
+        order = TokenBatchSampler(found.train.lengths_N2, 8192, 0, 256)
         order.at(0)
         report["first batch after"] = time.perf_counter() - start
         report["padding"] = padding_share(order, found.train.targets.lengths)
@@ -75,9 +75,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pairs.tsv"
         write_pairs(path, args.pairs)
-        print(f"{args.pairs:,} pairs, {path.stat().st_size / 2**20:,.0f} MiB of text, tokeniser {args.tokenizer}")
+        print(f"{args.pairs:,} pairs, {path.stat().st_size / 2**20:,.0f} MiB of text, tokenizer {args.tokenizer}")
         command = [sys.executable, __file__, "--tokenizer", args.tokenizer, "--path", str(path), "--stage"]
-        for name in ("tokenise", "start again", "batches"):
+        for name in ("tokenize", "start again", "batches"):
             done = subprocess.run(
                 [*command, name],
                 env={**os.environ, "REGARD_CACHE": f"{folder}/cache"},

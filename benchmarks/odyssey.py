@@ -351,7 +351,7 @@ def plot(trials: list[Trial], path: Path) -> None:
         tops.append(max(scores))
         apart = cell != "vanilla" and p_value(scores, vanilla) < 0.05
         worse = sum(scores) / len(scores) > sum(vanilla) / len(vanilla)
-        colour = "#0072b2" if not apart else "#d55e00" if worse else "#009e73"
+        color = "#0072b2" if not apart else "#d55e00" if worse else "#009e73"
         axes.scatter([place] * len(own), [trial.test for trial in own], s=6, color="#bbbbbb", zorder=1)
         axes.boxplot(
             scores,
@@ -359,7 +359,7 @@ def plot(trials: list[Trial], path: Path) -> None:
             widths=0.6,
             patch_artist=True,
             showfliers=False,
-            boxprops={"facecolor": colour, "alpha": 0.55},
+            boxprops={"facecolor": color, "alpha": 0.55},
             medianprops={"color": "black"},
             zorder=2,
         )

@@ -51,7 +51,7 @@ class Question:
     wishes: tuple[str, ...] = ()
     """Settings in which it differs from the preset."""
     joined: tuple[str, ...] = ()
-    """More presets with the same tokenisers, whose seeds join the ensemble; without --ensemble they are left out."""
+    """More presets with the same tokenizers, whose seeds join the ensemble; without --ensemble they are left out."""
     teachers: tuple[tuple[str, int], ...] = ()
     """Other questions, and how many seeds of their models are trained before, to teach this one's."""
 
@@ -87,8 +87,8 @@ QUESTIONS = {
     "cmudict-lstm": Question("cmudict-lstm", "cmudict", "wer", target=(20.2,), also=("per",)),
     "sigmorphon2021-medium": Question(
         "sigmorphon2021-g2p", "sigmorphon2021-g2p/medium", "wer", languages=MEDIUM, target=(10.5,),
-        wishes=("tokenizer.source.normalisation=nfd", "model.encoder.layers=2", "model.encoder.dropout=0.4",
-                "model.dropout=0.4", "training.steps=2400", "training.batch_size=64", "training.ema=0.999",
+        wishes=("tokenizer.source.normalization=nfd", "model.encoder.layers=2", "model.encoder.dropout=0.4",
+                "model.dropout=0.4", "training.steps=2400", "training.batch_size=64", "training.ema_decay=0.999",
                 "training.word_dropout=0", "training.validate_every=300"),
         joined=("sigmorphon2021-g2p-soft",),
     ),
@@ -98,10 +98,10 @@ QUESTIONS = {
     ),
     "sigmorphon2021-low-together": Question(
         "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "wer", languages=(",".join(LOW),), target=(24.0,),
-        wishes=("tokenizer.source.tags=true", "tokenizer.source.normalisation=nfd", "model.encoder.hidden=256",
+        wishes=("tokenizer.source.tags=true", "tokenizer.source.normalization=nfd", "model.encoder.hidden=256",
                 "model.decoder.hidden=256", "model.encoder.layers=2", "model.encoder.dropout=0.45",
                 "model.dropout=0.45", "training.steps=3000", "training.batch_size=64", "training.learning_rate=0.002",
-                "training.ema=0.998", "training.word_dropout=0", "training.validate_every=300"),
+                "training.ema_decay=0.998", "training.word_dropout=0", "training.validate_every=300"),
         joined=("sigmorphon2021-g2p-soft",),
     ),
     "sigmorphon2017-soft": Question("sigmorphon2017", "sigmorphon2017", "accuracy", languages=INFLECTED),

@@ -14,7 +14,7 @@ from regard.config import parse_override, resolve
 from regard.data.corpora import load_corpus
 from regard.data.preparation import Request, prepare
 from regard.runs.settings import RunSettings
-from regard.training.schedule import order_of
+from regard.training.schedule import build_batch_sampler
 
 
 def main() -> None:
@@ -27,11 +27,11 @@ def main() -> None:
     corpus = load_corpus(settings.data)
     request = Request(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, settings.seed)
     train = prepare(request, None, print).train
-    order = order_of(train, settings)
+    order = build_batch_sampler(train, settings)
     shapes: Counter[tuple[int, int, int]] = Counter()
     places = tokens = 0
     for step in range(args.steps):
-        batch = train.batch(order.at(step), torch.device("cpu"), order.epoch_at(step), few_shapes=True)
+        batch = train.batch(order.at(step), torch.device("cpu"), order.epoch_at(step), bucketed_shapes=True)
         shapes[(*batch.source.tokens_BT.shape, batch.target.tokens_BT.shape[1])] += 1
         for side in batch[:2]:
             places, tokens = places + side.tokens_BT.numel(), tokens + int(side.lengths_B.sum())

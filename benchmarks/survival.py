@@ -46,13 +46,19 @@ RECIPES = {
         "tokenizer.dropout=0.1",
         "training.batch_tokens=400",
         "training.accumulate=2",
-        "training.ema=0.95",
+        "training.ema_decay=0.95",
         "training.decay=plateau",
         "training.plateau_patience=1",
         "training.consistency=simcut",
         "training.word_dropout=0.05",
     ],
-    "mean": [*FILES, "tokenizer=unigram", "tokenizer.vocabulary=120", "tokenizer.alpha=0.2", "training.average=4"],
+    "mean": [
+        *FILES,
+        "tokenizer=unigram",
+        "tokenizer.vocabulary=120",
+        "tokenizer.alpha=0.2",
+        "training.average_checkpoints=4",
+    ],
 }
 """What is trained on, and how; on files, the segmentation is drawn anew in each epoch."""
 
@@ -193,7 +199,7 @@ def main() -> None:
         if fingerprint(folder) != fingerprint(RunFolder(place / "undisturbed")):
             sys.exit("the killed run ended otherwise than the undisturbed one")
         print(f"{given.kills} kills, {'one damaged checkpoint' if damaged else 'no checkpoint to damage'}: ", end="")
-        print("weights, optimiser, state and events are the same to the bit")
+        print("weights, optimizer, state and events are the same to the bit")
     finally:
         shutil.rmtree(place)
 

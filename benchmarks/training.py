@@ -1,7 +1,7 @@
 """How fast does training go? Target tokens a second of presets on their corpora, from files to weights.
 
     python benchmarks/training.py --data ../shared/data --only multi30k-transformer multi30k-gru
-    python benchmarks/training.py --data ../shared/data --only multi30k-gru --against training.graphs=false
+    python benchmarks/training.py --data ../shared/data --only multi30k-gru --against training.cuda_graphs=false
 
 Each preset is trained for some steps by the command that a user gives; what is told is the speed over the last hundred,
 when all that is done once has been done. With `--against`, it is trained again with these settings, for the ratio.
@@ -23,7 +23,7 @@ def speed(name: str, args: argparse.Namespace, settings: list[str]) -> int:
     wishes = [
         *question.settings(args.data, question.languages[0]), f"training.steps={args.steps}", "training.log_every=100",
         f"training.validate_every={args.steps}", f"training.save_every={args.steps}", "training.validation_pairs=8",
-        "training.average=1", *args.set, *settings,
+        "training.average_checkpoints=1", *args.set, *settings,
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"

@@ -34,7 +34,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="session")
 def second_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Another architecture, trained on the same data: the same tokenisers."""
+    """Another architecture, trained on the same data: the same tokenizers."""
     path = tmp_path_factory.mktemp("runs") / "second"
     regard.train("dates", {**SMALL, "model.decoder.order": "luong"}, out=path)
     return RunFolder(path)

@@ -15,14 +15,14 @@ def model(small_run: RunFolder) -> regard.Model:
 
 
 def test_a_model_shows_what_it_is(model: regard.Model) -> None:
-    tokenizers = model.translator.tokenizers
+    tokenizers = model.predictor.tokenizers
     assert model.scores is not None
     facts = [
         "bidirectional GRU 1 × 16 encoder, GRU 1 × 16 decoder (bahdanau), additive attention",
         f"{sum(parameter.numel() for parameter in model.network.parameters()):,}",
         f"{len(tokenizers.source):,} source tokens, {len(tokenizers.target):,} target tokens",
         "30",
-        str(model.translator.device),
+        str(model.predictor.device),
         f"accuracy {model.scores['accuracy']:.2%}, loss {model.scores.loss:.4f} on 40 pairs",
     ]
     assert repr(model).startswith("Model(\n")

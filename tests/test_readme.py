@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("attention", "recurrent", "training", "tokenisation", "evaluation")
+GUIDES = ("attention", "recurrent", "training", "tokenization", "evaluation")
 NOT_HERE = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 

@@ -30,7 +30,7 @@ SETTINGS = {
     "training.steps": 2,
     "training.save_every": 1,
     "training.validate_every": 2,
-    "training.keep": 1,
+    "training.keep_checkpoints": 1,
 }
 
 

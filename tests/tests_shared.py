@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from regard.config import Settings
-from regard.data.batching import Batch, Encoded
+from regard.data.batching import Batch, EncodedCorpus
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq
 from regard.models.settings import Model
 from regard.runs.settings import Teachers
 from regard.training import loop
-from regard.training.distillation import Teaching
+from regard.training.distillation import Distillation
 
 SMALL = {
     "data.train": 400,
@@ -36,12 +36,12 @@ SMALL = {
 def three_pairs(*ids: int) -> Batch:
     """Some of three short pairs, in a batch."""
     sources, targets = [[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]]
-    return Encoded(Ragged.of(sources), Ragged.of(targets)).batch(list(ids), torch.device("cpu"))
+    return EncodedCorpus(Ragged.of(sources), Ragged.of(targets)).batch(list(ids), torch.device("cpu"))
 
 
-def teaching(*models: Seq2Seq, share: float = 0.5) -> Teaching:
+def teaching(*models: Seq2Seq, share: float = 0.5) -> Distillation:
     """Models that teach without having been trained."""
-    return Teaching(tuple(model.eval() for model in models), Teachers(runs=("-",), share=share).shares)
+    return Distillation(tuple(model.eval() for model in models), Teachers(runs=("-",), share=share).shares)
 
 
 class OneModel(Settings):

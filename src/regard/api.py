@@ -13,13 +13,13 @@ from regard.config import resolve
 from regard.data.corpora import describe_held_back
 from regard.data.pinning import pin_files
 from regard.data.settings import FilesData
-from regard.decoding.predictor import Translator, Wishes
+from regard.decoding.predictor import Constraints, Predictor
 from regard.decoding.settings import SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.evaluation.metrics import Questions, note_tokenised
-from regard.evaluation.settings import read_measures
+from regard.evaluation.metrics import EvaluationSet, note_tokenized
+from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
-from regard.evaluation.values import Scores
+from regard.evaluation.values import MetricValues
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.ensemble import ensemble
@@ -29,10 +29,10 @@ from regard.runs.events import read_events
 from regard.runs.folder import Checkpoint, RunFolder, locate, open_models
 from regard.runs.settings import RunSettings, TrainingSettings, with_deadline
 from regard.training import autoconfig, budget, loop
-from regard.training.autoconfig import Chosen
+from regard.training.autoconfig import ChosenSettings
 from regard.training.finetuning import resolve_run
 from regard.training.lr_finder import find_pace
-from regard.training.machine import device_named
+from regard.training.machine import resolve_device
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Run:
     """A finished training: where it lies, and what its best model reached on the dev set."""
 
     path: Path
-    best: Scores | None
+    best: MetricValues | None
     steps: int
 
     def load(self) -> "Model":
@@ -85,7 +85,7 @@ def choose(
     minutes: float | None = None,
     say: Callable[[str], object] = lambda _: None,
     started: float | None = None,
-) -> Chosen:
+) -> ChosenSettings:
     """Choose settings for pairs in files, from statistics of the pairs and from the speed of this machine.
 
     `minutes` is the deadline of the training, counted from `started` (a reading of `time.monotonic`, by default now).
@@ -99,7 +99,7 @@ def choose(
     minutes = resolve(TrainingSettings, {"minutes": given.pop("training.minutes", None)}, {}).minutes
     own = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
     files = pin_files(resolve(FilesData, data, own))
-    device = device_named(str(given.get("training.device", "auto")))
+    device = resolve_device(str(given.get("training.device", "auto")))
     chosen = autoconfig.choose(files, given, cuda=device.type == "cuda")
     for reason in filter(None, [*chosen.reasons, describe_held_back(files)]):
         say(reason)
@@ -130,9 +130,14 @@ class Model:
     """
 
     def __init__(
-        self, translator: Translator, settings: RunSettings, step: int, scores: Scores | None = None, members: int = 1
+        self,
+        predictor: Predictor,
+        settings: RunSettings,
+        step: int,
+        scores: MetricValues | None = None,
+        members: int = 1,
     ) -> None:
-        self.translator = translator
+        self.predictor = predictor
         self.settings = settings
         self.step = step
         self.scores = scores
@@ -142,10 +147,10 @@ class Model:
     def open(cls, folder: RunFolder, chosen: Checkpoint) -> "Model":
         settings, tokenizers, model, used = checkpoints.load_model(folder, chosen)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        translator = Translator(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
+        predictor = Predictor(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
         best = used.state.get("best") or {}
-        scores = Scores.from_json(best) if best.get("step") == used.step else None
-        return cls(translator, settings, used.step, scores)
+        scores = MetricValues.from_json(best) if best.get("step") == used.step else None
+        return cls(predictor, settings, used.step, scores)
 
     @classmethod
     def together(cls, opened: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":
@@ -153,24 +158,24 @@ class Model:
         models = [cls.open(*each) for each in opened]
         if len(models) == 1:
             return models[0]
-        translator = replace(
-            models[0].translator,
+        predictor = replace(
+            models[0].predictor,
             model=ensemble([model.network for model in models]).eval(),
-            max_length=min(model.translator.max_length for model in models),
+            max_length=min(model.predictor.max_length for model in models),
         )
-        return cls(translator, models[0].settings, models[0].step, members=len(models))
+        return cls(predictor, models[0].settings, models[0].step, members=len(models))
 
     @property
     def _summary(self) -> dict[str, str]:
         """The lines of `repr`, and of the table in notebooks."""
-        tokenizers = self.translator.tokenizers
+        tokenizers = self.predictor.tokenizers
         together = f"ensemble of {self.members} models, the first: " if self.members > 1 else ""
         summary = {
             "architecture": together + self.settings.model.architecture,
             "parameters": f"{sum(parameter.numel() for parameter in self.network.parameters()):,}",
             "vocabulary": f"{len(tokenizers.source):,} source tokens, {len(tokenizers.target):,} target tokens",
             "step": f"{self.step:,}",
-            "device": str(self.translator.device),
+            "device": str(self.predictor.device),
         }
         if self.scores is not None:
             summary["validation"] = self.scores.told(self.settings.training.metric)
@@ -190,7 +195,7 @@ class Model:
     @property
     def network(self) -> Seq2Seq:
         """The torch module."""
-        return self.translator.model
+        return self.predictor.model
 
     @overload
     def predict(self, source: str, *, batch_size: int = 64, attention: bool = True, **search: Any) -> Prediction: ...
@@ -217,13 +222,13 @@ class Model:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}, and must be at least 1.")
         texts = _checked_texts("source", source)
-        wishes = Wishes(search.pop("prefix", ()), search.pop("must_say", ()), search.pop("banned", ()))
+        wishes = Constraints(search.pop("prefix", ()), search.pop("must_say", ()), search.pop("banned", ()))
         for name, given in (("prefix", wishes.prefixes), ("must_say", wishes.phrases)):
             if given and len(given) != len(texts):
                 raise ConfigError(f"{name}: there are {len(given)} for {len(texts)} texts: give one for each.")
         options = resolve(SearchSettings, search, {})
-        found = self.translator.translate(texts, options, wishes, batch_size=batch_size, attention=attention)
-        tokenizer = self.translator.tokenizers.target
+        found = self.predictor.translate(texts, options, wishes, batch_size=batch_size, attention=attention)
+        tokenizer = self.predictor.tokenizers.target
         return [Prediction.best_of(text, answers, tokenizer) for text, answers in zip(texts, found, strict=True)]
 
     @overload
@@ -234,7 +239,7 @@ class Model:
     def score(self, source: str | Sequence[str], target: str | Sequence[str]) -> float | list[float]:
         """The log-probability of a target given its source, or of each pair of two lists."""
         if isinstance(source, str) and isinstance(target, str):
-            return self.translator.score([source], [target])[0]
+            return self.predictor.score([source], [target])[0]
         if isinstance(source, str) or isinstance(target, str):
             raise ConfigError("Score a text against a text, or a list against a list.")
         sources, targets = _checked_texts("source", source), _checked_texts("target", target)
@@ -242,7 +247,7 @@ class Model:
             raise ConfigError(
                 f"There are {len(sources)} sources and {len(targets)} targets. Give one target for each source."
             )
-        return self.translator.score(sources, targets)
+        return self.predictor.score(sources, targets)
 
     def trace(self, source: str) -> Trace:
         """Everything that a picture of the prediction needs."""
@@ -273,11 +278,11 @@ class Model:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}, and must be at least 1.")
         training = self.settings.training
-        measures = training.usual_measures if metrics is None else read_measures(metrics)
-        options = resolve(SearchSettings, training.validation.model_dump(), search)
-        questions = Questions.read(sources, references)
-        note_tokenised(questions, measures)
-        return evaluate(self.translator, questions, measures, options, batch_size=batch_size, confidence=confidence)
+        metrics = training.default_metrics if metrics is None else parse_metrics(metrics)
+        options = resolve(SearchSettings, training.validation_search.model_dump(), search)
+        questions = EvaluationSet.read(sources, references)
+        note_tokenized(questions, metrics)
+        return evaluate(self.predictor, questions, metrics, options, batch_size=batch_size, confidence=confidence)
 
 
 def _checked_texts(name: str, given: Iterable[str]) -> list[str]:

@@ -44,7 +44,7 @@ BY_NAME = BeforeValidator(_spell_out)
 
 _YAML = {".yaml", ".yml"}
 
-HARMLESS: JsonDict = {"harmless": True}
+MAY_CHANGE_ON_RESUME: JsonDict = {"harmless": True}
 """`json_schema_extra` of a field that may change when a run is resumed."""
 
 
@@ -172,7 +172,7 @@ def _harmless(settings: Settings, prefix: str = "") -> Iterator[str]:
         value = getattr(settings, name)
         if isinstance(value, Settings):
             yield from _harmless(value, f"{prefix}{name}.")
-        if field.json_schema_extra == HARMLESS:
+        if field.json_schema_extra == MAY_CHANGE_ON_RESUME:
             yield f"{prefix}{name}"
 
 

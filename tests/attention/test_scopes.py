@@ -7,7 +7,7 @@ import regard
 from regard.attention.scopes import Causal, LocalMonotonic, LocalPredictive, Situation
 
 
-def test_local_window_sees_its_neighbours_alone() -> None:
+def test_local_window_sees_its_neighbors_alone() -> None:
     attention = regard.Attention(2, 2, score="dot", scope={"kind": "local_m", "window": 1})
     _, weights = attention(torch.randn(1, 5, 2), torch.randn(1, 6, 2))
     rows, columns = torch.meshgrid(torch.arange(5), torch.arange(6), indexing="ij")
@@ -26,7 +26,7 @@ def test_local_p_worked_by_hand() -> None:
     asked = situation(torch.tensor([[[1.0]], [[1.0]]]), 6, 3)
     share = torch.sigmoid(2 * torch.tanh(torch.tensor(0.5)))
     # Each row's own length: p = 6 · share and 3 · share.
-    torch.testing.assert_close(scope.centre(asked), torch.stack([6 * share, 3 * share]).unsqueeze(1))
+    torch.testing.assert_close(scope.center(asked), torch.stack([6 * share, 3 * share]).unsqueeze(1))
     with torch.no_grad():
         view = scope(asked)
     for row, length in enumerate((6, 3)):

@@ -95,7 +95,7 @@ def test_a_limit_is_of_the_measure_that_was_asked_for(cli: Run, small_run: RunFo
         (["--min", "wer=20"], "wer is the better the lower it is. Use --max wer=20."),
         (["--max", "bleu=20"], "bleu is the better the higher it is. Use --min bleu=20."),
         (["--metric", "bleu", "chrff"], "Did you mean 'chrf'?"),
-        (["--metric", "bleu:tokenise=none"], "Did you mean 'tokenize'?"),
+        (["--metric", "bleu:tokenize=none"], "Did you mean 'tokenize'?"),
         (["--set", "bean=5"], "Did you mean 'beam'?"),
         (["--set", "beam"], "write key=value"),
         (["--beam", "0"], "--beam"),
@@ -165,7 +165,7 @@ def test_metrics_may_stand_before_the_model(cli: Run, small_run: RunFolder, answ
 def test_a_model_is_evaluated_as_it_was_validated(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(small_run.path, tmp_path / "model")
     config = yaml.safe_load((tmp_path / "model" / "config.yaml").read_text("utf-8"))
-    config["training"] |= {"metric": "wer", "also": ["per"], "validation": {"beam": 2}}
+    config["training"] |= {"metric": "wer", "extra_metrics": ["per"], "validation_search": {"beam": 2}}
     (tmp_path / "model" / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
     scores = json.loads(cli("evaluate", "model", "--json").stdout)
     assert list(scores["values"]) == ["wer", "per", "accuracy", "chrf", "loss"]

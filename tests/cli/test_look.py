@@ -1,4 +1,4 @@
-"""`regard look` in a terminal: with colours, without them, and with text that runs from right to left."""
+"""`regard look` in a terminal: with colors, without them, and with text that runs from right to left."""
 
 import os
 import pty
@@ -16,7 +16,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def look_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What `regard look` prints on a pseudo-terminal that has colours."""
+    """What `regard look` prints on a pseudo-terminal that has colors."""
     try:
         leader, follower = pty.openpty()
     except OSError:
@@ -42,13 +42,13 @@ def look_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     return b"".join(printed).decode()
 
 
-def test_without_colour_a_terminal_gets_a_map_in_shades(
+def test_without_color_a_terminal_gets_a_map_in_shades(
     small_run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (str(small_run.path), "3 mai 2009")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    coloured = look_on_a_terminal(monkeypatch, *words)
-    assert "\x1b[48;" in coloured
+    colored = look_on_a_terminal(monkeypatch, *words)
+    assert "\x1b[48;" in colored
     monkeypatch.setenv("NO_COLOR", "1")
     shaded = look_on_a_terminal(monkeypatch, *words)
     assert "\x1b" not in shaded

@@ -60,7 +60,7 @@ def test_a_wrong_mechanism_is_answered_with_the_nearest(cli: Run) -> None:
     [
         ("steps", "'training.steps'"),
         ("batch_size", "'training.batch_size'"),
-        ("beam", "'training.validation.beam'"),
+        ("beam", "'training.validation_search.beam'"),
         ("dropout", "'model.dropout' or 'model.encoder.dropout' or 'model.decoder.dropout'"),
         ("training.dropout", "'model.dropout' or 'model.encoder.dropout' or 'model.decoder.dropout'"),
         ("stps", "'training.steps'"),

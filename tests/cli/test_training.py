@@ -97,7 +97,7 @@ def test_settings_that_matter_cannot_change_on_the_way_and_harmless_ones_can(
     assert "model.embedding was 16 and is now 17" in changed.stderr
     assert "training.learning_rate was 0.012 and is now 0.5" in changed.stderr
     assert "--out" in changed.stderr
-    harmless = cli(*DATES, "training.log_every=7", "training.keep=5")
+    harmless = cli(*DATES, "training.log_every=7", "training.keep_checkpoints=5")
     assert harmless.returncode == 0
     assert "already been trained" in harmless.stderr
 

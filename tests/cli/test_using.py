@@ -150,7 +150,7 @@ def test_models_answer_together(cli: Run, small_run: RunFolder, second_run: RunF
 
 
 def _first(model: regard.Model, text: str) -> NDArray[np.float32]:
-    tokenizers, device = model.translator.tokenizers, model.translator.device
+    tokenizers, device = model.predictor.tokenizers, model.predictor.device
     with torch.no_grad():
         source = pad(tokenizers.source.ids([text])).to(device)
         logits = model.network(source, torch.tensor([[START]], device=device)).logits_BTV
@@ -168,7 +168,7 @@ def test_models_with_other_tokens_do_not_answer_together(cli: Run, small_run: Ru
     for verb, *texts in (("predict", "3 mai 2009"), ("evaluate",)):
         done = cli(verb, small_run.path, "--with", tmp_path / "other", *texts)
         assert done.returncode == 4
-        assert "must have the same tokenisers" in done.stderr
+        assert "must have the same tokenizers" in done.stderr
         assert cli(verb, small_run.path, "--with", "nowhere", *texts).returncode == 4
 
 

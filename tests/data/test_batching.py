@@ -3,24 +3,24 @@
 import numpy as np
 import torch
 
-from regard.data.batching import Encoded, pad
+from regard.data.batching import EncodedCorpus, pad
 from regard.data.ragged import Ids, Ragged
-from regard.data.sampler import ByPairs, ByTokens, by_length, padding_share
+from regard.data.sampler import PairBatchSampler, TokenBatchSampler, batch_by_length, padding_share
 from regard.data.tokens.tokenizers import END, PAD, START
 
 LENGTHS = np.random.Generator(np.random.PCG64(0)).integers(1, 60, 1000)
 
 
 def test_the_batch_at_a_step_depends_on_seed_and_step_alone() -> None:
-    one, other = ByPairs(LENGTHS, 32, seed=5), ByPairs(LENGTHS, 32, seed=5)
+    one, other = PairBatchSampler(LENGTHS, 32, seed=5), PairBatchSampler(LENGTHS, 32, seed=5)
     jumped = [other.at(step) for step in (70, 3, 40)]
     walked = [one.at(step) for step in range(80)]
     assert jumped == [walked[70], walked[3], walked[40]]
-    assert [ByPairs(LENGTHS, 32, seed=6).at(step) for step in range(80)] != walked
+    assert [PairBatchSampler(LENGTHS, 32, seed=6).at(step) for step in range(80)] != walked
 
 
 def test_each_epoch_holds_every_pair_once_in_an_order_of_its_own() -> None:
-    order = ByPairs(LENGTHS, 32, seed=0)
+    order = PairBatchSampler(LENGTHS, 32, seed=0)
     assert order.steps_per_epoch == 32
     epochs = [[order.at(epoch * 32 + index) for index in range(32)] for epoch in range(2)]
     for epoch in epochs:
@@ -29,7 +29,7 @@ def test_each_epoch_holds_every_pair_once_in_an_order_of_its_own() -> None:
 
 
 def test_like_lengths_stand_together() -> None:
-    order = ByPairs(LENGTHS, 32, seed=0)
+    order = PairBatchSampler(LENGTHS, 32, seed=0)
     spread = [np.ptp(LENGTHS[order.at(step)]) for step in range(32)]
     assert np.mean(spread) < np.ptp(LENGTHS) / 8
 
@@ -42,7 +42,7 @@ def test_padding_fills_up_and_an_empty_row_has_width() -> None:
 
 
 def test_the_decoder_is_given_the_target_one_step_late() -> None:
-    encoded = Encoded(Ragged.of([[4], [5, 6]]), Ragged.of([[7, 8, END], [9, END]]))
+    encoded = EncodedCorpus(Ragged.of([[4], [5, 6]]), Ragged.of([[7, 8, END], [9, END]]))
     batch = encoded.batch([1, 0], torch.device("cpu"))
     assert batch.given.tolist() == [[START, 9, END], [START, 7, 8]]
     assert batch.target.tokens_BT.tolist() == [[9, END, PAD], [7, 8, END]]
@@ -52,7 +52,7 @@ def test_the_decoder_is_given_the_target_one_step_late() -> None:
 
 
 def test_by_length_covers_everything_once() -> None:
-    batches = by_length([3, 9, 1, 9], 2)
+    batches = batch_by_length([3, 9, 1, 9], 2)
     assert batches == [[1, 3], [0, 2]]
 
 
@@ -62,7 +62,7 @@ WIDTHS = PAIRS.max(1)
 
 
 def test_batches_by_tokens_hold_no_more_than_asked_for_and_every_pair_once() -> None:
-    order = ByTokens(PAIRS, tokens=600, seed=3, longest=80)
+    order = TokenBatchSampler(PAIRS, tokens=600, seed=3, longest=80)
     for epoch in range(2):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
         assert all(len(batch) * WIDTHS[batch].max() <= 600 for batch in batches)
@@ -70,7 +70,7 @@ def test_batches_by_tokens_hold_no_more_than_asked_for_and_every_pair_once() -> 
 
 
 def test_batches_by_tokens_depend_on_seed_and_step_alone() -> None:
-    one, other = (ByTokens(PAIRS, tokens=600, seed=3, longest=80) for _ in range(2))
+    one, other = (TokenBatchSampler(PAIRS, tokens=600, seed=3, longest=80) for _ in range(2))
     walked = [one.at(step) for step in range(2 * one.steps_per_epoch)]
     assert [other.at(step) for step in (500, 3, 40)] == [walked[500], walked[3], walked[40]]
     assert walked[: one.steps_per_epoch] != walked[one.steps_per_epoch :]
@@ -78,7 +78,7 @@ def test_batches_by_tokens_depend_on_seed_and_step_alone() -> None:
 
 
 def test_batches_by_tokens_have_few_shapes_and_little_padding() -> None:
-    order = ByTokens(PAIRS, tokens=600, seed=0, longest=80)
+    order = TokenBatchSampler(PAIRS, tokens=600, seed=0, longest=80)
     rows = {len(order.at(step)) for step in range(order.steps_per_epoch)}
     assert len(rows) < 30
     assert padding_share(order, PAIRS[:, 0]) < 0.03
@@ -86,7 +86,7 @@ def test_batches_by_tokens_have_few_shapes_and_little_padding() -> None:
 
 
 def test_pairs_meet_others_in_each_epoch() -> None:
-    order = ByTokens(PAIRS, tokens=600, seed=0, longest=80)
+    order = TokenBatchSampler(PAIRS, tokens=600, seed=0, longest=80)
     mates = []
     for epoch in range(2):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
@@ -99,7 +99,7 @@ def test_pairs_stand_in_the_order_of_the_lengths_that_an_epoch_gives_them() -> N
     def lengths_in(epoch: int) -> Ids:
         return PAIRS + np.random.Generator(np.random.PCG64(epoch)).integers(0, 12, PAIRS.shape)
 
-    order = ByTokens(PAIRS, tokens=1200, seed=0, longest=80, lengths_in=lengths_in)
+    order = TokenBatchSampler(PAIRS, tokens=1200, seed=0, longest=80, lengths_in=lengths_in)
     for epoch in range(3):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
         assert sorted(index for batch in batches for index in batch) == np.flatnonzero(WIDTHS <= 80).tolist()
@@ -110,18 +110,18 @@ def test_pairs_stand_in_the_order_of_the_lengths_that_an_epoch_gives_them() -> N
 
 
 def test_batches_of_so_many_pairs_are_of_like_lengths_in_each_epoch() -> None:
-    order = ByPairs(LENGTHS, 50, seed=0, lengths_in=lambda epoch: np.roll(LENGTHS, 100 * epoch))
+    order = PairBatchSampler(LENGTHS, 50, seed=0, lengths_in=lambda epoch: np.roll(LENGTHS, 100 * epoch))
     for epoch in range(2):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
         assert max(np.ptp(np.roll(LENGTHS, 100 * epoch)[batch]) for batch in batches) < 10
 
 
 def test_padding_share_counts_the_places_that_hold_nothing() -> None:
-    order = ByPairs(np.array([2, 4]), 2, seed=0)
+    order = PairBatchSampler(np.array([2, 4]), 2, seed=0)
     assert padding_share(order, np.array([2, 4])) == 0.25
 
 
 def test_a_corpus_smaller_than_a_batch_is_one_batch() -> None:
-    order = ByTokens(np.array([[3, 1], [5, 5], [4, 2]]), tokens=4096, seed=0, longest=4096)
+    order = TokenBatchSampler(np.array([[3, 1], [5, 5], [4, 2]]), tokens=4096, seed=0, longest=4096)
     assert order.steps_per_epoch == 1
     assert sorted(order.at(0)) == [0, 1, 2]

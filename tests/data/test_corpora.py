@@ -172,13 +172,13 @@ def test_dev_pairs_that_are_learned_from_may_be_left_out(tmp_path: Path, caplog:
     (tmp_path / "dev.tsv").write_text("read\tR EH D\ncat\tK AE T\nlead\tL IY D\ncat\tK AH T\n")
     files = {"folder": str(tmp_path), "train": "train.tsv", "dev": "dev.tsv"}
     assert len(list(load_corpus(FilesData.model_validate(files)).dev)) == 4
-    unseen = load_corpus(FilesData.model_validate({**files, "unseen": True}))
+    unseen = load_corpus(FilesData.model_validate({**files, "dev_unseen": True}))
     with caplog.at_level(logging.WARNING):
         assert list(unseen.dev) == [("cat", "K AE T"), ("cat", "K AH T")]
     assert "dev.tsv: 2 of 4 pairs left out of validation" in caplog.text
     (tmp_path / "dev.tsv").write_text("read\tR EH D\n")
     with pytest.raises(DataError, match="every source stands in the training data"):
-        list(load_corpus(FilesData.model_validate({**files, "unseen": True})).dev)
+        list(load_corpus(FilesData.model_validate({**files, "dev_unseen": True})).dev)
 
 
 def test_of_a_large_corpus_about_two_thousand_pairs_are_held_back(tmp_path: Path) -> None:

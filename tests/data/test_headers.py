@@ -23,7 +23,7 @@ PHONES = [(f"wo{'abcde'[n % 5] * (n + 1)}", "W OW " + "AH " * (n + 1)) for n in 
         (("src_text", "tgt_text"), WORDS),
         (("sentence1", "sentence2"), SENTENCES),
         (("pt-BR", "es-ES"), WORDS),
-        (("devanagari", "romanised"), HINDI),
+        (("devanagari", "romanized"), HINDI),
         (("English", "Spanisch"), SENTENCES),
     ],
 )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from regard.config import resolve
 from regard.data import cache, preparation
-from regard.data.batching import Encoded
+from regard.data.batching import EncodedCorpus
 from regard.data.corpora import load_corpus
 from regard.data.files import Files
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
@@ -88,7 +88,7 @@ def test_what_is_mapped_is_what_memory_would_hold(tmp_path: Path) -> None:
     settings = data(tmp_path)
     found = prepared(settings)
     corpus = load_corpus(settings)
-    held = Encoded.of(corpus.train, found.tokenizers, 1_000)
+    held = EncodedCorpus.of(corpus.train, found.tokenizers, 1_000)
     assert len(found.train) == len(held) > 0
     for index in range(len(held)):
         assert found.train.sources[index].tolist() == held.sources[index].tolist()
@@ -97,13 +97,13 @@ def test_what_is_mapped_is_what_memory_would_hold(tmp_path: Path) -> None:
     assert list(found.dev) == list(corpus.dev)
 
 
-def test_a_corpus_is_tokenised_once(tmp_path: Path) -> None:
+def test_a_corpus_is_tokenized_once(tmp_path: Path) -> None:
     settings = data(tmp_path)
     first: list[str] = []
     again: list[str] = []
     prepared(settings, first)
     prepared(settings, again)
-    assert [line.split()[0] for line in first] == ["Tokeniser", "Corpus"]
+    assert [line.split()[0] for line in first] == ["Tokenizer", "Corpus"]
     assert again == []
 
 
@@ -206,7 +206,7 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_full_disk_is_told_wherever_the_cache_is_being_written(
     tmp_path: Path, own_cache: Path, dropout: float
 ) -> None:
-    settings, bpe = data(tmp_path, pairs=1_000), BPETokenizer(vocabulary=100, dropout=dropout, drawn=4)
+    settings, bpe = data(tmp_path, pairs=1_000), BPETokenizer(vocabulary=100, dropout=dropout, segmentations=4)
     prepared(settings, tokenizer=bpe)
     sizes = sorted({path.stat().st_size for path in own_cache.rglob("*") if path.is_file()})
     assert len(sizes) >= 7
@@ -327,7 +327,7 @@ def commands_of_children() -> Iterator[bytes]:
                 yield (entry / "cmdline").read_bytes()
 
 
-def test_a_large_corpus_is_tokenised_by_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_corpus_is_tokenized_by_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "_CHUNK", 40)
     settings = data(tmp_path, pairs=400)
     asked: list[int] = []
@@ -341,7 +341,7 @@ def test_a_large_corpus_is_tokenised_by_many_processes(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     found = prepared(settings)
     assert asked == [3]
-    held = Encoded.of(load_corpus(settings).train, found.tokenizers, 1_000)
+    held = EncodedCorpus.of(load_corpus(settings).train, found.tokenizers, 1_000)
     rows = list(range(len(held)))
     assert found.train.targets.take(rows).rows() == held.targets.take(rows).rows()
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.decoding.beam import BeamOptions, BeamStep, _by_progress, beam, best_of
-from regard.decoding.constraints import MustSay
+from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.rules import Banned, NoRepeat, NotBefore, Prefix, Repetition, Rule, Said
 from regard.decoding.sampling import Draw
 from regard.decoding.search import Hypothesis, Symbols, greedy, likeliest, walk
@@ -213,7 +213,7 @@ def test_rules_are_kept_by_every_strategy(width: int) -> None:
     for prefix, answers in zip(prefixes, under(Prefix(prefixes), decoder, 6, 8, width), strict=True):
         assert all(answer.tokens[: len(prefix)] == prefix for answer in answers)
     phrases = [[(4, 4, 2), (3, 3)], [], [(2, 2, 2, 2)], [(3,)], [(4, 2), (2, 4)], [(3, 4, 3, 4, 3)]]
-    for own, answers in zip(phrases, under(MustSay(phrases, [8] * 6, END), decoder, 6, 8, width), strict=True):
+    for own, answers in zip(phrases, under(RequiredPhrases(phrases, [8] * 6, END), decoder, 6, 8, width), strict=True):
         for answer in answers:
             assert all(contains(answer.tokens, phrase) for phrase in own)
 
@@ -233,7 +233,7 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sequences_with_the_phrase(
     letters = st.integers(2, vocabulary - 1)
     phrase = data.draw(st.lists(letters, min_size=1, max_size=limit - 1))
     options = BeamOptions((vocabulary - 1) ** (limit - 1), 3, alpha)
-    rule = MustSay([[phrase]], [limit], END)
+    rule = RequiredPhrases([[phrase]], [limit], END)
     [found] = beam(decoder, memory(7), SYMBOLS, torch.tensor([limit]), options, [rule])
     expected = brute_force(decoder, 7, limit, alpha, [phrase])[:3]
     whole = [answer for answer in found if not answer.truncated]
@@ -249,7 +249,7 @@ def test_every_phrase_is_said_whatever_the_beam_and_however_short_the_room(
     phrase = st.lists(st.integers(2, 5), min_size=1, max_size=3)
     phrases = data.draw(st.lists(st.lists(phrase, max_size=3), min_size=2, max_size=4))
     limits = [1 + sum(map(len, own)) + data.draw(st.integers(0, 3)) for own in phrases]
-    given_memory, rule = memory(*range(len(phrases))), MustSay(phrases, limits, END)
+    given_memory, rule = memory(*range(len(phrases))), RequiredPhrases(phrases, limits, END)
     if width == 1:
         found = walk(Random(6, seed), given_memory, SYMBOLS, torch.tensor(limits), likeliest, [rule])
     else:
@@ -274,7 +274,7 @@ def test_places_kept_for_phrases_pay(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def mean() -> float:
         phrases = [[(2, 3), (5, 4)]] * 40
-        rule = MustSay(phrases, [12] * 40, END)
+        rule = RequiredPhrases(phrases, [12] * 40, END)
         limits = torch.full((40,), 12)
         options = BeamOptions(6, 1, length_penalty=0.0)
         found = beam(Random(12, 3, sharpness=2.0), memory(*range(40)), SYMBOLS, limits, options, [rule])
@@ -289,7 +289,7 @@ def test_a_penalty_on_repetition_ranks_but_does_not_score() -> None:
     decoder = Random(5, 4, sharpness=2.0)
     limits = torch.tensor([8, 8, 8])
     found = beam(decoder, memory(1, 2, 3), SYMBOLS, limits, BeamOptions(4, 4, length_penalty=0.0), [Repetition(1.7)])
-    penalised = 0
+    penalized = 0
     for sentence, answers in zip((1, 2, 3), found, strict=True):
         whole = [answer for answer in answers if not answer.truncated]
         assert [answer.rank for answer in whole] == sorted((answer.rank for answer in whole), reverse=True)
@@ -301,8 +301,8 @@ def test_a_penalty_on_repetition_ranks_but_does_not_score() -> None:
                 said.append(token)
             assert answer.score == pytest.approx(log_p(decoder, sentence, answer.tokens), abs=1e-4)
             assert answer.rank == pytest.approx(ruled, abs=1e-4)
-            penalised += answer.rank < answer.score - 1e-3
-    assert penalised
+            penalized += answer.rank < answer.score - 1e-3
+    assert penalized
 
 
 @pytest.mark.parametrize("vocabulary", [7, 200, 4096, 5000])

@@ -11,9 +11,9 @@ from regard.config import resolve
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
 from regard.decoding import beam as beam_module
 from regard.decoding.beam import BeamOptions, beam
-from regard.decoding.cuda_graphs import Playback
-from regard.decoding.search import Batch, Hypothesis, Symbols, greedy
-from regard.models.contracts import Decoded, Decoder, Memory, Padded, mapped, roomy
+from regard.decoding.cuda_graphs import GraphedDecoder
+from regard.decoding.search import Hypothesis, SearchBatch, Symbols, greedy
+from regard.models.contracts import Decoded, Decoder, Memory, Padded, mapped, preallocated
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
@@ -61,7 +61,7 @@ class WithRoom(Decoder):
 
     def step(self, token_B: Tensor, state: Any, keys: Any) -> tuple[Tensor, Any]:
         taken, inner = state
-        logits, inner = self.inner.step(token_B, roomy(inner, taken + 1), keys)
+        logits, inner = self.inner.step(token_B, preallocated(inner, taken + 1), keys)
         return logits, (taken + 1, inner)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
@@ -102,7 +102,7 @@ def test_with_room_the_shapes_stay_the_same() -> None:
         token = torch.full((6,), START)
         shapes = []
         for taken in range(6):
-            state = roomy(state, taken + 1)
+            state = preallocated(state, taken + 1)
             shapes.append([part.shape for store in state.layers.cache.stores for part in store])
             logits, state = net.decoder.step(token, state, keys)
             token = logits.argmax(-1)
@@ -135,7 +135,9 @@ class Again:
     """Stands in for a GPU: what is recorded is worked out again, into the tensors that it gave the first time."""
 
     def record(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        inputs = [cell.cell_contents for cell in work.__closure__ or () if not isinstance(cell.cell_contents, Playback)]
+        inputs = [
+            cell.cell_contents for cell in work.__closure__ or () if not isinstance(cell.cell_contents, GraphedDecoder)
+        ]
         before = [(tensor, tensor.clone()) for tensor in tensors_of(inputs)]
         given = work()
         for tensor, values in before:  # a recording works nothing out
@@ -163,7 +165,7 @@ def test_recorded_steps_give_the_same_answers(
     if device == "cpu":
         monkeypatch.setattr(cuda_graphs, "recorder", lambda _: Again())
     net = ensemble([model("gru", device), model("sinusoidal", device)]) if name == "ensemble" else model(name, device)
-    begin = Batch.begin.__func__  # type: ignore[attr-defined]
+    begin = SearchBatch.begin.__func__  # type: ignore[attr-defined]
     replays = 0
 
     def counted(replay: Callable[[], None]) -> Callable[[], None]:
@@ -174,18 +176,18 @@ def test_recorded_steps_give_the_same_answers(
 
         return played
 
-    def searched(make: Callable[[Decoder], Playback | None]) -> list[list[Hypothesis]]:
-        def begun(*given: Any) -> Batch:
-            batch: Batch = begin(*given)
+    def searched(make: Callable[[Decoder], GraphedDecoder | None]) -> list[list[Hypothesis]]:
+        def begun(*given: Any) -> SearchBatch:
+            batch: SearchBatch = begin(*given)
             batch.playback = make(batch.decoder)
             return batch
 
         with monkeypatch.context() as patch:
-            patch.setattr(Batch, "begin", classmethod(begun))
+            patch.setattr(SearchBatch, "begin", classmethod(begun))
             return answers(net.decoder, net.encoder, width, device)
 
     recorded = cuda_graphs.Recording
     monkeypatch.setattr(cuda_graphs, "Recording", lambda replay, *rest: recorded(counted(replay), *rest))
-    assert_same(searched(Playback), searched(lambda _: None))
+    assert_same(searched(GraphedDecoder), searched(lambda _: None))
     # All but learned positions, which a step must know, and scores that are no dot product.
     assert (replays > 10) == (name not in {"learned", "additive"})

@@ -21,7 +21,7 @@ def model(small_run: RunFolder) -> regard.Model:
 
 def logits_of(model: regard.Model, source: list[int], target: list[int]) -> Tensor:
     """The logits (T × V) after START and after each token of the target, computed on the device of the model."""
-    device = model.translator.device
+    device = model.predictor.device
     with full_precision():
         logits_BTV: Tensor = model.network(
             pad([source]).to(device), torch.tensor([[START, *target]], device=device)
@@ -66,13 +66,13 @@ def test_the_attention_shown_is_the_one_used(model: regard.Model) -> None:
     text = "3 mai 2009"
     shown = model.predict(text).attention
     with regard.record(model.network) as trace:
-        model.translator.translate([text])
+        model.predictor.translate([text])
     np.testing.assert_allclose(trace.weights["decoder.attention"][0, : len(shown)].cpu().numpy(), shown, atol=1e-6)
 
 
 def test_the_score_is_the_log_probability_of_the_answer(model: regard.Model) -> None:
     for prediction in model.predict(TEXTS[2:]):
-        tokenizers = model.translator.tokenizers
+        tokenizers = model.predictor.tokenizers
         [source], [target] = tokenizers.source.ids([prediction.source]), tokenizers.target.ids([prediction.text])
         with torch.no_grad():
             logits = logits_of(model, source, target)
@@ -84,7 +84,7 @@ def test_the_score_is_the_log_probability_of_the_answer(model: regard.Model) -> 
 
 
 def test_scoring_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
-    tokenizers = model.translator.tokenizers
+    tokenizers = model.predictor.tokenizers
     [source], [target] = tokenizers.source.ids(["3 mai 2009"]), tokenizers.target.ids(["2009-05-03"])
     with torch.no_grad():
         log_p = logits_of(model, source, target).log_softmax(-1)
@@ -161,9 +161,9 @@ def test_drawing_is_decided_by_its_seed(model: regard.Model) -> None:
 
 
 def test_minimum_risk_takes_the_answer_most_like_the_others(model: regard.Model) -> None:
-    found = model.predict("3 mai 2009", minimum_risk=8, temperature=1.5, nbest=2)
+    found = model.predict("3 mai 2009", mbr_samples=8, temperature=1.5, nbest=2)
     assert found.text
-    assert found.text == model.predict("3 mai 2009", minimum_risk=8, temperature=1.5).text
+    assert found.text == model.predict("3 mai 2009", mbr_samples=8, temperature=1.5).text
 
 
 def test_a_coverage_penalty_ranks_by_what_was_looked_at(model: regard.Model) -> None:

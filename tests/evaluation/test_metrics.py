@@ -13,8 +13,15 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from regard.errors import ConfigError, DataError
-from regard.evaluation.metrics import Evidence, Judgement, Questions, edit_distance, judge, note_tokenised
-from regard.evaluation.settings import read_measure
+from regard.evaluation.metrics import (
+    EvaluationSet,
+    MetricStatistics,
+    ModelOutputs,
+    edit_distance,
+    judge,
+    note_tokenized,
+)
+from regard.evaluation.settings import parse_metric
 
 NO_LOSSES = np.zeros((0, 2))
 OF_ANSWERS = ["accuracy", "wer", "per", "cer", "bleu", "chrf", "ter"]
@@ -22,10 +29,10 @@ OF_ANSWERS = ["accuracy", "wer", "per", "cer", "bleu", "chrf", "ter"]
 Row = tuple[str, str, str]
 
 
-def judged(measure: str, *rows: Row) -> Judgement:
+def judged(measure: str, *rows: Row) -> MetricStatistics:
     """Rows of (source, answer, reference)."""
-    questions = Questions([source for source, _, _ in rows], [[reference] for _, _, reference in rows])
-    return judge(read_measure(measure), Evidence(questions, [answer for _, answer, _ in rows], NO_LOSSES))
+    questions = EvaluationSet([source for source, _, _ in rows], [[reference] for _, _, reference in rows])
+    return judge(parse_metric(measure), ModelOutputs(questions, [answer for _, answer, _ in rows], NO_LOSSES))
 
 
 def value(measure: str, *rows: Row) -> float:
@@ -87,11 +94,11 @@ def test_ter_counts_a_move_as_one_edit() -> None:
 
 def test_loss_is_the_mean_over_tokens_and_perplexity_its_exponential() -> None:
     losses = np.array([[2.0, 1.0], [4.0, 3.0]])
-    evidence = Evidence(Questions(["a", "b"], [["x"], ["y"]]), [], losses)
-    assert judge(read_measure("loss"), evidence).value == pytest.approx(1.5)
-    assert judge(read_measure("perplexity"), evidence).value == pytest.approx(math.exp(1.5))
-    hopeless = Evidence(evidence.questions, [], losses * [1e4, 1])
-    assert judge(read_measure("perplexity"), hopeless).value == math.inf
+    evidence = ModelOutputs(EvaluationSet(["a", "b"], [["x"], ["y"]]), [], losses)
+    assert judge(parse_metric("loss"), evidence).value == pytest.approx(1.5)
+    assert judge(parse_metric("perplexity"), evidence).value == pytest.approx(math.exp(1.5))
+    hopeless = ModelOutputs(evidence.questions, [], losses * [1e4, 1])
+    assert judge(parse_metric("perplexity"), hopeless).value == math.inf
 
 
 def test_pairs_with_one_source_are_references_of_each_other() -> None:
@@ -252,9 +259,9 @@ def test_confidence_is_seeded_holds_the_value_and_shrinks_with_evidence(name: st
 
 
 def test_questions_are_read_as_users_have_them() -> None:
-    pairs = Questions.read([("a", "x"), ("a", "y")], None)
-    assert pairs == Questions(["a", "a"], [["x"], ["y"]]) == Questions.read(["a", "a"], ["x", "y"])
-    several = Questions.read(["a", "b"], [["x", "y"], "z"])
+    pairs = EvaluationSet.read([("a", "x"), ("a", "y")], None)
+    assert pairs == EvaluationSet(["a", "a"], [["x"], ["y"]]) == EvaluationSet.read(["a", "a"], ["x", "y"])
+    several = EvaluationSet.read(["a", "b"], [["x", "y"], "z"])
     assert several.pairs.sources == ["a", "a", "b"]
     assert several.pairs.targets == ["x", "y", "z"]
     assert several.gathered() == {0: ["x", "y"], 1: ["z"]} == several.gathered("by_line")
@@ -266,20 +273,20 @@ def test_questions_are_read_as_users_have_them() -> None:
 )
 def test_questions_that_are_none_are_told(sources: Sequence[str], references: Sequence[str] | None) -> None:
     with pytest.raises(ConfigError, match=r"[Gg]ive"):
-        Questions.read(sources, references)
+        EvaluationSet.read(sources, references)
 
 
 def test_nothing_to_judge_is_told() -> None:
     with pytest.raises(DataError, match="no pair"):
-        judge(read_measure("accuracy"), Evidence(Questions([], []), [], NO_LOSSES))
+        judge(parse_metric("accuracy"), ModelOutputs(EvaluationSet([], []), [], NO_LOSSES))
 
 
-def test_text_that_looks_tokenised_is_told_where_it_would_be_tokenised_again(
+def test_text_that_looks_tokenized_is_told_where_it_would_be_tokenized_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    questions = Questions(["1", "2", "3"], [["a b ."], ["c d ?"], ["e f"]])
-    note_tokenised(questions, [read_measure("bleu:tokenize=none"), read_measure("chrf")])
-    note_tokenised(Questions(["1", "2"], [["a b."], ["c d ."]]), [read_measure("bleu")])
+    questions = EvaluationSet(["1", "2", "3"], [["a b ."], ["c d ?"], ["e f"]])
+    note_tokenized(questions, [parse_metric("bleu:tokenize=none"), parse_metric("chrf")])
+    note_tokenized(EvaluationSet(["1", "2"], [["a b."], ["c d ."]]), [parse_metric("bleu")])
     assert not caplog.records
-    note_tokenised(questions, [read_measure("bleu")])
+    note_tokenized(questions, [parse_metric("bleu")])
     assert "bleu:tokenize=none takes them as they are" in caplog.text

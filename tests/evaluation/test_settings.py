@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from regard.config import resolve
 from regard.errors import ConfigError
-from regard.evaluation.settings import KINDS, Accuracy, Bleu, Loss, read_measure, read_measures
+from regard.evaluation.settings import KINDS, Accuracy, Bleu, Loss, parse_metric, parse_metrics
 from regard.runs.settings import RunSettings, TrainingSettings
 
 
@@ -22,14 +22,14 @@ from regard.runs.settings import RunSettings, TrainingSettings
     )
 )
 def test_a_label_is_read_back_as_the_measure_it_names(measure: Bleu) -> None:
-    assert read_measure(measure.label) == measure
+    assert parse_metric(measure.label) == measure
 
 
 def test_options_can_be_written_in_a_word_a_mapping_or_dotted_keys() -> None:
     expected = Bleu(tokenize="none", lowercase=True)
-    assert read_measure("bleu:tokenize=none,lowercase=true") == expected
-    assert read_measure({"kind": "bleu", "tokenize": "none", "lowercase": True}) == expected
-    assert read_measure(expected) is expected
+    assert parse_metric("bleu:tokenize=none,lowercase=true") == expected
+    assert parse_metric({"kind": "bleu", "tokenize": "none", "lowercase": True}) == expected
+    assert parse_metric(expected) is expected
     dotted = {"training.metric": "bleu", "training.metric.tokenize": "none", "training.metric.lowercase": True}
     assert resolve(RunSettings, "dates", dotted).training.metric == expected
     assert expected.label == "bleu:tokenize=none,lowercase=true"
@@ -37,21 +37,21 @@ def test_options_can_be_written_in_a_word_a_mapping_or_dotted_keys() -> None:
 
 
 def test_every_kind_has_a_name_that_is_its_label() -> None:
-    assert [read_measure(kind).label for kind in KINDS] == list(KINDS)
-    assert {kind for kind in KINDS if read_measure(kind).higher_is_better} == {"accuracy", "bleu", "chrf"}
-    assert {kind for kind in KINDS if not read_measure(kind).of_answers} == {"loss", "perplexity"}
+    assert [parse_metric(kind).label for kind in KINDS] == list(KINDS)
+    assert {kind for kind in KINDS if parse_metric(kind).higher_is_better} == {"accuracy", "bleu", "chrf"}
+    assert {kind for kind in KINDS if not parse_metric(kind).of_answers} == {"loss", "perplexity"}
 
 
 def test_values_read_as_is_customary() -> None:
     values = {"loss": "0.5000", "perplexity": "0.50", "accuracy": "50.00%", "wer": "0.50%", "bleu": "0.50"}
-    assert {kind: read_measure(kind).told(0.5) for kind in values} == values
+    assert {kind: parse_metric(kind).told(0.5) for kind in values} == values
 
 
 @pytest.mark.parametrize(
     ("choice", "words"),
     [
         ("blue", "Did you mean 'bleu'?"),
-        ("bleu:tokenise=none", "Did you mean 'tokenize'?"),
+        ("bleu:tokenize=none", "Did you mean 'tokenize'?"),
         ("bleu:tokenize=13", "Did you mean '13a'?"),
         ("bleu:tokenize", "write key=value"),
         ("wer:tokenize=none", "there is no setting 'metric.tokenize'"),
@@ -61,20 +61,22 @@ def test_values_read_as_is_customary() -> None:
 )
 def test_a_measure_that_is_none_is_told_with_the_nearest(choice: object, words: str) -> None:
     with pytest.raises(ConfigError) as told:
-        read_measure(choice)
+        parse_metric(choice)
     assert words in str(told.value)
 
 
 def test_measures_are_worked_out_once_and_the_loss_always() -> None:
-    training = TrainingSettings.model_validate({"metric": "accuracy", "also": ["accuracy", "bleu"]})
-    assert training.measures == [Accuracy(), Bleu(), Loss()]
-    assert read_measures(["bleu", "bleu:tokenize=13a", {"kind": "bleu"}]) == [Bleu()]
-    assert TrainingSettings.model_validate({"also": "bleu"}).also == (Bleu(),)
+    training = TrainingSettings.model_validate({"metric": "accuracy", "extra_metrics": ["accuracy", "bleu"]})
+    assert training.metrics == [Accuracy(), Bleu(), Loss()]
+    assert parse_metrics(["bleu", "bleu:tokenize=13a", {"kind": "bleu"}]) == [Bleu()]
+    assert TrainingSettings.model_validate({"extra_metrics": "bleu"}).extra_metrics == (Bleu(),)
 
 
 def test_a_mistake_in_a_list_of_measures_is_told_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("data: dates\ntraining:\n  also: [chrf, {kind: bleu, tokenise: none}]\n")
+    path.write_text("data: dates\ntraining:\n  also: [chrf, {kind: bleu, tokenize: none}]\n")
     with pytest.raises(ConfigError) as told:
         resolve(RunSettings, path, {})
-    assert "mine.yaml:3: there is no setting 'training.also.1.tokenise'. Did you mean 'tokenize'?" in str(told.value)
+    assert "mine.yaml:3: there is no setting 'training.extra_metrics.1.tokenize'. Did you mean 'tokenize'?" in str(
+        told.value
+    )

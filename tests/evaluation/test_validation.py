@@ -12,12 +12,12 @@ import yaml
 import regard
 from regard.data.cache import sha256
 from regard.data.corpora import Pairs
-from regard.evaluation.metrics import Questions
-from regard.evaluation.settings import Accuracy, Loss, SymbolErrorRate, read_measure
+from regard.evaluation.metrics import EvaluationSet
+from regard.evaluation.settings import Accuracy, Loss, SymbolErrorRate, parse_metric
 from regard.evaluation.validation import evaluate, losses, validate
-from regard.evaluation.values import Scores
+from regard.evaluation.values import MetricValues
 from regard.ops import chunked_loss
-from regard.runs.checkpoints import Progress
+from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder
 from regard.runs.schedule import Schedule
 from regard.runs.settings import TrainingSettings
@@ -32,8 +32,8 @@ def model(small_run: RunFolder) -> regard.Model:
     return regard.load(small_run.path)
 
 
-def scores(loss: float, **values: float) -> Scores:
-    return Scores(1, {**values, "loss": loss}, {})
+def scores(loss: float, **values: float) -> MetricValues:
+    return MetricValues(1, {**values, "loss": loss}, {})
 
 
 def test_higher_or_lower_is_better_and_ties_are_decided_by_the_loss() -> None:
@@ -53,7 +53,12 @@ def test_what_is_no_number_is_never_better_and_any_number_is_better_than_it() ->
 
 @pytest.mark.parametrize("metric", ["cer", "bleu:tokenize=char"])
 def test_a_run_keeps_the_checkpoint_that_is_best_by_its_metric(tmp_path: Path, metric: str) -> None:
-    chosen = {**SMALL, "training.metric": metric, "training.also": ["chrf", "perplexity"], "training.keep": 9}
+    chosen = {
+        **SMALL,
+        "training.metric": metric,
+        "training.extra_metrics": ["chrf", "perplexity"],
+        "training.keep_checkpoints": 9,
+    }
     run = regard.train("dates", {**chosen, "training.validation_pairs": 25}, out=tmp_path / "run")
     events = [event for event in run.events if event["event"] == "validation"]
     values = [event[metric] for event in events]
@@ -69,33 +74,33 @@ def test_a_run_keeps_the_checkpoint_that_is_best_by_its_metric(tmp_path: Path, m
     assert math.exp(run.best.loss) == pytest.approx(run.best["perplexity"])
     assert set(run.best.signatures) == {metric, "chrf", "perplexity", "loss"}
     card = (run.path / "card.md").read_text()
-    assert run.best.told(read_measure(metric)) in card
+    assert run.best.told(parse_metric(metric)) in card
     assert run.best.signatures["chrf"] in card
 
 
 def test_what_is_told_beside_the_metric_may_change_when_a_run_goes_on(small_run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(small_run.path, tmp_path / "run")
-    regard.train("dates", {**SMALL, "training.also": ["wer"]}, out=tmp_path / "run")
+    regard.train("dates", {**SMALL, "training.extra_metrics": ["wer"]}, out=tmp_path / "run")
     with pytest.raises(regard.ConfigError, match=r"training\.metric\.kind was 'accuracy' and is now 'wer'"):
         regard.train("dates", {**SMALL, "training.metric": "wer"}, out=tmp_path / "run")
     with pytest.raises(regard.ConfigError, match=r"training\.validation\.beam was 1 and is now 3"):
-        regard.train("dates", {**SMALL, "training.validation.beam": 3}, out=tmp_path / "run")
+        regard.train("dates", {**SMALL, "training.validation_search.beam": 3}, out=tmp_path / "run")
 
 
 def test_scores_are_told_with_the_metric_first() -> None:
-    found = Scores(1_500, {"loss": 0.25, "accuracy": 0.5, "wer": 50.0}, {})
-    assert found.told(read_measure("wer")) == "wer 50.00%, loss 0.2500, accuracy 50.00% on 1,500 pairs"
+    found = MetricValues(1_500, {"loss": 0.25, "accuracy": 0.5, "wer": 50.0}, {})
+    assert found.told(parse_metric("wer")) == "wer 50.00%, loss 0.2500, accuracy 50.00% on 1,500 pairs"
     assert found["wer"] == 50
-    two = Scores(1, {"bleu": 1.0, "bleu:tokenize=none": 2.0, "chrf:word_order=2": 3.0}, {})
+    two = MetricValues(1, {"bleu": 1.0, "bleu:tokenize=none": 2.0, "chrf:word_order=2": 3.0}, {})
     assert (two["bleu"], two["bleu:tokenize=none"], two["chrf"]) == (1, 2, 3)
     with pytest.raises(KeyError, match="names 0 of what was measured"):
         two["wer"]
 
 
 def test_a_state_survives_json() -> None:
-    best = Scores(9, {"bleu:tokenize=none": 40.0, "loss": 1.5}, {"bleu:tokenize=none": "tok:none"})
-    progress = Progress({"dev pairs": "0"}, Schedule.of(9), 4, 2, best, "mean-4", 1)
-    assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
+    best = MetricValues(9, {"bleu:tokenize=none": 40.0, "loss": 1.5}, {"bleu:tokenize=none": "tok:none"})
+    progress = RunProgress({"dev pairs": "0"}, Schedule.of(9), 4, 2, best, "mean-4", 1)
+    assert RunProgress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
 
 
 def test_a_run_of_before_there_were_measures_goes_on(small_run: RunFolder, tmp_path: Path) -> None:
@@ -103,7 +108,7 @@ def test_a_run_of_before_there_were_measures_goes_on(small_run: RunFolder, tmp_p
     shutil.copytree(small_run.path, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     config = yaml.safe_load(folder.config.read_text("utf-8"))
-    for name in ("also", "validation", "validation_pairs"):
+    for name in ("extra_metrics", "validation_search", "validation_pairs"):
         del config["training"][name]
     config["training"]["metric"] = "accuracy"
     folder.config.write_text(yaml.safe_dump(config), "utf-8")
@@ -125,26 +130,26 @@ def test_a_run_of_before_there_were_measures_goes_on(small_run: RunFolder, tmp_p
 def test_losses_are_those_that_the_model_scores(
     model: regard.Model, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setitem(chunked_loss.MAX_LOGITS, model.translator.device.type, at_once)
-    found = losses(model.translator, Pairs(SOURCES, TARGETS), batch_size=3)
+    monkeypatch.setitem(chunked_loss.MAX_LOGITS, model.predictor.device.type, at_once)
+    found = losses(model.predictor, Pairs(SOURCES, TARGETS), batch_size=3)
     assert (-found[:, 0]).tolist() == pytest.approx(model.score(SOURCES, TARGETS), rel=1e-5)
     assert found[:, 1].tolist() == [len(target) + 1 for target in TARGETS]
 
 
 def test_nothing_is_decoded_where_only_probabilities_are_asked_for(model: regard.Model) -> None:
-    questions = Questions.of(Pairs(SOURCES, TARGETS))
-    measures = [read_measure("loss"), read_measure("perplexity")]
-    found = evaluate(model.translator, questions, measures, TrainingSettings().validation)
+    questions = EvaluationSet.of(Pairs(SOURCES, TARGETS))
+    metrics = [parse_metric("loss"), parse_metric("perplexity")]
+    found = evaluate(model.predictor, questions, metrics, TrainingSettings().validation_search)
     assert (found.answers, found.tokens, found.seconds) == ([], 0, 0.0)
     assert found.to_json()["search"] is None
-    search = TrainingSettings().validation
-    assert validate(model.translator, Pairs(SOURCES, TARGETS).first(3), measures, search).pairs == 3
+    search = TrainingSettings().validation_search
+    assert validate(model.predictor, Pairs(SOURCES, TARGETS).first(3), metrics, search).pairs == 3
 
 
 def test_a_model_in_training_stays_so(model: regard.Model) -> None:
     model.network.train()
     training = TrainingSettings()
-    validate(model.translator, Pairs(SOURCES, TARGETS), training.measures, training.validation)
+    validate(model.predictor, Pairs(SOURCES, TARGETS), training.metrics, training.validation_search)
     assert model.network.training
     model.network.eval()
 

@@ -138,7 +138,7 @@ def test_labels_wider_than_their_column_are_slanted_and_do_not_overlap(tmp_path:
 
 
 @pytest.mark.parametrize("rows", [1, 4, 40])
-def test_the_colour_bar_is_no_taller_than_the_map(rows: int) -> None:
+def test_the_color_bar_is_no_taller_than_the_map(rows: int) -> None:
     shown, bar = (axes.get_position() for axes in figures.build(prediction(["a", "b"], ["x"] * rows)).axes)
     assert bar.height <= shown.height
     assert bar.y1 == pytest.approx(shown.y1)

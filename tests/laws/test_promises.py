@@ -1,4 +1,4 @@
-"""What users may rely on with every tokeniser and architecture: a line for a line, and no word from a neighbour."""
+"""What users may rely on with every tokenizer and architecture: a line for a line, and no word from a neighbor."""
 
 import io
 import random
@@ -82,7 +82,7 @@ def test_there_is_a_line_for_every_line(
 def test_a_model_that_writes_a_line_end_still_answers_in_one_line(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = regard.load(run).translator.tokenizers.target
+    tokenizer = regard.load(run).predictor.tokenizers.target
     end = tokenizer.inner.token_to_id("<0x0A>")
     if end is None:
         assert "\n" not in "".join(tokenizer.decode([index]) for index in range(len(tokenizer)))
@@ -113,13 +113,13 @@ def test_a_sentence_alone_or_among_others_has_the_same_answer(model: regard.Mode
 
 
 def test_a_beam_wider_than_the_vocabulary_finds_answers_like_any_other(model: regard.Model) -> None:
-    wide = model.predict("red", attention=False, beam=3 * len(model.translator.tokenizers.target), nbest=3)
+    wide = model.predict("red", attention=False, beam=3 * len(model.predictor.tokenizers.target), nbest=3)
     answers = [wide, *wide.alternatives]
     assert len({tuple(answer.tokens) for answer in answers}) == 3
     assert all(-1e3 < answer.score < 0 for answer in answers)
 
 
-def test_without_the_mask_neighbours_would_be_heard(model: regard.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_mask_neighbors_would_be_heard(model: regard.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = [model.predict(line, attention=False).score for line in LINES[:1]]
     monkeypatch.setattr(Padded, "valid_BT", property(lambda self: torch.ones_like(self.tokens_BT, dtype=torch.bool)))
     monkeypatch.setattr(Padded, "lengths_B", property(lambda self: torch.full_like(self[1], self.tokens_BT.shape[1])))

@@ -181,9 +181,11 @@ def test_layers_worked_out_again_have_the_same_gradients_and_keep_less() -> None
     source = Padded(torch.randint(4, 20, (3, 7)), torch.tensor([7, 5, 2]))
     given = torch.randint(4, 20, (3, 6))
     found, kept = [], []
-    for recompute in (False, True):
+    for gradient_checkpointing in (False, True):
         torch.manual_seed(0)
-        model = build_model(resolve(TransformerModel, {**settings, "recompute": recompute}, {}), 20, 20)
+        model = build_model(
+            resolve(TransformerModel, {**settings, "gradient_checkpointing": gradient_checkpointing}, {}), 20, 20
+        )
         sizes: list[int] = []
 
         def note(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:

@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 from regard.models.seq2seq import build_model
 from regard.ops import triton
 from regard.ops.layer_norm import LayerNorm
-from regard.ops.reference_mode import plainly
+from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import Consistency, NoConsistency, RDrop, SimCut
 from regard.training.objective import Objective, all_with_padding_passed_over
 from tests_shared import OneModel, teaching
@@ -256,7 +256,7 @@ def test_a_kernel_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels serve on a GPU")
 def test_on_a_gpu_kernels_serve_unless_the_plain_equations_are_asked_for() -> None:
     x = torch.ones(2, device="cuda")
-    assert triton.can_serve(x)
-    assert not triton.can_serve(x.double())
-    with plainly():
+    assert triton.is_usable(x)
+    assert not triton.is_usable(x.double())
+    with reference_mode():
         assert triton.refusal(x) == "the plain equations were asked for"

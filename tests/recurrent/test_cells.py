@@ -10,7 +10,7 @@ from torch import Tensor
 import regard
 from regard.config import resolve
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell
-from regard.recurrent.settings import VARIANTS, LSTMForm, RecurrentSettings
+from regard.recurrent.settings import VARIANTS, LSTMVariant, RecurrentSettings
 
 Vector = list[float]
 Matrix = list[list[float]]
@@ -105,7 +105,7 @@ def test_each_variant_equals_its_equations(variant: str) -> None:
 
 
 def test_the_usual_lstm_is_vanilla_without_peepholes() -> None:
-    assert VARIANTS["NP"] == LSTMForm()
+    assert VARIANTS["NP"] == LSTMVariant()
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -154,14 +154,14 @@ def pinned_gate(gate: str, value: float) -> Callable[[LSTMCell], None]:
     return pin
 
 
-def kept_rows(cell: LSTMCell, form: LSTMForm) -> Tensor:
+def kept_rows(cell: LSTMCell, form: LSTMVariant) -> Tensor:
     names = (*cell.form.gates, "z")
     size = cell.hidden_size
     kept = [index for index, name in enumerate(names) if name in (*form.gates, "z")]
     return torch.cat([torch.arange(index * size, (index + 1) * size) for index in kept])
 
 
-def copied(vanilla: LSTMCell, form: LSTMForm) -> LSTMCell:
+def copied(vanilla: LSTMCell, form: LSTMVariant) -> LSTMCell:
     """A cell of another form with those of vanilla's weights that it has a place for."""
     cell = LSTMCell(vanilla.input_size, vanilla.hidden_size, form).double()
     rows = kept_rows(vanilla, form)
@@ -263,8 +263,8 @@ def test_the_forget_gate_starts_open() -> None:
     assert (nig.bias_input[:3] == 2).all()
 
 
-def test_layer_normalisation_is_that_of_the_paper() -> None:
-    """LN(W x) ⊙ α₁ + LN(R h) ⊙ α₂ + b, over all gates; and c normalised before h."""
+def test_layer_normalization_is_that_of_the_paper() -> None:
+    """LN(W x) ⊙ α₁ + LN(R h) ⊙ α₂ + b, over all gates; and c normalized before h."""
     torch.manual_seed(0)
     cell = LSTMCell(2, 3, layer_norm=True).double()
     with torch.no_grad():
@@ -273,17 +273,17 @@ def test_layer_normalisation_is_that_of_the_paper() -> None:
     x = torch.randn(2, 2, dtype=torch.float64)
     h, c = torch.randn(2, 2, 3, dtype=torch.float64)
 
-    def normalised(values: Tensor) -> Tensor:
-        centred = values - values.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    def normalized(values: Tensor) -> Tensor:
+        centerd = values - values.mean(-1, keepdim=True)
+        return centerd / (centerd.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
     total = (
-        normalised(x @ cell.weight_input.t()) * cell.gain_input
-        + normalised(h @ cell.weight_state.t()) * cell.gain_state
+        normalized(x @ cell.weight_input.t()) * cell.gain_input
+        + normalized(h @ cell.weight_state.t()) * cell.gain_state
         + cell.bias_input
     )
     i, f, o, z = total.chunk(4, dim=-1)
     cell_state = i.sigmoid() * z.tanh() + f.sigmoid() * c
-    output = o.sigmoid() * torch.tanh(normalised(cell_state) * cell.gain_cell + cell.bias_cell)
+    output = o.sigmoid() * torch.tanh(normalized(cell_state) * cell.gain_cell + cell.bias_cell)
     found = cell.step(cell.admit(cell.project(x)), (h, c))
     torch.testing.assert_close(found, (output, cell_state))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.ops.reference_mode import plainly
+from regard.ops.reference_mode import reference_mode
 from regard.recurrent import dispatch, scan
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, masked
 from regard.recurrent.fast import cudnn
-from regard.recurrent.settings import VARIANTS, LSTMForm
+from regard.recurrent.settings import VARIANTS, LSTMVariant
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 FUSED_DEVICE = DEVICES[-1]
@@ -29,11 +29,11 @@ SMALL: dict[str, Callable[[], Cell]] = {
 }
 
 
-def every_form() -> list[LSTMForm]:
+def every_form() -> list[LSTMVariant]:
     """All combinations of the switches that make a cell."""
     switch, activation = (False, True), ("tanh", "identity")
     values = (switch, switch, switch, switch, activation, activation, switch, switch)
-    forms = [LSTMForm(*chosen) for chosen in itertools.product(*values)]  # type: ignore[arg-type]
+    forms = [LSTMVariant(*chosen) for chosen in itertools.product(*values)]  # type: ignore[arg-type]
     return [form for form in forms if form.contradiction() is None]
 
 
@@ -158,7 +158,7 @@ WIDE: dict[str, Callable[[], Cell]] = {
     "gru before": lambda: GRUCell(3, 19, "before"),
     "lstm": lambda: LSTMCell(3, 19),
     **{name: lambda form=form: LSTMCell(3, 19, form) for name, form in VARIANTS.items()},  # type: ignore[misc]
-    "bare": lambda: LSTMCell(3, 19, LSTMForm(False, False, False, False, "identity", "identity")),
+    "bare": lambda: LSTMCell(3, 19, LSTMVariant(False, False, False, False, "identity", "identity")),
     "CIFG FGR": lambda: LSTMCell(3, 19, VARIANTS["FGR"]._replace(coupled=True, output_activation="identity")),
 }
 
@@ -236,7 +236,7 @@ def test_fused_steps_equal_the_cells(
         return [*after, *torch.autograd.grad(loss, [many, *state, *parameters])]
 
     taken = []
-    monkeypatch.setattr(dispatch, "can_serve", lambda gates: taken.append(gates) or True)
+    monkeypatch.setattr(dispatch, "is_usable", lambda gates: taken.append(gates) or True)
     fused_answer = answer(lambda gates, before: dispatch.step(cell, gates, before))
     assert len(taken) == 2
     for ours, theirs in zip(fused_answer, answer(cell.step), strict=True):
@@ -250,9 +250,9 @@ def test_a_plan_says_why_it_takes_no_faster_path() -> None:
     assert dispatch.dispatch_layer(LSTMCell(2, 3), "cpu", keep=True).path == "analytic"
     assert dispatch.dispatch_layer(GRUCell(2, 3), "cuda").path == "torch"
     assert dispatch.dispatch_layer(LSTMCell(2, 3), "cuda", rows=256).path == "torch"
-    normalised = dispatch.dispatch_layer(LSTMCell(2, 3, layer_norm=True), "cpu")
-    assert normalised.path == "scan"
-    assert set(normalised.refused) == {"torch", "fused", "analytic"}
+    normalized = dispatch.dispatch_layer(LSTMCell(2, 3, layer_norm=True), "cpu")
+    assert normalized.path == "scan"
+    assert set(normalized.refused) == {"torch", "fused", "analytic"}
     variant = dispatch.dispatch_layer(LSTMCell(2, 3, VARIANTS["CIFG"]), "cpu")
     assert variant.refused["torch"] == "it knows the usual LSTM only, and this one differs in coupled, peepholes"
 
@@ -318,7 +318,7 @@ def test_second_derivatives_are_refused_but_by_the_plain_scan() -> None:
     for network in (regard.GRU(3, 5), regard.RNN(3, 5), regard.LSTM(3, 5, variant="CIFG")):
         with pytest.raises(regard.ConfigError, match="Second derivatives"):
             torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
-        with plainly():
+        with reference_mode():
             [gradient] = torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
         gradient.square().sum().backward()
         assert all(parameter.grad is not None for parameter in network.parameters())

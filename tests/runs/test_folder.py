@@ -19,12 +19,12 @@ from regard.data.cache import sha256
 from regard.runs.folder import RunFolder
 from regard.runs.lock import lock_folder
 from regard.training import loop
-from regard.training.machine import told_when_disk_fails
+from regard.training.machine import report_disk_failures
 from tests_shared import SMALL, stopped_at
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
-SETTINGS = {**SMALL, "training.steps": 4, "training.validate_every": 2, "training.save_every": 2, "training.keep": 9}
+SETTINGS = {**SMALL, "training.steps": 4, "training.validate_every": 2, "training.save_every": 2, "training.keep_checkpoints": 9}
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_a_run_that_is_moved_while_it_trains_stops_where_it_went(
         moving(step, swap)
         with pytest.raises(regard.RunInUseError, match=rf"was moved to .*moved .*after step {step} is saved there"):
             regard.train(
-                "dates", {**SETTINGS, "training.keep": 1, "training.track": "tensorboard"}, out=tmp_path / "run"
+                "dates", {**SETTINGS, "training.keep_checkpoints": 1, "training.track": "tensorboard"}, out=tmp_path / "run"
             )
     assert content(tmp_path / "run") == before
     monkeypatch.undo()
@@ -277,7 +277,7 @@ def test_an_error_of_the_disk_makes_the_checkpoint_before_it_serve(
     ],
 )
 def test_a_failing_disk_is_not_reported_as_a_full_one(number: int, message: str) -> None:
-    with pytest.raises(regard.ResourceError, match=message), told_when_disk_fails(RunFolder(Path("runs/a"))):
+    with pytest.raises(regard.ResourceError, match=message), report_disk_failures(RunFolder(Path("runs/a"))):
         raise OSError(number, os.strerror(number), "corpus.tsv")
 
 

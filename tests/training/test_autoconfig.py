@@ -1,4 +1,4 @@
-"""Settings chosen from pairs: each kind of data gets its tokeniser and measure, the time is kept, and wishes stand."""
+"""Settings chosen from pairs: each kind of data gets its tokenizer and measure, the time is kept, and wishes stand."""
 
 import random
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> FilesData:
         pytest.param(names(), {"kind": "char", "shared": False}, "accuracy", id="names in two scripts"),
     ],
 )
-def test_each_kind_of_pairs_has_its_tokeniser_and_measure(
+def test_each_kind_of_pairs_has_its_tokenizer_and_measure(
     tmp_path: Path, pairs: list[tuple[str, str]], tokenizer: dict[str, Any], metric: str
 ) -> None:
     chosen = choose(files(tmp_path, pairs), {}, cuda=False)
@@ -57,7 +57,7 @@ def test_each_kind_of_pairs_has_its_tokeniser_and_measure(
     assert {key: found[key] for key in tokenizer} == tokenizer
     assert chosen.settings.training.metric.kind == metric
     told = " ".join(chosen.reasons)
-    for word in ("300 pairs", "Tokeniser", "Model", "Training"):
+    for word in ("300 pairs", "Tokenizer", "Model", "Training"):
         assert word in told
 
 
@@ -70,12 +70,12 @@ def test_syllables_of_korean_are_taken_apart(tmp_path: Path) -> None:
     syllables = ["".join(chr(0xAC00 + GENERATOR.randrange(11_172)) for _ in range(3)) for _ in range(300)]
     spoken = [(word, "H AH N") for word in syllables]
     chosen = choose(files(tmp_path, spoken), {}, cuda=False)
-    assert chosen.settings.tokenizer.model_dump()["source"]["normalisation"] == "nfd"
-    assert "Tokeniser: letters that 한 is taken apart into, ㅎㅏㄴ → symbols as they stand." in chosen.reasons
+    assert chosen.settings.tokenizer.model_dump()["source"]["normalization"] == "nfd"
+    assert "Tokenizer: letters that 한 is taken apart into, ㅎㅏㄴ → symbols as they stand." in chosen.reasons
     written = [(word, latin) for word, (latin, _) in zip(syllables, names(), strict=True)]
     for pairs, forms in ((written, ("nfd", "nfc")), ([pair[::-1] for pair in written], ("nfc", "nfd"))):
         found = choose(files(tmp_path, pairs), {}, cuda=False).settings.tokenizer.model_dump()
-        assert (found["source"]["normalisation"], found["target"]["normalisation"]) == forms
+        assert (found["source"]["normalization"], found["target"]["normalization"]) == forms
 
 
 @pytest.mark.parametrize("cuda", [False, True])
@@ -99,7 +99,7 @@ def test_inflected_forms_follow_their_lemmas_and_tags_are_tokens(tmp_path: Path,
     assert chosen.settings.model.attention.select.kind == "hard_monotonic"  # type: ignore[union-attr]
     assert chosen.settings.training.metric.kind == "accuracy"
     assert "Data: 300 pairs of words in Latin script, with 6 different tags after a tab." in chosen.reasons
-    assert "Tokeniser: characters, one alphabet, each tag a token." in chosen.reasons
+    assert "Tokenizer: characters, one alphabet, each tag a token." in chosen.reasons
 
 
 def marked(tmp_path: Path, pairs: list[tuple[str, str]], *tags: str) -> FilesData:
@@ -117,7 +117,7 @@ def test_tags_alone_are_no_sign_of_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wish", [{"tokenizer": "bpe"}, {"tokenizer.kind": "word"}, {"tokenizer.shared": False}])
-def test_another_tokeniser_reads_the_tags_too_unless_that_is_not_wished(tmp_path: Path, wish: dict[str, Any]) -> None:
+def test_another_tokenizer_reads_the_tags_too_unless_that_is_not_wished(tmp_path: Path, wish: dict[str, Any]) -> None:
     data = marked(tmp_path, sentences(), "formal", "plain")
     assert sides(choose(data, wish, cuda=False).settings.tokenizer)[0].tags
     assert not sides(choose(data, {**wish, "tokenizer.tags": False}, cuda=False).settings.tokenizer)[0].tags
@@ -181,7 +181,7 @@ def test_a_newcomer_trains_on_a_file_and_goes_on_with_the_same_command(cli: Call
     done = cli(*command)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "runs/pairs\n"
-    assert "Tokeniser: characters, an alphabet for each script." in done.stderr
+    assert "Tokenizer: characters, an alphabet for each script." in done.stderr
     folder = RunFolder(tmp_path / "runs" / "pairs")
     assert isinstance(folder.settings(), RunSettings)
     again = cli(*command)

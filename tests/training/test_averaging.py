@@ -25,7 +25,7 @@ SETTINGS = {
     "training.steps": 60,
     "training.validate_every": 30,
     "training.save_every": 5,
-    "training.average": 3,
+    "training.average_checkpoints": 3,
     "training.metric": "loss",
 }
 """A recipe in which the mean is better than each."""
@@ -76,14 +76,14 @@ def test_a_signal_between_saves_does_not_change_what_the_mean_is_of(
     assert end(tmp_path / "run") == end(undisturbed)
 
 
-@pytest.mark.parametrize("moment", ["save_mean", "save"])
+@pytest.mark.parametrize("moment", ["save_average", "save"])
 def test_killed_before_or_after_the_mean_is_written_it_ends_the_same(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     whole: Callable[..., Any] = getattr(checkpoints, moment)
 
     def die(*given: Any) -> Any:
-        if any(isinstance(part, checkpoints.Progress) and part.averaged for part in given):
+        if any(isinstance(part, checkpoints.RunProgress) and part.averaged for part in given):
             raise KeyboardInterrupt
         return whole(*given)
 

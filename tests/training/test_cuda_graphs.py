@@ -10,14 +10,14 @@ import torch
 import regard
 from regard.attention.mechanisms import MECHANISMS
 from regard.config import resolve
-from regard.data.batching import Batch, Encoded, pad_ragged
+from regard.data.batching import Batch, EncodedCorpus, pad_ragged
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
 from regard.runs.settings import NoConsistency, RDrop, RunSettings, SimCut, TrainingSettings
 from regard.training import objective as objective_module
-from regard.training.cuda_graphs import RecordedGradient, RecordedUpdate
+from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.loop import Training
 from regard.training.objective import Objective, backward
 from regard.training.optim import build_optimizer, set_rate
@@ -69,12 +69,12 @@ def batches(device: str, shape: tuple[int, int, int] = (6, 5, 7)) -> list[Batch]
 
     everything = range(rows)
     return [
-        Encoded(side(longest_source, []), side(longest_target, [END])).batch(everything, torch.device(device))
+        EncodedCorpus(side(longest_source, []), side(longest_target, [END])).batch(everything, torch.device(device))
         for _ in range(3)
     ]
 
 
-def gradients(net: Seq2Seq, objective: Objective, recorder: RecordedGradient | None) -> list[torch.Tensor]:
+def gradients(net: Seq2Seq, objective: Objective, recorder: GraphedGradient | None) -> list[torch.Tensor]:
     torch.manual_seed(3)
     found = []
     for batch in batches(next(net.parameters()).device.type):
@@ -100,7 +100,7 @@ def test_a_recorded_gradient_is_the_gradient(name: str, device: str) -> None:
     overrides = CHOICES[name]
     expected = gradients(model(overrides, device), Objective(0.1), None)
     net = model(overrides, device)
-    recorder = RecordedGradient(net, Objective(0.1))
+    recorder = GraphedGradient(net, Objective(0.1))
     found = gradients(net, Objective(0.1), recorder)
     assert len(recorder.seen) == 1
     assert all(recorder.seen.values())
@@ -116,7 +116,7 @@ def test_consistency_and_half_precision_are_recorded_too(
     objective = Objective(0.1, consistency=consistency, halved=halved)
     expected = gradients(model({}, device), objective, None)
     net = model({}, device)
-    for ours, reference in zip(gradients(net, objective, RecordedGradient(net, objective)), expected, strict=True):
+    for ours, reference in zip(gradients(net, objective, GraphedGradient(net, objective)), expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-2 if halved else 1e-4, atol=1e-4 if halved else 1e-6)
 
 
@@ -127,7 +127,7 @@ def test_what_is_learned_from_teachers_is_recorded_too(name: str, halved: bool, 
     objective = Objective(0.1, halved=halved, teaching=teachers)
     expected = gradients(model({}, device), objective, None)
     net = model({}, device)
-    recorder = RecordedGradient(net, objective)
+    recorder = GraphedGradient(net, objective)
     found = gradients(net, objective, recorder)
     assert all(recorder.seen.values())
     for ours, reference in zip(found, expected, strict=True):
@@ -143,7 +143,7 @@ def test_padding_that_stays_counts_for_nothing(
     wishes = {"model": kind, "model.dropout": 0.2, **({"model.output_dropout": 0.0} if kind == "recurrent" else {})}
     net = build_model(resolve(RunSettings, "dates", wishes).model, V, V)
     rows = Ragged.of([[5, 6, 7, END], [8, END], [9, 4, END]])
-    batch = Encoded(rows, rows).batch([0, 1, 2], torch.device("cpu"))
+    batch = EncodedCorpus(rows, rows).batch([0, 1, 2], torch.device("cpu"))
     objective = Objective(0.1, consistency=consistency)
 
     def found() -> list[torch.Tensor]:
@@ -159,8 +159,8 @@ def test_padding_that_stays_counts_for_nothing(
 
 def test_few_shapes_hold_the_same_tokens_and_none_is_wider_than_the_longest() -> None:
     rows = Ragged.of([[5] * 16 + [END], [6] * 20 + [END], [7] * 18 + [END]])
-    pairs = Encoded(rows, rows)
-    few = [pairs.batch([row], torch.device("cpu"), few_shapes=True).target for row in range(3)]
+    pairs = EncodedCorpus(rows, rows)
+    few = [pairs.batch([row], torch.device("cpu"), bucketed_shapes=True).target for row in range(3)]
     assert few[0].tokens_BT.tolist() == [[5] * 16 + [END, 0, 0, 0]]
     assert [target.tokens_BT.shape[1] for target in few] == [20, 21, 20]
     assert [int(target.lengths_B) for target in few] == [17, 21, 19]
@@ -208,8 +208,8 @@ def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path: Path) -> None:
     pairs.write_text("".join(f"{n:04d}\t{n:04d}\n" for n in range(400)), "utf-8")
     wishes = {
         "data": {"kind": "files", "train": str(pairs)}, "training.steps": 60, "training.validate_every": 20,
-        "training.save_every": 20, "training.precision": "auto", "training.ema": 0.9, "model.dropout": 0.1,
-        "training.consistency": {"kind": "simcut", "after": 35},
+        "training.save_every": 20, "training.precision": "auto", "training.ema_decay": 0.9, "model.dropout": 0.1,
+        "training.consistency": {"kind": "simcut", "start_step": 35},
     }  # fmt: skip
     whole = regard.train("pairs", wishes, out=tmp_path / "whole").load()
     with pytest.MonkeyPatch.context() as patch:
@@ -232,8 +232,8 @@ def test_a_recorded_update_is_the_update(device: str) -> None:
     def trained(*, recorded: bool) -> list[torch.Tensor]:
         net, objective = model({}, device), Objective(0.1)
         optimizer = build_optimizer(net, TrainingSettings(weight_decay=0.1))
-        recorder = RecordedGradient(net, objective) if recorded else None
-        update = RecordedUpdate(optimizer)
+        recorder = GraphedGradient(net, objective) if recorded else None
+        update = GraphedUpdate(optimizer)
         torch.manual_seed(3)
         for step, batch in enumerate(batches(device) * 2):
             set_rate(optimizer, 0.01 / (step + 1))

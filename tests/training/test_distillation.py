@@ -166,7 +166,7 @@ def test_a_teacher_that_has_changed_is_told(
 def test_a_finished_student_needs_no_teachers(teachers: list[str], tmp_path: Path, average: int) -> None:
     own = str(tmp_path / "a")
     shutil.copytree(teachers[0], own)
-    more = {"training.average": average, "training.metric": "accuracy"}
+    more = {"training.average_checkpoints": average, "training.metric": "accuracy"}
     finished = train([own], tmp_path / "run", **more)
     before = weights(finished)
     shutil.rmtree(own)
@@ -189,7 +189,7 @@ def test_a_student_that_is_not_finished_needs_its_teachers(
 
 def test_teachers_and_their_share_are_given_one_after_the_other() -> None:
     for runs in (["a"], "a", ["a", "b"]):
-        settings = resolve(RunSettings, "dates", {"training.teachers": runs, "training.teachers.share": 0.7})
+        settings = resolve(RunSettings, "dates", {"training.teachers": runs, "training.teachers.weight": 0.7})
         assert settings.training.teachers == Teachers(runs=tuple(runs), share=0.7)
 
 

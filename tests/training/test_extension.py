@@ -82,7 +82,7 @@ def test_more_patience_continues_a_run_that_stopped_early(tmp_path: Path, capfd:
 
 
 def test_the_mean_of_checkpoints_is_tried_at_the_new_end(tmp_path: Path) -> None:
-    settings = {"training.average": 2, "training.learning_rate": 0.08, "training.metric": "loss"}
+    settings = {"training.average_checkpoints": 2, "training.learning_rate": 0.08, "training.metric": "loss"}
     train(tmp_path / "run", {**settings, "training.steps": 20})
     extended = regard.train(tmp_path / "run", {"training.steps": 40})
     means = [event["of"] for event in extended.events if "of" in event]

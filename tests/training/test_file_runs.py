@@ -12,7 +12,7 @@ import pytest
 import regard
 from regard.data import cache
 from regard.data.cache import sha256
-from regard.data.sampler import Order
+from regard.data.sampler import BatchSampler
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
 from tests_shared import SMALL, stopped_at
@@ -27,7 +27,7 @@ SETTINGS = {
     "training.save_every": 4,
     "training.batch_tokens": 250,
     "training.accumulate": 2,
-    "training.ema": 0.9,
+    "training.ema_decay": 0.9,
 }
 
 
@@ -120,7 +120,7 @@ def trust(path: Path) -> str:
 @pytest.mark.parametrize(
     ("guard", "harm"),
     [
-        pytest.param((Order, "epoch_at", lambda *_: 0), leave, id="epoch of the segmentations"),
+        pytest.param((BatchSampler, "epoch_at", lambda *_: 0), leave, id="epoch of the segmentations"),
         pytest.param((cache, "sha256", trust), flip_ids, id="hash of the cache"),
     ],
 )

@@ -95,7 +95,7 @@ def test_on_pairs_of_ones_own_only_the_schedule_is_chosen(cli: Run, small_run: R
     done = cli("train", "--from", small_run.path, "--pairs", pairs, *words(SHORT), "--out", "tuned")
     assert done.returncode == 0, done.stderr
     assert "Data: 280 pairs of " in done.stderr
-    assert f"Tokeniser, model and initial weights: those of {small_run.path}." in done.stderr
+    assert f"Tokenizer, model and initial weights: those of {small_run.path}." in done.stderr
     assert "the learning rate is 0.000667, a third of the usual one" in done.stderr
     assert "The model has no token for '§' (in " in done.stderr
     tuned = RunFolder(pairs.parent / "tuned")

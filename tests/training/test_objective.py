@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.config import resolve
-from regard.data.batching import Encoded
+from regard.data.batching import EncodedCorpus
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END, START, UNKNOWN
 from regard.errors import ConfigError
@@ -14,7 +14,7 @@ from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
 from regard.ops import chunked_loss
-from regard.ops.reference_mode import plainly
+from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import Consistency, NoConsistency, RDrop, RunSettings, SimCut
 from regard.training.objective import Objective, backward, token_loss
 from tests_shared import three_pairs as batch
@@ -55,12 +55,12 @@ def test_a_batch_of_nothing_but_padding_and_sources_without_a_token_give_numbers
     settings = resolve(RunSettings, "dates", {"model": kind, "tokenizer.shared": True}).model
     net = build_model(settings, V, V).train()
     device, nothing = torch.device("cpu"), Ragged.of([[], []])
-    padding = Encoded(nothing, nothing).batch([0, 1], device)
+    padding = EncodedCorpus(nothing, nothing).batch([0, 1], device)
     assert padding.target.tokens_BT.shape == (2, 1)
     loss, _ = backward(net, [padding], Objective(consistency=consistency))
     assert loss == 0.0
     assert all(not parameter.grad.any() for parameter in net.parameters() if parameter.grad is not None)
-    silent = Encoded(nothing, Ragged.of([[5, END], [END]])).batch([0, 1], device)
+    silent = EncodedCorpus(nothing, Ragged.of([[5, END], [END]])).batch([0, 1], device)
     for batches in ([silent], [silent, padding]):
         loss, tokens = backward(net, batches, Objective(consistency=consistency))
         assert (math.isfinite(loss), tokens) == (True, 3)
@@ -113,7 +113,7 @@ def test_second_derivatives_of_the_loss_are_known_to_the_plain_equations(monkeyp
     weight = net.decoder.readout.output.weight  # type: ignore[union-attr]
 
     def curvature() -> torch.Tensor:
-        with plainly():
+        with reference_mode():
             [slope] = torch.autograd.grad(Objective()(net, batch(0, 1, 2)), weight, create_graph=True)
             return torch.autograd.grad(slope.square().sum(), weight)[0]
 

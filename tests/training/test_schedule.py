@@ -13,7 +13,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ConfigError
-from regard.runs.checkpoints import Progress
+from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder
 from regard.runs.schedule import Schedule
 from regard.runs.settings import TrainingSettings
@@ -163,16 +163,16 @@ def test_a_killed_run_follows_the_schedule_that_was_saved(tmp_path: Path, monkey
     regard.train("dates", overrides, out=killed.path, minutes=0.05)
     assert _newest(killed).schedule == schedule
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "schedule_of", lambda *_: schedule)
+        patch.setattr(loop, "build_schedule", lambda *_: schedule)
         regard.train("dates", overrides, out=undisturbed.path)
     weights = [_weights(folder) for folder in (killed, undisturbed)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
-def _newest(folder: RunFolder) -> Progress:
+def _newest(folder: RunFolder) -> RunProgress:
     newest = folder.newest()
     assert newest is not None
-    return Progress.from_json(newest.state)
+    return RunProgress.from_json(newest.state)
 
 
 def _weights(folder: RunFolder) -> dict[str, Tensor]:

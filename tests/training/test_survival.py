@@ -21,7 +21,13 @@ from regard.training import loop
 from tests_shared import SMALL, stopped_at
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = {**SMALL, "model.dropout": 0.3, "training.steps": 20, "training.save_every": 5, "training.keep": 9}
+SETTINGS = {
+    **SMALL,
+    "model.dropout": 0.3,
+    "training.steps": 20,
+    "training.save_every": 5,
+    "training.keep_checkpoints": 9,
+}
 
 
 def final_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -55,12 +61,12 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(
 
 RECIPE = {
     "training.batch_tokens": 400,
-    "training.longest": 60,
+    "training.max_pair_length": 60,
     "training.accumulate": 2,
-    "training.ema": 0.9,
+    "training.ema_decay": 0.9,
     "training.decay": "plateau",
     "training.plateau_patience": 1,
-    "training.consistency": {"kind": "simcut", "after": 8},
+    "training.consistency": {"kind": "simcut", "start_step": 8},
     "training.word_dropout": 0.1,
     "training.precision": "bfloat16",
 }
@@ -75,12 +81,12 @@ def test_a_run_with_every_part_of_a_recipe_goes_on_to_the_bit(tmp_path: Path, mo
             regard.train("dates", settings, out=tmp_path / "stopped")
     regard.train("dates", settings, out=tmp_path / "stopped")
     assert same(whole.path, tmp_path / "stopped")
-    optimisers = [
+    optimizers = [
         load_file(path / "checkpoints" / "step-20" / "optimizer.safetensors")
         for path in (whole.path, tmp_path / "stopped")
     ]
-    assert all(torch.equal(optimisers[0][name], optimisers[1][name]) for name in optimisers[0])
-    assert any(name.startswith("weights/") for name in optimisers[0])
+    assert all(torch.equal(optimizers[0][name], optimizers[1][name]) for name in optimizers[0])
+    assert any(name.startswith("weights/") for name in optimizers[0])
 
 
 @pytest.mark.parametrize(
@@ -89,9 +95,9 @@ def test_a_run_with_every_part_of_a_recipe_goes_on_to_the_bit(tmp_path: Path, mo
         pytest.param((checkpoints, "set_random_state", lambda *_: None), id="random state"),
         pytest.param(
             (
-                checkpoints.Progress,
+                checkpoints.RunProgress,
                 "from_json",
-                lambda state: checkpoints.Progress(state["data"], Schedule.of(SETTINGS["training.steps"])),
+                lambda state: checkpoints.RunProgress(state["data"], Schedule.of(SETTINGS["training.steps"])),
             ),
             id="step",
         ),
@@ -123,7 +129,7 @@ def test_a_flipped_byte_is_noticed_and_the_checkpoint_before_is_used(
     assert (tmp_path / "run" / "checkpoints" / "damaged-step-10").exists()
 
 
-def test_a_tokeniser_that_is_not_the_runs_own_is_not_trained_on_with(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_not_the_runs_own_is_not_trained_on_with(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "run")
     path = tmp_path / "run" / "tokenizer.json"
     path.write_text(path.read_text("utf-8").replace('"m": ', '"ǂ": '), "utf-8")
@@ -194,7 +200,7 @@ def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pyt
                 torch.empty(2**60)
         return whole(self, model, batch)  # type: ignore[arg-type]
 
-    settings = SETTINGS | {"model.dropout": 0.0, "training.graphs": False}
+    settings = SETTINGS | {"model.dropout": 0.0, "training.cuda_graphs": False}
     with monkeypatch.context() as patch:
         patch.setattr(objective.Objective, "_sum", limited)
         regard.train("dates", settings, out=tmp_path / "little")
@@ -253,7 +259,7 @@ def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch
         {},
         {"training.accumulate": 2},
         {"training.consistency": "r-drop"},
-        {"training.consistency": "simcut", "training.ema": 0.9},
+        {"training.consistency": "simcut", "training.ema_decay": 0.9},
         {"training.precision": "bfloat16"},
     ],
     ids=str,

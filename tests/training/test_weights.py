@@ -57,7 +57,7 @@ def test_the_mean_of_checkpoints_is_the_mean_of_their_weights(tmp_path: Path) ->
 
 def test_a_run_uses_the_mean_of_its_last_checkpoints_where_it_is_better(tmp_path: Path) -> None:
     noisy = {"training.learning_rate": 0.04, "training.decay": "none", "training.steps": 90}
-    settings = {**SMALL, **noisy, "training.average": 3, "training.metric": "loss"}
+    settings = {**SMALL, **noisy, "training.average_checkpoints": 3, "training.metric": "loss"}
     run = regard.train("dates", settings, out=tmp_path / "run")
     steps = [RunFolder(run.path).checkpoints / f"step-{step}" for step in (70, 80, 90)]
     mean = mean_of([Checkpoint(path) for path in steps])
@@ -74,7 +74,7 @@ def test_a_run_uses_the_mean_of_its_last_checkpoints_where_it_is_better(tmp_path
 
 
 def test_a_run_uses_its_moving_average(tmp_path: Path) -> None:
-    run = regard.train("dates", {**SMALL, "training.ema": 0.9}, out=tmp_path / "run")
+    run = regard.train("dates", {**SMALL, "training.ema_decay": 0.9}, out=tmp_path / "run")
     best = RunFolder(run.path).best().path
     used = load_file(best / "model.safetensors")
     moving = load_file(best / "optimizer.safetensors")

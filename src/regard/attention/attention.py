@@ -57,7 +57,7 @@ class Past(NamedTuple):
         return self.position_B.unsqueeze(1) + torch.arange(steps, device=self.position_B.device)
 
 
-class Choice(NamedTuple):
+class SampledPosition(NamedTuple):
     """A position was sampled: with which log-probability, from how wide a choice, and who learns from it."""
 
     selection: Hard
@@ -65,12 +65,14 @@ class Choice(NamedTuple):
     entropy_BT: Tensor
 
 
-def join_choices(choices: list[Choice]) -> Choice | None:
+def join_samples(choices: list[SampledPosition]) -> SampledPosition | None:
     """The choices of several steps as one; None where there was none."""
     if not choices:
         return None
     log_prob_BT = torch.cat([choice.log_prob_BT for choice in choices], dim=1)
-    return Choice(choices[0].selection, log_prob_BT, torch.cat([choice.entropy_BT for choice in choices], dim=1))
+    return SampledPosition(
+        choices[0].selection, log_prob_BT, torch.cat([choice.entropy_BT for choice in choices], dim=1)
+    )
 
 
 class Attended(NamedTuple):
@@ -80,7 +82,7 @@ class Attended(NamedTuple):
     weights: Tensor | None
     """(B, T, S) of a single head, (B, H, T, S) of several."""
     past: Past
-    choice: Choice | None = None
+    choice: SampledPosition | None = None
 
 
 @final
@@ -200,7 +202,7 @@ class Attention(Recordable):
         self.keep(shown)
         choice = None
         if selected.log_prob_BT is not None and selected.entropy_BT is not None and isinstance(self.select, Hard):
-            choice = Choice(self.select, selected.log_prob_BT, selected.entropy_BT)
+            choice = SampledPosition(self.select, selected.log_prob_BT, selected.entropy_BT)
         after = self._remember(after, selected.weights_BHTS)
         return Attended(self._join(context_BHTD), shown if wanted else None, after, choice)
 
@@ -300,7 +302,7 @@ class Attention(Recordable):
             torch.cat([read.context_BTD for read in reads], dim=1),
             torch.cat(shown, dim=-2) if shown else None,
             past,
-            join_choices([read.choice for read in reads if read.choice is not None]),
+            join_samples([read.choice for read in reads if read.choice is not None]),
         )
 
     def _join(self, context_BHTD: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class Steps(NamedTuple):
         return Store(*found)
 
 
-class RoomySteps(NamedTuple):
+class PreallocatedSteps(NamedTuple):
     """Steps in a store whose room is all read, what was never written there being masked, so that no shape tells how
     many were taken.
     """
@@ -119,12 +119,12 @@ class Cache(NamedTuple):
         """The most steps that may have been taken after the next."""
         return self.start + 1
 
-    def roomy(self, steps: int) -> "Cache | RoomyCache":
+    def preallocated(self, steps: int) -> "Cache | PreallocatedCache":
         """The same with room for so many steps in all, where all layers can do with it."""
         if not self.fused or not self.stores:
             return self
         start = torch.full((1,), self.start, device=self.origin_NT.device)
-        return RoomyCache(self.stores, self.origin_NT, self.block, start).roomy(steps)
+        return PreallocatedCache(self.stores, self.origin_NT, self.block, start).preallocated(steps)
 
     def taking(self, dtype: torch.dtype) -> Steps:
         """The steps so far and one more."""
@@ -151,15 +151,15 @@ class Cache(NamedTuple):
             parts = []
             for part in taken.apart(store):
                 apart = part.view(-1, block, *part.shape[1:]).permute(0, 2, 3, 1, 4)
-                roomy = part.new_zeros(rows // block, part.shape[1], (ROOM + steps) * block, part.shape[3])
-                roomy[:, :, : steps * block] = apart.flatten(2, 3)
-                parts.append(roomy)
+                preallocated = part.new_zeros(rows // block, part.shape[1], (ROOM + steps) * block, part.shape[3])
+                preallocated[:, :, : steps * block] = apart.flatten(2, 3)
+                parts.append(preallocated)
             stores.append(Store(*parts))
         _, own_N1 = _own(self.origin_NT, block)
         return Cache(tuple(stores), own_N1.expand(rows, steps), block, self.fused)
 
 
-class RoomyCache(NamedTuple):
+class PreallocatedCache(NamedTuple):
     """A cache with room for C steps, of which so many were taken: what a step reads and writes has the same shape and
     place at all of them.
     """
@@ -174,7 +174,7 @@ class RoomyCache(NamedTuple):
     def room(self) -> int:
         return self.origin_NC.shape[1]
 
-    def roomy(self, steps: int) -> "RoomyCache":
+    def preallocated(self, steps: int) -> "PreallocatedCache":
         room = max(ROOM, 1 << (steps - 1).bit_length())
         slots = room * self.block
         if self.room == room and all(part.shape[2] == slots for store in self.stores for part in store):
@@ -182,18 +182,18 @@ class RoomyCache(NamedTuple):
         stores = (Store(*(_to_width(part, 2, slots) for part in store)) for store in self.stores)
         return self._replace(stores=tuple(stores), origin_NC=_to_width(self.origin_NC, 1, room))
 
-    def taking(self, dtype: torch.dtype) -> RoomySteps:
+    def taking(self, dtype: torch.dtype) -> PreallocatedSteps:
         """The steps so far and one more."""
         own_K, own_N1 = _own(self.origin_NC, self.block)
         origin_NC = self.origin_NC.index_copy(1, self.start, own_N1)
         later_C1 = (torch.arange(self.room, device=self.start.device) > self.start).unsqueeze(-1)
         bias_BKS = _bias_of((origin_NC.unsqueeze(-1) != own_K) | later_C1, dtype)
-        return RoomySteps(origin_NC, self.block, self.start, self.start * self.block + own_K, bias_BKS)
+        return PreallocatedSteps(origin_NC, self.block, self.start, self.start * self.block + own_K, bias_BKS)
 
-    def after(self, steps: RoomySteps, stores: list[Store]) -> "RoomyCache":
-        return RoomyCache(tuple(stores), steps.origin_NC, self.block, self.start + 1)
+    def after(self, steps: PreallocatedSteps, stores: list[Store]) -> "PreallocatedCache":
+        return PreallocatedCache(tuple(stores), steps.origin_NC, self.block, self.start + 1)
 
-    def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Cache | RoomyCache":
+    def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Cache | PreallocatedCache":
         if block != self.block:
             taken = int(self.start)
             exact = Cache(self.stores, self.origin_NC[:, :taken], self.block, fused=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attention import Attended, Attention, Keys, Part, Past
-from regard.attention.kv_cache import RoomySteps, Steps, Store
+from regard.attention.kv_cache import PreallocatedSteps, Steps, Store
 from regard.attention.positions import rotate
 from regard.ops.dot_product_attention import ScoreBias
 
@@ -112,7 +112,7 @@ class MultiHeadAttention(nn.Module):
         return Packed.of(*self._own)
 
     def extend(
-        self, x_N1D: Tensor, store: Store | None, steps: Steps | RoomySteps, packed: Packed | None = None
+        self, x_N1D: Tensor, store: Store | None, steps: Steps | PreallocatedSteps, packed: Packed | None = None
     ) -> tuple[Tensor, Store]:
         """One more step of self-attention: what it reads from those before it and itself, and the store with it."""
         query, key, value = _projected(x_N1D, self._own, packed)

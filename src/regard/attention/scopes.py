@@ -89,13 +89,13 @@ class LocalPredictive(Scope):
         self.inner = nn.Linear(query_size, query_size, bias=False)
         self.outer = nn.Linear(query_size, 1, bias=False)
 
-    def centre(self, situation: Situation) -> Tensor:
+    def center(self, situation: Situation) -> Tensor:
         """P (B, T), between 0 and the row's length."""
         share_BT = torch.sigmoid(self.outer(torch.tanh(self.inner(situation.query_BTD)))).squeeze(-1)
         return share_BT * situation.lengths_B.unsqueeze(-1)
 
     def forward(self, situation: Situation) -> View:
-        distance_BTS = situation.slots_S - self.centre(situation).unsqueeze(-1)
+        distance_BTS = situation.slots_S - self.center(situation).unsqueeze(-1)
         allowed_BTS = distance_BTS.abs() <= self.window
         log_gauss_BTS = -(distance_BTS**2) / (2 * (self.window / 2) ** 2)
         if self.normalize:

@@ -103,7 +103,7 @@ def check(
         raise ConfigError("--fix would write all languages to one file: give the files of each by itself.")
     tagged = are_tagged(splits[0])
     surveys = [take(split, characters, tagged=tagged) for split in splits]
-    found = problems.judge(surveys, characters, problems.Limits(max_chars, max_words))
+    found = problems.find_problems(surveys, characters, problems.Limits(max_chars, max_words))
     found = [finding for finding in found if finding.kind.name not in ignore]
     shown = problems.examples(found, examples)
     shown = {finding: shown[finding] for finding in found}
@@ -135,7 +135,7 @@ def stats(as_json: bool, **given: Any) -> None:
     surveys = [survey for survey, _ in measured]
     overlaps = [
         finding
-        for finding in problems.judge(surveys, characters, problems.Limits())
+        for finding in problems.find_problems(surveys, characters, problems.Limits())
         if finding.kind in {problem_kinds.DUPLICATE, problem_kinds.AMBIGUOUS, problem_kinds.LEAK, problem_kinds.OVERLAP}
     ]
     if as_json:

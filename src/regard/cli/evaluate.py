@@ -13,7 +13,7 @@ from regard.data.files import Files
 from regard.data.settings import FilesData
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, DataError
-from regard.evaluation.settings import KINDS, Measure, read_measure, read_measures
+from regard.evaluation.settings import KINDS, Metric, parse_metric, parse_metrics
 from regard.formatting import short_path, to_json
 from regard.runs.folder import Checkpoint, RunFolder, open_models
 
@@ -39,7 +39,7 @@ def _names_a_metric(word: str) -> bool:
 class Limit(NamedTuple):
     """What a value must reach, or not exceed, for the answer to be yes."""
 
-    measure: Measure
+    measure: Metric
     value: float
 
     def missed(self, reached: float) -> str | None:
@@ -102,15 +102,15 @@ def command(
     Pairs with the same source share their references in accuracy, wer, per and cer; in bleu, chrf and ter
     with references=by_source.
     """  # noqa: D301 - click wants its \b as it stands
-    wanted = read_measures(metrics)
+    wanted = parse_metrics(metrics)
     limits = [_limit("--min", text, wanted) for text in minima] + [_limit("--max", text, wanted) for text in maxima]
     files = _files(pairs, source, target, reading_given(columns, header))
     search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
     opened = open_models(model, *others)
     folder, chosen = opened[0]
     training = folder.settings().training
-    resolve(SearchSettings, training.validation.model_dump(), search)
-    wanted = list(dict.fromkeys([*(wanted or training.usual_measures), *(limit.measure for limit in limits)]))
+    resolve(SearchSettings, training.validation_search.model_dump(), search)
+    wanted = list(dict.fromkeys([*(wanted or training.default_metrics), *(limit.measure for limit in limits)]))
     if out:
         _see_that_answers_can_be_written(out, wanted)
 
@@ -137,7 +137,7 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _limit(option: str, text: str, wanted: Sequence[Measure]) -> Limit:
+def _limit(option: str, text: str, wanted: Sequence[Metric]) -> Limit:
     """`bleu=40`: of the measure so called, or of the one that is wanted of that kind."""
     name, _, number = text.rpartition("=")
     try:
@@ -147,7 +147,7 @@ def _limit(option: str, text: str, wanted: Sequence[Measure]) -> Limit:
     if not name or not math.isfinite(value):
         raise ConfigError(f"{option} {text}: write METRIC=VALUE, for example --min accuracy=0.99 or --max wer=20.")
     alike = [measure for measure in wanted if name == measure.kind]
-    measure = alike[0] if len(alike) == 1 else read_measure(name)
+    measure = alike[0] if len(alike) == 1 else parse_metric(name)
     right = "--min" if measure.higher_is_better else "--max"
     if option != right:
         better = "higher" if measure.higher_is_better else "lower"
@@ -191,7 +191,7 @@ def _read_test(folder: RunFolder, chosen: Checkpoint, files: Files | None) -> "P
     return Pairs.of(corpus.test)
 
 
-def _see_that_answers_can_be_written(out: Path, wanted: Sequence[Measure]) -> None:
+def _see_that_answers_can_be_written(out: Path, wanted: Sequence[Metric]) -> None:
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}. Make it first.")
     if not any(measure.of_answers for measure in wanted):

@@ -87,6 +87,6 @@ def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:
     click.echo()
     drawing = (prediction.attention, prediction.source_tokens, prediction.tokens)
     if console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}:
-        console.print(heatmap.coloured(*drawing, width=console.width))
+        console.print(heatmap.colored(*drawing, width=console.width))
     else:
         click.echo(heatmap.plain(*drawing, width=console.width if console.is_terminal else 100))

@@ -70,8 +70,8 @@ def command(
     pipe are predicted as they arrive: in full batches while the input is fast, at once when it pauses. With --nbest
     above 1, each text has NBEST lines, each with its log-probability and a tab before it.
 
-    Settings of the search: length_penalty, coverage_penalty, groups, diversity, sample, temperature, top_k, top_p,
-    min_p, minimum_risk, no_repeat, repetition_penalty, min_length, seed.
+    Settings of the search: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k,
+    top_p, min_p, mbr_samples, no_repeat_ngram, repetition_penalty, min_length, seed.
     """
     search = {"nbest": nbest} | ({"beam": beam} if beam else {}) | dict(parse_override(text) for text in settings)
     nbest = resolve(SearchSettings, search, {}).nbest

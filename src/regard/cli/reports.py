@@ -14,7 +14,7 @@ from regard.data.survey.survey import Survey
 from regard.formatting import quantity, table, to_json
 from regard.inspection.heatmap import label
 
-_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _WIDEST = 70
 
 Stats = Mapping[str, Any]
@@ -31,7 +31,7 @@ def problems_as_text(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence
 def _block(findings: Sequence[Finding], rows: Sequence[Row]) -> str:
     """A kind of problem in all splits that have it; the examples are from the first."""
     kind, severity = findings[0].kind, _worst(findings)
-    lines = [f"{click.style(severity, fg=_COLOURS[severity], bold=True)}: {kind.what} [{kind.name}]"]
+    lines = [f"{click.style(severity, fg=_COLORS[severity], bold=True)}: {kind.what} [{kind.name}]"]
     for place, finding in enumerate(findings):
         share = finding.count / (len(finding.survey) + finding.survey.no_pairs)
         news = finding.told if place == 0 or finding.told != findings[place - 1].told else ""
@@ -44,7 +44,7 @@ def _block(findings: Sequence[Finding], rows: Sequence[Row]) -> str:
 
 
 def _worst(findings: Sequence[Finding]) -> str:
-    return min((finding.severity for finding in findings), key=list(_COLOURS).index)
+    return min((finding.severity for finding in findings), key=list(_COLORS).index)
 
 
 def _short(text: str, place: int) -> str:
@@ -59,7 +59,7 @@ def _verdict(grouped: Sequence[Sequence[Finding]]) -> str:
     if not grouped:
         return "No problems found."
     counts = Counter(_worst(findings) for findings in grouped)
-    told = ", ".join(quantity(counts[name], name) for name in _COLOURS if counts[name])
+    told = ", ".join(quantity(counts[name], name) for name in _COLORS if counts[name])
     if counts["error"] or counts["warning"]:
         return f"{told}. --fix FOLDER writes a copy without errors and warnings; --ignore NAME leaves a kind out."
     return f"{told}, and nothing that must be mended."
@@ -112,14 +112,14 @@ def statistics_as_text(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> 
 
 def _split_as_text(stats: Stats) -> str:
     columns = ["mean", "median", "p95", "p99", "max"]
-    measures = [
+    metrics = [
         ("source characters", stats["source"]["chars"]),
         ("target characters", stats["target"]["chars"]),
         ("source words", stats["source"]["words"]),
         ("target words", stats["target"]["words"]),
         ("target/source characters", stats["length_ratio"]),
     ]
-    rows = [[name, *(_number(values[column]) for column in columns)] for name, values in measures]
+    rows = [[name, *(_number(values[column]) for column in columns)] for name, values in metrics]
     lengths = table([stats["name"], "mean", "median", "95 %", "99 %", "most"], rows)
     tags = stats.get("tags")
     tagged = [["tags", f"{tags['distinct']:,} different, {tags['mean']:.1f} to a source"]] if tags else []

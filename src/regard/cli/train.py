@@ -16,7 +16,7 @@ from regard.runs.settings import RunSettings, with_deadline
 from regard.training.finetuning import INIT_FROM, resolve_run
 
 if TYPE_CHECKING:
-    from regard.evaluation.values import Scores
+    from regard.evaluation.values import MetricValues
 
 EXAMPLES = """\b
 Examples:
@@ -59,7 +59,9 @@ Examples:
 )  # fmt: skip
 @click.option("--out", metavar="DIR", help="The run's folder; by default runs/NAME.")
 @click.option(
-    "--find", type=click.Choice(["learning-rate", "batch"]), help="Try out and print a setting instead of training."
+    "--find",
+    type=click.Choice(["learning-rate", "batch"]),
+    help="Try out and print a setting instead of training.",
 )
 def command(
     words: tuple[str, ...],
@@ -189,9 +191,9 @@ def _chosen(
     return chosen.settings
 
 
-def _summarise(reached: list["Scores"], settings: RunSettings) -> None:
+def _summarise(reached: list["MetricValues"], settings: RunSettings) -> None:
     """The mean over seeds, with its standard deviation, of all that was measured in validation."""
-    for measure in settings.training.measures:
+    for measure in settings.training.metrics:
         values = [scores.values[measure.label] for scores in reached]
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         told = ", ".join(map(measure.told, values))

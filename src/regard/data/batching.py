@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from regard.data.ragged import Ids, Ragged
-from regard.data.sampler import rounded_up
+from regard.data.sampler import round_up_lengths
 from regard.data.tokens.tokenizers import END, PAD, START, TokenizerPair
 from regard.models.contracts import Padded
 
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
         return Batch(source, target, self.ids[rows], int(target.lengths_B.sum()))
 
 
-class Side(Protocol):
+class EncodedSide(Protocol):
     """The sources of a corpus, or its targets, in token ids; they may be others in each epoch."""
 
     @property
@@ -60,19 +60,19 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class EncodedCorpus:
     """A corpus in token ids; its targets end in END."""
 
-    sources: Side
-    targets: Side
+    sources: EncodedSide
+    targets: EncodedSide
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int) -> "Encoded":
+    def of(cls, pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int) -> "EncodedCorpus":
         """Held in memory."""
         listed = list(pairs)
         sources = tokenizers.source.ids([source for source, _ in listed])
         targets = tokenizers.target.ids([target for _, target in listed])
-        note_cut(sum(len(ids) > max_length for ids in (*sources, *targets)), max_length, "sequence")
+        warn_truncated(sum(len(ids) > max_length for ids in (*sources, *targets)), max_length, "sequence")
         return cls(
             Ragged.of(ids[:max_length] for ids in sources), Ragged.of([*ids[:max_length], END] for ids in targets)
         )
@@ -93,19 +93,21 @@ class Encoded:
     def _longest(self) -> tuple[int, int]:
         return int(self.sources.lengths.max(initial=0)), int(self.targets.lengths.max(initial=0))
 
-    def batch(self, ids: Sequence[int], device: torch.device, epoch: int = 0, *, few_shapes: bool = False) -> Batch:
-        """Some of the pairs; with `few_shapes`, padded to one of a few widths."""
-        sides = zip((self.sources, self.targets), self._longest if few_shapes else (0, 0), strict=True)
+    def batch(
+        self, ids: Sequence[int], device: torch.device, epoch: int = 0, *, bucketed_shapes: bool = False
+    ) -> Batch:
+        """Some of the pairs; with `bucketed_shapes`, padded to one of a few widths."""
+        sides = zip((self.sources, self.targets), self._longest if bucketed_shapes else (0, 0), strict=True)
         source, target = (pad_ragged(side.take(ids, epoch), longest) for side, longest in sides)
         return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))
 
 
 @lru_cache(maxsize=1)
-def _lengths_in(corpus: Encoded, epoch: int) -> Ids:
+def _lengths_in(corpus: EncodedCorpus, epoch: int) -> Ids:
     return np.stack([corpus.sources.lengths_in(epoch), corpus.targets.lengths_in(epoch)], axis=1)
 
 
-def note_cut(count: int, longest: int, what: str = "source") -> None:
+def warn_truncated(count: int, longest: int, what: str = "source") -> None:
     """Say that some texts were longer than the model takes."""
     if count:
         name, were = (what, "was") if count == 1 else (f"{what}s", "were")
@@ -124,7 +126,7 @@ def pad_ragged(rows: Ragged, longest: int = 0) -> Padded:
     lengths_B = rows.lengths
     width = max(1, int(lengths_B.max(initial=0)))
     if longest:
-        few = int(rounded_up(np.array(width), 4))
+        few = int(round_up_lengths(np.array(width), 4))
         width = min(few, longest) if width <= longest else few
     tokens_BT = np.full((len(rows), width), PAD, np.int64)
     tokens_BT[np.arange(tokens_BT.shape[1]) < lengths_B[:, None]] = rows.flat

@@ -48,7 +48,7 @@ def remember(kind: str, key: str, build: Callable[[Path], None]) -> Path:
             draft.mkdir(parents=True, exist_ok=True)
             handle = os.open(draft, os.O_RDONLY)
         except OSError as error:
-            log.warning("%s cannot be written (%s): the corpus is tokenised for this run alone.", place, error.strerror)
+            log.warning("%s cannot be written (%s): the corpus is tokenized for this run alone.", place, error.strerror)
             return _without_cache(build)
         with _locked(handle, draft) as ours:
             if ours:
@@ -92,7 +92,7 @@ def _locked(handle: int, draft: Path) -> Iterator[bool]:
     """
     try:
         if not _lock_at_once(handle):
-            log.warning("Another process tokenises the same corpus; it is waited for.")
+            log.warning("Another process tokenizes the same corpus; it is waited for.")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield draft.exists() and os.path.samestat(os.fstat(handle), draft.stat())
     finally:

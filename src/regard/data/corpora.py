@@ -140,7 +140,7 @@ def _load_files(settings: FilesData) -> Corpus:
     everything = partial(stream_pairs, learned, skip_bad_lines=keep_going, drop_empty=True)
     if chosen:
         dev = read_pairs(chosen, skip_bad_lines=keep_going, drop_empty=True)
-        kept = Stream(partial(_unseen, dev, everything, str(chosen))) if settings.unseen else dev
+        kept = Stream(partial(_unseen, dev, everything, str(chosen))) if settings.dev_unseen else dev
         return Corpus(Stream(everything), kept, test, files, counted)
     held_back = _held_back(settings, _lines(counted))
 
@@ -193,7 +193,7 @@ def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: st
     left = [pair for pair in dev if pair[0] not in seen]
     if len(left) < len(dev):
         log.warning(
-            "%s: %d of %s left out of validation, because their source is in the training data (data.unseen).",
+            "%s: %d of %s left out of validation, because their source is in the training data (data.dev_unseen).",
             name, len(dev) - len(left), quantity(len(dev), "pair"),
         )  # fmt: skip
     if not left:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
-from regard.config import HARMLESS, Settings
+from regard.config import MAY_CHANGE_ON_RESUME, Settings
 from regard.data.lines import STANDARD_INPUT
 from regard.formatting import short_path
 
@@ -19,9 +19,9 @@ class Files(Settings):
     Files may be moved while a run is stopped: their content is compared by its hash.
     """
 
-    path: str | None = Field(None, json_schema_extra=HARMLESS)
-    source: str | None = Field(None, json_schema_extra=HARMLESS)
-    target: str | None = Field(None, json_schema_extra=HARMLESS)
+    path: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
+    source: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
+    target: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
     format: Literal["auto", "tsv", "csv", "jsonl", "dictionary"] = Field(
         "auto",
         description="by default inferred from the file name; a dictionary line has a word, spaces, a pronunciation",

@@ -19,7 +19,7 @@ _FIELDS = _words("""
     answer column description english example feature features form frequency gold grapheme graphemes hypothesis
     id index inflected inflection input ipa key label labels language lang lemma lemmas line meaning msd name
     native number original orthography output phone phoneme phonemes phones phonetic pos pronunciation
-    pronunciations question reference ref roman romanisation romanization score segment sentence sentences
+    pronunciations question reference ref roman romanization romanization score segment sentence sentences
     sequence source spelling split src string tag tags target term text tgt title token tokens transcription
     translated translation transliteration trg txt value word words
 """)

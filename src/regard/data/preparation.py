@@ -1,4 +1,4 @@
-"""From a corpus to what training works on: tokenisers, token ids, and the pairs to choose by.
+"""From a corpus to what training works on: tokenizers, token ids, and the pairs to choose by.
 
 All of it is worked out once, and from then on mapped from the cache.
 """
@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data.batching import Encoded, Side, note_cut
+from regard.data.batching import EncodedCorpus, EncodedSide, warn_truncated
 from regard.data.cache import key_of, remember
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
@@ -29,7 +29,7 @@ _FORMAT = 2
 """Raised when what is written to the cache changes."""
 
 _CHUNK = 20_000
-"""Pairs that are tokenised together: enough to keep all cores at work, few enough to stay small."""
+"""Pairs that are tokenized together: enough to keep all cores at work, few enough to stay small."""
 
 _FEW = 8
 """Chunks below which starting other processes does not pay."""
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     """What a run learns from, and what it is validated on."""
 
     tokenizers: TokenizerPair
-    train: Encoded
+    train: EncodedCorpus
     dev: Pairs
 
 
@@ -61,7 +61,7 @@ class Request(NamedTuple):
 
 
 def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared:
-    """A corpus in token ids. A run that goes on gives its own tokenisers, so that no other can come to be used."""
+    """A corpus in token ids. A run that goes on gives its own tokenizers, so that no other can come to be used."""
     corpus, settings = request.corpus, request.tokenizer
     made_of = (_FORMAT, request.fingerprint, request.data.model_dump(mode="json"))
     if given is None:
@@ -70,7 +70,7 @@ def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared
         given = TokenizerPair.load(folder, settings)
     key = key_of(*made_of, given.fingerprint(), settings.max_length, samplings(settings))
     folder = remember("corpora", key, lambda place: _encode(request, given, place, say))
-    train = Encoded(*(_open(folder, side, request) for side in _SIDES))
+    train = EncodedCorpus(*(_open(folder, side, request) for side in _SIDES))
     dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     if not len(train) or not len(dev):
         pairs = len(train) + len(dev)
@@ -82,7 +82,7 @@ def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared
 
 
 def _models_read(settings: TokenizerSettings) -> list[str]:
-    """A hash of each file that a tokeniser is read from: under its name there may be another by now."""
+    """A hash of each file that a tokenizer is read from: under its name there may be another by now."""
     paths = [Path(side.path) for side in sides(settings) if isinstance(side, SentencePieceSide)]
     return [hashlib.sha256(read_bytes(path)).hexdigest() for path in paths]
 
@@ -98,7 +98,7 @@ def _learn(request: Request, place: Path, say: Say) -> None:
     _see_that_it_stayed(request)
     learned.save(lambda name, content: (place / name).write_bytes(content))
     sizes = f"{len(learned.source):,}" + ("" if settings.shared else f" and {len(learned.target):,}")
-    say(f"Tokeniser of {sizes} tokens learned in {time.monotonic() - start:.1f} s.")
+    say(f"Tokenizer of {sizes} tokens learned in {time.monotonic() - start:.1f} s.")
 
 
 def _encode(request: Request, tokenizers: TokenizerPair, place: Path, say: Say) -> None:
@@ -113,10 +113,10 @@ def _encode(request: Request, tokenizers: TokenizerPair, place: Path, say: Say) 
         for found in _rows(writers, _chunks(corpus)):
             for writer, rows in zip(writers, found, strict=True):
                 writer.write(rows)
-    note_cut(sum(writer.cut for writer in writers), max_length, "sequence")
+    warn_truncated(sum(writer.cut for writer in writers), max_length, "sequence")
     (place / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False, allow_nan=False), "utf-8")
     _see_that_it_stayed(request)
-    say(f"Corpus tokenised in {time.monotonic() - start:.1f} s; it is kept in {place.parent} for the next run.")
+    say(f"Corpus tokenized in {time.monotonic() - start:.1f} s; it is kept in {place.parent} for the next run.")
 
 
 def _see_that_it_stayed(request: Request) -> None:
@@ -180,7 +180,7 @@ class _Writer:
             table.save(self._folder / f"{self._side}.table.npz")
 
 
-def _open(folder: Path, side: str, request: Request) -> Side:
+def _open(folder: Path, side: str, request: Request) -> EncodedSide:
     rows, table = map_ragged(folder, side), folder / f"{side}.table.npz"
     if not table.exists():
         return rows

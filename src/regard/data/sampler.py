@@ -21,7 +21,7 @@ _BLUR = 4.0
 """Tokens by which lengths may differ and yet count as the same, so that pairs meet others in each epoch."""
 
 
-class Order(ABC):
+class BatchSampler(ABC):
     """Which pairs stand together at which step."""
 
     @property
@@ -48,7 +48,7 @@ class Order(ABC):
         return self is other
 
 
-def rounded_up(lengths: Ids, parts: int) -> Ids:
+def round_up_lengths(lengths: Ids, parts: int) -> Ids:
     """Lengths rounded up so that few are left: so many between each power of two and the next."""
     lengths = np.maximum(1, lengths)
     step = np.maximum(1, 2 ** np.floor(np.log2(lengths)).astype(np.int64) // parts)
@@ -57,7 +57,7 @@ def rounded_up(lengths: Ids, parts: int) -> Ids:
 
 
 @lru_cache(maxsize=2)
-def _epoch(order: Order, number: int) -> list[Ids]:
+def _epoch(order: BatchSampler, number: int) -> list[Ids]:
     return order.epoch(number)
 
 
@@ -67,7 +67,7 @@ def _generator(seed: int, epoch: int) -> np.random.Generator:
 
 @final
 @dataclass(frozen=True, eq=False)
-class ByPairs(Order):
+class PairBatchSampler(BatchSampler):
     """So many pairs a batch: shuffled in each epoch, pairs of like length together."""
 
     lengths: Ids = field(repr=False)
@@ -94,7 +94,7 @@ class ByPairs(Order):
 
 @final
 @dataclass(frozen=True, eq=False)
-class ByTokens(Order):
+class TokenBatchSampler(BatchSampler):
     """So many tokens a batch, counted on the longer side and with padding.
 
     Pairs stand in the order of their longer side, those of about the same length shuffled in each epoch, and are cut
@@ -123,7 +123,7 @@ class ByTokens(Order):
     @staticmethod
     def _widths(lengths_N2: Ids) -> Ids:
         """The length of each pair's longer side, rounded up so that there are few."""
-        return rounded_up(lengths_N2.max(1, initial=0), 8)
+        return round_up_lengths(lengths_N2.max(1, initial=0), 8)
 
     @cached_property
     def _cuts(self) -> list[int]:
@@ -155,7 +155,7 @@ class ByTokens(Order):
         return [batches[index] for index in generator.permutation(len(batches))]
 
 
-def padding_share(order: Order, lengths: Ids) -> float:
+def padding_share(order: BatchSampler, lengths: Ids) -> float:
     """Of the places in the tensors of an epoch, how many hold nothing."""
     held = places = 0
     for batch in _epoch(order, 0):
@@ -164,7 +164,7 @@ def padding_share(order: Order, lengths: Ids) -> float:
     return 1 - held / max(1, places)
 
 
-def by_length(lengths: Sequence[int] | Ids, batch_size: int) -> list[list[int]]:
+def batch_by_length(lengths: Sequence[int] | Ids, batch_size: int) -> list[list[int]]:
     """Everything once, in batches of like length, longest first: for validation and prediction."""
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
     return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]

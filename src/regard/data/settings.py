@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from regard.config import BY_NAME, HARMLESS, Settings, differences
+from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings, differences
 from regard.data.files import Files, FilesChoice
 
 
@@ -76,7 +76,7 @@ class FilesData(Settings):
     """
 
     kind: Literal["files"] = "files"
-    folder: str = Field("", json_schema_extra=HARMLESS, description="where the files are, if not here")
+    folder: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="where the files are, if not here")
     language: str | tuple[str, ...] = Field(
         "", description="what stands for {language} in their names; several are learned together, each one a tag"
     )
@@ -88,7 +88,7 @@ class FilesData(Settings):
         description="without dev and test files, hold back a test set too: 5 %, at most about 1,000 pairs, if there "
         "are 1,000 pairs or more",
     )
-    unseen: bool = Field(
+    dev_unseen: bool = Field(
         False, description="validate on those dev pairs alone whose source does not stand in the training data"
     )
     bad_lines: Literal["error", "skip"] = Field("error", description="what to do with a line that is no pair")
@@ -130,9 +130,9 @@ Data = Annotated[DatesData | SequencesData | PronounceData | FilesData, Field(di
 
 
 class _Spelling(Settings):
-    """What every kind of tokeniser does with a text before it is cut into tokens."""
+    """What every kind of tokenizer does with a text before it is cut into tokens."""
 
-    normalisation: Literal["none", "nfc", "nfd", "nfkc"] = Field(
+    normalization: Literal["none", "nfc", "nfd", "nfkc"] = Field(
         "nfc", description="the Unicode form of the text; nfd takes letters and accents apart, and 한 into ㅎㅏㄴ"
     )
     lowercase: bool = False
@@ -191,11 +191,11 @@ class BPESide(_Spelling):
     min_count: PositiveInt = Field(2, description="pairs seen less often are not merged")
     split: Literal["spaces", "classes"] = Field("classes", description=SPLIT)
     dropout: float = Field(0.0, ge=0, le=1, description="merges left out at random in training (Provilkov et al. 2020)")
-    drawn: int = DRAWN
+    segmentations: int = DRAWN
 
     @property
     def sampling(self) -> Sampling | None:
-        return Sampling(self.drawn, dropout=self.dropout) if self.dropout else None
+        return Sampling(self.segmentations, dropout=self.dropout) if self.dropout else None
 
 
 class UnigramSide(_Spelling):
@@ -207,22 +207,22 @@ class UnigramSide(_Spelling):
     alpha: PositiveFloat | None = Field(
         None, description="sample segmentations in training with p^alpha: 0.1 to 0.5, the smaller the wilder"
     )
-    drawn: int = DRAWN
+    segmentations: int = DRAWN
 
     @property
     def sampling(self) -> Sampling | None:
-        return Sampling(self.drawn, alpha=self.alpha) if self.alpha else None
+        return Sampling(self.segmentations, alpha=self.alpha) if self.alpha else None
 
 
 class SentencePieceSide(Settings):
-    """A unigram or BPE tokeniser that SentencePiece trained, from its .model file."""
+    """A unigram or BPE tokenizer that SentencePiece trained, from its .model file."""
 
     kind: Literal["sentencepiece"] = "sentencepiece"
     path: str = Field(description="the .model file; it is read when training begins, and not needed later")
     tags: bool = Field(False, description="what follows a tab in a source are tags (V;PST), each of them one token")
     dropout: float = Field(0.0, ge=0, le=1, description="for a BPE model: merges left out at random in training")
     alpha: PositiveFloat | None = Field(None, description="for a unigram model: sample segmentations with p^alpha")
-    drawn: int = DRAWN
+    segmentations: int = DRAWN
 
     def absolute(self) -> Self:
         return self.model_copy(update={"path": os.path.abspath(self.path)})
@@ -230,8 +230,8 @@ class SentencePieceSide(Settings):
     @property
     def sampling(self) -> Sampling | None:
         if self.alpha:
-            return Sampling(self.drawn, alpha=self.alpha)
-        return Sampling(self.drawn, dropout=self.dropout) if self.dropout else None
+            return Sampling(self.segmentations, alpha=self.alpha)
+        return Sampling(self.segmentations, dropout=self.dropout) if self.dropout else None
 
 
 SpelledSide = CharSide | WordSide | BPESide | UnigramSide
@@ -243,7 +243,7 @@ class _BothSides(Settings):
     """What is set for source and target together."""
 
     shared: bool = Field(True, description="one vocabulary for source and target")
-    max_length: PositiveInt = Field(1_000, json_schema_extra=HARMLESS, description="longer sources are cut")
+    max_length: PositiveInt = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description="longer sources are cut")
 
 
 class _Sampled(_BothSides):
@@ -271,12 +271,12 @@ class SentencePieceTokenizer(SentencePieceSide, _Sampled):
 
 
 class PairTokenizer(Settings):
-    """Another tokeniser for each side, for example letters to phones: `{source: char, target: word}`."""
+    """Another tokenizer for each side, for example letters to phones: `{source: char, target: word}`."""
 
     kind: Literal["pair"] = "pair"
     source: SideChoice
     target: SideChoice
-    max_length: PositiveInt = Field(1_000, json_schema_extra=HARMLESS, description="longer sources are cut")
+    max_length: PositiveInt = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description="longer sources are cut")
 
     @property
     def shared(self) -> bool:

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.decoding.rules import Progress, Rule
-from regard.decoding.search import Batch, Hypothesis, Symbols, worth_leaving
+from regard.decoding.rules import ConstraintProgress, Rule
+from regard.decoding.search import Hypothesis, SearchBatch, Symbols, worth_leaving
 from regard.models.contracts import Decoder, Memory
 
 Array = NDArray[Any]
@@ -70,7 +70,7 @@ def beam(
     what the rules leave of their log-probability, and scored by all of it.
     """
     ledger = _Ledger(limits_B.cpu().numpy(), options)
-    batch = Batch.begin(decoder, memory, symbols, rules, limits_B, options.beam)
+    batch = SearchBatch.begin(decoder, memory, symbols, rules, limits_B, options.beam)
     device = limits_B.device
     ruled_BGK = torch.full((len(limits_B), options.groups, options.width), -torch.inf, device=device)
     ruled_BGK[..., 0] = 0.0
@@ -124,7 +124,7 @@ class _Ahead(NamedTuple):
 
     log_p_NV: Tensor
     ruled_NV: Tensor
-    progress: Progress | None
+    progress: ConstraintProgress | None
 
     def of_group(self, group: int, groups: int, width: int) -> "_Ahead":
         """That of one group alone, its rows next to each other."""
@@ -132,7 +132,7 @@ class _Ahead(NamedTuple):
         def own(part: Tensor) -> Tensor:
             return part.view(-1, groups, width, *part.shape[1:])[:, group].flatten(0, 1)
 
-        progress = None if self.progress is None else Progress(*map(own, self.progress))
+        progress = None if self.progress is None else ConstraintProgress(*map(own, self.progress))
         return _Ahead(own(self.log_p_NV), own(self.ruled_NV), progress)
 
 
@@ -168,7 +168,7 @@ def _candidates(ahead: _Ahead, ruled_BGK: Tensor, score_BGK: Tensor, options: Be
     return _Candidates(*(torch.stack(part, dim=1) for part in zip(*found, strict=True)))
 
 
-def _next(wanted_NV: Tensor, progress: Progress | None, width: int) -> tuple[Tensor, Tensor]:
+def _next(wanted_NV: Tensor, progress: ConstraintProgress | None, width: int) -> tuple[Tensor, Tensor]:
     """The likeliest tokens after each hypothesis, and those that lead on to what must be said; −∞ for one that stands
     there already.
     """

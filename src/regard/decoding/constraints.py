@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from regard.decoding.rules import Progress, Rule, Said
+from regard.decoding.rules import ConstraintProgress, Rule, Said
 
 NOTHING = -1
 """Stands where a phrase is shorter than others, and equals no token."""
@@ -30,7 +30,7 @@ class _Standing(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class MustSay(Rule):
+class RequiredPhrases(Rule):
     """Each answer contains the given sequences of its sentence. It may not end before; and no token is said after which
     the room that is left is too small for what is missing, of which the phrase furthest begun counts as begun.
 
@@ -55,7 +55,7 @@ class MustSay(Rule):
         barred_NV[:, self.end] = progress.now_N < total_N
         return torch.where(short_N1, log_p_NV.clamp_min(-1e9), log_p_NV).masked_fill(barred_NV, -torch.inf)
 
-    def progress(self, said: Said, vocabulary: int) -> Progress | None:
+    def progress(self, said: Said, vocabulary: int) -> ConstraintProgress | None:
         """Tokens of the phrases said, and of those missing that of the one furthest begun."""
         if not any(self.sequences):
             return None
@@ -72,7 +72,7 @@ class MustSay(Rule):
         then_NV = met_N.unsqueeze(1).repeat(1, vocabulary)
         there_NA = torch.where(token_NA == NOTHING, 0, met_N.unsqueeze(1) + said_NA)
         then_NV.scatter_reduce_(1, token_NA.clamp_min(0), there_NA, "amax")
-        return Progress(now_N, then_NV)
+        return ConstraintProgress(now_N, then_NV)
 
     def _standing(self, said: Said) -> _Standing:
         tokens_BPL, lengths_BP, _ = (part.to(said.tokens_NT.device) for part in self._padded)

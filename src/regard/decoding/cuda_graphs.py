@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from regard.models.contracts import Decoder, Keys, State, mapped, roomy
+from regard.models.contracts import Decoder, Keys, State, mapped, preallocated
 from regard.ops import cuda_graphs
 
 WAIT = 2
@@ -15,7 +15,7 @@ WAIT = 2
 
 
 @final
-class Playback:
+class GraphedDecoder:
     """`step` as the decoder's own, for a search that takes one step after another.
 
     What a step gives is written over by the next. A tensor that stays where it is from step to step, such as a store of
@@ -34,7 +34,7 @@ class Playback:
 
     def step(self, token_N: Tensor, state: State, keys: Keys, taken: int) -> tuple[Tensor, State]:
         """The step after so many."""
-        state = roomy(state, taken + 1)
+        state = preallocated(state, taken + 1)
         tensors: list[Tensor] = []
         form: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Text in, text out: a model with its tokenisers."""
+"""Text in, text out: a model with its tokenizers."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.attention.record import record
-from regard.data.batching import Batch, note_cut, pad
-from regard.data.sampler import by_length
+from regard.data.batching import Batch, pad, warn_truncated
+from regard.data.sampler import batch_by_length
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
 from regard.decoding.beam import BeamOptions, BeamStep, beam
-from regard.decoding.constraints import MustSay
+from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.rules import Banned, NoRepeat, NotBefore, Prefix, Repetition, Rule
 from regard.decoding.sampling import Draw, rank_by_risk
 from regard.decoding.search import Hypothesis, Symbols, likeliest, walk
@@ -27,7 +27,7 @@ SYMBOLS = Symbols(START, END, never=(PAD, UNKNOWN, START))
 GREEDY = SearchSettings()
 
 
-class Translation(NamedTuple):
+class DecodedText(NamedTuple):
     """An answer with what it answers; the attentions (T × S, by name) where they were asked for."""
 
     text: str
@@ -38,28 +38,28 @@ class Translation(NamedTuple):
     attentions: dict[str, Tensor]
 
 
-class Wishes(NamedTuple):
+class Constraints(NamedTuple):
     """What the answers shall begin with and contain, one of each for each text, and what none may contain."""
 
     prefixes: Sequence[str] = ()
     phrases: Sequence[Sequence[str]] = ()
     banned: Sequence[str] = ()
 
-    def of(self, rows: Sequence[int]) -> "Wishes":
+    def of(self, rows: Sequence[int]) -> "Constraints":
         """Those of some of the texts."""
-        return Wishes(
+        return Constraints(
             [self.prefixes[row] for row in rows] if self.prefixes else (),
             [self.phrases[row] for row in rows] if self.phrases else (),
             self.banned,
         )
 
 
-NO_WISHES = Wishes()
+NO_WISHES = Constraints()
 
 
 @dataclass(frozen=True)
-class Translator:
-    """A model, its tokenisers, and how long an answer may be."""
+class Predictor:
+    """A model, its tokenizers, and how long an answer may be."""
 
     model: Seq2Seq
     tokenizers: TokenizerPair
@@ -74,24 +74,24 @@ class Translator:
         self,
         texts: Sequence[str],
         search: SearchSettings = GREEDY,
-        wishes: Wishes = NO_WISHES,
+        wishes: Constraints = NO_WISHES,
         *,
         batch_size: int = 64,
         attention: bool = False,
         history: list[BeamStep] | None = None,
-    ) -> list[list[Translation]]:
+    ) -> list[list[DecodedText]]:
         """The `nbest` predictions for each text, the best first. The prediction for an empty text, or for one of white
         space alone, is empty.
         """
         encoded = self._encode(texts)
-        note_cut(sum(len(tokens.ids) > self.max_length for tokens in encoded), self.max_length)
+        warn_truncated(sum(len(tokens.ids) > self.max_length for tokens in encoded), self.max_length)
         sources = [self._clip(tokens) for tokens in encoded]
-        answers: dict[int, list[Translation]] = {}
+        answers: dict[int, list[DecodedText]] = {}
         generator = torch.Generator(self.device).manual_seed(search.seed)
         was_training = self.model.training
         self.model.eval()
         try:
-            for rows in by_length([len(source.ids) for source in sources], batch_size):
+            for rows in batch_by_length([len(source.ids) for source in sources], batch_size):
                 own = [sources[row] for row in rows]
                 with torch.inference_mode(), full_precision():
                     source = pad([tokens.ids for tokens in own]).to(self.device)
@@ -127,35 +127,37 @@ class Translator:
         self,
         source: Padded,
         search: SearchSettings,
-        wishes: Wishes,
+        wishes: Constraints,
         generator: torch.Generator,
         history: list[BeamStep] | None,
     ) -> list[list[Hypothesis]]:
         """By the strategy that is set, under the rules that are wished for."""
         memory = self.model.encoder(source)
-        limits_B = (source.lengths_B * self.limits.ratio + self.limits.extra).long()
+        limits_B = (source.lengths_B * self.limits.max_length_ratio + self.limits.max_length_extra).long()
         limits_B = torch.where(source.lengths_B > 0, limits_B, 0)
         spoken = self._spoken(wishes)
         limits_B = _roomy(limits_B, spoken)
         rules = _rules(search, spoken, limits_B)
         given = (self.model.decoder, memory, SYMBOLS, limits_B)
-        if search.sample or search.minimum_risk:
+        if search.sample or search.mbr_samples:
             draw = Draw(generator, search.temperature, search.top_k, search.top_p, search.min_p)
-            found = walk(*given, draw, rules, search.minimum_risk or search.nbest)
+            found = walk(*given, draw, rules, search.mbr_samples or search.nbest)
             found = [sorted(drawn, key=lambda answer: -answer.score) for drawn in found]
         elif search.beam == 1:
             found = walk(*given, likeliest, rules)
         else:
             kept = search.beam if search.coverage_penalty else search.nbest
-            options = BeamOptions(search.beam, kept, search.length_penalty, search.groups, search.diversity, history)
+            options = BeamOptions(
+                search.beam, kept, search.length_penalty, search.groups, search.diversity_penalty, history
+            )
             found = beam(*given, options, rules)
         if search.coverage_penalty:
             found = self._covering(found, source, search.coverage_penalty)
-        if search.minimum_risk:
+        if search.mbr_samples:
             found = [rank_by_risk(drawn, self.tokenizers.target.decode) for drawn in found]
         return [answers[: search.nbest] for answers in found]
 
-    def _spoken(self, wishes: Wishes) -> "_Spoken":
+    def _spoken(self, wishes: Constraints) -> "_Spoken":
         """The wishes in tokens."""
         return _Spoken(
             self._sayable("prefix", wishes.prefixes),
@@ -200,8 +202,8 @@ class Translator:
 
     def _told(
         self, found: list[list[Hypothesis]], sources: list[Tokens], weights: dict[str, Tensor]
-    ) -> list[list[Translation]]:
-        told: list[list[Translation]] = []
+    ) -> list[list[DecodedText]]:
+        told: list[list[DecodedText]] = []
         index = 0
         for answers, source in zip(found, sources, strict=True):
             told.append([])
@@ -210,7 +212,7 @@ class Translator:
                 own = {name: _cut(kind_of(name), part[index], *sizes).float().cpu() for name, part in weights.items()}
                 text = self.tokenizers.target.decode(answer.tokens)
                 truncated = answer.truncated and bool(source.ids)
-                told[-1].append(Translation(text, answer.score, truncated, source, answer.tokens, own))
+                told[-1].append(DecodedText(text, answer.score, truncated, source, answer.tokens, own))
                 index += 1
         return told
 
@@ -249,14 +251,14 @@ def _rules(search: SearchSettings, spoken: _Spoken, limits_B: Tensor) -> list[Ru
     rules: list[Rule] = []
     if search.min_length:
         rules.append(NotBefore(END, search.min_length))
-    if search.no_repeat:
-        rules.append(NoRepeat(search.no_repeat))
+    if search.no_repeat_ngram:
+        rules.append(NoRepeat(search.no_repeat_ngram))
     if search.repetition_penalty > 1:
         rules.append(Repetition(search.repetition_penalty))
     if spoken.banned:
         rules.append(Banned(spoken.banned))
     if any(spoken.phrases):
-        rules.append(MustSay(spoken.phrases, limits_B.tolist(), END))
+        rules.append(RequiredPhrases(spoken.phrases, limits_B.tolist(), END))
     if any(spoken.prefixes):
         rules.append(Prefix(spoken.prefixes))
     return rules

@@ -24,7 +24,7 @@ class Said(NamedTuple):
         return self.tokens_NT.shape[1]
 
 
-class Progress(NamedTuple):
+class ConstraintProgress(NamedTuple):
     """How much of what must be said a hypothesis has said, in tokens: now, and after each token that may come next."""
 
     now_N: Tensor
@@ -41,7 +41,7 @@ class Rule(ABC):
     def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
         """The log-probabilities as the rule leaves them; it may write to what it is given."""
 
-    def progress(self, said: Said, vocabulary: int) -> Progress | None:  # noqa: ARG002
+    def progress(self, said: Said, vocabulary: int) -> ConstraintProgress | None:  # noqa: ARG002
         """Towards what the rule makes answers say, None where that is nothing: a beam keeps places for hypotheses that
         are further than others.
         """

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.record import anything_recorded
-from regard.decoding.cuda_graphs import Playback
-from regard.decoding.rules import Never, Progress, Rule, Said
+from regard.decoding.cuda_graphs import GraphedDecoder
+from regard.decoding.rules import ConstraintProgress, Never, Rule, Said
 from regard.models.contracts import Decoder, Keys, Memory, State, reorder
 
 
@@ -51,7 +51,7 @@ def likeliest(log_p_NV: Tensor) -> Tensor:
 
 
 @dataclass
-class Batch:
+class SearchBatch:
     """The sentences whose search goes on, by their numbers in what was given."""
 
     decoder: Decoder
@@ -61,13 +61,13 @@ class Batch:
     said_NT: Tensor
     numbers_B: Tensor
     rules: Sequence[Rule]
-    playback: Playback | None = None
+    playback: GraphedDecoder | None = None
     """What takes the steps in the decoder's place, on a GPU."""
 
     @classmethod
     def begin(
         cls, decoder: Decoder, memory: Memory, symbols: Symbols, rules: Sequence[Rule], rows: Tensor, hypotheses: int
-    ) -> "Batch":
+    ) -> "SearchBatch":
         keys, state = decoder.begin(memory)
         numbers_B = torch.arange(len(rows), device=rows.device)
         state = reorder(state, numbers_B.repeat_interleave(hypotheses)) if hypotheses > 1 else state
@@ -75,7 +75,7 @@ class Batch:
         said_NT = token_N.new_empty(len(token_N), 0)
         # A recorded step gives no weights, and no gradient.
         plays = rows.is_cuda and not anything_recorded() and not torch.is_grad_enabled()
-        playback = Playback(decoder) if plays else None
+        playback = GraphedDecoder(decoder) if plays else None
         return cls(decoder, keys, state, token_N, said_NT, numbers_B, [Never(symbols.never), *rules], playback)
 
     @property
@@ -101,7 +101,7 @@ class Batch:
             ruled_NV = rule(ruled_NV, said)
         return log_p_NV, ruled_NV
 
-    def progress(self, vocabulary: int) -> Progress | None:
+    def progress(self, vocabulary: int) -> ConstraintProgress | None:
         """Towards what the answers must say; None where nothing is asked of them."""
         found = (rule.progress(self.said, vocabulary) for rule in self.rules)
         return next((progress for progress in found if progress is not None), None)
@@ -152,7 +152,7 @@ def walk(
     """One token after another, as `choose` has it, for so many answers to each sentence."""
     found: dict[int, list[Hypothesis]] = {}
     limits_N = limits_B.repeat_interleave(answers)
-    batch = Batch.begin(decoder, memory, symbols, rules, limits_B, answers)
+    batch = SearchBatch.begin(decoder, memory, symbols, rules, limits_B, answers)
     score_N = torch.zeros(len(limits_N), dtype=torch.float64, device=limits_B.device)
     ended_N = limits_N <= 0
     cut_N = ended_N.clone()

@@ -24,7 +24,7 @@ from regard.evaluation.settings import (
     CharacterErrorRate,
     Chrf,
     Loss,
-    Measure,
+    Metric,
     Perplexity,
     References,
     SymbolErrorRate,
@@ -41,18 +41,18 @@ RESAMPLES = 1_000
 
 
 @dataclass(frozen=True)
-class Questions:
+class EvaluationSet:
     """Sources, each with the references that answer it."""
 
     sources: list[str]
     references: list[list[str]]
 
     @classmethod
-    def of(cls, pairs: Pairs) -> "Questions":
+    def of(cls, pairs: Pairs) -> "EvaluationSet":
         return cls(list(pairs.sources), [[target] for target in pairs.targets])
 
     @classmethod
-    def read(cls, sources: Sequence[Any], references: Sequence[Any] | None) -> "Questions":
+    def read(cls, sources: Sequence[Any], references: Sequence[Any] | None) -> "EvaluationSet":
         """From lists as users have them: pairs, or sources and for each a reference or a list of them."""
         if references is None:
             if isinstance(sources, str) or any(isinstance(pair, str) or len(pair) != 2 for pair in sources):
@@ -89,16 +89,16 @@ class Questions:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ModelOutputs:
     """What measures judge by: the answer to each question, and for each pair (−log p, tokens) of its reference."""
 
-    questions: Questions
+    questions: EvaluationSet
     answers: list[str]
     losses_N2: Statistics
 
 
 @dataclass(frozen=True)
-class Judgement:
+class MetricStatistics:
     """What a measure found: the statistics of each sentence, and the value of any sum of them."""
 
     statistics_NK: Statistics
@@ -124,23 +124,23 @@ class Judgement:
         return float(low), float(high)
 
 
-def judge(measure: Measure, evidence: Evidence) -> Judgement:
+def judge(measure: Metric, evidence: ModelOutputs) -> MetricStatistics:
     if not evidence.questions.sources:
         raise DataError("There is no pair to judge a model on. Give at least one source with its reference.")
     return _JUDGES[type(measure)](measure, evidence)
 
 
-def _loss(measure: Loss | Perplexity, evidence: Evidence) -> Judgement:
+def _loss(measure: Loss | Perplexity, evidence: ModelOutputs) -> MetricStatistics:
     def mean(totals: list[float]) -> float:
         nats = totals[0] / totals[1]
         if measure.kind == "loss":
             return nats
         return math.exp(nats) if nats < 700 else math.inf
 
-    return Judgement(evidence.losses_N2, mean, _signature("token", evidence.questions, "by_line"))
+    return MetricStatistics(evidence.losses_N2, mean, _signature("token", evidence.questions, "by_line"))
 
 
-def _exact(measure: Accuracy | WordErrorRate, evidence: Evidence) -> Judgement:
+def _exact(measure: Accuracy | WordErrorRate, evidence: ModelOutputs) -> MetricStatistics:
     def share(totals: list[float]) -> float:
         right = totals[0] / totals[1]
         return right if measure.kind == "accuracy" else 100 * (1 - right)
@@ -149,10 +149,10 @@ def _exact(measure: Accuracy | WordErrorRate, evidence: Evidence) -> Judgement:
         (_composed(evidence.answers[line]) in map(_composed, references), 1)
         for line, references in evidence.questions.gathered().items()
     ]
-    return Judgement(np.array(rows, dtype=np.float64), share, _signature("sequence", evidence.questions))
+    return MetricStatistics(np.array(rows, dtype=np.float64), share, _signature("sequence", evidence.questions))
 
 
-def _edits(measure: SymbolErrorRate | CharacterErrorRate, evidence: Evidence) -> Judgement:
+def _edits(measure: SymbolErrorRate | CharacterErrorRate, evidence: ModelOutputs) -> MetricStatistics:
     def cut(text: str) -> Sequence[str]:
         return _composed(text).split() if measure.kind == "per" else _composed(text)
 
@@ -165,7 +165,7 @@ def _edits(measure: SymbolErrorRate | CharacterErrorRate, evidence: Evidence) ->
         for line, references in evidence.questions.gathered().items()
     ]
     unit = "symbol" if measure.kind == "per" else "character"
-    return Judgement(np.array(rows, dtype=np.float64), rate, _signature(unit, evidence.questions))
+    return MetricStatistics(np.array(rows, dtype=np.float64), rate, _signature(unit, evidence.questions))
 
 
 def _to_the_closest(answer: Sequence[str], references: Iterable[Sequence[str]]) -> tuple[int, int]:
@@ -202,42 +202,42 @@ def _composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def _signature(unit: str, questions: Questions, by: References = "by_source") -> str:
+def _signature(unit: str, questions: EvaluationSet, by: References = "by_source") -> str:
     counts = {len(references) for references in questions.gathered(by).values()}
     several = counts.pop() if len(counts) == 1 else "var"
     composed = "" if unit == "token" else "|norm:nfc"
     return f"nrefs:{several}|unit:{unit}{composed}|version:regard-{__version__}"
 
 
-def _bleu(measure: Bleu, evidence: Evidence) -> Judgement:
+def _bleu(measure: Bleu, evidence: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.bleu import BLEU
 
-    # Its own warning of tokenised text would come at every validation: see `note_tokenised`.
+    # Its own warning of tokenized text would come at every validation: see `note_tokenized`.
     metric = BLEU(measure.lowercase, force=True, tokenize=measure.tokenize, smooth_method=measure.smooth)
     return _by_sacrebleu(metric, evidence, measure.references)
 
 
-def note_tokenised(questions: Questions, measures: Iterable[Measure]) -> None:
-    """Say that text which looks tokenised is about to be tokenised again."""
+def note_tokenized(questions: EvaluationSet, metrics: Iterable[Metric]) -> None:
+    """Say that text which looks tokenized is about to be tokenized again."""
     endings = [
         reference.endswith((" .", " ?", " !")) for references in questions.references for reference in references
     ]
-    twice = [measure for measure in measures if isinstance(measure, Bleu) and measure.tokenize != "none"]
+    twice = [measure for measure in metrics if isinstance(measure, Bleu) and measure.tokenize != "none"]
     if twice and sum(endings) > len(endings) / 2:
         log.warning(
-            "The references look tokenised, and %s tokenises them again: bleu:tokenize=none takes them as they are, as "
-            "published figures on tokenised text do.",
+            "The references look tokenized, and %s tokenizes them again: bleu:tokenize=none takes them as they are, as "
+            "published figures on tokenized text do.",
             twice[0].label,
         )
 
 
-def _chrf(measure: Chrf, evidence: Evidence) -> Judgement:
+def _chrf(measure: Chrf, evidence: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.chrf import CHRF
 
     return _by_sacrebleu(CHRF(word_order=measure.word_order, lowercase=measure.lowercase), evidence, measure.references)
 
 
-def _ter(measure: Ter, evidence: Evidence) -> Judgement:
+def _ter(measure: Ter, evidence: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.ter import TER
 
     return _by_sacrebleu(
@@ -245,21 +245,21 @@ def _ter(measure: Ter, evidence: Evidence) -> Judgement:
     )
 
 
-def _by_sacrebleu(metric: Any, evidence: Evidence, by: References) -> Judgement:
+def _by_sacrebleu(metric: Any, evidence: ModelOutputs, by: References) -> MetricStatistics:
     """By the two halves of sacrebleu's `corpus_score`: the statistics of each sentence, and the score of their sum."""
     gathered = evidence.questions.gathered(by)
     most = max(map(len, gathered.values()))
     filled = [references + [None] * (most - len(references)) for references in gathered.values()]
     answers = [evidence.answers[line] for line in gathered]
     rows = metric._extract_corpus_statistics(answers, list(zip(*filled, strict=True)))
-    return Judgement(
+    return MetricStatistics(
         np.array(rows, dtype=np.float64),
         lambda totals: float(metric._compute_score_from_stats(totals).score),
         str(metric.get_signature()),
     )
 
 
-_JUDGES: Mapping[type[Measure], Callable[[Any, Evidence], Judgement]] = {
+_JUDGES: Mapping[type[Metric], Callable[[Any, ModelOutputs], MetricStatistics]] = {
     Loss: _loss,
     Perplexity: _loss,
     Accuracy: _exact,

@@ -21,7 +21,7 @@ References = Annotated[
 ]
 
 
-class Measure(Settings):
+class Metric(Settings):
     """The parent of the measures, which are final.
 
     Values are on the customary scale: per cent for all but `loss` (nats), `perplexity` and `accuracy` (0 to 1).
@@ -48,7 +48,7 @@ class Measure(Settings):
         return f"{value:{self.style}}{self.unit}"
 
 
-class Loss(Measure):
+class Loss(Metric):
     """−log p of a reference's tokens, the mean over all of them, in nats."""
 
     of_answers: ClassVar[bool] = False
@@ -56,14 +56,14 @@ class Loss(Measure):
     kind: Literal["loss"] = "loss"
 
 
-class Perplexity(Measure):
+class Perplexity(Metric):
     """e to the loss. It depends on what a token is: only models with the same vocabulary compare."""
 
     of_answers: ClassVar[bool] = False
     kind: Literal["perplexity"] = "perplexity"
 
 
-class Accuracy(Measure):
+class Accuracy(Metric):
     """The share of sources whose answer is one of their references to the letter, from 0 to 1."""
 
     higher_is_better: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class Accuracy(Measure):
     kind: Literal["accuracy"] = "accuracy"
 
 
-class WordErrorRate(Measure):
+class WordErrorRate(Metric):
     """The share of sources whose answer is none of their references, in per cent: 100 (1 − accuracy).
 
     This is how grapheme-to-phoneme conversion counts the words of a dictionary. The rate of speech recognition, edits
@@ -82,7 +82,7 @@ class WordErrorRate(Measure):
     kind: Literal["wer"] = "wer"
 
 
-class SymbolErrorRate(Measure):
+class SymbolErrorRate(Metric):
     """100 Σ edits / Σ length, over symbols (phonemes, words) with white space between.
 
     The edits are those to the closest reference of a source, the length is that reference's; of references that are
@@ -93,17 +93,17 @@ class SymbolErrorRate(Measure):
     kind: Literal["per"] = "per"
 
 
-class CharacterErrorRate(Measure):
+class CharacterErrorRate(Metric):
     """The same over characters, white space among them."""
 
     unit: ClassVar[str] = "%"
     kind: Literal["cer"] = "cer"
 
 
-class Bleu(Measure):
+class Bleu(Metric):
     """BLEU of the corpus (Papineni et al. 2002) as sacrebleu computes it (Post 2018).
 
-    With `tokenize: none` words are what white space separates: the figure of papers that tokenise both sides first,
+    With `tokenize: none` words are what white space separates: the figure of papers that tokenize both sides first,
     and not comparable with that of `13a` on plain text.
     """
 
@@ -115,7 +115,7 @@ class Bleu(Measure):
     references: References = "by_line"
 
 
-class Chrf(Measure):
+class Chrf(Metric):
     """chrF of the corpus (Popović 2015) as sacrebleu computes it; with `word_order: 2` it is chrF++."""
 
     higher_is_better: ClassVar[bool] = True
@@ -125,7 +125,7 @@ class Chrf(Measure):
     references: References = "by_line"
 
 
-class Ter(Measure):
+class Ter(Metric):
     """Translation edit rate (Snover et al. 2006) as sacrebleu computes it: words moved, put in, left out, replaced."""
 
     kind: Literal["ter"] = "ter"
@@ -141,23 +141,23 @@ def _spell_out(value: Any) -> Any:
     return {"kind": kind, **dict(parse_override(option) for option in options.split(",") if option)}
 
 
-AnyMeasure = (
+AnyMetric = (
     Loss | Perplexity | Accuracy | WordErrorRate | SymbolErrorRate | CharacterErrorRate | Bleu | Chrf | Ter
 )  # fmt: skip
-MeasureChoice = Annotated[AnyMeasure, Field(discriminator="kind"), BeforeValidator(_spell_out)]
+MetricChoice = Annotated[AnyMetric, Field(discriminator="kind"), BeforeValidator(_spell_out)]
 
 KINDS = ("loss", "perplexity", "accuracy", "wer", "per", "cer", "bleu", "chrf", "ter")
 
 
 class _Choice(Settings):
-    metric: MeasureChoice
+    metric: MetricChoice
 
 
-def read_measure(choice: Any) -> Measure:
+def parse_metric(choice: Any) -> Metric:
     """A measure from its name, with or without options, or a mapping with its `kind`."""
     return resolve(_Choice, {"metric": choice}, {}).metric
 
 
-def read_measures(choices: Iterable[Any]) -> list[Measure]:
+def parse_metrics(choices: Iterable[Any]) -> list[Metric]:
     """Several, each but once."""
-    return list(dict.fromkeys(map(read_measure, choices)))
+    return list(dict.fromkeys(map(parse_metric, choices)))

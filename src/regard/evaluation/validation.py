@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.data.batching import Batch, Encoded
+from regard.data.batching import Batch, EncodedCorpus
 from regard.data.corpora import Pairs
-from regard.data.sampler import by_length
-from regard.decoding.predictor import Translator
+from regard.data.sampler import batch_by_length
+from regard.decoding.predictor import Predictor
 from regard.decoding.settings import SearchSettings
 from regard.errors import DivergedError, ModelError
-from regard.evaluation.metrics import Evidence, Judgement, Questions, Statistics, judge
-from regard.evaluation.settings import Measure
-from regard.evaluation.values import Scores
+from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, Statistics, judge
+from regard.evaluation.settings import Metric
+from regard.evaluation.values import MetricValues
 from regard.formatting import quantity, table
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.chunked_loss import rows_per_chunk
@@ -38,13 +38,13 @@ class Evaluation:
     scored. `seconds` is the time that the answers took.
     """
 
-    scores: Scores
-    questions: Questions
+    scores: MetricValues
+    questions: EvaluationSet
     answers: list[str]
     search: SearchSettings
     seconds: float
     tokens: int
-    judgements: dict[Measure, Judgement] = field(default_factory=dict)
+    judgements: dict[Metric, MetricStatistics] = field(default_factory=dict)
     intervals: dict[str, Interval] = field(default_factory=dict)
     """Of 95 % confidence, by label, where they were asked for."""
 
@@ -93,9 +93,9 @@ def _finite(value: float) -> float | None:
 
 
 def evaluate(
-    translator: Translator,
-    questions: Questions,
-    measures: Sequence[Measure],
+    predictor: Predictor,
+    questions: EvaluationSet,
+    metrics: Sequence[Metric],
     search: SearchSettings,
     *,
     batch_size: int = 256,
@@ -107,20 +107,20 @@ def evaluate(
     """
     answers: list[str] = []
     seconds, tokens = 0.0, 0
-    if any(measure.of_answers for measure in measures):
+    if any(measure.of_answers for measure in metrics):
         distinct = list(dict.fromkeys(questions.sources))
         begun = time.perf_counter()
-        found = [best for best, *_ in translator.translate(distinct, search, batch_size=batch_size)]
+        found = [best for best, *_ in predictor.translate(distinct, search, batch_size=batch_size)]
         seconds = time.perf_counter() - begun
         tokens = sum(len(answer.target) for answer in found)
         said = dict(zip(distinct, (answer.text for answer in found), strict=True))
         answers = [said[source] for source in questions.sources]
     pairs = questions.pairs
-    scored = pairs if any(not measure.of_answers for measure in measures) else Pairs()
-    evidence = Evidence(questions, answers, losses(translator, scored, batch_size))
-    judgements = {measure: judge(measure, evidence) for measure in measures}
+    scored = pairs if any(not measure.of_answers for measure in metrics) else Pairs()
+    evidence = ModelOutputs(questions, answers, losses(predictor, scored, batch_size))
+    judgements = {measure: judge(measure, evidence) for measure in metrics}
     return Evaluation(
-        Scores(
+        MetricValues(
             len(pairs),
             {measure.label: judgement.value for measure, judgement in judgements.items()},
             {measure.label: judgement.signature for measure, judgement in judgements.items()},
@@ -135,25 +135,25 @@ def evaluate(
     )
 
 
-def validate(translator: Translator, pairs: Pairs, measures: Sequence[Measure], search: SearchSettings) -> Scores:
+def validate(predictor: Predictor, pairs: Pairs, metrics: Sequence[Metric], search: SearchSettings) -> MetricValues:
     """Evaluate a model during training."""
     try:
-        return evaluate(translator, Questions.of(pairs), measures, search).scores
+        return evaluate(predictor, EvaluationSet.of(pairs), metrics, search).scores
     except ModelError as error:
         raise DivergedError(f"Training diverged. {error}") from None
 
 
-def losses(translator: Translator, pairs: Pairs, batch_size: int) -> Statistics:
+def losses(predictor: Predictor, pairs: Pairs, batch_size: int) -> Statistics:
     """(−log p, tokens) of each target given its source, its end included."""
-    encoded = Encoded.of(pairs, translator.tokenizers, translator.max_length)
+    encoded = EncodedCorpus.of(pairs, predictor.tokenizers, predictor.max_length)
     found_N2 = np.zeros((len(encoded), 2))
-    model = translator.model
+    model = predictor.model
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode(), full_precision():
-            for ids in by_length(encoded.sources.lengths, batch_size):
-                found_N2[ids] = _losses(model, encoded.batch(ids, translator.device))
+            for ids in batch_by_length(encoded.sources.lengths, batch_size):
+                found_N2[ids] = _losses(model, encoded.batch(ids, predictor.device))
     finally:
         model.train(was_training)
     return found_N2

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from regard.evaluation.settings import Measure, read_measure
+from regard.evaluation.settings import Metric, parse_metric
 from regard.formatting import quantity
 
 
 @dataclass(frozen=True)
-class Scores:
+class MetricValues:
     """What a model reaches on some pairs: the value of each measure by its label, and of those that answered
     in validation always the loss.
     """
@@ -32,20 +32,20 @@ class Scores:
             raise KeyError(f"'{name}' names {len(alike)} of what was measured: {', '.join(self.values)}.")
         return alike[0]
 
-    def better_than(self, other: "Scores | None", metric: Measure) -> bool:
+    def better_than(self, other: "MetricValues | None", metric: Metric) -> bool:
         """Whether this is the better model; what is equal by the metric is decided by the loss."""
         return other is None or self._rank(metric) > other._rank(metric)
 
-    def _rank(self, metric: Measure) -> tuple[float, float]:
+    def _rank(self, metric: Metric) -> tuple[float, float]:
         value = self.values[metric.label]
         signed = (value if metric.higher_is_better else -value, -self.loss)
         first, second = (-math.inf if math.isnan(part) else part for part in signed)
         return first, second
 
-    def told(self, metric: Measure) -> str:
+    def told(self, metric: Metric) -> str:
         """In a line for people, that by which models are chosen first."""
         rest = [label for label in self.values if label != metric.label]
-        values = [f"{label} {read_measure(label).told(self.values[label])}" for label in (metric.label, *rest)]
+        values = [f"{label} {parse_metric(label).told(self.values[label])}" for label in (metric.label, *rest)]
         return f"{', '.join(values)} on {quantity(self.pairs, 'pair')}"
 
     def to_json(self) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from regard.inspection.fonts import fonts_for
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Told apart by people who see fewer colours, too (Okabe and Ito)."""
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Told apart by people who see fewer colors, too (Okabe and Ito)."""
 
 _WIDE = 30.0
 """A loss whose largest value is more times its smallest is drawn on a logarithmic scale."""
@@ -121,11 +121,11 @@ def draw(shown: Sequence[Panel], path: Path) -> None:
 
 def _draw_panel(axes: Any, panel: Panel, runs: Sequence[str]) -> None:
     for curve in panel.curves:
-        colour = COLOURS[runs.index(curve.run) % len(COLOURS)]
-        axes.plot(curve.steps, curve.values, color=colour, **_form(validated=curve.validated, points=len(curve.steps)))
+        color = COLORS[runs.index(curve.run) % len(COLORS)]
+        axes.plot(curve.steps, curve.values, color=color, **_form(validated=curve.validated, points=len(curve.steps)))
         if curve.kept is not None:
             point = (curve.best, curve.kept)
-            axes.plot(*point, "D", color=colour, markersize=6.5, markeredgecolor="white", zorder=4)
+            axes.plot(*point, "D", color=color, markersize=6.5, markeredgecolor="white", zorder=4)
             if len(runs) == 1:  # the values of several would hide each other
                 note = axes.annotate(f"{curve.kept:.3g}", point, (0, 8), textcoords="offset points", ha="center")
                 note.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8})
@@ -149,9 +149,9 @@ def _form(*, validated: bool, points: int) -> dict[str, Any]:
 def _legend(curves: Sequence[Curve], runs: Sequence[str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    grey = "#555555" if len(runs) > 1 else COLOURS[0]
+    grey = "#555555" if len(runs) > 1 else COLORS[0]
     handles = [
-        Line2D([], [], color=COLOURS[place % len(COLOURS)], linewidth=3, label=run)
+        Line2D([], [], color=COLORS[place % len(COLORS)], linewidth=3, label=run)
         for place, run in enumerate(runs)
         if len(runs) > 1
     ]

@@ -18,7 +18,7 @@ _CELL = 0.28
 """Width and height of a cell in inches; a line of text fits into it."""
 
 _BAR_WIDTH, _BAR_HEIGHT, _BAR_GAP = 0.14, 2.5, 0.15
-"""Of the colour bar in inches; it is never taller than the map."""
+"""Of the color bar in inches; it is never taller than the map."""
 
 
 def check_ending(path: Path) -> None:
@@ -49,7 +49,7 @@ def draw(prediction: Prediction, path: Path) -> None:
 
 
 def build(prediction: Prediction) -> Any:
-    """Draw the map as a matplotlib figure of exactly its size. Labels and colour bar are outside the figure, so save it
+    """Draw the map as a matplotlib figure of exactly its size. Labels and color bar are outside the figure, so save it
     with `bbox_inches="tight"`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,4 +1,4 @@
-"""Heat maps of weights (T target tokens × S source tokens) as text, in colour, and as HTML."""
+"""Heat maps of weights (T target tokens × S source tokens) as text, in color, and as HTML."""
 
 import html as markup
 import unicodedata
@@ -41,16 +41,16 @@ def isolated(text: str) -> str:
 
 def plain(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> str:
     """The map in block characters, for files and pipes."""
-    return "\n".join(line.plain.rstrip() for line in _lines(weights_TS, source, target, width, colour=False))
+    return "\n".join(line.plain.rstrip() for line in _lines(weights_TS, source, target, width, color=False))
 
 
-def coloured(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> Text:
-    """The map in colours, for terminals that have them."""
-    return Text("\n").join(_lines(weights_TS, source, target, width, colour=True))
+def colored(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> Text:
+    """The map in colors, for terminals that have them."""
+    return Text("\n").join(_lines(weights_TS, source, target, width, color=True))
 
 
 def _lines(
-    weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int, *, colour: bool
+    weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int, *, color: bool
 ) -> Iterator[Text]:
     """One row for each target token under the source's; a source too wide is shown in parts."""
     columns, rows = ([isolated(label(token)) for token in tokens] for tokens in (source, target))
@@ -66,7 +66,7 @@ def _lines(
         for row, weights_S in zip(rows, weights_TS, strict=True):
             line = Text(" " * (margin - cell_len(row)) + row + "  ")
             for weight in weights_S[part]:
-                line.append_text(_cell(float(weight), cell, colour=colour))
+                line.append_text(_cell(float(weight), cell, color=color))
             yield line
 
 
@@ -74,8 +74,8 @@ def _fit(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
 
 
-def _cell(weight: float, width: int, *, colour: bool) -> Text:
-    if colour:
+def _cell(weight: float, width: int, *, color: bool) -> Text:
+    if color:
         return Text(" " * width, Style(bgcolor=Color.from_rgb(*_mix(weight))))
     return Text(_SHADES[round(max(0.0, min(1.0, weight)) * (len(_SHADES) - 1))] * width)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from regard.data.tokens.pretokenization import MARK
 from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer, Tokens
-from regard.decoding.predictor import Translation, kind_of
+from regard.decoding.predictor import DecodedText, kind_of
 from regard.inspection import heatmap
 
 Weights = NDArray[np.float32]
@@ -37,13 +37,13 @@ class Prediction:
     alternatives: list["Prediction"] = field(default_factory=list)
 
     @classmethod
-    def best_of(cls, source: str, found: Sequence[Translation], tokenizer: Tokenizer) -> "Prediction":
+    def best_of(cls, source: str, found: Sequence[DecodedText], tokenizer: Tokenizer) -> "Prediction":
         """The first of several answers, with the others as its alternatives."""
         best, *others = (cls.of(source, answer, tokenizer) for answer in found)
         return replace(best, alternatives=others)
 
     @classmethod
-    def of(cls, source: str, found: Translation, tokenizer: Tokenizer) -> "Prediction":
+    def of(cls, source: str, found: DecodedText, tokenizer: Tokenizer) -> "Prediction":
         spelled = [source[start:end] for start, end in found.source.offsets]
         strange = (text for text, token in zip(spelled, found.source.ids, strict=True) if token == UNKNOWN)
         return cls(

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from rich.text import Text
 
-from regard.inspection.curves import COLOURS, Curve, Panel, runs_of
+from regard.inspection.curves import COLORS, Curve, Panel, runs_of
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bit of each dot of a braille character, by row and column."""
@@ -16,7 +16,7 @@ _HEIGHT = 8
 
 
 class _Canvas:
-    """Characters of dots; a mark takes the place of a character, and the last to draw decides its colour."""
+    """Characters of dots; a mark takes the place of a character, and the last to draw decides its color."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -77,8 +77,8 @@ def _sign(run: int) -> str:
 
 
 def _style(run: int) -> str:
-    # Black is the last of the colours, and invisible on a dark terminal.
-    return COLOURS[run % (len(COLOURS) - 1)]
+    # Black is the last of the colors, and invisible on a dark terminal.
+    return COLORS[run % (len(COLORS) - 1)]
 
 
 def _panel(panel: Panel, runs: Sequence[str], last: int, width: int) -> list[Text]:
@@ -121,7 +121,7 @@ def _draw(canvas: _Canvas, curve: Curve, points: Sequence[tuple[float, float]], 
 
 
 def _means(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """No more points than there are dots across: each then stands for its neighbours."""
+    """No more points than there are dots across: each then stands for its neighbors."""
     parts = np.array_split(np.array(points), min(most, len(points)))
     return [(float(part[:, 0].mean()), float(part[:, 1].mean())) for part in parts]
 

@@ -66,7 +66,7 @@ class AttentiveDecoder(Decoder, ABC):
         super().__init__()
         hidden, embedding = settings.decoder.hidden, settings.embedding
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.dropout, self.slot_dropout = Dropout(settings.dropout), Dropout(settings.slot_dropout)
+        self.dropout, self.memory_dropout = Dropout(settings.dropout), Dropout(settings.memory_dropout)
         self.bridge = nn.Linear(memory, settings.decoder.start_size)
         self.attention = attending.Attention.from_settings(settings.attention, hidden, memory)
         self.layers = layers.Stack(settings.decoder, embedding + fed)
@@ -95,7 +95,7 @@ class AttentiveDecoder(Decoder, ABC):
         return self.readout.generate is not None
 
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
-        keys = self.attention.prepare(self.slot_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
+        keys = self.attention.prepare(self.memory_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
         start = self.layers.start_from(torch.tanh(self.bridge(memory.summary_BD)))
         rows, like = len(memory.slots_BSD), memory.slots_BSD
         masks = tuple(mask for stack in self.stacks for mask in stack.masks(rows, like))
@@ -264,7 +264,7 @@ class LuongDecoder(AttentiveDecoder):
         return _Step(output_BH, attended, AttentiveState(after, attended.past, state.masks, output_BH, fed))
 
 
-def _terms(choices: list[attending.Choice]) -> tuple[LossTerm, ...]:
+def _terms(choices: list[attending.SampledPosition]) -> tuple[LossTerm, ...]:
     """What sampled positions add to the loss: they learn from how well things went."""
-    joined = attending.join_choices(choices)
+    joined = attending.join_samples(choices)
     return (partial(joined.selection.surrogate, joined.log_prob_BT, joined.entropy_BT),) if joined else ()

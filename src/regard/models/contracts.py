@@ -124,11 +124,11 @@ def reorder(state: State, rows: Tensor, *, block: int = 1, blocks: Tensor | None
     return mapped(state, moved, "reordered")
 
 
-def roomy(state: State, steps: int) -> State:
+def preallocated(state: State, steps: int) -> State:
     """The state with room for so many steps in all, so that its shapes stay the same until they are taken: a part with
-    a method `roomy(steps)` is made so by that, and others are as they are.
+    a method `preallocated(steps)` is made so by that, and others are as they are.
     """
-    return mapped(state, lambda part: part.roomy(steps) if hasattr(part, "roomy") else part, "roomy")
+    return mapped(state, lambda part: part.preallocated(steps) if hasattr(part, "roomy") else part, "roomy")
 
 
 def mapped(state: State, change: Callable[[Any], Any], method: str | None = None) -> State:

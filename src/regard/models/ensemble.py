@@ -39,18 +39,18 @@ class EnsembleDecoder(Decoder):
 
     def step(self, token_B: Tensor, state: Many, keys: Many) -> tuple[Tensor, Many]:
         taken = [d.step(token_B, own, key) for d, own, key in zip(self._decoders(), state, keys, strict=True)]
-        return mean_answer([logits for logits, _ in taken]), tuple(after for _, after in taken)
+        return average_distributions([logits for logits, _ in taken]), tuple(after for _, after in taken)
 
     def forward(self, tokens_BT: Tensor, memory: Any) -> Decoded:
         said = [decoder(tokens_BT, own) for decoder, own in zip(self._decoders(), memory, strict=True)]
         terms: tuple[LossTerm, ...] = sum((decoded.terms for decoded in said), ())
-        return Decoded.of_logits(mean_answer([decoded.logits_BTV for decoded in said]), terms)
+        return Decoded.of_logits(average_distributions([decoded.logits_BTV for decoded in said]), terms)
 
     def _decoders(self) -> list[Decoder]:
         return [decoder for decoder in self.decoders if isinstance(decoder, Decoder)]
 
 
-def mean_answer(logits: Sequence[Tensor]) -> Tensor:
+def average_distributions(logits: Sequence[Tensor]) -> Tensor:
     """Logits of the mean of several distributions, which are given by theirs."""
     if len(logits) == 1:
         return logits[0]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from regard.attention.settings import AttentionChoice, AttentionSettings, ScaledDot, Score, scope_kinds
-from regard.config import BY_NAME, HARMLESS, Settings
+from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings
 from regard.recurrent.settings import RecurrentSettings
 
 
@@ -36,7 +36,7 @@ class _RecurrentSizes(Settings):
     embedding: PositiveInt = Field(64, description="width of a token's vector")
     encoder: EncoderSettings = EncoderSettings()
     dropout: float = Field(0.1, ge=0, lt=1, description="on embeddings and before the output layer")
-    slot_dropout: float = Field(0.0, ge=0, lt=1, description="on the states of the encoder")
+    memory_dropout: float = Field(0.0, ge=0, lt=1, description="on the states of the encoder")
     output_dropout: float | None = Field(
         None, ge=0, lt=1, description="before the output layer, if another than dropout"
     )
@@ -169,8 +169,10 @@ class TransformerModel(Settings):
     encoder_score: Score = ScaledDot()
     self_score: Score = ScaledDot()
     cross_score: Score = ScaledDot()
-    recompute: bool = Field(
-        False, json_schema_extra=HARMLESS, description="layers are worked out again for their gradient: less memory"
+    gradient_checkpointing: bool = Field(
+        False,
+        json_schema_extra=MAY_CHANGE_ON_RESUME,
+        description="layers are worked out again for their gradient: less memory",
     )
 
     @property

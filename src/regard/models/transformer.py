@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.attention import Keys, Past
-from regard.attention.kv_cache import Cache, RoomyCache, RoomySteps, Steps, Store
+from regard.attention.kv_cache import Cache, PreallocatedCache, PreallocatedSteps, Steps, Store
 from regard.attention.multihead import MultiHeadAttention, Packed
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.settings import Score
@@ -25,7 +25,7 @@ from regard.ops.layer_norm import LayerNorm
 def _norm(settings: TransformerModel) -> nn.Module:
     if settings.normalization == "rms":
         return nn.RMSNorm(settings.size, eps=1e-6)
-    # After each part, what is normalised is also what the next part's answer is added to.
+    # After each part, what is normalized is also what the next part's answer is added to.
     return LayerNorm(settings.size, for_products=settings.norm == "pre")
 
 
@@ -160,7 +160,7 @@ class TransformerEncoder(Encoder):
     def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
         super().__init__()
         self.embedding = Embedding(settings, vocabulary)
-        self.through = _again if settings.recompute else _once
+        self.through = _again if settings.gradient_checkpointing else _once
         self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
         self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()
         _draw(self.layers)
@@ -186,7 +186,7 @@ class LayerKeys(NamedTuple):
 class LayersState(NamedTuple):
     """What the decoder's layers remember: the steps so far, and the past of each cross-attention that needs its own."""
 
-    cache: Cache | RoomyCache
+    cache: Cache | PreallocatedCache
     pasts: tuple[Past | None, ...]
 
 
@@ -218,7 +218,7 @@ class DecoderLayer(nn.Module):
         return made
 
     def step(
-        self, x_B1D: Tensor, store: Store | None, steps: Steps | RoomySteps, past: Past, keys: LayerKeys
+        self, x_B1D: Tensor, store: Store | None, steps: Steps | PreallocatedSteps, past: Past, keys: LayerKeys
     ) -> tuple[Tensor, Store, Past]:
         """One step, given the steps before it and the past of the cross-attention."""
         read_B1D, store = self.self_attention.extend(self.after_self.enter(x_B1D), store, steps, keys.own)
@@ -235,7 +235,7 @@ class TransformerDecoder(Decoder):
     def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
         super().__init__()
         self.embedding = Embedding(settings, vocabulary)
-        self.through = _again if settings.recompute else _once
+        self.through = _again if settings.gradient_checkpointing else _once
         layers = settings.decoder_layers or settings.layers
         self.layers = nn.ModuleList(DecoderLayer(settings) for _ in range(layers))
         self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()

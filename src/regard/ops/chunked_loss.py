@@ -26,7 +26,7 @@ def rows_per_chunk(device: torch.device, vocabulary: int) -> int:
 def chunked_loss(loss: Loss, inputs: Sequence[Tensor], weights: Sequence[Tensor], vocabulary: int) -> Tensor:
     """Σ loss(chunk of each input), where `loss` computes logits of the rows with an output layer that has `weights`."""
     rows = rows_per_chunk(inputs[0].device, vocabulary)
-    if len(inputs[0]) <= rows or reference_mode.asked_for():
+    if len(inputs[0]) <= rows or reference_mode.in_reference_mode():
         return loss(*inputs)
     if not torch.is_grad_enabled():
         chunks = zip(*(torch.split(tensor, rows) for tensor in inputs), strict=True)

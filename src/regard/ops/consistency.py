@@ -26,7 +26,7 @@ def consistency_loss(
     first_NV: Tensor, second_NV: Tensor, tokens_N: Tensor, weights: Weights, label_smoothing: float
 ) -> Tensor:
     """The weighted sum of CE(p), CE(q), KL(p ‖ q) and KL(q ‖ p), where p and q are given by their logits."""
-    if triton.can_serve(second_NV):
+    if triton.is_usable(second_NV):
         from regard.ops.triton import consistency as kernel
 
         rows_N = kernel.consistency_loss(first_NV, second_NV, tokens_N, weights, label_smoothing, IGNORE_INDEX)

@@ -19,7 +19,7 @@ def reference_cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing
 
 def cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
     """−Σ_n log p(y_n) with smoothed labels, in float32."""
-    if triton.can_serve(logits_NV):
+    if triton.is_usable(logits_NV):
         from regard.ops.triton import cross_entropy as kernel
 
         return kernel.cross_entropy(logits_NV, tokens_N, label_smoothing, IGNORE_INDEX).sum()

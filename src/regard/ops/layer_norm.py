@@ -1,4 +1,4 @@
-"""Layer normalisation (Ba et al. 2016) as in torch.nn, and in training on a GPU in one kernel each way."""
+"""Layer normalization (Ba et al. 2016) as in torch.nn, and in training on a GPU in one kernel each way."""
 
 from typing import final
 
@@ -22,7 +22,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = _of_products(x) if self.for_products else x.dtype
-        if self.training and triton.can_serve(x):
+        if self.training and triton.is_usable(x):
             from regard.ops.triton.layer_norm import layer_norm
 
             return layer_norm(x, self.weight, self.bias, self.eps, dtype)

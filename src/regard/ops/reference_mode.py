@@ -17,7 +17,7 @@ _asked_for: ContextVar[bool] = ContextVar("plain", default=False)
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def reference_mode() -> Iterator[None]:
     """Take no fast path whose gradient is worked out by hand while the block runs: slow, and right by definition."""
     token = _asked_for.set(True)
     try:
@@ -45,7 +45,7 @@ def cpu_has_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def asked_for() -> bool:
+def in_reference_mode() -> bool:
     return _asked_for.get()
 
 

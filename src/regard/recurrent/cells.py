@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.recurrent import settings
-from regard.recurrent.settings import LSTMForm, RecurrentSettings
+from regard.recurrent.settings import LSTMVariant, RecurrentSettings
 
 State = tuple[Tensor, ...]
 """What a cell carries from step to step, rows on axis 0; its output comes first."""
@@ -20,7 +20,7 @@ State = tuple[Tensor, ...]
 class Cell(nn.Module, ABC):
     """One step of recurrence.
 
-    With layer normalisation (Ba et al. 2016), W x and R h are each normalised over all gates before they are added; of
+    With layer normalization (Ba et al. 2016), W x and R h are each normalized over all gates before they are added; of
     a GRU that resets before the product, R h over r and z, and over n, which are two products.
     """
 
@@ -160,14 +160,14 @@ class LSTMCell(Cell):
 
     p are the peepholes, g and h tanh or the identity. With gate recurrence, each gate also receives the products of
     last step's gates with matrices of their own. The rows of the matrices are the learned gates in the order i, f, o,
-    and then z. Layer normalisation also normalises c on its way to h; what last step's gates send it leaves alone.
+    and then z. Layer normalization also normalizes c on its way to h; what last step's gates send it leaves alone.
     """
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
-        form: LSTMForm = LSTMForm(),  # noqa: B008 (a constant)
+        form: LSTMVariant = LSTMVariant(),  # noqa: B008 (a constant)
         *,
         forget_bias: float = 1.0,
         layer_norm: bool = False,

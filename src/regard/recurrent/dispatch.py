@@ -16,13 +16,13 @@ from torch import Tensor
 
 from regard.ops import reference_mode
 from regard.ops.dispatch import Dispatch, first_available
-from regard.ops.triton import can_serve, dtype_refusal, triton_refusal
+from regard.ops.triton import dtype_refusal, is_usable, triton_refusal
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, State
 from regard.recurrent.fast import analytic, analytic_lstm
 from regard.recurrent.fast.analytic_lstm import LSTMWeights
 from regard.recurrent.fast.cudnn import KNOWN, by_torch, unknown_to_torch
 from regard.recurrent.scan import Lane, Swept, last_valid, scan
-from regard.recurrent.settings import LSTMForm
+from regard.recurrent.settings import LSTMVariant
 
 FEW_ROWS = 64
 """Up to so many rows our kernel for the LSTM is faster than cuDNN's in float32 (benchmarks/recurrent.py)."""
@@ -33,7 +33,7 @@ HALF = (torch.float16, torch.bfloat16)
 def torch_refusal(cell: Cell, device: str, dtype: torch.dtype, rows: int, keep: bool, ragged: bool) -> str | None:
     """Why PyTorch's kernels cannot serve, or should not; None if they do."""
     if cell.layer_norm:
-        return "it knows no layer normalisation"
+        return "it knows no layer normalization"
     if keep:
         return "it knows no dropout on the state"
     unknown = unknown_to_torch(cell)
@@ -57,7 +57,7 @@ def analytic_refusal(cell: Cell) -> str | None:
     """Why no gradient worked out by hand serves, or None if one does."""
     if not isinstance(cell, KNOWN):
         return f"none has been worked out for {type(cell).__name__}"
-    return "it knows no layer normalisation" if cell.layer_norm else None
+    return "it knows no layer normalization" if cell.layer_norm else None
 
 
 def bounded(cell: Cell) -> bool:
@@ -77,7 +77,7 @@ def fused_refusal(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
     if not (isinstance(cell, LSTMCell) or (isinstance(cell, GRUCell) and cell.reset == "before")):
         return "it is written for the LSTM in all its forms, and for the GRU that resets before the product"
     if cell.layer_norm:
-        return "it knows no layer normalisation"
+        return "it knows no layer normalization"
     return dtype_refusal(dtype)
 
 
@@ -106,7 +106,7 @@ def dispatch_layer(
 def run(lanes: Sequence[Lane], lengths_B: Tensor | None) -> list[Swept]:
     """Every lane over its input; each row ends at its own length."""
     cell, x_BTD, _, keep_BH = lanes[0]
-    if reference_mode.asked_for() or 0 in x_BTD.shape[:2]:
+    if reference_mode.in_reference_mode() or 0 in x_BTD.shape[:2]:
         return [scan(lane, lengths_B) for lane in lanes]
     keep, ragged = keep_BH is not None, lengths_B is not None
     path = dispatch_layer(cell, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), keep=keep, ragged=ragged).path
@@ -119,19 +119,19 @@ def run(lanes: Sequence[Lane], lengths_B: Tensor | None) -> list[Swept]:
 
 def step(cell: Cell, gates_BG: Tensor, state: State, keep_BH: Tensor | None = None) -> State:
     """The next state, from the input's share of the gates as it was admitted."""
-    if not isinstance(cell, KNOWN) or cell.layer_norm or keep_BH is not None or reference_mode.asked_for():
+    if not isinstance(cell, KNOWN) or cell.layer_norm or keep_BH is not None or reference_mode.in_reference_mode():
         return cell.step(gates_BG, state, keep_BH)
     if isinstance(cell, GRUCell) and cell.bias_state is not None:
         shares_BG = torch.addmm(cell.bias_state, state[0], cell.weight_state.t())
         given = gates_BG.to(shares_BG.dtype), shares_BG, state[0].to(shares_BG.dtype)
-        if can_serve(shares_BG):
+        if is_usable(shares_BG):
             from regard.recurrent.fast import triton_step
 
             return (triton_step.gru_step(*given),)
         return (analytic.gru_step(*given),)
     if isinstance(cell, LSTMCell) and not cell.form.gate_recurrence:
         total_BG = torch.addmm(gates_BG, state[0], cell.weight_state.t())
-        if not cell.form.changed and can_serve(total_BG):
+        if not cell.form.changed and is_usable(total_BG):
             from regard.recurrent.fast import triton_step
 
             return triton_step.lstm_step(total_BG, state[1].to(total_BG.dtype))
@@ -195,7 +195,7 @@ def sweep(
 
 
 def lstm_sweep(
-    form: LSTMForm,
+    form: LSTMVariant,
     gates_TNBG: Tensor,
     state: State,
     weights: LSTMWeights,

@@ -10,7 +10,7 @@ Activation = Literal["tanh", "identity"]
 Variant = Literal["vanilla", "NIG", "NFG", "NOG", "NIAF", "NOAF", "NP", "CIFG", "FGR", "simplified"]
 
 
-class LSTMForm(NamedTuple):
+class LSTMVariant(NamedTuple):
     """Which LSTM it is: the switches of "A Search Space Odyssey" (Greff et al. 2015), each independent of the others.
 
     As it stands, the usual cell.
@@ -39,7 +39,7 @@ class LSTMForm(NamedTuple):
     @property
     def changed(self) -> dict[str, bool | str]:
         """The switches that stand otherwise than in the usual cell."""
-        usual = LSTMForm()._asdict()
+        usual = LSTMVariant()._asdict()
         return {name: value for name, value in self._asdict().items() if value != usual[name]}
 
     @property
@@ -60,8 +60,8 @@ class LSTMForm(NamedTuple):
         return None
 
 
-_VANILLA = LSTMForm(peepholes=True)
-VARIANTS: dict[str, LSTMForm] = {
+_VANILLA = LSTMVariant(peepholes=True)
+VARIANTS: dict[str, LSTMVariant] = {
     "vanilla": _VANILLA,
     "NIG": _VANILLA._replace(input_gate=False),
     "NFG": _VANILLA._replace(forget_gate=False),
@@ -121,7 +121,7 @@ class RecurrentSettings(Settings):
     dropout: float = Field(0.0, ge=0, lt=1, description="between layers")
     variational: bool = Field(False, description="one dropout mask for all steps, on the state's way back too")
     residual: bool = Field(False, description="each layer but the first adds to what it is given")
-    layer_norm: bool = Field(False, description="normalise what enters the gates, from input and state apart")
+    layer_norm: bool = Field(False, description="normalize what enters the gates, from input and state apart")
 
     @property
     def description(self) -> str:
@@ -135,12 +135,12 @@ class RecurrentSettings(Settings):
         return self.hidden * self.layers * (2 if isinstance(self.cell, LSTM) else 1)
 
     @property
-    def form(self) -> LSTMForm:
+    def form(self) -> LSTMVariant:
         """The LSTM that variant and switches name together."""
         if not isinstance(self.cell, LSTM):
             raise TypeError(f"a {self.cell.kind} has no form of LSTM")
-        given = {name: getattr(self.cell, name) for name in LSTMForm._fields}
-        return VARIANTS.get(self.variant or "", LSTMForm())._replace(
+        given = {name: getattr(self.cell, name) for name in LSTMVariant._fields}
+        return VARIANTS.get(self.variant or "", LSTMVariant())._replace(
             **{name: value for name, value in given.items() if value is not None}
         )
 

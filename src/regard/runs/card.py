@@ -3,12 +3,12 @@
 from torch import nn
 
 from regard.config import to_yaml
-from regard.runs.checkpoints import Progress
+from regard.runs.checkpoints import RunProgress
 from regard.runs.lock import LockedFolder
 from regard.runs.settings import RunSettings
 
 
-def write(folder: LockedFolder, settings: RunSettings, progress: Progress, model: nn.Module) -> None:
+def write(folder: LockedFolder, settings: RunSettings, progress: RunProgress, model: nn.Module) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     best = progress.best
     reached = best.told(settings.training.metric) if best else "–"

@@ -21,7 +21,7 @@ from regard.models.seq2seq import Seq2Seq, build_model
 from regard.runs.folder import FORMAT, Checkpoint, RunFolder, UnreadableError
 from regard.runs.lock import LockedFolder
 from regard.runs.schedule import Schedule
-from regard.evaluation.values import Scores
+from regard.evaluation.values import MetricValues
 from regard.runs.settings import RunSettings, TrainingSettings
 from regard.runs.tensors import check_tensors, first_not_finite, read_tensors
 
@@ -32,7 +32,7 @@ WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come; with the tensors of a checkpoint, all that it needs to go on."""
 
     data: dict[str, str]
@@ -41,7 +41,7 @@ class Progress:
     """Maps each step to its position in the schedule, with all revisions so far."""
     step: int = 0
     best_step: int | None = None
-    best: Scores | None = None
+    best: MetricValues | None = None
     best_name: str | None = None
     """The folder of the best checkpoint, where it is not that of its step."""
     stale: int = 0
@@ -67,8 +67,8 @@ class Progress:
         return {**asdict(self), "best": best}
 
     @classmethod
-    def from_json(cls, state: dict[str, Any]) -> "Progress":
-        best = Scores.from_json(state["best"]) if state["best"] else None
+    def from_json(cls, state: dict[str, Any]) -> "RunProgress":
+        best = MetricValues.from_json(state["best"]) if state["best"] else None
         return cls(**{**state, "best": best, "schedule": Schedule.from_json(state["schedule"])})
 
 
@@ -76,7 +76,7 @@ def save(
     locked: LockedFolder,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    progress: Progress,
+    progress: RunProgress,
     averaged: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
     """Save all that a run needs to resume.
@@ -91,13 +91,13 @@ def save(
     return _write(locked, f"step-{progress.step}", weights, state, progress)
 
 
-def save_mean(locked: LockedFolder, model: nn.Module, progress: Progress) -> Checkpoint:
+def save_average(locked: LockedFolder, model: nn.Module, progress: RunProgress) -> Checkpoint:
     """A model to be used, which no training goes on from."""
     return _write(locked, f"mean-{progress.step}", _tensors(model), {}, progress)
 
 
 def _write(
-    locked: LockedFolder, name: str, model: dict[str, Tensor], optimizer: dict[str, Tensor], progress: Progress
+    locked: LockedFolder, name: str, model: dict[str, Tensor], optimizer: dict[str, Tensor], progress: RunProgress
 ) -> Checkpoint:
     """Write beside, sync, rename, sync: the checkpoint is there whole or not at all."""
     broken = first_not_finite(model) or first_not_finite(optimizer)
@@ -162,7 +162,7 @@ def prune(
                 checkpoints.remove(checkpoint.path.name)
 
 
-def clear_remains(locked: LockedFolder) -> None:
+def remove_unfinished(locked: LockedFolder) -> None:
     """Remove the unfinished files of a killed process, and set damaged checkpoints aside."""
     if "checkpoints" not in locked.directory.names():
         return
@@ -179,7 +179,7 @@ def clear_remains(locked: LockedFolder) -> None:
                 checkpoints.rename(checkpoint.path.name, aside)
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A run's model as a checkpoint has it, and what goes with it."""
 
     settings: RunSettings
@@ -188,7 +188,7 @@ class Loaded(NamedTuple):
     checkpoint: Checkpoint
 
 
-def load_model(folder: RunFolder, chosen: Checkpoint) -> Loaded:
+def load_model(folder: RunFolder, chosen: Checkpoint) -> LoadedModel:
     settings = folder.settings()
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer)
     model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
@@ -197,7 +197,7 @@ def load_model(folder: RunFolder, chosen: Checkpoint) -> Loaded:
         load_weights(model, checkpoint)
         return checkpoint
 
-    return Loaded(settings, tokenizers, model, folder.first_readable(chosen, load))
+    return LoadedModel(settings, tokenizers, model, folder.first_readable(chosen, load))
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -222,7 +222,7 @@ def _set_weights(model: nn.Module, found: Mapping[str, Tensor], path: Path) -> N
     model.load_state_dict(found, strict=False)  # a matrix that goes by two names is there once
 
 
-class Saved(NamedTuple):
+class SavedCheckpoint(NamedTuple):
     """A checkpoint in memory: all that a run needs to resume."""
 
     checkpoint: Checkpoint
@@ -234,9 +234,9 @@ class Saved(NamedTuple):
         return self.checkpoint.state
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         try:
-            return Progress.from_json(self.state)
+            return RunProgress.from_json(self.state)
         except (TypeError, KeyError) as error:
             raise ModelError(
                 f"{self.checkpoint.path / 'state.json'} was written by another version of regard ({error}): the model "
@@ -244,14 +244,14 @@ class Saved(NamedTuple):
             ) from None
 
 
-def read_newest(folder: RunFolder) -> Saved | None:
+def read_newest(folder: RunFolder) -> SavedCheckpoint | None:
     """The newest checkpoint that is complete and can be read; None if there is none."""
     for checkpoint in folder.complete():
         path = checkpoint.path / OPTIMIZER
         if not os.path.lexists(path):
-            raise ModelError(f"{path} is missing: without the state of the optimiser, training cannot be resumed.")
+            raise ModelError(f"{path} is missing: without the state of the optimizer, training cannot be resumed.")
         try:
-            return Saved(checkpoint, read_tensors(checkpoint, WEIGHTS), read_tensors(checkpoint, OPTIMIZER))
+            return SavedCheckpoint(checkpoint, read_tensors(checkpoint, WEIGHTS), read_tensors(checkpoint, OPTIMIZER))
         except UnreadableError as error:
             log.warning("%s The checkpoint before it is used.", error)
     return None
@@ -260,9 +260,9 @@ def read_newest(folder: RunFolder) -> Saved | None:
 def restore(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    saved: Saved,
+    saved: SavedCheckpoint,
     averaged: Mapping[str, Tensor] | None = None,
-) -> Progress:
+) -> RunProgress:
     """Restore a model, its optimizer, the average of its weights and the random generators from a checkpoint."""
     path, tensors = saved.checkpoint.path, saved.optimizer
     dtypes = {name: torch.uint8 if name.startswith("random/") else torch.float32 for name in tensors}

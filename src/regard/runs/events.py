@@ -15,7 +15,7 @@ from regard.runs.directory import Directory
 EVENTS = "events.jsonl"
 
 
-class Listener(Protocol):
+class EventListener(Protocol):
     """Whoever is told of each event as it is written."""
 
     def write(self, event: str, **values: Any) -> None: ...
@@ -29,7 +29,7 @@ class EventLog:
     """
 
     def __init__(
-        self, directory: Directory, has_happened: Callable[[dict[str, Any]], bool], listeners: Sequence[Listener] = ()
+        self, directory: Directory, has_happened: Callable[[dict[str, Any]], bool], listeners: Sequence[EventListener] = ()
     ) -> None:
         content = directory.read(EVENTS) if EVENTS in directory.names() else b""
         draft = f".{EVENTS}"
@@ -71,7 +71,7 @@ def _lines(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{line}\n", event
 
 
-class Narrator:
+class ProgressDisplay:
     """Tells people on stderr how training goes: a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self) -> None:

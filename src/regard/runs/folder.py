@@ -4,11 +4,11 @@ damaged model is told before anything heavy is loaded.
     config.yaml            the settings, resolved
     tokenizer.json         (and tokenizer.target.json where the vocabularies differ)
     checkpoints/step-N/    model.safetensors, optimizer.safetensors, state.json, manifest.json (SHA-256)
-    checkpoints/mean-N/    the same without the optimiser: the mean of the last checkpoints, where it was the best
+    checkpoints/mean-N/    the same without the optimizer: the mean of the last checkpoints, where it was the best
     events.jsonl           what happened, a line each
     card.md                what this model is, for people
 
-A model to hand on is the same folder without the optimiser.
+A model to hand on is the same folder without the optimizer.
 """
 
 import json
@@ -102,7 +102,7 @@ class Checkpoint:
         return None
 
     def see_that_tokenizers_are_those_saved(self) -> None:
-        """Refuse a tokeniser other than the one that the model was trained with: its ids would mean other tokens."""
+        """Refuse a tokenizer other than the one that the model was trained with: its ids would mean other tokens."""
         for name, expected in self._manifest.get("tokenizers", {}).items():
             path = self.path.parent.parent / name
             try:
@@ -277,13 +277,13 @@ def open_models(path: str | Path, *others: str | Path) -> list[tuple[RunFolder, 
 
 
 def _refuse_other_tokens(one: RunFolder, other: RunFolder) -> None:
-    """Models whose tokenisers differ cannot answer together: a token of one would be another's something else."""
+    """Models whose tokenizers differ cannot answer together: a token of one would be another's something else."""
     ours, theirs = ({file.name: file.read_bytes() for file in run.path.glob("tokenizer*")} for run in (one, other))
     for name in sorted({*ours, *theirs}):
         if ours.get(name) != theirs.get(name):
             raise ModelError(
                 f"{other.path / name} is not that of {one.path}: models that answer together must have the same "
-                "tokenisers. Train them on the same data with the same settings of the tokeniser."
+                "tokenizers. Train them on the same data with the same settings of the tokenizer."
             )
 
 

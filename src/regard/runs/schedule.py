@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from regard.data.batching import Encoded
-from regard.data.sampler import ByPairs, ByTokens, Order
+from regard.data.batching import EncodedCorpus
+from regard.data.sampler import PairBatchSampler, TokenBatchSampler, BatchSampler
 from regard.errors import DataError
 from regard.formatting import quantity
 from regard.runs.settings import RunSettings, TrainingSettings

@@ -17,12 +17,12 @@ from pydantic import (
     model_validator,
 )
 
-from regard.config import BY_NAME, HARMLESS, Settings
+from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings
 from regard.data.settings import CharTokenizer, Data, FilesData, PairTokenizer, TokenizerChoice, sides
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ConfigError
 from regard.models.settings import Model, RecurrentModel
-from regard.evaluation.settings import Accuracy, Chrf, Loss, Measure, MeasureChoice
+from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric, MetricChoice
 
 
 def _one_or_more(value: Any) -> Any:
@@ -58,7 +58,7 @@ class NoConsistency(Settings):
 class _TwoPasses(Settings):
     """Each pair is seen twice a step."""
 
-    after: NonNegativeInt = Field(0, description="so many steps are taken before it begins")
+    start_step: NonNegativeInt = Field(0, description="so many steps are taken before it begins")
 
 
 class RDrop(_TwoPasses):
@@ -104,14 +104,14 @@ class Teachers(Settings):
     runs: Annotated[tuple[Annotated[str, BeforeValidator(_in_letters)], ...], BeforeValidator(_one_or_more)] = Field(
         min_length=1, description="their folders; they have the student's tokenizer"
     )
-    share: float = Field(0.5, gt=0, le=1, description="λ, how much the teachers count beside the data")
+    weight: float = Field(0.5, gt=0, le=1, description="λ, how much the teachers count beside the data")
 
     def absolute(self) -> Self:
         return self.model_copy(update={"runs": tuple(map(os.path.abspath, self.runs))})
 
     @property
     def shares(self) -> Shares:
-        return Shares(0.0, 1 - self.share, self.share, 0.0)
+        return Shares(0.0, 1 - self.weight, self.weight, 0.0)
 
 
 def _teachers_by_their_runs(value: Any) -> Any:
@@ -130,7 +130,7 @@ class TrainingSettings(Settings):
     batch_tokens: PositiveInt | None = Field(
         None, description="in place of batch_size: tokens in a batch, on the longer side and with padding"
     )
-    longest: PositiveInt | None = Field(
+    max_pair_length: PositiveInt | None = Field(
         None, description="pairs with more tokens on a side are left out of training; needs batch_tokens"
     )
     accumulate: PositiveInt = Field(1, description="batches that make one step")
@@ -143,9 +143,9 @@ class TrainingSettings(Settings):
     )
     plateau_patience: PositiveInt = Field(3, description="validations without a better one before a plateau's fall")
     plateau_factor: float = Field(0.5, gt=0, lt=1, description="what the learning rate is multiplied by then")
-    beta2: float = Field(0.999, gt=0, lt=1, description="Adam's memory of squared gradients")
+    adam_beta2: float = Field(0.999, gt=0, lt=1, description="Adam's memory of squared gradients")
     weight_decay: NonNegativeFloat = 0.01
-    clip: PositiveFloat = Field(1.0, description="the largest norm of the gradient")
+    max_grad_norm: PositiveFloat = Field(1.0, description="the largest norm of the gradient")
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     word_dropout: float = Field(0.0, ge=0, lt=1, description="share of the tokens given that become unknown")
     consistency: ConsistencyChoice = NoConsistency()
@@ -156,36 +156,36 @@ class TrainingSettings(Settings):
         None,
         description="a run whose best weights this one starts from, with its tokenizers and its model (fine-tuning)",
     )
-    ema: float = Field(0.0, ge=0, lt=1, description="memory of a moving average of the weights, used in their place")
-    average: PositiveInt = Field(
+    ema_decay: float = Field(0.0, ge=0, lt=1, description="memory of a moving average of the weights, used in their place")
+    average_checkpoints: PositiveInt = Field(
         1, description="at the end, the mean of so many last checkpoints is tried, and used if it is better"
     )
     precision: Literal["float32", "bfloat16", "auto"] = Field(
         "float32", description="of matrix products; auto is bfloat16 where the device is made for it"
     )
     compile: bool = Field(False, description="let torch.compile work on the model; slow to start")
-    graphs: bool = Field(
+    cuda_graphs: bool = Field(
         True,
-        json_schema_extra=HARMLESS,
+        json_schema_extra=MAY_CHANGE_ON_RESUME,
         description="on a GPU, record the work of a step for each shape of batch, and play it from then on",
     )
     validate_every: PositiveInt = 100
-    metric: MeasureChoice = Field(Accuracy(), description="by which the best checkpoint is chosen; ties by the loss")
-    also: Annotated[tuple[MeasureChoice, ...], BeforeValidator(_one_or_more)] = Field(
-        (), json_schema_extra=HARMLESS, description="measures to be told beside it"
+    metric: MetricChoice = Field(Accuracy(), description="by which the best checkpoint is chosen; ties by the loss")
+    extra_metrics: Annotated[tuple[MetricChoice, ...], BeforeValidator(_one_or_more)] = Field(
+        (), json_schema_extra=MAY_CHANGE_ON_RESUME, description="measures to be told beside it"
     )
-    validation: SearchSettings = Field(SearchSettings(), description="how answers are looked for in validation")
+    validation_search: SearchSettings = Field(SearchSettings(), description="how answers are looked for in validation")
     validation_pairs: PositiveInt | None = Field(None, description="the first so many dev pairs; by default all")
     patience: PositiveInt = Field(10, description="validations without a better one before training stops")
-    save_every: PositiveInt = Field(100, json_schema_extra=HARMLESS)
-    keep: PositiveInt = Field(2, json_schema_extra=HARMLESS, description="checkpoints kept beside the best")
-    log_every: PositiveInt = Field(20, json_schema_extra=HARMLESS)
+    save_every: PositiveInt = Field(100, json_schema_extra=MAY_CHANGE_ON_RESUME)
+    keep_checkpoints: PositiveInt = Field(2, json_schema_extra=MAY_CHANGE_ON_RESUME, description="checkpoints kept beside the best")
+    log_every: PositiveInt = Field(20, json_schema_extra=MAY_CHANGE_ON_RESUME)
     track: Literal["tensorboard"] | None = Field(
-        None, json_schema_extra=HARMLESS, description="write the events for TensorBoard too, in RUN/tensorboard"
+        None, json_schema_extra=MAY_CHANGE_ON_RESUME, description="write the events for TensorBoard too, in RUN/tensorboard"
     )
-    device: str = Field("auto", json_schema_extra=HARMLESS, description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", json_schema_extra=MAY_CHANGE_ON_RESUME, description="auto, cpu, cuda or cuda:N")
     threads: PositiveInt = Field(
-        1, json_schema_extra=HARMLESS, description="CPU threads; more than one is faster only for large models"
+        1, json_schema_extra=MAY_CHANGE_ON_RESUME, description="CPU threads; more than one is faster only for large models"
     )
 
     @field_validator("device")
@@ -197,10 +197,10 @@ class TrainingSettings(Settings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.longest is not None and self.batch_tokens is None:
-            raise ValueError("longest: only batches by tokens leave long pairs out. Set batch_tokens too.")
-        if self.ema and self.average > 1:
-            raise ValueError("ema: a moving average of the weights and a mean of checkpoints exclude each other.")
+        if self.max_pair_length is not None and self.batch_tokens is None:
+            raise ValueError("max_pair_length: only batches by tokens leave long pairs out. Set batch_tokens too.")
+        if self.ema_decay and self.average_checkpoints > 1:
+            raise ValueError("ema_decay: a moving average of the weights and a mean of checkpoints exclude each other.")
         if self.teachers is not None and self.consistency.kind != "none":
             raise ValueError(
                 "teachers: a student agrees with its teachers or with itself. Set training.consistency=none."
@@ -212,14 +212,14 @@ class TrainingSettings(Settings):
         return super().absolute().model_copy(update=initial)
 
     @property
-    def measures(self) -> list[Measure]:
+    def metrics(self) -> list[Metric]:
         """All that validation works out, each but once; the loss always, since it decides between equals."""
-        return list(dict.fromkeys([self.metric, *self.also, Loss()]))
+        return list(dict.fromkeys([self.metric, *self.extra_metrics, Loss()]))
 
     @property
-    def usual_measures(self) -> list[Measure]:
+    def default_metrics(self) -> list[Metric]:
         """What a finished model is evaluated by where nothing is asked for in particular."""
-        return list(dict.fromkeys([self.metric, *self.also, Accuracy(), Chrf(), Loss()]))
+        return list(dict.fromkeys([self.metric, *self.extra_metrics, Accuracy(), Chrf(), Loss()]))
 
 
 def with_deadline(overrides: Mapping[str, Any], minutes: float | None) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def with_deadline(overrides: Mapping[str, Any], minutes: float | None) -> dict[s
 class RunSettings(Settings):
     """Everything that makes a run what it is."""
 
-    about: str = Field("", json_schema_extra=HARMLESS, description="one line for people")
+    about: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="one line for people")
     seed: NonNegativeInt = 0
     data: Data
     tokenizer: TokenizerChoice = CharTokenizer()

@@ -52,7 +52,7 @@ _FINE_TUNING_RATE = 1 / 3
 """The learning rate of fine-tuning, as a share of that of a new model."""
 
 
-class Chosen(NamedTuple):
+class ChosenSettings(NamedTuple):
     """Settings, and for people why they are what they are."""
 
     settings: RunSettings
@@ -71,8 +71,8 @@ class _Choice:
         self.reasons.append(reason)
 
 
-def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chosen:
-    """Look at the training pairs and decide on tokeniser, model and schedule; what is overridden stands."""
+def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> ChosenSettings:
+    """Look at the training pairs and decide on tokenizer, model and schedule; what is overridden stands."""
     files = resolve(FilesData, data.model_dump(mode="json"), _below("data.", overrides)).files("train")
     assert files is not None
     split = Split.of_files(str(files), files)
@@ -97,11 +97,11 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
     wished = _below("tokenizer", overrides)
     if start is None and "tags" in facts and not any("tags" in f"{key} {value}" for key, value in wished.items()):
-        # Of whatever tokeniser it came to be.
+        # Of whatever tokenizer it came to be.
         place = "tokenizer.source.tags" if settings.tokenizer.kind == "pair" else "tokenizer.tags"
         settings = resolve(RunSettings, settings.model_dump(mode="json"), {place: True})
     given = [f"Set by you: {key}={value}." for key, value in overrides.items() if key != INIT_FROM]
-    return Chosen(settings, choice.reasons + given)
+    return ChosenSettings(settings, choice.reasons + given)
 
 
 def _below(prefix: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,13 +134,13 @@ def _describe_data(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form,
 def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], scripts: Sequence[str]) -> None:
     told, tokenizer = _segmentation(facts, forms, scripts)
     each = ", each tag a token" if facts.get("tags") else ""
-    choice.settle(f"Tokeniser: {told}{each}.", tokenizer=tokenizer)
+    choice.settle(f"Tokenizer: {told}{each}.", tokenizer=tokenizer)
 
 
 def _segmentation(
     facts: Mapping[str, Any], forms: tuple[Form, Form], scripts: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
-    """What the tokens are called, and the tokeniser's settings."""
+    """What the tokens are called, and the tokenizer's settings."""
     alike = scripts[0] == scripts[1]
     if "sentences" in forms:
         size = next((size for pairs, size in VOCABULARIES if facts["pairs"] < pairs), 32_000)
@@ -165,7 +165,7 @@ def _segmentation(
 def _characters(script: str) -> tuple[str, dict[str, Any]]:
     """What the tokens are called, and the settings of a side: one of hundreds of syllables would rarely be seen."""
     if script == "Hangul":
-        return "letters that 한 is taken apart into, ㅎㅏㄴ", {"kind": "char", "normalisation": "nfd"}
+        return "letters that 한 is taken apart into, ㅎㅏㄴ", {"kind": "char", "normalization": "nfd"}
     return "characters", {"kind": "char"}
 
 
@@ -206,8 +206,8 @@ def _model(choice: _Choice, pairs: int, *, in_order: bool, cuda: bool) -> None:
 
 
 def _inherit(choice: _Choice, start: str) -> bool:
-    """The tokeniser and the model of the run to start from; returns whether it aligns in order."""
-    choice.settle(f"Tokeniser, model and initial weights: those of {start}.", **inherited_settings(start))
+    """The tokenizer and the model of the run to start from; returns whether it aligns in order."""
+    choice.settle(f"Tokenizer, model and initial weights: those of {start}.", **inherited_settings(start))
     return "hard_monotonic" in str(choice.keys["model"].get("attention"))
 
 
@@ -259,12 +259,12 @@ def _training(
     choice.settle(
         f"Training: {batch:,} tokens per batch; the best model is chosen by {metric}.",
         training={
-            "steps": steps, "max_epochs": passes, "batch_tokens": batch, "longest": max(256, int(longest)),
+            "steps": steps, "max_epochs": passes, "batch_tokens": batch, "max_pair_length": max(256, int(longest)),
             "warmup": max(50, steps // 20),
             "learning_rate": 0.003 if in_order else 0.001 if transformer else 0.002,
-            "label_smoothing": 0.0 if in_order else 0.1, "ema": 0.99 if in_order else 0.0, "precision": "auto",
+            "label_smoothing": 0.0 if in_order else 0.1, "ema_decay": 0.99 if in_order else 0.0, "precision": "auto",
             "validate_every": max(50, steps // 20), "save_every": max(50, steps // 20), "log_every": 20,
-            "validation_pairs": 500, "metric": metric, "also": also, "patience": 6,
+            "validation_pairs": 500, "metric": metric, "extra_metrics": also, "patience": 6,
         },
     )  # fmt: skip
 

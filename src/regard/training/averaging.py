@@ -1,4 +1,4 @@
-"""Weights in place of those that the optimiser moves: their moving average, or the mean of checkpoints."""
+"""Weights in place of those that the optimizer moves: their moving average, or the mean of checkpoints."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -9,7 +9,7 @@ from regard.data.settings import BPETokenizer
 from regard.formatting import quantity
 from regard.models.settings import RecurrentModel
 from regard.runs.settings import RunSettings
-from regard.training.autoconfig import FEWEST_STEPS, VOCABULARIES, Chosen
+from regard.training.autoconfig import FEWEST_STEPS, VOCABULARIES, ChosenSettings
 from regard.training.finetuning import INIT_FROM
 
 DEFAULT_MINUTES = 10.0
@@ -57,7 +57,7 @@ def _with_groups(key: str) -> set[str]:
     return set(accumulate(key.split("."), lambda group, name: f"{group}.{name}"))
 
 
-def shrink(chosen: Chosen, pace: Pace, left: float, overrides: Mapping[str, Any]) -> Chosen:
+def shrink(chosen: ChosenSettings, pace: Pace, left: float, overrides: Mapping[str, Any]) -> ChosenSettings:
     """Choose smaller batches if `left` seconds allow few updates, and also a smaller model if they allow less than one
     pass over the pairs: in a short time, many updates of a small model learn more than a few of a large one.
     """
@@ -90,14 +90,16 @@ def shrink(chosen: Chosen, pace: Pace, left: float, overrides: Mapping[str, Any]
         f"The time allows about {steps:,} steps, {passes:.2g} passes over the pairs. In that time, a model "
         f"learns more with {changed}."
     )
-    return Chosen(resolved, [*chosen.reasons, reason])
+    return ChosenSettings(resolved, [*chosen.reasons, reason])
 
 
 def _possible_steps(pace: Pace, left: float) -> int:
     return max(20, int(_STEPS_SHARE * left / pace.seconds[pace.threads]))
 
 
-def fit(chosen: Chosen, pace: Pace, minutes: float | None, left: float, overrides: Mapping[str, Any]) -> Chosen:
+def fit(
+    chosen: ChosenSettings, pace: Pace, minutes: float | None, left: float, overrides: Mapping[str, Any]
+) -> ChosenSettings:
     """Choose a schedule for the time that is left and the measured speed.
 
     `minutes` is the deadline set by the user, if any; `left` is the number of seconds that remain. Without a deadline,
@@ -138,7 +140,7 @@ def fit(chosen: Chosen, pace: Pace, minutes: float | None, left: float, override
     ]
     if passes < _ENOUGH_PASSES and not fixed:
         reasons.append(_too_short(minutes or DEFAULT_MINUTES, passes))
-    return Chosen(settings, [*chosen.reasons, *reasons])
+    return ChosenSettings(settings, [*chosen.reasons, *reasons])
 
 
 def _duration(seconds: float) -> str:

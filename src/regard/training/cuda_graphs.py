@@ -22,7 +22,7 @@ MOST_SHAPES = 256
 
 @final
 @dataclass
-class RecordedGradient:
+class GraphedGradient:
     """Leaves the gradient of batches on a model as `leave_gradient` does.
 
     A shape is worked out as usual when it is first seen, and recorded when it is seen again, up to so many shapes.
@@ -70,8 +70,8 @@ class RecordedGradient:
 
 @final
 @dataclass
-class RecordedUpdate:
-    """Steps of an optimiser, recorded once it has taken one; the gradients must stay where they are."""
+class GraphedUpdate:
+    """Steps of an optimizer, recorded once it has taken one; the gradients must stay where they are."""
 
     optimizer: torch.optim.Optimizer
     replay: Callable[[], None] | None = None

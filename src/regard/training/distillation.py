@@ -13,7 +13,7 @@ from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path
 from regard.models.seq2seq import Seq2Seq
 from regard.runs import checkpoints
-from regard.runs.checkpoints import Progress
+from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder, open_models
 from regard.runs.settings import RunSettings, Shares
 
@@ -25,7 +25,7 @@ TEACHER = "teacher "
 
 @final
 @dataclass(frozen=True)
-class Teaching:
+class Distillation:
     """Models that teach, and how much their answers, the first of both, count beside the data."""
 
     models: tuple[Seq2Seq, ...]
@@ -34,21 +34,21 @@ class Teaching:
     """Who they are."""
 
 
-class Staff(NamedTuple):
+class TeacherModels(NamedTuple):
     """The runs that teach another: what they say, the tokens that they and so their student say it in, and a hash of
     each one's weights.
     """
 
-    teaching: Teaching | None = None
+    teaching: Distillation | None = None
     tokenizers: TokenizerPair | None = None
     fingerprint: Mapping[str, str] = {}
 
 
-def staff_of(student: RunSettings, device: torch.device) -> Staff:
+def load_teachers(student: RunSettings, device: torch.device) -> TeacherModels:
     """Those that a student's settings name, each as its validation chose it; where none are named, nobody."""
     teachers = student.training.teachers
     if teachers is None:
-        return Staff()
+        return TeacherModels()
     try:
         opened = open_models(*teachers.runs)
     except ModelError as error:
@@ -61,7 +61,7 @@ def staff_of(student: RunSettings, device: torch.device) -> Staff:
     used = [(folder.path, own.checkpoint) for (folder, _), own in zip(opened, loaded, strict=True)]
     told = " and ".join(f"{short_path(path)} (step {chosen.step:,})" for path, chosen in used)
     hashes = {f"{TEACHER}{path}": chosen.weights_hash for path, chosen in used}
-    return Staff(Teaching(models, teachers.shares, told), loaded[0].tokenizers, hashes)
+    return TeacherModels(Distillation(models, teachers.shares, told), loaded[0].tokenizers, hashes)
 
 
 def teachers_in(data: Mapping[str, str] | str) -> dict[str, str]:
@@ -82,7 +82,7 @@ def _warn_if_unfinished(teacher: RunFolder, settings: RunSettings) -> None:
     newest = teacher.newest()
     if newest is None:
         return
-    progress = Progress.from_json(newest.state)
+    progress = RunProgress.from_json(newest.state)
     if not progress.is_over(settings.training):
         log.warning(
             "%s teaches as it is after %d of its %d steps; if it is trained on, its students cannot be.",

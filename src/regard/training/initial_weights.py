@@ -13,7 +13,7 @@ from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path
 from regard.models.seq2seq import Seq2Seq
 from regard.runs import checkpoints
-from regard.runs.checkpoints import Loaded
+from regard.runs.checkpoints import LoadedModel
 from regard.runs.settings import RunSettings
 from regard.training.finetuning import INIT_FROM, open_initial
 
@@ -29,7 +29,7 @@ _MOST_SAMPLED, _MOST_NAMED = 20_000, 8
 class Initial(NamedTuple):
     """The model that a run starts from, and the hash of its weights; without `training.init_from`, nothing."""
 
-    loaded: Loaded | None = None
+    loaded: LoadedModel | None = None
     fingerprint: Mapping[str, str] = {}
 
     @property

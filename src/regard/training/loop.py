@@ -17,38 +17,38 @@ from regard.data.batching import Batch
 from regard.data.corpora import Corpus, load_corpus
 from regard.data.pinning import pin_data
 from regard.data.preparation import Prepared, Request, prepare
-from regard.data.sampler import Order
+from regard.data.sampler import BatchSampler
 from regard.data.tokens.tokenizers import TokenizerPair
-from regard.decoding.predictor import Translator
+from regard.decoding.predictor import Predictor
 from regard.errors import DivergedError, Interrupted, ResourceError, RunInUseError
 from regard.evaluation.validation import validate
 from regard.formatting import quantity
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
 from regard.runs import card, checkpoints
-from regard.runs.checkpoints import Progress
-from regard.runs.events import EventLog, Narrator
+from regard.runs.checkpoints import RunProgress
+from regard.runs.events import EventLog, ProgressDisplay
 from regard.runs.folder import Checkpoint, RunFolder
 from regard.runs.lock import LockedFolder
 from regard.runs.schedule import Schedule
 from regard.runs.settings import RunSettings
 from regard.training import tracking
 from regard.training.averaging import MovingAverage, mean_in_place
-from regard.training.cuda_graphs import RecordedGradient, RecordedUpdate
-from regard.training.distillation import Staff, staff_of, teachers_in
+from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
+from regard.training.distillation import TeacherModels, load_teachers, teachers_in
 from regard.training.initial_weights import load_initial, recall_initial
-from regard.training.machine import device_named, kept_for_a_run, told_when_disk_fails
+from regard.training.machine import configure_torch, report_disk_failures, resolve_device
 from regard.training.messages import describe_end, describe_pairs, describe_start
 from regard.training.objective import Objective, backward
 from regard.training.optim import build_optimizer, clip_gradients, learning_rate, set_rate
 from regard.training.resume import check_data_unchanged, check_settings_unchanged
-from regard.training.schedule import Deadline, build_deadline, order_of, schedule_of
+from regard.training.schedule import Deadline, build_batch_sampler, build_deadline, build_schedule
 from regard.training.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 
 
-def train(settings: RunSettings, folder: RunFolder, started: float | None = None) -> Progress:
+def train(settings: RunSettings, folder: RunFolder, started: float | None = None) -> RunProgress:
     """Train in a folder, or resume; the same command always ends with the same weights.
 
     A deadline (`training.minutes`) counts from `started`, a reading of `time.monotonic`, by default now. A resumed run
@@ -57,13 +57,13 @@ def train(settings: RunSettings, folder: RunFolder, started: float | None = None
     started = time.monotonic() if started is None else started
     settings = settings.absolute().model_copy(update={"data": pin_data(settings.data)})
     tracking.require(settings.training)
-    with told_when_disk_fails(folder), folder.lock() as locked:
+    with report_disk_failures(folder), folder.lock() as locked:
         folder.reject_foreign()
         if folder.all_checkpoints():
             check_settings_unchanged(folder, settings)
         corpus = load_corpus(settings.data)
-        checkpoints.clear_remains(locked)
-        with kept_for_a_run(settings.training), Narrator() as narrator:
+        checkpoints.remove_unfinished(locked)
+        with configure_torch(settings.training), ProgressDisplay() as narrator:
             training = Training.begin(settings, locked, corpus, narrator)
             training.set_deadline(started)
             return training.finish(narrator)
@@ -76,18 +76,18 @@ class Training:
     settings: RunSettings
     locked: LockedFolder
     data: Prepared
-    order: Order
+    order: BatchSampler
     model: Seq2Seq
     worked: Seq2Seq
     """The model as its loss is worked out: itself, or compiled."""
     objective: Objective
     optimizer: torch.optim.Optimizer
     average: MovingAverage | None
-    translator: Translator
-    progress: Progress
+    predictor: Predictor
+    progress: RunProgress
     update: Callable[[], Any]
-    """A step of the optimiser: its own, or recorded."""
-    recorder: RecordedGradient | None = None
+    """A step of the optimizer: its own, or recorded."""
+    recorder: GraphedGradient | None = None
     """What works out gradients on a GPU, where memory has room for whole batches."""
     ahead: dict[int, list[Batch]] = field(default_factory=dict)
     """The batches of the next step, where they are made while a GPU works."""
@@ -103,13 +103,15 @@ class Training:
         return list(self.model.parameters())
 
     @classmethod
-    def begin(cls, settings: RunSettings, locked: LockedFolder, corpus: Corpus, narrator: Narrator) -> "Training":
+    def begin(
+        cls, settings: RunSettings, locked: LockedFolder, corpus: Corpus, narrator: ProgressDisplay
+    ) -> "Training":
         """A run at step 0, or where its newest whole checkpoint left it."""
-        training, device = settings.training, device_named(settings.training.device)
+        training, device = settings.training, resolve_device(settings.training.device)
         folder = RunFolder(locked.path)
         newest = checkpoints.read_newest(folder)
         over = newest is not None and newest.progress.is_over(training)
-        staff, fingerprint = Staff() if over else staff_of(settings, device), corpus.fingerprint()
+        staff, fingerprint = TeacherModels() if over else load_teachers(settings, device), corpus.fingerprint()
         if newest is None:
             initial = load_initial(settings, corpus, staff.tokenizers)
         else:
@@ -125,14 +127,14 @@ class Training:
         own = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
         request = Request(corpus, fingerprint, settings.data, settings.tokenizer, settings.seed)
         data = prepare(request, own, narrator.say)
-        order = order_of(data.train, settings)
+        order = build_batch_sampler(data.train, settings)
         model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
         initial.initialize(model, settings)
         model = model.to(device).train()
         optimizer = build_optimizer(model, training)
-        average = MovingAverage(model, training.ema) if training.ema else None
-        schedule = schedule_of(order, training)
-        progress = Progress(data=learned_from, schedule=schedule)
+        average = MovingAverage(model, training.ema_decay) if training.ema_decay else None
+        schedule = build_schedule(order, training)
+        progress = RunProgress(data=learned_from, schedule=schedule)
         if newest is not None:
             progress = checkpoints.restore(model, optimizer, newest, average.weights if average else None)
             if progress.schedule.length != schedule.length:
@@ -141,16 +143,21 @@ class Training:
         if newest is None:
             data.tokenizers.save(locked.directory.write)
         locked.directory.write(folder.config.name, to_yaml(settings).encode())
-        translator = Translator(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
+        predictor = Predictor(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length)
         objective = Objective.of(training, device, staff.teaching)
         worked: Seq2Seq = torch.compile(model, dynamic=True) if training.compile else model  # type: ignore[assignment]
         # What is recomputed for its gradient is large, and gains nothing.
-        plain = training.compile or getattr(settings.model, "recompute", False) or progress.eager or progress.pieces > 1
-        recorded = device.type == "cuda" and training.graphs and not plain
-        held = (settings, locked, data, order, model, worked, objective, optimizer, average, translator, progress)
+        plain = (
+            training.compile
+            or getattr(settings.model, "gradient_checkpointing", False)
+            or progress.eager
+            or progress.pieces > 1
+        )
+        recorded = device.type == "cuda" and training.cuda_graphs and not plain
+        held = (settings, locked, data, order, model, worked, objective, optimizer, average, predictor, progress)
         if not recorded:
             return cls(*held, optimizer.step)
-        return cls(*held, RecordedUpdate(optimizer), RecordedGradient(model, objective))
+        return cls(*held, GraphedUpdate(optimizer), GraphedGradient(model, objective))
 
     @property
     def done(self) -> bool:
@@ -164,7 +171,7 @@ class Training:
         else:
             torch.set_num_threads(min(self.progress.schedule.current.threads or training.threads, training.threads))
 
-    def finish(self, narrator: Narrator) -> Progress:
+    def finish(self, narrator: ProgressDisplay) -> RunProgress:
         """Take steps until all are taken, no better model is in sight, or somebody asks to stop."""
         training, progress = self.settings.training, self.progress
         listeners = tracking.listeners(training, self.locked.directory, progress.step)
@@ -208,7 +215,7 @@ class Training:
                     )
             if progress.averaged:
                 self._see_that_the_mean_is_whole()
-            elif training.average > 1:
+            elif training.average_checkpoints > 1:
                 self._try_mean(events, narrator)
             self.stop_recording()
             narrator.say(describe_end(self))
@@ -219,12 +226,13 @@ class Training:
         """What is learned from at a step."""
         first = step * self.settings.training.accumulate
         places = range(first, first + self.settings.training.accumulate)
-        device, order, few = self.translator.device, self.order, self.recorder is not None
+        device, order, few = self.predictor.device, self.order, self.recorder is not None
         return [
-            self.data.train.batch(order.at(place), device, order.epoch_at(place), few_shapes=few) for place in places
+            self.data.train.batch(order.at(place), device, order.epoch_at(place), bucketed_shapes=few)
+            for place in places
         ]
 
-    def _take_timed_step(self, events: EventLog, narrator: Narrator) -> tuple[float, int]:
+    def _take_timed_step(self, events: EventLog, narrator: ProgressDisplay) -> tuple[float, int]:
         """One update, before which the schedule is rescaled if it would miss the deadline → (loss, tokens)."""
         deadline, progress = self.deadline, self.progress
         if deadline is None:
@@ -239,7 +247,7 @@ class Training:
         deadline.note_step(time.monotonic() - begun)
         return taken
 
-    def _announce_schedule(self, before: Schedule, events: EventLog, narrator: Narrator) -> None:
+    def _announce_schedule(self, before: Schedule, events: EventLog, narrator: ProgressDisplay) -> None:
         schedule, step = self.progress.schedule, self.progress.step
         assert self.deadline is not None
         assert self.deadline.pace is not None
@@ -255,14 +263,14 @@ class Training:
         step, training = self.progress.step, self.settings.training
         batches = self.ahead.pop(step, None) or self.batches(step)
         set_rate(self.optimizer, self._rate(step + 1))
-        random = checkpoints.random_state(self.translator.device)
+        random = checkpoints.random_state(self.predictor.device)
         gradient = self._gradient(batches)
         if gradient is None:
             self._use_less_memory(batches, random)
             return self.take_step()
         share, tokens = gradient
-        norm = clip_gradients(self.parameters, training.clip)
-        if self.translator.device.type == "cuda" and step + 1 < self.progress.schedule.end:
+        norm = clip_gradients(self.parameters, training.max_grad_norm)
+        if self.predictor.device.type == "cuda" and step + 1 < self.progress.schedule.end:
             self.ahead = {step + 1: self.batches(step + 1)}  # while the GPU works
         loss, norm = torch.stack([share, norm]).tolist()
         if not np.isfinite([loss, norm]).all():
@@ -280,8 +288,8 @@ class Training:
     def stop_recording(self) -> None:
         """Go on by telling the device all, and give the memory of recordings back."""
         self.recorder, self.update, self.ahead = None, self.optimizer.step, {}
-        if self.translator.device.type == "cuda":
-            cuda_graphs.forget(self.translator.device)
+        if self.predictor.device.type == "cuda":
+            cuda_graphs.forget(self.predictor.device)
 
     def _rate(self, step: int) -> float:
         return learning_rate(self.progress.schedule.position(step), self.settings.training, self.progress.falls)
@@ -291,7 +299,7 @@ class Training:
         progress = self.progress
         objective = self.objective.at(progress.schedule.position(progress.step))
         if self.recorder is not None and self.recorder.objective != objective:
-            self.recorder = RecordedGradient(self.model, objective)
+            self.recorder = GraphedGradient(self.model, objective)
         try:
             return backward(self.worked, batches, objective, progress.pieces, self.recorder)
         except RuntimeError as error:
@@ -323,10 +331,10 @@ class Training:
             "Out of memory at step %d: from now on, %s. The weights differ in rounding from those of a run with more "
             "memory.", progress.step + 1, remedy,
         )  # fmt: skip
-        checkpoints.set_random_state(random, self.translator.device)
+        checkpoints.set_random_state(random, self.predictor.device)
         self._save()
 
-    def _validate(self, events: EventLog, narrator: Narrator) -> None:
+    def _validate(self, events: EventLog, narrator: ProgressDisplay) -> None:
         training, progress = self.settings.training, self.progress
         with self.average.in_place_of(self.model) if self.average is not None else contextlib.nullcontext():
             better = self._judge(events, narrator)
@@ -337,11 +345,13 @@ class Training:
         if training.decay == "plateau" and progress.waited >= training.plateau_patience:
             progress.waited, progress.falls = 0, progress.falls + 1
 
-    def _judge(self, events: EventLog, narrator: Narrator, name: str | None = None) -> bool:
+    def _judge(self, events: EventLog, narrator: ProgressDisplay, name: str | None = None) -> bool:
         """Score the model as it is, and say whether it is the best so far."""
         progress = self.progress
         dev, training = self.data.dev, self.settings.training
-        scores = validate(self.translator, dev.first(training.validation_pairs), training.measures, training.validation)
+        scores = validate(
+            self.predictor, dev.first(training.validation_pairs), training.metrics, training.validation_search
+        )
         self.model.train()
         better = scores.better_than(progress.best, self.settings.training.metric)
         if better:
@@ -370,16 +380,21 @@ class Training:
         training = self.settings.training
         averaged = self.average.weights if self.average else None
         checkpoints.save(self.locked, self.model, self.optimizer, self.progress, averaged)
-        checkpoints.prune(self.locked, max(training.keep, training.average), self.progress.best_step, self._saved_at)
+        checkpoints.prune(
+            self.locked,
+            max(training.keep_checkpoints, training.average_checkpoints),
+            self.progress.best_step,
+            self._saved_at,
+        )
 
-    def _try_mean(self, events: EventLog, narrator: Narrator) -> None:
+    def _try_mean(self, events: EventLog, narrator: ProgressDisplay) -> None:
         """Use the mean of the last checkpoints if validation finds it better than each."""
         last = self._last_checkpoints()
         narrator.say(f"Average of the last {quantity(len(last), 'checkpoint')}:")
         self.progress.averaged = True
         with mean_in_place(self.model, last):
             if self._judge(events, narrator, f"mean-{self.progress.step}"):
-                checkpoints.save_mean(self.locked, self.model, self.progress)
+                checkpoints.save_average(self.locked, self.model, self.progress)
         self._save()
 
     def _see_that_the_mean_is_whole(self) -> None:
@@ -387,9 +402,9 @@ class Training:
         name = self.progress.best_name
         if name is not None and Checkpoint(self.folder.checkpoints / name).problem() is not None:
             with mean_in_place(self.model, self._last_checkpoints()):
-                checkpoints.save_mean(self.locked, self.model, self.progress)
+                checkpoints.save_average(self.locked, self.model, self.progress)
 
     def _last_checkpoints(self) -> list[Checkpoint]:
         """Those that the mean is of: the same whether or not a signal had the run saved at other steps too."""
         own = (entry for entry in self.folder.all_checkpoints() if self._saved_at(entry.step))
-        return [entry for entry in own if entry.problem() is None][: self.settings.training.average]
+        return [entry for entry in own if entry.problem() is None][: self.settings.training.average_checkpoints]

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from regard.data.corpora import load_corpus
-from regard.data.sampler import ByTokens
+from regard.data.sampler import TokenBatchSampler
 from regard.errors import DataError
 from regard.ops import cuda_graphs
-from regard.runs.events import Narrator
+from regard.runs.events import ProgressDisplay
 from regard.runs.lock import lock_folder
 from regard.runs.settings import RunSettings
 from regard.training.budget import Pace
@@ -40,7 +40,7 @@ def _rehearsal(settings: RunSettings) -> Iterator[Training]:
     with (
         tempfile.TemporaryDirectory(prefix="regard.") as folder,
         lock_folder(Path(folder)) as locked,
-        Narrator() as narrator,
+        ProgressDisplay() as narrator,
     ):
         training = Training.begin(settings, locked, load_corpus(settings.data), narrator)
         try:
@@ -54,7 +54,7 @@ def find_pace(settings: RunSettings, budget: float = 5.0) -> Pace:
     before = torch.get_num_threads()
     seconds: dict[int, float] = {}
     with _rehearsal(settings) as training:
-        counts = (1,) if training.translator.device.type == "cuda" else dict.fromkeys((1, usable_threads()))
+        counts = (1,) if training.predictor.device.type == "cuda" else dict.fromkeys((1, usable_threads()))
         try:
             for threads in counts:
                 torch.set_num_threads(threads)
@@ -93,7 +93,7 @@ def find_learning_rate(settings: RunSettings, lowest: float = 1e-6, highest: flo
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
             set_rate(training.optimizer, rate)
             share, _ = backward(training.model, training.batches(step), training.objective)
-            norm = clip_gradients(training.model.parameters(), settings.training.clip)
+            norm = clip_gradients(training.model.parameters(), settings.training.max_grad_norm)
             loss = float(share)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 break
@@ -126,7 +126,7 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
         everything = int(lengths_N2.max(1).sum())
         tokens = min(max(smallest, int(lengths_N2.max())), everything)
         while tokens <= everything:
-            order = ByTokens(lengths_N2, tokens, settings.seed, tokens, training.data.train.lengths_in)
+            order = TokenBatchSampler(lengths_N2, tokens, settings.seed, tokens, training.data.train.lengths_in)
             try:
                 tried.append((tokens, _speed(training, order)))
             except RuntimeError as error:
@@ -137,18 +137,18 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
                 break
             tokens *= 2
     if not tried:
-        raise DataError("Memory does not hold a batch of one pair of the longest. Set training.longest.")
+        raise DataError("Memory does not hold a batch of one pair of the longest. Set training.max_pair_length.")
     return Found(tried, max(tried, key=lambda entry: entry[1])[0])
 
 
-def _speed(training: Training, order: ByTokens, repeats: int = 3) -> float:
+def _speed(training: Training, order: TokenBatchSampler, repeats: int = 3) -> float:
     """Target tokens a second, after a first batch to warm up."""
     lengths_N2 = order.seen(0)
     places = sorted(range(order.steps_per_epoch), key=lambda place: -int(lengths_N2[order.at(place)].max()))
     seconds, tokens = 0.0, 0
     for number in range(repeats + 1):
         place = places[number % len(places)]
-        batch = training.data.train.batch(order.at(place), training.translator.device)
+        batch = training.data.train.batch(order.at(place), training.predictor.device)
         start = time.perf_counter()
         share, count = backward(training.model, [batch], training.objective)
         float(share)  # when it is there, the work is done

@@ -12,7 +12,7 @@ from regard.runs.folder import RunFolder
 from regard.runs.settings import TrainingSettings
 
 
-def device_named(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -41,12 +41,12 @@ def _keeps_onednn(settings: TrainingSettings) -> bool:
     """Whether oneDNN can stay enabled. On a CPU without bfloat16, torch disables it in the middle of a step, at the
     first product in bfloat16, and a resumed run would round differently from an uninterrupted one.
     """
-    device = device_named(settings.device)
+    device = resolve_device(settings.device)
     return device.type != "cpu" or not uses_bfloat16(settings, device) or cpu_has_bfloat16()
 
 
 @contextmanager
-def kept_for_a_run(settings: TrainingSettings) -> Iterator[None]:
+def configure_torch(settings: TrainingSettings) -> Iterator[None]:
     """Small operations on many threads wait more than they work; the count is set for the run alone.
 
     So is the rounding of denormal numbers to zero: a sharp softmax is full of them, and each costs a CPU a hundred
@@ -70,7 +70,7 @@ def kept_for_a_run(settings: TrainingSettings) -> Iterator[None]:
 
 
 @contextmanager
-def told_when_disk_fails(folder: RunFolder) -> Iterator[None]:
+def report_disk_failures(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -24,7 +24,7 @@ def describe_start(run: "Training") -> str:
     steps = -(-run.order.steps_per_epoch // training.accumulate)
     return (
         f"Training {parameters:,} parameters on {quantity(len(run.data.train), 'pair')} {start}"
-        f"in {run.folder.path}, on {run.translator.device}{run.objective.told()}. "
+        f"in {run.folder.path}, on {run.predictor.device}{run.objective.told()}. "
         f"An epoch has {quantity(steps, 'step')}; {padding:.0%} of the batches is padding."
     )
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from regard.data.batching import Batch
 from regard.data.tokens.tokenizers import UNKNOWN
 from regard.models.contracts import Decoded, Padded
-from regard.models.ensemble import mean_answer
+from regard.models.ensemble import average_distributions
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.chunked_loss import Loss, chunked_loss
 from regard.ops.consistency import consistency_loss
 from regard.ops.cross_entropy import IGNORE_INDEX, cross_entropy
 from regard.runs.settings import Consistency, NoConsistency, Shares, TrainingSettings
-from regard.training.distillation import Teaching
+from regard.training.distillation import Distillation
 from regard.training.machine import uses_bfloat16
 
 NO_CONSISTENCY = NoConsistency()
@@ -43,10 +43,10 @@ class Objective:
     consistency: Consistency = NO_CONSISTENCY
     halved: bool = False
     """Whether matrix products are worked out in bfloat16."""
-    teaching: Teaching | None = None
+    teaching: Distillation | None = None
 
     @classmethod
-    def of(cls, settings: TrainingSettings, device: torch.device, teaching: Teaching | None = None) -> "Objective":
+    def of(cls, settings: TrainingSettings, device: torch.device, teaching: Distillation | None = None) -> "Objective":
         halved = uses_bfloat16(settings, device)
         return cls(settings.label_smoothing, settings.word_dropout, settings.consistency, halved, teaching)
 
@@ -56,7 +56,7 @@ class Objective:
 
     def at(self, position: float) -> "Objective":
         """The objective at a position of the schedule: consistency may start later than the rest."""
-        if self.consistency.kind == "none" or position >= self.consistency.after:
+        if self.consistency.kind == "none" or position >= self.consistency.start_step:
             return self
         return replace(self, consistency=NO_CONSISTENCY)
 
@@ -182,7 +182,12 @@ def _two_passes(
 
 
 def _taught(
-    teaching: Teaching, batch: Batch, decoded: Decoded, features_ND: Tensor, tokens_N: Tensor, label_smoothing: float
+    teaching: Distillation,
+    batch: Batch,
+    decoded: Decoded,
+    features_ND: Tensor,
+    tokens_N: Tensor,
+    label_smoothing: float,
 ) -> Tensor:
     """What a student's pass costs beside its teachers', who see every word and learn nothing."""
     with torch.no_grad():
@@ -190,7 +195,7 @@ def _taught(
 
     def part(features_ND: Tensor, tokens_N: Tensor, *theirs: Tensor) -> Tensor:
         with torch.no_grad():
-            answer_NV = mean_answer([each.output(own_ND) for each, own_ND in zip(said, theirs, strict=True)])
+            answer_NV = average_distributions([each.output(own_ND) for each, own_ND in zip(said, theirs, strict=True)])
         return consistency_loss(answer_NV, decoded.output(features_ND), tokens_N, teaching.shares, label_smoothing)
 
     theirs = [_counted(each.features, batch.target)[0] for each in said]

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW, a learning rate that is a pure function of progress, clipping."""
+"""The optimizer: AdamW, a learning rate that is a pure function of progress, clipping."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    betas = (0.9, settings.beta2)
+    betas = (0.9, settings.adam_beta2)
     device = next(model.parameters()).device
     if device.type != "cuda":
         return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, foreach=True)

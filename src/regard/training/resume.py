@@ -15,7 +15,7 @@ def check_settings_unchanged(folder: RunFolder, settings: RunSettings) -> None:
     extended = _allowed_extensions(folder, before.training, settings.training)
     changed = {key: values for key, values in differences(before, settings).items() if key not in extended}
     saved = (before.training.save_every, settings.training.save_every)
-    if settings.training.average > 1 and saved[0] != saved[1]:  # may change if checkpoints are not averaged
+    if settings.training.average_checkpoints > 1 and saved[0] != saved[1]:  # may change if checkpoints are not averaged
         changed["training.save_every"] = saved
     if changed:
         listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items())

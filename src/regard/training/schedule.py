@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from regard.data.batching import Encoded
-from regard.data.sampler import ByPairs, ByTokens, Order
+from regard.data.batching import EncodedCorpus
+from regard.data.sampler import BatchSampler, PairBatchSampler, TokenBatchSampler
 from regard.errors import DataError
 from regard.formatting import quantity
 from regard.runs.schedule import Schedule
@@ -39,40 +39,40 @@ _SLOWER = 1.6
 """One thread is tried if steps on several become slower by this factor."""
 
 
-def order_of(data: Encoded, settings: RunSettings) -> Order:
+def build_batch_sampler(data: EncodedCorpus, settings: RunSettings) -> BatchSampler:
     """The batch sampler of a run."""
     training = settings.training
     if training.batch_tokens is None:
-        return ByPairs(data.sources.lengths, training.batch_size, settings.seed, data.sources.lengths_in)
-    longest = min(training.longest or training.batch_tokens, training.batch_tokens)
+        return PairBatchSampler(data.sources.lengths, training.batch_size, settings.seed, data.sources.lengths_in)
+    longest = min(training.max_pair_length or training.batch_tokens, training.batch_tokens)
     lengths_N2 = data.lengths_N2
-    order = ByTokens(lengths_N2, training.batch_tokens, settings.seed, longest, data.lengths_in)
+    order = TokenBatchSampler(lengths_N2, training.batch_tokens, settings.seed, longest, data.lengths_in)
     left_out = int((lengths_N2.max(1) > longest).sum())
     if left_out == len(data):
         raise DataError(
             f"Every training pair has more than {longest:,} tokens on a side. Raise training.batch_tokens"
-            f"{' or training.longest' if training.longest else ''}."
+            f"{' or training.max_pair_length' if training.max_pair_length else ''}."
         )
     if left_out:
         log.warning("%s of more than %d tokens on a side left out of training.", quantity(left_out, "pair"), longest)
     return order
 
 
-def steps_per_epoch(order: Order, training: TrainingSettings) -> float:
+def steps_per_epoch(order: BatchSampler, training: TrainingSettings) -> float:
     """Optimizer steps in one pass over the training pairs."""
     return order.steps_per_epoch / training.accumulate
 
 
-def most_steps(order: Order, training: TrainingSettings) -> int | None:
+def max_steps(order: BatchSampler, training: TrainingSettings) -> int | None:
     """The number of steps in `max_epochs` passes over the training pairs; None if there is no such limit."""
     if training.max_epochs is None:
         return None
     return max(1, round(training.max_epochs * steps_per_epoch(order, training)))
 
 
-def schedule_of(order: Order, training: TrainingSettings) -> Schedule:
+def build_schedule(order: BatchSampler, training: TrainingSettings) -> Schedule:
     """The schedule of a new run."""
-    most = most_steps(order, training)
+    most = max_steps(order, training)
     return Schedule.of(training.steps, None if most is None else min(training.steps, most))
 
 
@@ -166,7 +166,7 @@ class Deadline:
 
 
 def build_deadline(
-    training: TrainingSettings, started: float, sampler: Order, train_pairs: int, dev_pairs: int
+    training: TrainingSettings, started: float, sampler: BatchSampler, train_pairs: int, dev_pairs: int
 ) -> Deadline:
     """The deadline of a new run that started at `started`, a reading of `time.monotonic`."""
     assert training.minutes is not None
@@ -174,8 +174,8 @@ def build_deadline(
     return Deadline(
         seconds=60 * training.minutes,
         started=started,
-        most=most_steps(sampler, training),
+        most=max_steps(sampler, training),
         threads=training.threads,
-        validations_after=1 if training.average > 1 else 0,
+        validations_after=1 if training.average_checkpoints > 1 else 0,
         validation_steps=validated * steps_per_epoch(sampler, training) / train_pairs,
     )

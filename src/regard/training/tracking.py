@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.errors import ConfigError
 from regard.runs.directory import Directory
-from regard.runs.events import Listener
+from regard.runs.events import EventListener
 from regard.runs.settings import TrainingSettings
 
 
@@ -21,7 +21,7 @@ def require(training: TrainingSettings) -> None:
         )
 
 
-def listeners(training: TrainingSettings, directory: Directory, step: int) -> list[Listener]:
+def listeners(training: TrainingSettings, directory: Directory, step: int) -> list[EventListener]:
     """Who else is told of the events of a run that goes on after a step."""
     require(training)
     if training.track != "tensorboard":

@@ -8,7 +8,7 @@ import pytest
 from regard.data.corpora import read_pairs
 from regard.data.files import Files
 from regard.data.survey.cleaning import clean, summary
-from regard.data.survey.problems import Finding, Limits, judge
+from regard.data.survey.problems import Finding, Limits, find_problems
 from regard.data.survey.scripts import Characters
 from regard.data.survey.survey import Split, Survey, take
 from regard.errors import DataError
@@ -31,7 +31,7 @@ def findings(folder: Path, **splits: str) -> tuple[list[Survey], list[Finding]]:
     for name, text in splits.items():
         (folder / f"{name}.tsv").write_text(text, "utf-8")
         surveys.append(take(Split.of_files(name, Files(path=str(folder / f"{name}.tsv"))), characters))
-    return surveys, judge(surveys, characters, Limits())
+    return surveys, find_problems(surveys, characters, Limits())
 
 
 def tsv(pairs: list[tuple[str, str]]) -> str:
@@ -85,7 +85,7 @@ def test_tags_stay_tags_in_a_column_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "forms.tsv").write_text(text)
     characters = Characters()
     survey = take(Split.of_files("forms", Files(path=str(tmp_path / "forms.tsv"), columns=("1+3", "2"))), characters)
-    clean([survey], judge([survey], characters, Limits()), tmp_path / "out")
+    clean([survey], find_problems([survey], characters, Limits()), tmp_path / "out")
     assert (tmp_path / "out" / "forms.tsv").read_text() == text.replace("be\t\tV;PST\n", "")
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from regard.data.corpora import Pairs
 from regard.data.files import Files
 from regard.data.survey import problem_kinds, problems
-from regard.data.survey.problems import Finding, Limits, judge
+from regard.data.survey.problems import Finding, Limits, find_problems
 from regard.data.survey.scripts import Characters, Trait
 from regard.data.survey.statistics import bars, measure
 from regard.data.survey.survey import Mark, Split, Survey, are_tagged, read_again, take
@@ -31,7 +31,7 @@ def found_in(*splits: Split, limits: Limits | None = None) -> dict[str, list[int
     """The rows of each kind of problem in the first split."""
     characters = Characters()
     surveys = [take(split, characters) for split in splits]
-    findings = judge(surveys, characters, limits or Limits())
+    findings = find_problems(surveys, characters, limits or Limits())
     return {finding.kind.name: finding.rows_M.tolist() for finding in findings if finding.survey is surveys[0]}
 
 
@@ -88,7 +88,7 @@ def test_sound_pairs_have_no_problem() -> None:
         (("мы и они все", "we and they \ufffd"), problem_kinds.REPLACED),
         (("мы и они все", "we and theÃ© they"), problem_kinds.MISREAD),
         (("мы и они все", "itâ€™s we and they"), problem_kinds.MISREAD),
-        (("мы и они все", "we and cafe\u0301s"), problem_kinds.UNNORMALISED),
+        (("мы и они все", "we and cafe\u0301s"), problem_kinds.UNNORMALIZED),
         (("мы и они все", "we &amp; they <b>all"), problem_kinds.MARKUP),
         (("мы и они все", "we and  they"), problem_kinds.SPACES),
         (("мы и они все ", "we and they"), problem_kinds.SPACES),
@@ -165,7 +165,7 @@ def test_the_pairs_that_are_met_are_counted_in_the_split_that_is_held_out() -> N
         of(("a", "x"), ("a", "x"), ("b", "y"), ("c", "z")),
         of(("a", "x"), ("b", "other"), ("d", "w"), name="dev"),
     )
-    findings = judge([take(train, characters), take(dev, characters)], characters, Limits())
+    findings = find_problems([take(train, characters), take(dev, characters)], characters, Limits())
     told = {finding.kind.name: finding.told for finding in findings}
     assert told["leak"] == "they match 1 of the 3 pairs of dev (33.3%)"
     assert told["overlap"] == "they match 1 of the 3 pairs of dev (33.3%)"
@@ -195,7 +195,7 @@ def test_examples_are_read_again_in_order(tmp_path: Path) -> None:
     path.write_text("broken\n" + "".join(json.dumps(row) + "\n" for row in rows))
     characters = Characters()
     survey = take(Split.of_files("x", Files(path=str(path))), characters)
-    shown = problems.examples(judge([survey], characters, Limits()), 2)
+    shown = problems.examples(find_problems([survey], characters, Limits()), 2)
     named = {finding.kind.name: [row.place for row in places] for finding, places in shown.items()}
     assert named == {"no-pair": [f"{path}:1"], "empty": [f"{path}:5", f"{path}:9"]}
 
@@ -205,7 +205,7 @@ def test_what_stands_in_place_of_a_tab_is_named(tmp_path: Path, sign: str, name:
     (tmp_path / "x.txt").write_text(f"HELLO{sign}HH AH L OW\nWORLD{sign}W ER L D\n")
     characters = Characters()
     survey = take(Split.of_files("x", Files(path=str(tmp_path / "x.txt"))), characters)
-    told = judge([survey], characters, Limits())[0].told
+    told = find_problems([survey], characters, Limits())[0].told
     command = f"sed 's/{sign}/\\t/' {tmp_path}/x.txt > {tmp_path}/x.tsv"
     assert told == f"{name} where a tab is expected: `{command}` converts the file to TSV"
 

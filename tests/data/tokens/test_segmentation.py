@@ -31,9 +31,9 @@ BPE = {"vocabulary": 330, "byte_fallback": True, "symbols": ["<url>"], "split": 
 
 
 def tokenizer_of(learned: Learned) -> Tokenizer:
-    """A tokeniser whose merges or pieces are given."""
+    """A tokenizer whose merges or pieces are given."""
     inner = tokenizers.Tokenizer(build_model(list(SPECIALS), learned, byte_fallback=False))
-    inner.normalizer, inner.pre_tokenizer = pretokenization.normaliser(BPESide()), pretokenization.cutter(BPESide())
+    inner.normalizer, inner.pre_tokenizer = pretokenization.normalizer(BPESide()), pretokenization.cutter(BPESide())
     inner.decoder = pretokenization.decoder(BPESide())
     return Tokenizer(inner)
 
@@ -176,8 +176,8 @@ def test_choices_are_even_and_hang_on_seed_epoch_sentence_and_place_alone() -> N
         assert np.mean(choices(seed, epoch, np.arange(2_000), lengths, 8) == picked) == pytest.approx(1 / 8, abs=0.02)
     alone = choices(1, 0, np.array([77, 3]), np.array([10, 4]), 8)
     assert alone.tolist() == [*picked[770:780], *picked[30:34]]
-    neighbours = picked.reshape(2_000, 10)
-    assert np.mean(neighbours[:, 1:] == neighbours[:, :-1]) == pytest.approx(1 / 8, abs=0.02)
+    neighbors = picked.reshape(2_000, 10)
+    assert np.mean(neighbors[:, 1:] == neighbors[:, :-1]) == pytest.approx(1 / 8, abs=0.02)
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 1 << 16])
@@ -226,8 +226,8 @@ def test_a_table_with_a_pickle_in_it_is_refused_and_runs_nothing(tmp_path: Path)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_tokeniser_that_cannot_be_sampled_is_refused() -> None:
-    with pytest.raises(ConfigError, match="WordLevel tokeniser"):
+def test_a_tokenizer_that_cannot_be_sampled_is_refused() -> None:
+    with pytest.raises(ConfigError, match="WordLevel tokenizer"):
         Segmentations.draw(Tokenizer.characters(["abc"]), ["a"], Sampling(1, dropout=0.1), 0)
     with pytest.raises(ConfigError, match="dropout is for BPE"):
         Segmentations.draw(_bpe(), ["a"], Sampling(1, alpha=0.1), 0)

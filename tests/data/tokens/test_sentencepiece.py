@@ -109,7 +109,7 @@ def test_its_segmentations_can_be_sampled(model: Path) -> None:
 
 
 def test_it_stands_on_one_side_and_takes_tags(model: Path) -> None:
-    side = {"kind": "sentencepiece", "path": str(model), "tags": True, "dropout": 0.2, "drawn": 4}
+    side = {"kind": "sentencepiece", "path": str(model), "tags": True, "dropout": 0.2, "segmentations": 4}
     settings = PairTokenizer.model_validate({"source": side, "target": "char"})
     assert samplings(settings) == (Sampling(4, dropout=0.2), None)
     pair = TokenizerPair.build(settings, ["Der Mann\tV;PST"], ["abc"])
@@ -141,7 +141,7 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "m.model")
 
 
-def test_another_file_under_the_same_name_is_another_tokeniser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_under_the_same_name_is_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     corpus = Corpus(Pairs(LINES, LINES), Pairs(LINES[:1], LINES[:1]))
     (tmp_path / "lines.txt").write_text("\n".join(LINES), "utf-8")

@@ -1,4 +1,4 @@
-"""Every kind of tokeniser: there and back, with places kept; what cannot be typed; tags; clear refusals."""
+"""Every kind of tokenizer: there and back, with places kept; what cannot be typed; tags; clear refusals."""
 
 import logging
 import os
@@ -45,7 +45,7 @@ def with_bytes(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 def as_words(text: str) -> str:
-    """What the word tokeniser keeps of a text: white space, tabs aside, only separates."""
+    """What the word tokenizer keeps of a text: white space, tabs aside, only separates."""
     return "\t".join(" ".join(re.split(r"[^\S\x1c-\x1f]+", field)).strip(" ") for field in text.split("\t"))
 
 
@@ -211,17 +211,17 @@ def test_words_are_kept_by_count_and_in_order() -> None:
     assert build("word", ["a b b c c c d"], min_count=2).ids(["a b"]) == [[UNKNOWN, 5]]
 
 
-def test_normalisation_and_case() -> None:
+def test_normalization_and_case() -> None:
     assert build("bpe", lowercase=True).ids(["THE Sea"]) == build("bpe").ids(["the sea"])
-    wide = build("char", ["abc"], normalisation="nfkc")
+    wide = build("char", ["abc"], normalization="nfkc")
     assert wide.decode(wide.ids(["ａｂｃ"])[0]) == "abc"
-    raw = build("char", ["e\u0301"], normalisation="none")
+    raw = build("char", ["e\u0301"], normalization="none")
     assert len(raw.ids(["e\u0301"])[0]) == 2
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 def test_letters_taken_apart_are_put_together_again(kind: str, tmp_path: Path) -> None:
-    learned = build(kind, ["한국 café", "나라 naïve"], normalisation="nfd")
+    learned = build(kind, ["한국 café", "나라 naïve"], normalization="nfd")
     (tmp_path / "tokenizer.json").write_bytes(learned.to_bytes())
     for tokenizer in (learned, Tokenizer.load(tmp_path / "tokenizer.json")):
         found = tokenizer.encode(["한국 나"])[0]
@@ -305,7 +305,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, settings: TokenizerSett
     assert (again.source is again.target) == settings.shared
 
 
-def test_a_tokeniser_saved_by_the_first_version_still_loads(tmp_path: Path) -> None:
+def test_a_tokenizer_saved_by_the_first_version_still_loads(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(FIRST_VERSION, "utf-8")
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.ids(["ba\tc e\u0301"]) == [[6, 5, UNKNOWN, UNKNOWN, 4, 7]]
@@ -399,7 +399,7 @@ def test_which_sides_are_sampled() -> None:
     assert both[0] == both[1] == (32, 0.1, None)
     assert samplings(UnigramTokenizer(alpha=0.2, sampled="source")) == ((32, None, 0.2), None)
     assert samplings(CharTokenizer()) == (None, None)
-    one = PairTokenizer.model_validate({"source": {"kind": "bpe", "dropout": 0.1, "drawn": 8}, "target": "bpe"})
+    one = PairTokenizer.model_validate({"source": {"kind": "bpe", "dropout": 0.1, "segmentations": 8}, "target": "bpe"})
     assert samplings(one) == ((8, 0.1, None), None)
 
 

@@ -23,7 +23,7 @@ _MENDED = (
     problem_kinds.SWAPPED,
     problem_kinds.MISREAD,
     problem_kinds.CONTROL,
-    problem_kinds.UNNORMALISED,
+    problem_kinds.UNNORMALIZED,
     problem_kinds.SPACES,
 )
 
@@ -87,7 +87,7 @@ def _mend(text: str, kinds: set[Kind]) -> str:
         text = read_again(text)
     if problem_kinds.CONTROL in kinds:
         text = "".join(sign for sign in text if not traits_of(ord(sign)) & Trait.CONTROL)
-    if problem_kinds.UNNORMALISED in kinds:
+    if problem_kinds.UNNORMALIZED in kinds:
         text = unicodedata.normalize("NFC", text)
     if problem_kinds.SPACES in kinds or problem_kinds.CONTROL in kinds:
         text = " ".join(text.split())

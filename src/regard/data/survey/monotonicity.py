@@ -12,7 +12,7 @@ def correlate_order(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> flo
     """The correlation between the positions of target symbols and of the source symbols that they translate.
 
     1 if targets follow the order of their sources, −1 if they reverse it, about 0 if the order is free. The alignment
-    is that of IBM Model 1 (Brown et al. 1993): t(y | x) by expectation maximisation with a uniform prior over
+    is that of IBM Model 1 (Brown et al. 1993): t(y | x) by expectation maximization with a uniform prior over
     positions, so that no order is assumed.
     """
     long_enough = [(source, target) for source, target in pairs if len(source) > 1 and len(target) > 1]

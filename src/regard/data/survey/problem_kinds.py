@@ -77,7 +77,7 @@ OVERLAP = Kind(
     "warning",
     "pairs whose source also stands in another split, with another target",
     "Split by source sentence, leave them out of what is learned from (--fix does), or out of validation "
-    "(data.unseen=true).",
+    "(data.dev_unseen=true).",
 )
 DUPLICATE = Kind(
     "duplicate",
@@ -92,11 +92,11 @@ AMBIGUOUS = Kind(
     "pairs whose source has other targets too",
     "Nothing, if all are right; a model can learn one at most, and splits must be by source.",
 )
-UNNORMALISED = Kind(
-    "unnormalised",
+UNNORMALIZED = Kind(
+    "unnormalized",
     "note",
     "pairs with text that is not in Unicode's NFC",
-    "Normalise it: the same letter is otherwise several tokens.",
+    "Normalize it: the same letter is otherwise several tokens.",
 )
 MARKUP = Kind(
     "markup",
@@ -113,6 +113,6 @@ SPACES = Kind(
 
 KINDS = (
     NO_PAIR, EMPTY, SWAPPED, MISREAD, REPLACED, CONTROL, SCRIPT, RATIO, LONG, COPY, LEAK, OVERLAP, DUPLICATE, AMBIGUOUS,
-    UNNORMALISED, MARKUP, SPACES,
+    UNNORMALIZED, MARKUP, SPACES,
 )  # fmt: skip
 """From what must be mended to what should be known."""

@@ -19,7 +19,7 @@ from regard.data.readers import Row
 from regard.data.survey import problem_kinds
 from regard.data.survey.problem_kinds import KINDS, Kind, Severity
 from regard.data.survey.scripts import Characters, Trait, traits_of
-from regard.data.survey.survey import MARKUP, Mark, Side, Survey, bits, read_again
+from regard.data.survey.survey import MARKUP, Mark, SideStatistics, Survey, bits, read_again
 from regard.formatting import quantity
 
 Rows = NDArray[np.intp]
@@ -94,7 +94,7 @@ def spot(kind: Kind, text: str) -> int:
     if kind in {problem_kinds.MARKUP, problem_kinds.SPACES}:
         found = (MARKUP if kind is problem_kinds.MARKUP else _SPACES).search(text)
         return found.start() if found else 0
-    if kind in {problem_kinds.MISREAD, problem_kinds.UNNORMALISED}:
+    if kind in {problem_kinds.MISREAD, problem_kinds.UNNORMALIZED}:
         mended = read_again(text) if kind is problem_kinds.MISREAD else unicodedata.normalize("NFC", text)
         return next((place for place, (one, other) in enumerate(zip(text, mended, strict=False)) if one != other), 0)
     return 0
@@ -106,13 +106,13 @@ _MARKED = {
     problem_kinds.REPLACED: Mark.REPLACED,
     problem_kinds.CONTROL: Mark.CONTROL,
     problem_kinds.COPY: Mark.COPY,
-    problem_kinds.UNNORMALISED: Mark.UNNORMALISED,
+    problem_kinds.UNNORMALIZED: Mark.UNNORMALIZED,
     problem_kinds.MARKUP: Mark.MARKUP,
     problem_kinds.SPACES: Mark.SPACES,
 }
 
 
-def judge(surveys: Sequence[Survey], characters: Characters, limits: Limits) -> list[Finding]:
+def find_problems(surveys: Sequence[Survey], characters: Characters, limits: Limits) -> list[Finding]:
     """All findings, by kind and then by split. Splits come in order: what is learned from before what is held out."""
     found = [finding for survey in surveys for finding in _within(survey, limits)]
     found += _repeated(surveys[0])
@@ -279,7 +279,7 @@ def _scripts(surveys: Sequence[Survey], characters: Characters) -> Iterator[Find
         yield Finding(problem_kinds.SCRIPT, survey, np.flatnonzero((strange[0] | strange[1]) & ~swapped_N), told)
 
 
-def main_script(sides: Sequence[Side], characters: Characters) -> str | None:
+def main_script(sides: Sequence[SideStatistics], characters: Characters) -> str | None:
     """The script in which nearly all lines of a side are written, if there is one."""
     counts = np.sum([np.bincount(side.script_N, minlength=len(characters.scripts)) for side in sides], axis=0)
     counts[0] = 0
@@ -293,14 +293,14 @@ def _family(script: str) -> frozenset[str]:
     return frozenset(_EAST_ASIAN) if script in _EAST_ASIAN else frozenset({script})
 
 
-def _strange(side: Side, expected: str | None, characters: Characters) -> NDArray[np.bool_]:
+def _strange(side: SideStatistics, expected: str | None, characters: Characters) -> NDArray[np.bool_]:
     """Texts with enough letters, none of them of the script that is expected."""
     if expected is None:
         return np.zeros(len(side.script_N), bool)
     return (side.script_N > 0) & ~_has(side, expected, characters)
 
 
-def _has(side: Side, script: str, characters: Characters) -> NDArray[np.bool_]:
+def _has(side: SideStatistics, script: str, characters: Characters) -> NDArray[np.bool_]:
     """Texts with a letter of a script, or of one that it is written with."""
     numbers = [number for number, name in enumerate(characters.scripts) if name in _family(script)]
     wanted = np.bitwise_or.reduce(bits(len(characters.scripts))[numbers])

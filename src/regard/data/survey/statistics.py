@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from regard.data.survey.scripts import NO_SCRIPT, Characters
-from regard.data.survey.survey import Side, Split, Survey, take
+from regard.data.survey.survey import SideStatistics, Split, Survey, take
 from regard.data.tokens.vocabularies import MANY_TAGS
 
 _SAMPLE = 10_000
@@ -95,7 +95,7 @@ def _letters_kept(pairs: Sequence[tuple[str, str]]) -> float:
     return kept / max(1, sum(len(target) for _, target in pairs))
 
 
-def _side(side: Side, characters: Characters, types: int, rate: float) -> dict[str, Any]:
+def _side(side: SideStatistics, characters: Characters, types: int, rate: float) -> dict[str, Any]:
     letters: dict[str, int] = {}
     for code, count in side.counts.items():
         script = characters.script_of(chr(code))
@@ -136,7 +136,7 @@ def _quantiles(values_N: NDArray[np.uint32] | NDArray[np.float64]) -> dict[str, 
     }
 
 
-def histogram(side: Side) -> dict[str, Any]:
+def histogram(side: SideStatistics) -> dict[str, Any]:
     """Lengths in words (of single words in characters), in bins up to 99 %; the last holds what is longer."""
     by_words = float(np.median(side.words_N)) >= 3
     values_N = side.words_N if by_words else side.chars_N

@@ -54,7 +54,7 @@ class Mark(IntFlag):
     COPY = 2
     CONTROL = 4
     REPLACED = 8
-    UNNORMALISED = 16
+    UNNORMALIZED = 16
     MARKUP = 32
     SPACES = 64
     MISREAD = 128
@@ -86,7 +86,7 @@ class Split(NamedTuple):
 
 
 @dataclass
-class Side:
+class SideStatistics:
     """The sources or the targets of N pairs, by numbers."""
 
     counts: Counter[int] = field(default_factory=Counter)
@@ -107,8 +107,8 @@ class Survey:
     split: Split
     tagged: bool = False
     """Whether sources have tags."""
-    source: Side = field(default_factory=Side)
-    target: Side = field(default_factory=Side)
+    source: SideStatistics = field(default_factory=SideStatistics)
+    target: SideStatistics = field(default_factory=SideStatistics)
     tags: Counter[str] = field(default_factory=Counter)
     """How often each tag of a source occurs."""
     marks_N: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
@@ -247,7 +247,7 @@ def _marks(texts: list[str], profile: Profile) -> NDArray[np.uint8]:
     ):
         marks[(traits & np.uint8(trait)) > 0] |= np.uint8(mark)
     looks: tuple[tuple[Trait, Mark, Callable[[str], bool]], ...] = (
-        (Trait.COMPOSED, Mark.UNNORMALISED, lambda text: not unicodedata.is_normalized("NFC", text)),
+        (Trait.COMPOSED, Mark.UNNORMALIZED, lambda text: not unicodedata.is_normalized("NFC", text)),
         (Trait.MARKUP, Mark.MARKUP, lambda text: MARKUP.search(text) is not None),
         (Trait.FOLLOWS, Mark.MISREAD, lambda text: read_again(text) != text),
     )

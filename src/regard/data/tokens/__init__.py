@@ -1,1 +1,1 @@
-"""Text in tokens: how each kind of tokeniser is learned, read, and drawn from."""
+"""Text in tokens: how each kind of tokenizer is learned, read, and drawn from."""

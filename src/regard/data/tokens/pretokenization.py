@@ -40,11 +40,11 @@ _UNESCAPED = [decoders.Replace("▂1", MARK), decoders.Replace("▂2", "▂")]
 def _spelling(options: SpelledSide) -> list[normalizers.Normalizer]:
     lower = [normalizers.Lowercase()] if options.lowercase else []
     escapes = [] if isinstance(options, CharSide) else _ESCAPES
-    return [*_FORMS[options.normalisation], *lower, *escapes]
+    return [*_FORMS[options.normalization], *lower, *escapes]
 
 
 def symbols(options: SpelledSide) -> list[str]:
-    """The user's symbols as they read in a text that was normalised; among words, they are words like any other."""
+    """The user's symbols as they read in a text that was normalized; among words, they are words like any other."""
     spelling = normalizers.Sequence(_spelling(options))
     mark = MARK if isinstance(options, WordSide) else ""
     return list(dict.fromkeys(mark + spelling.normalize_str(symbol) for symbol in options.symbols))
@@ -55,7 +55,7 @@ def either(names: list[str]) -> list[str]:
     return [re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))]
 
 
-def normaliser(options: SpelledSide) -> normalizers.Normalizer:
+def normalizer(options: SpelledSide) -> normalizers.Normalizer:
     if isinstance(options, CharSide):
         return normalizers.Sequence(_spelling(options))
     apart = [] if isinstance(options, WordSide) else either(symbols(options))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from regard.data.ragged import Ragged, offsets_of
 from regard.data.settings import Sampling
 from regard.data.tokens.pretokenization import TAB
-from regard.data.tokens.subword_sampling import build_sampler
+from regard.data.tokens.subword_sampling import build_subword_sampler
 from regard.data.tokens.tokenizers import END, Tokenizer
 from regard.errors import ModelError
 
@@ -42,7 +42,7 @@ class Segmentations:
     @classmethod
     def draw(cls, tokenizer: Tokenizer, words: Sequence[str], sampling: Sampling, seed: int) -> "Segmentations":
         """The words as `Tokenizer.words` gives them; each is drawn by itself, whatever else is in the table."""
-        sampler = build_sampler(tokenizer, sampling)
+        sampler = build_subword_sampler(tokenizer, sampling)
         ids: list[int] = []
         lengths: list[int] = []
         rows: list[tuple[int, ...]]
@@ -167,7 +167,7 @@ def choices(seed: int, epoch: int, sentences: Ints, lengths: Ints, drawn: int) -
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele et al. 2014): every bit of the result hangs on every bit of the state."""
+    """The finalizer of SplitMix64 (Steele et al. 2014): every bit of the result hangs on every bit of the state."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

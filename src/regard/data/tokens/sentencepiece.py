@@ -1,8 +1,8 @@
-"""Tokenisers that SentencePiece trained (Kudo & Richardson 2018), read from their `.model` files.
+"""Tokenizers that SentencePiece trained (Kudo & Richardson 2018), read from their `.model` files.
 
 The file is a protocol buffer; the few fields that matter are read here. The special tokens come to our places, other
 control pieces, which no text contains, are left out, and all other pieces keep their order. Texts are segmented as by
-SentencePiece itself, but for some with several combining marks on one letter, which the library normalises otherwise.
+SentencePiece itself, but for some with several combining marks on one letter, which the library normalizes otherwise.
 """
 
 import struct
@@ -61,7 +61,7 @@ def read_model(path: Path) -> SentencePieceModel:
 
 
 def build_tokenizer(model: SentencePieceModel, tags: set[str]) -> tokenizers.Tokenizer:
-    """A tokeniser that segments as SentencePiece does with this model."""
+    """A tokenizer that segments as SentencePiece does with this model."""
     symbols = [piece.text for piece in model.pieces if piece.kind == _USER]
     by_bytes = any(piece.kind == _BYTE for piece in model.pieces)
     known = [*SPECIALS, *symbols, *(BYTES if by_bytes else [])]
@@ -69,7 +69,7 @@ def build_tokenizer(model: SentencePieceModel, tags: set[str]) -> tokenizers.Tok
     tokens = [*scores, *(pretokenization.TAB + tag for tag in sorted(tags))]
     learned = Learned(tokens, scores=scores) if model.kind == "unigram" else Learned(tokens, _merges(scores))
     inner = tokenizers.Tokenizer(build_model(known, learned, byte_fallback=by_bytes, fuse_unknown=True))
-    inner.normalizer = _normaliser(model)
+    inner.normalizer = _normalizer(model)
     inner.pre_tokenizer = _cutter(symbols, scores)
     prefix = [decoders.Replace(Regex(rf"\A{pretokenization.MARK}"), "")] if model.dummy_prefix else []
     inner.decoder = decoders.Sequence(
@@ -85,7 +85,7 @@ def _merges(scores: dict[str, float]) -> Merges:
     return [(left, right) for left, right in cuts if left in scores and right in scores]
 
 
-def _normaliser(model: SentencePieceModel) -> normalizers.Normalizer:
+def _normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
@@ -109,7 +109,7 @@ def _cutter(symbols: list[str], scores: dict[str, float]) -> pre_tokenizers.PreT
 def _parse(data: bytes) -> SentencePieceModel:
     pieces: list[Piece] = []
     trainer: dict[int, int | bytes] = {}
-    normaliser: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(data):
         if number == 1:
             fields = dict(_fields(_bytes(value)))
@@ -118,15 +118,15 @@ def _parse(data: bytes) -> SentencePieceModel:
         elif number == 2:
             trainer = dict(_fields(_bytes(value)))
         elif number == 3:
-            normaliser = dict(_fields(_bytes(value)))
+            normalizer = dict(_fields(_bytes(value)))
     if not trainer:
         raise ValueError("it ends before it says of what kind it is")
     return SentencePieceModel(
         kind=_MODELS.get(int(trainer.get(3, 1)), "unknown"),
         pieces=pieces,
-        charsmap=_bytes(normaliser.get(2, b"")),
-        dummy_prefix=bool(normaliser.get(3, True)),
-        collapses=bool(normaliser.get(4, True)),
+        charsmap=_bytes(normalizer.get(2, b"")),
+        dummy_prefix=bool(normalizer.get(3, True)),
+        collapses=bool(normalizer.get(4, True)),
         suffix=bool(trainer.get(24, False)),
     )
 

@@ -26,15 +26,15 @@ class Sampler(Protocol):
     def draw(self, word: str, drawn: int, generator: np.random.Generator) -> list[Segmentation]: ...
 
 
-def build_sampler(tokenizer: Tokenizer, sampling: Sampling) -> Sampler:
+def build_subword_sampler(tokenizer: Tokenizer, sampling: Sampling) -> Sampler:
     model = json.loads(tokenizer.inner.to_str())["model"]
     if model["type"] == "BPE" and sampling.dropout is not None:
         return BPEDropout(model, sampling.dropout)
     if model["type"] == "Unigram" and sampling.alpha is not None:
         return UnigramSampling(model, sampling.alpha)
     raise ConfigError(
-        f"Segmentations cannot be drawn from a {model['type']} tokeniser with {sampling}: dropout is for BPE, and "
-        "alpha for unigram tokenisers."
+        f"Segmentations cannot be drawn from a {model['type']} tokenizer with {sampling}: dropout is for BPE, and "
+        "alpha for unigram tokenizers."
     )
 
 

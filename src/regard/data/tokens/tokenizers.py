@@ -1,4 +1,4 @@
-"""Tokenisers: text ↔ ids, on the `tokenizers` library; where each token stood in the text is kept."""
+"""Tokenizers: text ↔ ids, on the `tokenizers` library; where each token stood in the text is kept."""
 
 import hashlib
 import re
@@ -114,7 +114,7 @@ class Tokenizer:
 
     @property
     def inner(self) -> tokenizers.Tokenizer:
-        """The tokeniser of the library; it knows nothing of tags."""
+        """The tokenizer of the library; it knows nothing of tags."""
         return self._inner
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -169,10 +169,10 @@ class Tokenizer:
 
     def words(self, texts: Sequence[str]) -> list[list[str]]:
         """The words that each text is cut into before they are segmented, as they are written; a tag is a word."""
-        normalise, cut = self._inner.normalizer.normalize_str, self._inner.pre_tokenizer.pre_tokenize_str
+        normalize, cut = self._inner.normalizer.normalize_str, self._inner.pre_tokenizer.pre_tokenize_str
         return [
             [
-                *(word for word, _ in cut(normalise(whole_characters(self._head(text))))),
+                *(word for word, _ in cut(normalize(whole_characters(self._head(text))))),
                 *(pretokenization.TAB + tag[0] for tag in self._tags_in(text)),
             ]
             for text in texts
@@ -212,7 +212,7 @@ def _trim(text: str, token: str, span: Span) -> Span:
 
 
 class TokenizerPair(NamedTuple):
-    """The tokeniser of the sources and that of the targets; one and the same where the vocabulary is shared."""
+    """The tokenizer of the sources and that of the targets; one and the same where the vocabulary is shared."""
 
     source: Tokenizer
     target: Tokenizer
@@ -232,7 +232,7 @@ class TokenizerPair(NamedTuple):
         return cls(source, source if settings.shared else Tokenizer.load(folder / "tokenizer.target.json"))
 
     def fingerprint(self) -> list[str]:
-        """A hash of each side's tokeniser."""
+        """A hash of each side's tokenizer."""
         return [hashlib.sha256(side.to_json().encode()).hexdigest() for side in self]
 
     def save(self, write: Callable[[str, bytes], object]) -> None:

@@ -1,6 +1,6 @@
 """The vocabulary of a unigram language model of pieces (Kudo 2018): the same words always give the same pieces.
 
-Frequent substrings of the words are candidates. Their probabilities are fitted by expectation maximisation over all
+Frequent substrings of the words are candidates. Their probabilities are fitted by expectation maximization over all
 segmentations of each word; those whose loss would cost the least likelihood are taken away, a quarter at a time, until
 as many are left as are wanted. Letters: W words, P pieces, E edges of the lattice of all words, N its nodes.
 """

@@ -1,4 +1,4 @@
-"""How the vocabulary of each kind of tokeniser is learned from text, which is read once and not kept.
+"""How the vocabulary of each kind of tokenizer is learned from text, which is read once and not kept.
 
 A vocabulary holds the special tokens (ids 0 to 3), the user's symbols, the bytes, what was learned, and the tags. A
 tag's token begins with a tab, which no word does: the tag V and the letter V are two tokens.
@@ -43,9 +43,9 @@ class Learned(NamedTuple):
 
 
 def learn(options: SpelledSide, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    """A tokeniser of the kind that is set, made from some text."""
+    """A tokenizer of the kind that is set, made from some text."""
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.normalizer, inner.pre_tokenizer = pretokenization.normaliser(options), pretokenization.cutter(options)
+    inner.normalizer, inner.pre_tokenizer = pretokenization.normalizer(options), pretokenization.cutter(options)
     known = [*SPECIALS, *pretokenization.symbols(options), *(BYTES if options.byte_fallback else [])]
     stream = _Stream(texts, options.tags)
     match options:

@@ -27,7 +27,7 @@ Texts = Sequence[str]
 
 
 class _Worker(NamedTuple):
-    """A process with its tokenisers, one for each side."""
+    """A process with its tokenizers, one for each side."""
 
     process: subprocess.Popen[bytes]
 
@@ -65,7 +65,7 @@ class _Worker(NamedTuple):
     def _gone(self) -> ResourceError:
         code = self.process.wait()
         return ResourceError(
-            f"A process that tokenises ended by itself (code {code}), probably for want of memory. Give the same "
+            f"A process that tokenizes ended by itself (code {code}), probably for want of memory. Give the same "
             "command again, with more memory free."
         )
 
@@ -112,7 +112,7 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def _serve(given: IO[bytes], answers: IO[bytes]) -> None:
-    """Read tokenisers, then chunks, until there are no more."""
+    """Read tokenizers, then chunks, until there are no more."""
     first = _read(given)
     sides = [Tokenizer(tokenizers.Tokenizer.from_str(text)) for text in json.loads(first or b"[]")]
     while (message := _read(given)) is not None:

@@ -41,12 +41,12 @@ def refusal(x: Tensor) -> str | None:
         return "it needs a GPU"
     if not x.numel():
         return "there is nothing to compute"
-    if reference_mode.asked_for():
+    if reference_mode.in_reference_mode():
         return "the plain equations were asked for"
     return dtype_refusal(x.dtype) or triton_refusal()
 
 
-def can_serve(x: Tensor) -> bool:
+def is_usable(x: Tensor) -> bool:
     return refusal(x) is None
 
 

@@ -1,4 +1,4 @@
-"""Layer normalisation in one kernel each way.
+"""Layer normalization in one kernel each way.
 
 N rows of D units. A program holds some rows whole; in the gradient it goes through many, and keeps its own sums for
 the weights and biases, which are added up at the end.

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.ops.reference_mode import Gradients, differentiable_once
 from regard.recurrent.cells import masked
 from regard.recurrent.fast.analytic import outer
-from regard.recurrent.settings import LSTMForm
+from regard.recurrent.settings import LSTMVariant
 
 
 class LSTMWeights(NamedTuple):
@@ -27,7 +27,7 @@ class LSTMWeights(NamedTuple):
 class _Rows:
     """Where the parts of the gates stand among their G columns."""
 
-    def __init__(self, form: LSTMForm, size: int) -> None:
+    def __init__(self, form: LSTMVariant, size: int) -> None:
         self.size = size
         self.early = slice(0, len(form.early) * size)
         self.gates = slice(0, len(form.gates) * size)
@@ -43,7 +43,7 @@ def _fold(x: Tensor, size: int) -> Tensor:
 
 
 def _activate(
-    form: LSTMForm, rows: _Rows, s: Tensor, before: Tensor, p: Tensor | None, cell: Tensor, shown: Tensor, y: Tensor
+    form: LSTMVariant, rows: _Rows, s: Tensor, before: Tensor, p: Tensor | None, cell: Tensor, shown: Tensor, y: Tensor
 ) -> None:
     """Opens the gates s in place, and writes the cell after the step, what is shown of it, h(c), and the output."""
     early, candidate, output = s[..., rows.early], s[..., rows.candidate], s[..., rows.output]
@@ -82,7 +82,7 @@ class _Slopes(NamedTuple):
     gates: Tensor | None
 
 
-def _slopes(form: LSTMForm, rows: _Rows, s: Tensor, before: Tensor, shown: Tensor) -> _Slopes:
+def _slopes(form: LSTMVariant, rows: _Rows, s: Tensor, before: Tensor, shown: Tensor) -> _Slopes:
     """For one step or for all at once."""
     size = rows.size
     i, f, o, z = (s[..., part] for part in (rows.input, rows.forget, rows.output, rows.candidate))
@@ -106,7 +106,7 @@ def _slopes(form: LSTMForm, rows: _Rows, s: Tensor, before: Tensor, shown: Tenso
 
 
 def _pull(
-    form: LSTMForm, rows: _Rows, k: _Slopes, p: Tensor | None, d: tuple[Tensor, Tensor, Tensor | None], d_s: Tensor
+    form: LSTMVariant, rows: _Rows, k: _Slopes, p: Tensor | None, d: tuple[Tensor, Tensor, Tensor | None], d_s: Tensor
 ) -> Tensor:
     """The gradient of the cell before the step; that of the gates is written to d_s. d: of output, cell and gates."""
     d_output, d_cell, d_gates = d
@@ -131,7 +131,7 @@ def _pull(
     return d_before
 
 
-def _peephole_gradient(form: LSTMForm, rows: _Rows, d_s: Tensor, before: Tensor, cell: Tensor) -> Tensor:
+def _peephole_gradient(form: LSTMVariant, rows: _Rows, d_s: Tensor, before: Tensor, cell: Tensor) -> Tensor:
     """Of one step or of all, (…, P, H); rows and steps are not yet summed over."""
     parts = [_fold(d_s[..., rows.early], rows.size) * before.unsqueeze(-2)]
     if form.output_gate:
@@ -143,7 +143,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        form: LSTMForm,
+        form: LSTMVariant,
         a: Tensor,
         y_0: Tensor,
         c_0: Tensor,
@@ -183,7 +183,7 @@ class _Scan(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, *d_states: Tensor | None) -> Gradients:
         g_0, R, p, Q, keep, s, y, c, shown = ctx.saved_tensors
-        form: LSTMForm = ctx.form
+        form: LSTMVariant = ctx.form
         rows = _Rows(form, y.shape[-1])
         slopes = _slopes(form, rows, s, c[:-1], shown)
         each = zip(*(_steps(part, len(s)) for part in slopes), strict=True)
@@ -216,7 +216,7 @@ def _steps(part: Tensor | None, steps: int) -> list[Tensor] | list[None]:
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, form: LSTMForm, total: Tensor, before: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, form: LSTMVariant, total: Tensor, before: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor]:
         rows = _Rows(form, before.shape[-1])
         s = total.clone()
         cell, shown, output = (torch.empty_like(before) for _ in range(3))
@@ -237,7 +237,7 @@ class _Step(torch.autograd.Function):
 
 
 def lstm_scan(
-    form: LSTMForm,
+    form: LSTMVariant,
     a_TNBG: Tensor,
     state: tuple[Tensor, ...],
     weights: LSTMWeights,
@@ -254,7 +254,7 @@ def lstm_scan(
     return tuple(found[: len(state)])
 
 
-def lstm_step(form: LSTMForm, total_BG: Tensor, cell_BH: Tensor, p_PH: Tensor | None) -> tuple[Tensor, Tensor]:
+def lstm_step(form: LSTMVariant, total_BG: Tensor, cell_BH: Tensor, p_PH: Tensor | None) -> tuple[Tensor, Tensor]:
     """Output and cell after a step without gate recurrence, from all shares of the gates together."""
     output_BH, after_BH = _Step.apply(form, total_BG, cell_BH, p_PH)  # type: ignore[no-untyped-call]
     return output_BH, after_BH

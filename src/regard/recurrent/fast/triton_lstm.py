@@ -17,7 +17,7 @@ from regard.recurrent.cells import masked
 from regard.recurrent.fast import analytic_lstm
 from regard.recurrent.fast.analytic import outer
 from regard.recurrent.fast.triton_launch import VARYING, launch, multiply, or_unused, place, tanh, wait
-from regard.recurrent.settings import LSTMForm
+from regard.recurrent.settings import LSTMVariant
 
 
 @triton.jit
@@ -216,7 +216,7 @@ def _backward(
         wait(counters + group, (back + 1) * programs)
 
 
-def _constants(form: LSTMForm) -> dict[str, Any]:
+def _constants(form: LSTMVariant) -> dict[str, Any]:
     """A form as the kernels are told of it."""
     return {
         "INPUT": int(form.input_gate),
@@ -234,7 +234,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        form: LSTMForm,
+        form: LSTMVariant,
         a: Tensor,
         y_0: Tensor,
         c_0: Tensor,
@@ -266,7 +266,7 @@ class _Scan(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, d_y: Tensor | None, d_c: Tensor | None, d_g: Tensor | None) -> Gradients:
         g_0, R, p, Q, keep, s, y, c = ctx.saved_tensors
-        form: LSTMForm = ctx.form
+        form: LSTMVariant = ctx.form
         steps, cells, rows, size = y[1:].shape
         gates = slice(0, s.shape[-1] - size)
         d_s = torch.empty_like(s)
