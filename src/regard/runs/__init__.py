@@ -1,0 +1,1 @@
+"""A run on disk: settings, folder, checkpoints, events, lock and model card."""
