@@ -24,7 +24,13 @@ from tests_shared import SMALL, stopped_at
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
-SETTINGS = {**SMALL, "training.steps": 4, "training.validate_every": 2, "training.save_every": 2, "training.keep_checkpoints": 9}
+SETTINGS = {
+    **SMALL,
+    "training.steps": 4,
+    "training.validate_every": 2,
+    "training.save_every": 2,
+    "training.keep_checkpoints": 9,
+}
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +182,9 @@ def test_a_run_that_is_moved_while_it_trains_stops_where_it_went(
         moving(step, swap)
         with pytest.raises(regard.RunInUseError, match=rf"was moved to .*moved .*after step {step} is saved there"):
             regard.train(
-                "dates", {**SETTINGS, "training.keep_checkpoints": 1, "training.track": "tensorboard"}, out=tmp_path / "run"
+                "dates",
+                {**SETTINGS, "training.keep_checkpoints": 1, "training.track": "tensorboard"},
+                out=tmp_path / "run",
             )
     assert content(tmp_path / "run") == before
     monkeypatch.undo()

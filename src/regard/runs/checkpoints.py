@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from regard.formatting import to_json
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import DivergedError, ModelError
+from regard.evaluation.values import MetricValues
+from regard.formatting import to_json
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.runs.folder import FORMAT, Checkpoint, RunFolder, UnreadableError
 from regard.runs.lock import LockedFolder
 from regard.runs.schedule import Schedule
-from regard.evaluation.values import MetricValues
 from regard.runs.settings import RunSettings, TrainingSettings
 from regard.runs.tensors import check_tensors, first_not_finite, read_tensors
 

@@ -29,7 +29,10 @@ class EventLog:
     """
 
     def __init__(
-        self, directory: Directory, has_happened: Callable[[dict[str, Any]], bool], listeners: Sequence[EventListener] = ()
+        self,
+        directory: Directory,
+        has_happened: Callable[[dict[str, Any]], bool],
+        listeners: Sequence[EventListener] = (),
     ) -> None:
         content = directory.read(EVENTS) if EVENTS in directory.names() else b""
         draft = f".{EVENTS}"

@@ -6,24 +6,9 @@ the speed measured while training; the positions, and the settings that refer to
 saved with every checkpoint, so the learning rate and the steps of validation remain pure functions of the step.
 """
 
-import logging
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
-
-from regard.data.batching import EncodedCorpus
-from regard.data.sampler import PairBatchSampler, TokenBatchSampler, BatchSampler
-from regard.errors import DataError
-from regard.formatting import quantity
-from regard.runs.settings import RunSettings, TrainingSettings
-
-
-
-
-
-
-
 
 
 @dataclass(frozen=True)
@@ -95,13 +80,3 @@ class Schedule:
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         return cls(state["length"], tuple(Segment(**segment) for segment in state["segments"]))
-
-
-
-
-
-
-
-
-
-

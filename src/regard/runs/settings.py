@@ -21,8 +21,8 @@ from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings
 from regard.data.settings import CharTokenizer, Data, FilesData, PairTokenizer, TokenizerChoice, sides
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ConfigError
-from regard.models.settings import Model, RecurrentModel
 from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric, MetricChoice
+from regard.models.settings import Model, RecurrentModel
 
 
 def _one_or_more(value: Any) -> Any:
@@ -156,7 +156,9 @@ class TrainingSettings(Settings):
         None,
         description="a run whose best weights this one starts from, with its tokenizers and its model (fine-tuning)",
     )
-    ema_decay: float = Field(0.0, ge=0, lt=1, description="memory of a moving average of the weights, used in their place")
+    ema_decay: float = Field(
+        0.0, ge=0, lt=1, description="memory of a moving average of the weights, used in their place"
+    )
     average_checkpoints: PositiveInt = Field(
         1, description="at the end, the mean of so many last checkpoints is tried, and used if it is better"
     )
@@ -178,14 +180,20 @@ class TrainingSettings(Settings):
     validation_pairs: PositiveInt | None = Field(None, description="the first so many dev pairs; by default all")
     patience: PositiveInt = Field(10, description="validations without a better one before training stops")
     save_every: PositiveInt = Field(100, json_schema_extra=MAY_CHANGE_ON_RESUME)
-    keep_checkpoints: PositiveInt = Field(2, json_schema_extra=MAY_CHANGE_ON_RESUME, description="checkpoints kept beside the best")
+    keep_checkpoints: PositiveInt = Field(
+        2, json_schema_extra=MAY_CHANGE_ON_RESUME, description="checkpoints kept beside the best"
+    )
     log_every: PositiveInt = Field(20, json_schema_extra=MAY_CHANGE_ON_RESUME)
     track: Literal["tensorboard"] | None = Field(
-        None, json_schema_extra=MAY_CHANGE_ON_RESUME, description="write the events for TensorBoard too, in RUN/tensorboard"
+        None,
+        json_schema_extra=MAY_CHANGE_ON_RESUME,
+        description="write the events for TensorBoard too, in RUN/tensorboard",
     )
     device: str = Field("auto", json_schema_extra=MAY_CHANGE_ON_RESUME, description="auto, cpu, cuda or cuda:N")
     threads: PositiveInt = Field(
-        1, json_schema_extra=MAY_CHANGE_ON_RESUME, description="CPU threads; more than one is faster only for large models"
+        1,
+        json_schema_extra=MAY_CHANGE_ON_RESUME,
+        description="CPU threads; more than one is faster only for large models",
     )
 
     @field_validator("device")
