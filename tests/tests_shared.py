@@ -39,9 +39,9 @@ def three_pairs(*ids: int) -> Batch:
     return EncodedCorpus(Ragged.of(sources), Ragged.of(targets)).batch(list(ids), torch.device("cpu"))
 
 
-def teaching(*models: Seq2Seq, share: float = 0.5) -> Distillation:
+def teaching(*models: Seq2Seq, weight: float = 0.5) -> Distillation:
     """Models that teach without having been trained."""
-    return Distillation(tuple(model.eval() for model in models), Teachers(runs=("-",), share=share).shares)
+    return Distillation(tuple(model.eval() for model in models), Teachers(runs=("-",), weight=weight).shares)
 
 
 class OneModel(Settings):
@@ -58,14 +58,14 @@ def words(settings: dict[str, object]) -> list[str]:
 @contextmanager
 def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process dies, as it were, right before it would take the step after this one."""
-    take = loop.Training.take_step
+    take = loop.take_step
 
-    def die(run: loop.Training) -> tuple[float, int]:
+    def die(run: loop.TrainingState) -> tuple[float, int]:
         if run.progress.step == step:
             raise KeyboardInterrupt
         return take(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "take_step", die)
+        patch.setattr(loop, "take_step", die)
         with pytest.raises(KeyboardInterrupt):
             yield

@@ -15,7 +15,7 @@ from regard.ops import triton
 from regard.ops.layer_norm import LayerNorm
 from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import Consistency, NoConsistency, RDrop, SimCut
-from regard.training.objective import Objective, all_with_padding_passed_over
+from regard.training.objective import Objective, flatten_with_ignore_index
 from tests_shared import OneModel, teaching
 
 pytest.importorskip("triton")
@@ -119,10 +119,10 @@ def test_a_loss_by_the_kernel_is_the_loss(
 
     def found() -> list[Tensor]:
         torch.manual_seed(0)
-        loss = Objective(smoothing, consistency=consistency, teaching=taught)(model, batch)
+        loss = Objective(smoothing, consistency=consistency, distillation=taught)(model, batch)
         return [loss.detach(), *torch.autograd.grad(loss, parameters, materialize_grads=True)]
 
-    monkeypatch.setattr("regard.training.objective._counted", all_with_padding_passed_over)
+    monkeypatch.setattr("regard.training.objective._counted", flatten_with_ignore_index)
     theirs = found()
     asked = _let_kernels_serve(monkeypatch)
     for own, other in zip(found(), theirs, strict=True):

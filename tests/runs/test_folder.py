@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,15 +152,15 @@ def moving(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], objec
     """Have something happen after a step."""
 
     def after(step: int, happens: Callable[[], object]) -> None:
-        take = loop.Training.take_step
+        take = loop.take_step
 
-        def taken(run: loop.Training) -> tuple[float, int]:
+        def taken(run: loop.TrainingState) -> tuple[float, int]:
             found = take(run)
             if run.progress.step == step:
                 happens()
             return found
 
-        monkeypatch.setattr(loop.Training, "take_step", taken)
+        monkeypatch.setattr(loop, "take_step", taken)
 
     return after
 
@@ -365,14 +366,14 @@ def test_an_optimizer_that_is_not_finite_is_rejected_by_name(run: Path) -> None:
 def test_weights_that_are_not_finite_are_never_saved(
     tmp_path: Path, moving: Moving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs: list[loop.Training] = []
-    begin = loop.Training.begin.__func__  # type: ignore[attr-defined]
+    runs: list[loop.TrainingState] = []
+    start = loop.start_training
 
-    def begun(cls: type[loop.Training], *given: object) -> loop.Training:
-        runs.append(begin(cls, *given))
+    def started(*args: Any) -> loop.TrainingState:
+        runs.append(start(*args))
         return runs[0]
 
-    monkeypatch.setattr(loop.Training, "begin", classmethod(begun))
+    monkeypatch.setattr(loop, "start_training", started)
     moving(3, lambda: next(runs[0].model.parameters()).data.fill_(torch.inf))
     settings = {**SETTINGS, "training.save_every": 3}
     with pytest.raises(regard.DivergedError, match=r"by step 3: .* contains NaN or infinity\. Nothing was saved"):

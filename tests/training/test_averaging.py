@@ -60,15 +60,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_signal_between_saves_does_not_change_what_the_mean_is_of(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = loop.Training.take_step
+    take = loop.take_step
 
-    def signalled(run: loop.Training) -> tuple[float, int]:
+    def signalled(run: loop.TrainingState) -> tuple[float, int]:
         if run.progress.step == 56:
             os.kill(os.getpid(), signal.SIGTERM)
         return take(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "take_step", signalled)
+        patch.setattr(loop, "take_step", signalled)
         with pytest.raises(regard.Interrupted, match="after step 57"):
             train(tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "step-57").exists()

@@ -16,11 +16,12 @@ from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
 from regard.runs.settings import NoConsistency, RDrop, RunSettings, SimCut, TrainingSettings
+from regard.training import loop
 from regard.training import objective as objective_module
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
-from regard.training.loop import Training
-from regard.training.objective import Objective, backward
+from regard.training.objective import Objective
 from regard.training.optim import build_optimizer, set_rate
+from regard.training.step import compute_gradients
 from tests_shared import SMALL, teaching
 
 V = 11
@@ -78,7 +79,7 @@ def gradients(net: Seq2Seq, objective: Objective, recorder: GraphedGradient | No
     torch.manual_seed(3)
     found = []
     for batch in batches(next(net.parameters()).device.type):
-        loss, _ = backward(net, [batch, batch], objective, 1, recorder)
+        loss, _ = compute_gradients(net, objective, [batch, batch], 1, recorder)
         grads = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
         found += [loss, *grads]
     return found
@@ -102,8 +103,8 @@ def test_a_recorded_gradient_is_the_gradient(name: str, device: str) -> None:
     net = model(overrides, device)
     recorder = GraphedGradient(net, Objective(0.1))
     found = gradients(net, Objective(0.1), recorder)
-    assert len(recorder.seen) == 1
-    assert all(recorder.seen.values())
+    assert len(recorder.graphs) == 1
+    assert all(recorder.graphs.values())
     for ours, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-6)
 
@@ -113,7 +114,7 @@ def test_a_recorded_gradient_is_the_gradient(name: str, device: str) -> None:
 def test_consistency_and_half_precision_are_recorded_too(
     consistency: RDrop | SimCut, halved: bool, device: str
 ) -> None:
-    objective = Objective(0.1, consistency=consistency, halved=halved)
+    objective = Objective(0.1, consistency=consistency, bfloat16=halved)
     expected = gradients(model({}, device), objective, None)
     net = model({}, device)
     for ours, reference in zip(gradients(net, objective, GraphedGradient(net, objective)), expected, strict=True):
@@ -124,12 +125,12 @@ def test_consistency_and_half_precision_are_recorded_too(
 @pytest.mark.parametrize("name", CHOICES)
 def test_what_is_learned_from_teachers_is_recorded_too(name: str, halved: bool, device: str) -> None:
     teachers = teaching(model(CHOICES[name], device), model({}, device))
-    objective = Objective(0.1, halved=halved, teaching=teachers)
+    objective = Objective(0.1, bfloat16=halved, distillation=teachers)
     expected = gradients(model({}, device), objective, None)
     net = model({}, device)
     recorder = GraphedGradient(net, objective)
     found = gradients(net, objective, recorder)
-    assert all(recorder.seen.values())
+    assert all(recorder.graphs.values())
     for ours, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-2 if halved else 1e-4, atol=1e-4 if halved else 1e-6)
 
@@ -148,11 +149,11 @@ def test_padding_that_stays_counts_for_nothing(
 
     def found() -> list[torch.Tensor]:
         torch.manual_seed(0)
-        loss, _ = backward(net, [batch], objective)
+        loss, _ = compute_gradients(net, objective, [batch])
         return [loss, *(parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None)]
 
     expected = found()
-    monkeypatch.setattr(objective_module, "_counted", objective_module.all_with_padding_passed_over)
+    monkeypatch.setattr(objective_module, "select_tokens", objective_module.flatten_with_ignore_index)
     for ours, reference in zip(found(), expected, strict=True):
         torch.testing.assert_close(ours, reference)
 
@@ -178,7 +179,7 @@ class Scarce:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
-    def begin(self) -> None: ...
+    def zero_grad(self) -> None: ...
 
     def __call__(self, batch: Batch, tokens: int) -> torch.Tensor:
         raise torch.OutOfMemoryError(f"CUDA out of memory for {tokens} tokens of {len(batch.ids)} pairs")
@@ -187,17 +188,17 @@ class Scarce:
 def test_without_memory_for_recordings_a_run_goes_on_with_whole_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = Training.begin.__func__  # type: ignore[attr-defined]
-    begun: list[Training] = []
+    begin = loop.start_training
+    begun: list[loop.TrainingState] = []
 
-    def scarce(*given: Any) -> Training:
+    def scarce(*given: Any) -> loop.TrainingState:
         begun.append(begin(*given))
-        begun[0].recorder = Scarce(begun[0].objective)  # type: ignore[assignment]
+        begun[0].gradient = Scarce(begun[0].objective)  # type: ignore[assignment]
         return begun[0]
 
-    monkeypatch.setattr(Training, "begin", classmethod(scarce))
+    monkeypatch.setattr(loop.TrainingState, "begin", classmethod(scarce))
     run = regard.train("dates", {**SMALL, "training.steps": 2}, out=tmp_path / "run")
-    assert begun[0].recorder is None
+    assert begun[0].gradient is None
     assert begun[0].progress.pieces == 1
     assert run.load().predict("1 May 2026").text is not None
 
@@ -213,14 +214,14 @@ def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path: Path) -> None:
     }  # fmt: skip
     whole = regard.train("pairs", wishes, out=tmp_path / "whole").load()
     with pytest.MonkeyPatch.context() as patch:
-        take = Training.take_step
+        take = loop.take_step
 
-        def until_30(training: Training) -> tuple[float, int]:
+        def until_30(training: loop.TrainingState) -> tuple[float, int]:
             if training.progress.step == 30:
                 raise KeyboardInterrupt
             return take(training)
 
-        patch.setattr(Training, "take_step", until_30)
+        patch.setattr(loop, "take_step", until_30)
         with pytest.raises(KeyboardInterrupt):
             regard.train("pairs", wishes, out=tmp_path / "parts")
     parts = regard.train("pairs", wishes, out=tmp_path / "parts").load()
@@ -237,7 +238,7 @@ def test_a_recorded_update_is_the_update(device: str) -> None:
         torch.manual_seed(3)
         for step, batch in enumerate(batches(device) * 2):
             set_rate(optimizer, 0.01 / (step + 1))
-            backward(net, [batch], objective, 1, recorder)
+            compute_gradients(net, objective, [batch], 1, recorder)
             update() if recorded else optimizer.step()
         assert (update.replay is not None) == recorded
         return [parameter.detach().clone() for parameter in net.parameters()]

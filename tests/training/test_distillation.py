@@ -14,7 +14,8 @@ from regard.ops import chunked_loss
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, Teachers
 from regard.training import objective as objective_module
-from regard.training.objective import Objective, backward
+from regard.training.objective import Objective
+from regard.training.step import compute_gradients
 from tests_shared import SMALL, stopped_at, teaching, three_pairs
 
 V = 11
@@ -34,7 +35,7 @@ def batch() -> Batch:
 
 def found(net: Seq2Seq, objective: Objective) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    loss, _ = backward(net, [batch()], objective)
+    loss, _ = compute_gradients(net, objective, [batch()])
     return [loss, *(parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None)]
 
 
@@ -49,26 +50,29 @@ def test_what_the_mean_of_the_teachers_says_counts_as_far_as_it_shall() -> None:
     expected = 0.7 * Objective(0.1)(student, given) + 0.3 * apart
     assert apart > 0.01
     torch.testing.assert_close(
-        Objective(0.1, teaching=teaching(one, other, share=0.3))(student, given), expected.float(), rtol=1e-5, atol=1e-5
+        Objective(0.1, distillation=teaching(one, other, weight=0.3))(student, given),
+        expected.float(),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
 def test_a_teacher_that_says_what_the_student_says_adds_nothing() -> None:
     student = model(0)
-    half = Objective(teaching=teaching(model(0), share=0.5))(student, batch())
+    half = Objective(distillation=teaching(model(0), weight=0.5))(student, batch())
     torch.testing.assert_close(half, 0.5 * Objective()(student, batch()))
 
 
 def test_teachers_learn_nothing() -> None:
     student, teacher = model(0), model(1)
-    backward(student, [batch()], Objective(teaching=teaching(teacher)))
+    compute_gradients(student, Objective(distillation=teaching(teacher)), [batch()])
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert any(parameter.grad is not None for parameter in student.parameters())
 
 
 def test_few_logits_at_a_time_give_the_same_loss_and_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     student = model(0, **{"model.dropout": 0.2})
-    objective = Objective(0.1, 0.3, teaching=teaching(model(1), model(2, model="transformer-tiny")))
+    objective = Objective(0.1, 0.3, distillation=teaching(model(1), model(2, model="transformer-tiny")))
     expected = found(student, objective)
     monkeypatch.setitem(chunked_loss.MAX_LOGITS, "cpu", 2 * V)
     for ours, reference in zip(found(student, objective), expected, strict=True):
@@ -80,9 +84,9 @@ def test_padding_that_stays_counts_for_nothing(halved: bool, monkeypatch: pytest
     """On a GPU padding is passed over where on a CPU it is left out; of padding, student and teacher say different
     things.
     """
-    student, objective = model(0).float(), Objective(0.1, halved=halved, teaching=teaching(model(1).float()))
+    student, objective = model(0).float(), Objective(0.1, bfloat16=halved, distillation=teaching(model(1).float()))
     expected = found(student, objective)
-    monkeypatch.setattr(objective_module, "_counted", objective_module.all_with_padding_passed_over)
+    monkeypatch.setattr(objective_module, "select_tokens", objective_module.flatten_with_ignore_index)
     for ours, reference in zip(found(student, objective), expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-2 if halved else 1e-5, atol=1e-3 if halved else 1e-6)
 
@@ -92,7 +96,7 @@ def test_teachers_see_the_words_that_are_dropped_for_the_student() -> None:
     seen: list[torch.Tensor] = []
     teacher = model(1)
     teacher.register_forward_pre_hook(lambda _, given: seen.extend([given[0].tokens_BT, given[1]]))
-    Objective(word_dropout=0.9, teaching=teaching(teacher))(student, batch())
+    Objective(word_dropout=0.9, distillation=teaching(teacher))(student, batch())
     source, given = seen
     assert torch.equal(source, batch().source.tokens_BT)
     assert torch.equal(given, batch().given)

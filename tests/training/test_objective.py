@@ -16,7 +16,8 @@ from regard.models.settings import RecurrentModel
 from regard.ops import chunked_loss
 from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import Consistency, NoConsistency, RDrop, RunSettings, SimCut
-from regard.training.objective import Objective, backward, token_loss
+from regard.training.objective import Objective, drop_words, token_loss
+from regard.training.step import compute_gradients
 from tests_shared import three_pairs as batch
 
 V = 9
@@ -57,12 +58,12 @@ def test_a_batch_of_nothing_but_padding_and_sources_without_a_token_give_numbers
     device, nothing = torch.device("cpu"), Ragged.of([[], []])
     padding = EncodedCorpus(nothing, nothing).batch([0, 1], device)
     assert padding.target.tokens_BT.shape == (2, 1)
-    loss, _ = backward(net, [padding], Objective(consistency=consistency))
+    loss, _ = compute_gradients(net, Objective(consistency=consistency), [padding])
     assert loss == 0.0
     assert all(not parameter.grad.any() for parameter in net.parameters() if parameter.grad is not None)
     silent = EncodedCorpus(nothing, Ragged.of([[5, END], [END]])).batch([0, 1], device)
     for batches in ([silent], [silent, padding]):
-        loss, tokens = backward(net, batches, Objective(consistency=consistency))
+        loss, tokens = compute_gradients(net, Objective(consistency=consistency), batches)
         assert (math.isfinite(loss), tokens) == (True, 3)
         assert all(parameter.grad.isfinite().all() for parameter in net.parameters() if parameter.grad is not None)
 
@@ -78,9 +79,9 @@ def test_label_smoothing_mixes_in_the_uniform_distribution() -> None:
 @pytest.mark.parametrize("pieces", [2, 4, 8])
 def test_the_gradient_is_the_same_in_pieces(pieces: int) -> None:
     net = model()
-    whole = backward(net, [batch(0, 1, 2)], Objective(0.1))
+    whole = compute_gradients(net, Objective(0.1), [batch(0, 1, 2)])
     expected = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-    in_pieces = backward(net, [batch(0, 1, 2)], Objective(0.1), pieces)
+    in_pieces = compute_gradients(net, Objective(0.1), [batch(0, 1, 2)], pieces)
     assert tuple(map(float, in_pieces)) == pytest.approx(tuple(map(float, whole)))
     found = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
     for ours, reference in zip(found, expected, strict=True):
@@ -89,7 +90,7 @@ def test_the_gradient_is_the_same_in_pieces(pieces: int) -> None:
 
 def gradients(net: Seq2Seq, objective: Objective, seed: int = 0) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
-    backward(net, [batch(0, 1, 2)], objective)
+    compute_gradients(net, objective, [batch(0, 1, 2)])
     return {name: parameter.grad.clone() for name, parameter in net.named_parameters() if parameter.grad is not None}
 
 
@@ -127,7 +128,7 @@ def test_second_derivatives_of_the_loss_are_known_to_the_plain_equations(monkeyp
 def test_batches_that_make_one_step_weigh_by_their_tokens() -> None:
     net = model()
     whole = gradients(net, Objective())
-    backward(net, [batch(0), batch(1, 2)], Objective())
+    compute_gradients(net, Objective(), [batch(0), batch(1, 2)])
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-5, atol=1e-8)
 
@@ -141,8 +142,8 @@ def test_passes_that_agree_cost_nothing() -> None:
 
 
 def test_consistency_may_begin_later() -> None:
-    objective = Objective(0.1, 0.2, RDrop(after=5), halved=True)
-    assert objective.at(4) == Objective(0.1, 0.2, halved=True)
+    objective = Objective(0.1, 0.2, RDrop(start_step=5), bfloat16=True)
+    assert objective.at(4) == Objective(0.1, 0.2, bfloat16=True)
     assert objective.at(5) == objective
 
 
@@ -186,7 +187,7 @@ def test_passes_that_need_not_agree_are_worked_out_in_parts_too(monkeypatch: pyt
 
 
 def test_dropped_words_become_unknown_but_never_the_start() -> None:
-    source, given = Objective._with_gaps(batch(0, 1), 0.999_999)
+    source, given = drop_words(batch(0, 1), 0.999_999)
     assert (source.tokens_BT == UNKNOWN).all()
     assert (given[:, 0] == START).all()
     assert (given[:, 1:] == UNKNOWN).all()
@@ -194,7 +195,7 @@ def test_dropped_words_become_unknown_but_never_the_start() -> None:
 
 def test_half_the_bits_give_nearly_the_same_gradient() -> None:
     net = model().float()
-    full, half = gradients(net, Objective()), gradients(net, Objective(halved=True))
+    full, half = gradients(net, Objective()), gradients(net, Objective(bfloat16=True))
     ours, theirs = (torch.cat([grad.flatten() for grad in grads.values()]) for grads in (half, full))
     assert torch.linalg.norm(ours - theirs) < 0.03 * torch.linalg.norm(theirs)
     assert not torch.equal(ours, theirs)

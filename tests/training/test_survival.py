@@ -190,7 +190,7 @@ def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pyt
     """What PyTorch raises when it cannot allocate, raised for every batch of more than eight pairs."""
     from regard.training import objective
 
-    whole = objective.Objective._sum
+    whole = objective.Objective.__call__
     sizes = []
 
     def limited(self: objective.Objective, model: object, batch: object) -> object:
@@ -202,7 +202,7 @@ def test_memory_that_gives_out_halves_the_batch(tmp_path: Path, monkeypatch: pyt
 
     settings = SETTINGS | {"model.dropout": 0.0, "training.cuda_graphs": False}
     with monkeypatch.context() as patch:
-        patch.setattr(objective.Objective, "_sum", limited)
+        patch.setattr(objective.Objective, "__call__", limited)
         regard.train("dates", settings, out=tmp_path / "little")
     regard.train("dates", settings, out=tmp_path / "plenty")
     assert sizes[:3] == [32, 16, 8]
@@ -218,7 +218,7 @@ def test_a_run_that_is_killed_after_memory_ran_out_ends_with_the_same_bits(
     """Memory runs out at step 7, between two checkpoints, in the middle of a batch; and may be there again later."""
     from regard.training import objective
 
-    whole, scarce = objective.Objective._sum, [True]
+    whole, scarce = objective.Objective.__call__, [True]
 
     def limited(self: objective.Objective, model: torch.nn.Module, batch: Batch) -> object:
         found = whole(self, model, batch)  # type: ignore[arg-type]
@@ -226,14 +226,14 @@ def test_a_run_that_is_killed_after_memory_ran_out_ends_with_the_same_bits(
             torch.empty(2**60)
         return found
 
-    take, steps = loop.Training.take_step, [0]
+    take, steps = loop.take_step, [0]
 
-    def counted(run: loop.Training) -> tuple[float, int]:
+    def counted(run: loop.TrainingState) -> tuple[float, int]:
         steps.append(run.progress.step)
         return take(run)
 
-    monkeypatch.setattr(objective.Objective, "_sum", limited)
-    monkeypatch.setattr(loop.Training, "take_step", counted)
+    monkeypatch.setattr(objective.Objective, "__call__", limited)
+    monkeypatch.setattr(loop, "take_step", counted)
     undisturbed = regard.train("dates", SETTINGS, out=tmp_path / "undisturbed")
     assert "Out of memory at step 7: from now on, each batch is processed as 4 micro-batches" in caplog.text
     steps.append(0)
@@ -248,7 +248,7 @@ def test_a_run_that_is_killed_after_memory_ran_out_ends_with_the_same_bits(
 def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.training import objective
 
-    monkeypatch.setattr(objective.Objective, "_sum", lambda *_: torch.empty(2**60))
+    monkeypatch.setattr(objective.Objective, "__call__", lambda *_: torch.empty(2**60))
     with pytest.raises(regard.ResourceError, match=r"even with a batch of one pair.*tokenizer\.max_length"):
         regard.train("dates", SETTINGS, out=tmp_path)
 
@@ -267,16 +267,16 @@ def test_memory_that_holds_not_even_one_pair_is_told(tmp_path: Path, monkeypatch
 def test_a_run_that_diverges_by_itself_keeps_the_weights_of_the_step_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, object]
 ) -> None:
-    take = loop.Training.take_step
+    take = loop.take_step
     before: dict[str, torch.Tensor] = {}
-    runs: list[loop.Training] = []
+    runs: list[loop.TrainingState] = []
 
-    def watched(run: loop.Training) -> tuple[float, int]:
+    def watched(run: loop.TrainingState) -> tuple[float, int]:
         runs.append(run)
         before.update({name: value.clone() for name, value in run.model.state_dict().items()})
         return take(run)
 
-    monkeypatch.setattr(loop.Training, "take_step", watched)
+    monkeypatch.setattr(loop, "take_step", watched)
     wild = {"training.learning_rate": 1e30, "training.warmup": 0, "training.batch_size": 5}
     pairs = 5 * int(str(recipe.get("training.accumulate", 1)))
     with pytest.raises(
@@ -300,7 +300,7 @@ def test_a_loss_that_is_no_number_leaves_the_weights_alone(
         return sum(p.sum() for p in model.parameters()) * poison  # type: ignore[return-value]
 
     before: dict[str, torch.Tensor] = {}
-    monkeypatch.setattr(objective.Objective, "_sum", spoilt)
+    monkeypatch.setattr(objective.Objective, "__call__", spoilt)
     with pytest.raises(regard.DivergedError, match=r"at step 1: .* The batch holds the training pairs \d+"):
         regard.train("dates", SETTINGS, out=tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in seen[0].items())

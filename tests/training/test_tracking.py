@@ -41,15 +41,15 @@ def same(one: dict[str, list[tuple[int, float]]], other: dict[str, list[tuple[in
 
 
 def test_a_run_killed_between_checkpoints_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = loop.Training.take_step
+    take = loop.take_step
 
-    def die(run: loop.Training) -> tuple[float, int]:
+    def die(run: loop.TrainingState) -> tuple[float, int]:
         if run.progress.step == 17:  # the last checkpoint is of step 10, and step 15 has been told
             raise KeyboardInterrupt
         return take(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "take_step", die)
+        patch.setattr(loop, "take_step", die)
         with pytest.raises(KeyboardInterrupt):
             regard.train("dates", TRACKED, out=tmp_path / "run")
     folder = RunFolder(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Teachers: models of other runs, whose answers a student learns from beside those of the data."""
+"""Knowledge distillation (Hinton et al. 2015): a student learns from the data and from the models of other runs."""
 
 import logging
 from collections.abc import Mapping
@@ -20,32 +20,29 @@ from regard.runs.settings import RunSettings, Shares
 log = logging.getLogger(__name__)
 
 TEACHER = "teacher "
-"""What the name of a teacher begins with among what a run learns from."""
+"""Prefix of a teacher's name among the hashes of what a run depends on."""
 
 
 @final
 @dataclass(frozen=True)
 class Distillation:
-    """Models that teach, and how much their answers, the first of both, count beside the data."""
+    """The teachers, and the weights of the terms of the loss: their distribution is p, the student's is q."""
 
     models: tuple[Seq2Seq, ...]
     shares: Shares
-    told: str = ""
-    """Who they are."""
+    description: str = ""
 
 
 class TeacherModels(NamedTuple):
-    """The runs that teach another: what they say, the tokens that they and so their student say it in, and a hash of
-    each one's weights.
-    """
+    """The teachers of a run, their tokenizers, which the student uses too, and the hashes of their weights."""
 
-    teaching: Distillation | None = None
+    distillation: Distillation | None = None
     tokenizers: TokenizerPair | None = None
     fingerprint: Mapping[str, str] = {}
 
 
 def load_teachers(student: RunSettings, device: torch.device) -> TeacherModels:
-    """Those that a student's settings name, each as its validation chose it; where none are named, nobody."""
+    """Load the best checkpoint of each teacher that a student's settings name."""
     teachers = student.training.teachers
     if teachers is None:
         return TeacherModels()
@@ -53,28 +50,28 @@ def load_teachers(student: RunSettings, device: torch.device) -> TeacherModels:
         opened = open_models(*teachers.runs)
     except ModelError as error:
         raise ModelError(f"training.teachers: {error}") from None
-    loaded = [checkpoints.load_model(*each) for each in opened]
-    for (folder, _), own in zip(opened, loaded, strict=True):
-        _refuse_other_tokens(folder, own.settings, student)
-        _warn_if_unfinished(folder, own.settings)
-    models = tuple(own.model.to(device).eval().requires_grad_(False) for own in loaded)
-    used = [(folder.path, own.checkpoint) for (folder, _), own in zip(opened, loaded, strict=True)]
-    told = " and ".join(f"{short_path(path)} (step {chosen.step:,})" for path, chosen in used)
-    hashes = {f"{TEACHER}{path}": chosen.weights_hash for path, chosen in used}
-    return TeacherModels(Distillation(models, teachers.shares, told), loaded[0].tokenizers, hashes)
+    loaded = [checkpoints.load_model(*run) for run in opened]
+    for (folder, _), teacher in zip(opened, loaded, strict=True):
+        _check_same_tokens(folder, teacher.settings, student)
+        _warn_if_unfinished(folder, teacher.settings)
+    models = tuple(teacher.model.to(device).eval().requires_grad_(False) for teacher in loaded)
+    used = [(folder.path, teacher.checkpoint) for (folder, _), teacher in zip(opened, loaded, strict=True)]
+    description = " and ".join(f"{short_path(path)} (step {checkpoint.step:,})" for path, checkpoint in used)
+    hashes = {f"{TEACHER}{path}": checkpoint.weights_hash for path, checkpoint in used}
+    return TeacherModels(Distillation(models, teachers.shares, description), loaded[0].tokenizers, hashes)
 
 
-def teachers_in(data: Mapping[str, str] | str) -> dict[str, str]:
-    """The teachers in the saved state of a run, each with the hash of its weights."""
-    return {} if isinstance(data, str) else {name: own for name, own in data.items() if name.startswith(TEACHER)}
+def saved_teachers(data: Mapping[str, str]) -> dict[str, str]:
+    """Return the teachers in the saved state of a run, with the hashes of their weights."""
+    return {name: weights_hash for name, weights_hash in data.items() if name.startswith(TEACHER)}
 
 
-def _refuse_other_tokens(teacher: RunFolder, settings: RunSettings, student: RunSettings) -> None:
+def _check_same_tokens(teacher: RunFolder, settings: RunSettings, student: RunSettings) -> None:
     changed = [f"tokenizer.{key}" for key in other_tokens(settings.tokenizer, student.tokenizer)]
     if changed:
         raise ConfigError(
-            f"training.teachers: {teacher.path} was trained with another {', '.join(changed)}, and a student says "
-            f"what its teachers say in their tokens. Copy `tokenizer:` from {teacher.config}."
+            f"training.teachers: {teacher.path} was trained with another {', '.join(changed)}, and a student needs "
+            f"the tokens of its teachers. Copy `tokenizer:` from {teacher.config}."
         )
 
 
@@ -85,6 +82,6 @@ def _warn_if_unfinished(teacher: RunFolder, settings: RunSettings) -> None:
     progress = RunProgress.from_json(newest.state)
     if not progress.is_over(settings.training):
         log.warning(
-            "%s teaches as it is after %d of its %d steps; if it is trained on, its students cannot be.",
+            "%s teaches after %d of its %d steps. If its training continues, its students cannot be resumed.",
             teacher.path, newest.step, progress.schedule.end,
         )  # fmt: skip

@@ -20,11 +20,11 @@ from regard.runs.events import ProgressDisplay
 from regard.runs.lock import lock_folder
 from regard.runs.settings import RunSettings
 from regard.training.budget import Pace
-from regard.training.loop import Training
 from regard.training.machine import usable_threads
-from regard.training.objective import backward
 from regard.training.optim import clip_gradients, set_rate
 from regard.training.schedule import steps_per_epoch
+from regard.training.state import TrainingState, start_training
+from regard.training.step import compute_gradients, take_step
 
 
 class Found(NamedTuple):
@@ -35,36 +35,36 @@ class Found(NamedTuple):
 
 
 @contextmanager
-def _rehearsal(settings: RunSettings) -> Iterator[Training]:
+def _rehearsal(settings: RunSettings) -> Iterator[TrainingState]:
     """A training that leaves nothing behind."""
     with (
         tempfile.TemporaryDirectory(prefix="regard.") as folder,
         lock_folder(Path(folder)) as locked,
         ProgressDisplay() as narrator,
     ):
-        training = Training.begin(settings, locked, load_corpus(settings.data), narrator)
+        state = start_training(settings, locked, load_corpus(settings.data), narrator)
         try:
-            yield training
+            yield state
         finally:
-            training.stop_recording()
+            state.release_cuda_graphs()
 
 
 def find_pace(settings: RunSettings, budget: float = 5.0) -> Pace:
     """Measure the speed of training on one CPU thread and on all that may be used, in about `budget` seconds."""
     before = torch.get_num_threads()
     seconds: dict[int, float] = {}
-    with _rehearsal(settings) as training:
-        counts = (1,) if training.predictor.device.type == "cuda" else dict.fromkeys((1, usable_threads()))
+    with _rehearsal(settings) as state:
+        counts = (1,) if state.device.type == "cuda" else dict.fromkeys((1, usable_threads()))
         try:
             for threads in counts:
                 torch.set_num_threads(threads)
-                seconds[threads] = _seconds_per_step(training, budget / len(counts), min(seconds.values(), default=0))
+                seconds[threads] = _seconds_per_step(state, budget / len(counts), min(seconds.values(), default=0))
         finally:
             torch.set_num_threads(before)
-        return Pace(seconds, steps_per_epoch(training.order, settings.training))
+        return Pace(seconds, steps_per_epoch(state.sampler, settings.training))
 
 
-def _seconds_per_step(training: Training, budget: float, known: float, most: int = 100) -> float:
+def _seconds_per_step(state: TrainingState, budget: float, known: float, most: int = 100) -> float:
     """The median time of a step, so that steps that compile or capture a CUDA graph do not count.
 
     If the first step takes much longer than the `known` time on fewer threads, no more are taken: the threads wait for
@@ -74,7 +74,7 @@ def _seconds_per_step(training: Training, budget: float, known: float, most: int
     ends = time.perf_counter() + budget
     while len(taken) < most and (not taken or time.perf_counter() < ends):
         start = time.perf_counter()
-        training.take_step()
+        take_step(state)
         taken.append(time.perf_counter() - start)
         if known and taken[0] > 3 * known:
             break
@@ -88,16 +88,16 @@ def find_learning_rate(settings: RunSettings, lowest: float = 1e-6, highest: flo
     """
     tried: list[tuple[float, float]] = []
     smoothed, memory = 0.0, 0.9
-    with _rehearsal(settings) as training:
+    with _rehearsal(settings) as state:
         for step in range(steps):
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
-            set_rate(training.optimizer, rate)
-            share, _ = backward(training.model, training.batches(step), training.objective)
-            norm = clip_gradients(training.model.parameters(), settings.training.max_grad_norm)
+            set_rate(state.optimizer, rate)
+            share, _ = compute_gradients(state.model, state.objective, state.batches(step))
+            norm = clip_gradients(state.model.parameters(), settings.training.max_grad_norm)
             loss = float(share)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 break
-            training.optimizer.step()
+            state.optimizer.step()
             smoothed = memory * smoothed + (1 - memory) * loss
             tried.append((rate, smoothed / (1 - memory ** (step + 1))))
             if tried[-1][1] > 2 * min(loss for _, loss in tried):
@@ -121,14 +121,14 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
     What is tried are batches of the longest pairs, which need the most memory, by tokens a second.
     """
     tried: list[tuple[float, float]] = []
-    with _rehearsal(settings) as training:
-        lengths_N2 = training.data.train.lengths_N2
+    with _rehearsal(settings) as state:
+        lengths_N2 = state.data.train.lengths_N2
         everything = int(lengths_N2.max(1).sum())
         tokens = min(max(smallest, int(lengths_N2.max())), everything)
         while tokens <= everything:
-            order = TokenBatchSampler(lengths_N2, tokens, settings.seed, tokens, training.data.train.lengths_in)
+            order = TokenBatchSampler(lengths_N2, tokens, settings.seed, tokens, state.data.train.lengths_in)
             try:
-                tried.append((tokens, _speed(training, order)))
+                tried.append((tokens, _speed(state, order)))
             except RuntimeError as error:
                 if not cuda_graphs.is_out_of_memory(error):
                     raise
@@ -141,16 +141,16 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
     return Found(tried, max(tried, key=lambda entry: entry[1])[0])
 
 
-def _speed(training: Training, order: TokenBatchSampler, repeats: int = 3) -> float:
+def _speed(state: TrainingState, order: TokenBatchSampler, repeats: int = 3) -> float:
     """Target tokens a second, after a first batch to warm up."""
     lengths_N2 = order.seen(0)
     places = sorted(range(order.steps_per_epoch), key=lambda place: -int(lengths_N2[order.at(place)].max()))
     seconds, tokens = 0.0, 0
     for number in range(repeats + 1):
         place = places[number % len(places)]
-        batch = training.data.train.batch(order.at(place), training.predictor.device)
+        batch = state.data.train.batch(order.at(place), state.device)
         start = time.perf_counter()
-        share, count = backward(training.model, [batch], training.objective)
+        share, count = compute_gradients(state.model, state.objective, [batch])
         float(share)  # when it is there, the work is done
         if number:
             seconds, tokens = seconds + time.perf_counter() - start, tokens + count

@@ -1,0 +1,93 @@
+"""Validating and saving a run in training, and averaging its last checkpoints."""
+
+import contextlib
+from typing import Any
+
+from regard.evaluation.validation import validate
+from regard.formatting import quantity
+from regard.runs import checkpoints
+from regard.runs.events import EventLog, ProgressDisplay
+from regard.runs.folder import Checkpoint
+from regard.training.averaging import mean_in_place
+from regard.training.state import TrainingState
+
+
+def validate_model(state: TrainingState, events: EventLog, display: ProgressDisplay) -> None:
+    """Score the model, or the moving average of its weights, and note whether it has improved."""
+    training, progress = state.settings.training, state.progress
+    with state.average.in_place_of(state.model) if state.average is not None else contextlib.nullcontext():
+        improved = _score(state, events, display)
+    if improved:
+        progress.stale = progress.waited = 0
+        return
+    progress.stale, progress.waited = progress.stale + 1, progress.waited + 1
+    if training.decay == "plateau" and progress.waited >= training.plateau_patience:
+        progress.waited, progress.falls = 0, progress.falls + 1
+
+
+def _score(state: TrainingState, events: EventLog, display: ProgressDisplay, name: str | None = None) -> bool:
+    """Score the model with its present weights. Return whether it is the best so far."""
+    progress, training = state.progress, state.settings.training
+    dev = state.data.dev.first(training.validation_pairs)
+    values = validate(state.predictor, dev, training.metrics, training.validation_search)
+    state.model.train()
+    improved = values.better_than(progress.best, training.metric)
+    if improved:
+        progress.best, progress.best_step, progress.best_name = values, progress.step, name
+    of = {"of": name} if name else {}
+    events.write("validation", step=progress.step, **of, best=improved, **values.to_json())
+    mark = ", the best so far" if improved else ""
+    display.say(f"validation at step {progress.step:,}: {values.told(training.metric)}{mark}")
+    return improved
+
+
+def is_save_step(state: TrainingState, step: int) -> bool:
+    """Whether an uninterrupted run is saved after this step."""
+    training, schedule = state.settings.training, state.progress.schedule
+    return step > 0 and any(schedule.reaches(step, every) for every in (training.validate_every, training.save_every))
+
+
+def save(state: TrainingState) -> None:
+    """Save the state, and remove checkpoints that are not needed any more."""
+    training, progress = state.settings.training, state.progress
+    averaged = state.average.weights if state.average is not None else None
+    checkpoints.save(state.locked, state.model, state.optimizer, progress, averaged)
+    keep = max(training.keep_checkpoints, training.average_checkpoints)
+    checkpoints.prune(state.locked, keep, progress.best_step, lambda step: is_save_step(state, step))
+
+
+def is_before(state: TrainingState, event: dict[str, Any]) -> bool:
+    """Whether an event precedes the state. The average of checkpoints is validated after the last step."""
+    step: int = event.get("step", 0)
+    progress = state.progress
+    return step < progress.step or (step == progress.step and (progress.averaged or "of" not in event))
+
+
+def average_last_checkpoints(state: TrainingState, events: EventLog, display: ProgressDisplay) -> None:
+    """Average the weights of the last checkpoints, and use the average if it validates better than each of them."""
+    progress = state.progress
+    if progress.averaged:
+        _restore_average(state)
+        return
+    last = _last_checkpoints(state)
+    display.say(f"Average of the last {quantity(len(last), 'checkpoint')}:")
+    progress.averaged = True
+    with mean_in_place(state.model, last):
+        if _score(state, events, display, f"mean-{progress.step}"):
+            checkpoints.save_average(state.locked, state.model, progress)
+    save(state)
+
+
+def _restore_average(state: TrainingState) -> None:
+    """Compute the average again if it was lost or damaged."""
+    name = state.progress.best_name
+    if name is not None and Checkpoint(state.folder.checkpoints / name).problem() is not None:
+        with mean_in_place(state.model, _last_checkpoints(state)):
+            checkpoints.save_average(state.locked, state.model, state.progress)
+
+
+def _last_checkpoints(state: TrainingState) -> list[Checkpoint]:
+    """The checkpoints to average: the same ones, whether or not the run was interrupted and saved at other steps."""
+    regular = (entry for entry in state.folder.all_checkpoints() if is_save_step(state, entry.step))
+    valid = [entry for entry in regular if entry.problem() is None]
+    return valid[: state.settings.training.average_checkpoints]

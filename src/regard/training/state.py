@@ -1,0 +1,161 @@
+"""The state of a training run: what a step reads and changes. Built for a new run, or restored from a checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.config import to_yaml
+from regard.data.batching import Batch
+from regard.data.corpora import Corpus
+from regard.data.preparation import Prepared, Request, prepare
+from regard.data.sampler import BatchSampler
+from regard.data.tokens.tokenizers import TokenizerPair
+from regard.decoding.predictor import Predictor
+from regard.models.seq2seq import Seq2Seq, build_model
+from regard.ops import cuda_graphs
+from regard.runs import checkpoints
+from regard.runs.checkpoints import RunProgress
+from regard.runs.events import ProgressDisplay
+from regard.runs.folder import RunFolder
+from regard.runs.lock import LockedFolder
+from regard.runs.settings import RunSettings
+from regard.training.averaging import MovingAverage
+from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
+from regard.training.distillation import TeacherModels, load_teachers, saved_teachers
+from regard.training.initial_weights import load_initial, recall_initial
+from regard.training.machine import resolve_device
+from regard.training.objective import Objective
+from regard.training.optim import build_optimizer, learning_rate
+from regard.training.resume import check_data_unchanged
+from regard.training.schedule import Deadline, build_batch_sampler, build_schedule
+
+
+@dataclass(kw_only=True)
+class TrainingState:
+    """Everything that a training step reads or changes."""
+
+    settings: RunSettings
+    locked: LockedFolder
+    device: torch.device
+    data: Prepared
+    sampler: BatchSampler
+    model: Seq2Seq
+    compiled: Seq2Seq
+    """The model as the loss is computed: itself, or compiled by `torch.compile`."""
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    average: MovingAverage | None
+    predictor: Predictor
+    progress: RunProgress
+    update: Callable[[], Any]
+    """A step of the optimizer: its own, or a CUDA graph."""
+    gradient: GraphedGradient | None = None
+    """Computes gradients with CUDA graphs; None if they are computed eagerly."""
+    prefetched: dict[int, list[Batch]] = field(default_factory=dict)
+    """The batches of the next step, prepared while a GPU computes this one."""
+    deadline: Deadline | None = None
+    """Rescales the schedule so that the run ends on time."""
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.locked.path)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.progress.is_over(self.settings.training)
+
+    @cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.model.parameters())
+
+    def learning_rate(self, step: int) -> float:
+        return learning_rate(self.progress.schedule.position(step), self.settings.training, self.progress.falls)
+
+    def batches(self, step: int) -> list[Batch]:
+        """Return the batches of a step, a pure function of the seed and the step."""
+        accumulate = self.settings.training.accumulate
+        bucketed = self.gradient is not None
+        return [
+            self.data.train.batch(
+                self.sampler.at(index), self.device, self.sampler.epoch_at(index), bucketed_shapes=bucketed
+            )
+            for index in range(step * accumulate, (step + 1) * accumulate)
+        ]
+
+    def release_cuda_graphs(self) -> None:
+        """Compute eagerly from now on, and free the memory of the CUDA graphs."""
+        self.gradient, self.update, self.prefetched = None, self.optimizer.step, {}
+        if self.device.type == "cuda":
+            cuda_graphs.forget(self.device)
+
+
+def start_training(
+    settings: RunSettings, locked: LockedFolder, corpus: Corpus, display: ProgressDisplay
+) -> TrainingState:
+    """Build the state of a new run, or restore that of its newest valid checkpoint."""
+    training, device, folder = settings.training, resolve_device(settings.training.device), RunFolder(locked.path)
+    newest = checkpoints.read_newest(folder)
+    finished = newest is not None and newest.progress.is_over(training)
+    teachers = TeacherModels() if finished else load_teachers(settings, device)
+    if newest is None:
+        initial = load_initial(settings, corpus, teachers.tokenizers)
+    else:
+        initial = recall_initial(settings, newest.state["data"])
+    corpus_hashes = corpus.fingerprint()
+    hashes = {**corpus_hashes, **teachers.fingerprint, **initial.fingerprint}
+    if newest is not None:
+        if finished:  # the teachers are not needed any more
+            hashes |= saved_teachers(newest.state["data"])
+        check_data_unchanged(folder, newest.state["data"], hashes)
+        newest.checkpoint.see_that_tokenizers_are_those_saved()
+    torch.manual_seed(settings.seed)
+    inherited = initial.tokenizers or teachers.tokenizers
+    tokenizers = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
+    request = Request(corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed)
+    data = prepare(request, tokenizers, display.say)
+    sampler = build_batch_sampler(data.train, settings)
+    model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
+    initial.initialize(model, settings)
+    model = model.to(device).train()
+    optimizer = build_optimizer(model, training)
+    average = MovingAverage(model, training.ema_decay) if training.ema_decay else None
+    schedule = build_schedule(sampler, training)
+    progress = RunProgress(data=hashes, schedule=schedule)
+    if newest is not None:
+        progress = checkpoints.restore(model, optimizer, newest, average.weights if average else None)
+        if progress.schedule.length != schedule.length:
+            progress.schedule = schedule
+    # Nothing is written before all checks have passed.
+    if newest is None:
+        data.tokenizers.save(locked.directory.write)
+    locked.directory.write(folder.config.name, to_yaml(settings).encode())
+    objective = Objective.of(training, device, teachers.distillation)
+    graphed = _uses_cuda_graphs(settings, device, progress)
+    return TrainingState(
+        settings=settings,
+        locked=locked,
+        device=device,
+        data=data,
+        sampler=sampler,
+        model=model,
+        compiled=torch.compile(model, dynamic=True) if training.compile else model,  # type: ignore[arg-type]
+        objective=objective,
+        optimizer=optimizer,
+        average=average,
+        predictor=Predictor(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length),
+        progress=progress,
+        update=GraphedUpdate(optimizer) if graphed else optimizer.step,
+        gradient=GraphedGradient(model, objective) if graphed else None,
+    )
+
+
+def _uses_cuda_graphs(settings: RunSettings, device: torch.device, progress: RunProgress) -> bool:
+    if device.type != "cuda" or not settings.training.cuda_graphs or settings.training.compile:
+        return False
+    # A model with gradient checkpointing is large, and gains nothing.
+    checkpointing = getattr(settings.model, "gradient_checkpointing", False)
+    return not (checkpointing or progress.eager or progress.pieces > 1)
