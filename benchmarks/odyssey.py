@@ -149,7 +149,7 @@ class Population:
         start = gates.new_zeros(trials, rows, self.widest)
         remembered = (gates.new_zeros(trials, rows, gates.shape[-1] - self.widest),) if "gates" in weights else ()
         matrices = dispatch.LSTMWeights(weights["state"], weights.get("peepholes"), weights.get("gates"))
-        scan = dispatch.lstm_sweep(self.form, gates, (start, start, *remembered), matrices, keep, fused=gates.is_cuda)
+        scan = dispatch.scan_lstms(self.form, gates, (start, start, *remembered), matrices, keep, fused=gates.is_cuda)
         states = scan[0].transpose(0, 1).reshape(trials, steps * rows, -1)
         if training:
             states = states * self.dropout("output", steps * rows, self.widest)

@@ -11,7 +11,7 @@ from regard.models.recurrent import RecurrentEncoder
 from regard.models.seq2seq import Seq2Seq
 from regard.models.settings import RecurrentModel, TransformerModel
 from regard.recurrent.cells import Cell
-from regard.recurrent.fast.cudnn import torch_weights
+from regard.recurrent.fast.cudnn import to_torch_weights
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def joey(model: Seq2Seq, settings: RecurrentModel, vocabulary: int) -> Any:
         for found, suffix in zip(cells, ("", "_reverse"), strict=False):
             assert isinstance(found, Cell)
             for part, values in zip(
-                ("weight_ih", "weight_hh", "bias_ih", "bias_hh"), torch_weights(found), strict=True
+                ("weight_ih", "weight_hh", "bias_ih", "bias_hh"), to_torch_weights(found), strict=True
             ):
                 getattr(network, f"{part}_l0{suffix}").copy_(values)
     return theirs

@@ -40,10 +40,10 @@ def networks() -> Networks:
 
 
 def loop(cell: Cell, x_BTD: Tensor) -> Tensor:
-    state = cell.start(len(x_BTD), x_BTD)
+    state = cell.init_state(len(x_BTD), x_BTD)
     outputs = []
     for x_BD in x_BTD.unbind(1):
-        state = cell.step(cell.admit(cell.project(x_BD)), state)
+        state = cell.step(cell.normalize_projection(cell.project(x_BD)), state)
         outputs.append(state[0])
     return torch.stack(outputs, 1)
 

@@ -48,7 +48,7 @@ def test_a_packed_sequence_is_answered_with_how_to_unpack_it(network: Any) -> No
     with pytest.raises(regard.ArgumentTypeError, match="pad_packed_sequence"):
         network(4, 8)(pack_padded_sequence(x, [3, 2], batch_first=True))
     for other in (None, x.numpy(), [[1.0]]):
-        with pytest.raises(regard.ArgumentTypeError, match=rf"{network.__name__} takes a tensor of the shape"):
+        with pytest.raises(regard.ArgumentTypeError, match=rf"{network.__name__} expects a tensor of shape"):
             network(4, 8)(other)
 
 
@@ -62,7 +62,7 @@ def test_lengths_may_be_a_list(network: Any) -> None:
         with pytest.raises(TypeError, match="lengths must be a tensor or a list"):
             layer(x, lengths=lengths)
     for lengths in (3, [2.0, 3.0], [1, 2, 3], torch.tensor(3)):
-        with pytest.raises(ValueError, match="lengths are one whole number for each"):
+        with pytest.raises(ValueError, match="lengths must be one integer for each"):
             layer(x, lengths=lengths)
 
 

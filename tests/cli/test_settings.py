@@ -27,9 +27,12 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ("data.kind=dats", "Did you mean 'dates'?"),
         ("training.device=gpu", "write auto, cpu, cuda or cuda:N"),
         ("training.steps", "write key=value"),
-        ("model.attention.heads=7", "7 heads must divide decoder.hidden (128) and the encoder's states (128)"),
+        (
+            "model.attention.heads=7",
+            "decoder.hidden (128) and the size of the encoder states (128) must be divisible by the number of heads, 7",
+        ),
         ("model.encoder.bidirectional=maybe", "model.encoder.bidirectional = 'maybe'"),
-        ("model={kind: transformer, size: 64, heads: 7}", "7 heads must divide"),
+        ("model={kind: transformer, size: 64, heads: 7}", "the size 64 must be divisible by the number of heads, 7"),
         ("model={kind: transformer, tied: all}", "source and target need one vocabulary. Set tokenizer.shared=true"),
         ("training.learning_rate=.inf", "learning_rate"),
         ("data.train=-5", "data.train = -5: input should be greater than 0"),
@@ -46,8 +49,8 @@ def test_a_wrong_override_is_named(cli: Run, tmp_path: Path, override: str, mess
 def test_sizes_that_do_not_fit_are_told_before_data_is_read(cli: Run, tmp_path: Path) -> None:
     done = cli("train", "dates", "model.attention=luong-dot", "model.encoder.hidden=50")
     assert done.returncode == 2
-    assert "decoder.hidden is 128 while the encoder's states have 100" in done.stderr
-    assert "take the score general" in done.stderr
+    assert "decoder.hidden is 128 and the encoder states have size 100" in done.stderr
+    assert "use the score general" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -21,7 +21,7 @@ from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.rules import Banned, NoRepeat, NotBefore, Prefix, Repetition, Rule, Said
 from regard.decoding.sampling import Draw
 from regard.decoding.search import Hypothesis, Symbols, greedy, likeliest, walk
-from regard.models.contracts import Decoded, Decoder, Memory, share
+from regard.models.contracts import Decoded, Decoder, Memory, repeat_for_hypotheses
 from regard.models.ensemble import EnsembleDecoder
 
 START, END = 0, 1
@@ -44,7 +44,7 @@ class Random(Decoder):
 
     def step(self, token_B: Tensor, state: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         said = torch.cat([state, token_B.unsqueeze(1)], dim=1)
-        sentences = share(keys, len(token_B))[:, 0].long().tolist()
+        sentences = repeat_for_hypotheses(keys, len(token_B))[:, 0].long().tolist()
         rows = [self.logits(n, tokens) for n, tokens in zip(sentences, said.tolist(), strict=True)]
         return torch.stack(rows), said
 

@@ -13,7 +13,7 @@ from regard.decoding import beam as beam_module
 from regard.decoding.beam import BeamOptions, beam
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.search import Hypothesis, SearchBatch, Symbols, greedy
-from regard.models.contracts import Decoded, Decoder, Memory, Padded, mapped, preallocated
+from regard.models.contracts import Decoded, Decoder, Memory, Padded, map_state, preallocated
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
@@ -152,7 +152,7 @@ class Again:
 
 def tensors_of(state: Any) -> list[Tensor]:
     found: list[Any] = []
-    mapped(state, found.append)
+    map_state(state, found.append)
     return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
 

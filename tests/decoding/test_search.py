@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.decoding.search import Symbols, greedy
-from regard.models.contracts import Decoded, Decoder, Memory, reorder, share
+from regard.models.contracts import Decoded, Decoder, Memory, reorder, repeat_for_hypotheses
 
 START, END, A, B = 0, 1, 2, 3
 SYMBOLS = Symbols(START, END, never=(START,))
@@ -26,7 +26,7 @@ class Table(Decoder):
         return memory.summary_BD, torch.zeros(memory.summary_BD.shape[0], 1)
 
     def step(self, token_B: Tensor, state: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        return self.table[token_B] + share(keys, len(token_B)), state + 1
+        return self.table[token_B] + repeat_for_hypotheses(keys, len(token_B)), state + 1
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         return Decoded(self.table[tokens_BT] + memory.summary_BD.unsqueeze(1))

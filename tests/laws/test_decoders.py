@@ -162,7 +162,7 @@ def test_the_future_cannot_matter(model: Seq2Seq) -> None:
 def test_gradients_reach_every_parameter(model: Seq2Seq) -> None:
     decoded = model.train()(SOURCE, TOKENS)
     loss = decoded.logits_BTV.square().sum()
-    for term in decoded.terms:
+    for term in decoded.loss_terms:
         loss = loss + term(decoded.logits_BTV[..., 0], torch.ones_like(TOKENS, dtype=torch.bool))
     loss.backward()
     untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]

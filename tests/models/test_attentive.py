@@ -144,5 +144,5 @@ def test_a_reversed_source_is_read_from_its_end_and_handed_on_in_order() -> None
 def test_copying_needs_one_vocabulary() -> None:
     with pytest.raises(regard.ConfigError, match="copies tokens"):
         resolve(RunSettings, "dates", {"model.decoder.copy_source": True})
-    with pytest.raises(regard.ConfigError, match="has no weights to copy by"):
+    with pytest.raises(regard.ConfigError, match="has no weights to copy with"):
         build(decoder__copy_source=True, attention="exact-hard")

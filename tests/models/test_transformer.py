@@ -205,4 +205,4 @@ def test_layers_worked_out_again_have_the_same_gradients_and_keep_less() -> None
 def test_the_compiler_takes_positions_as_constants() -> None:
     marks = vars(torch.compiler.assume_constant_result(lambda: None))
     assert marks
-    assert vars(transformer._waves).items() >= marks.items()
+    assert vars(transformer._sinusoids).items() >= marks.items()

@@ -41,13 +41,13 @@ def compile_cell(kernel, element, **constants):
 
 
 form = triton_lstm._constants(VARIANTS["FGR"])
-compile_cell(triton_lstm._forward, "*fp32", KEEP=True, ENDS=True, **form)
-compile_cell(triton_lstm._backward, "*bf16", KEEP=True, HAS_C=True, HAS_G=True, **form)
-compile_cell(triton_gru._forward, "*bf16", KEEP=False)
-compile_cell(triton_gru._backward, "*fp32", KEEP=True)
+compile_cell(triton_lstm._forward, "*fp32", HAS_MASK=True, RAGGED=True, **form)
+compile_cell(triton_lstm._backward, "*bf16", HAS_MASK=True, HAS_C=True, HAS_G=True, **form)
+compile_cell(triton_gru._forward, "*bf16", HAS_MASK=False)
+compile_cell(triton_gru._backward, "*fp32", HAS_MASK=True)
 for kernel in ("gru_forward", "gru_backward", "lstm_forward", "lstm_backward"):
     for element in ("*fp32", "*bf16"):
-        compile_for_gpu(getattr(fused_steps, f"_{kernel}"), element, {"H": 320, "BLOCK": triton_step.BLOCK})
+        compile_for_gpu(getattr(triton_step, f"_{kernel}"), element, {"H": 320, "BLOCK": triton_step.BLOCK})
 for size in (256, 1000):
     tile = {"D": size, **layer_norm._tile(size)}
     compile_for_gpu(layer_norm._forward, "*bf16", tile)

@@ -1,7 +1,6 @@
-"""Each cell against its equations, worked number by number in plain Python; and what the switches mean."""
+"""Each cell against its equations, computed with Python floats; and the meaning of the LSTM switches."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,19 +29,19 @@ def add(*vectors: Vector) -> Vector:
 
 
 def numbers(tensor: Tensor) -> list[list[float]]:
-    found: list[list[float]] = tensor.detach().tolist()
-    return found
+    values: list[list[float]] = tensor.detach().tolist()
+    return values
 
 
 def blocks(tensor: Tensor, size: int, names: list[str]) -> dict[str, list[list[float]]]:
-    """The rows of a matrix under the names of the gates that they make."""
+    """Split the rows of a matrix by gate."""
     return {name: numbers(rows) for name, rows in zip(names, tensor.split(size), strict=True)}
 
 
 def odyssey(
     variant: str, cell: LSTMCell, xs: list[Vector], y: Vector, c: Vector, gates: dict[str, Vector]
 ) -> list[Vector]:
-    """The outputs of a variant, from the paper's equations; nothing of ours but the weights is used."""
+    """Compute the outputs of a variant from the paper's equations, using only the weights of the cell."""
     size = cell.hidden_size
     names = [name for name in "ifo" if name not in {"NIG": "i", "NFG": "f", "NOG": "o"}.get(variant, "")]
     if variant in {"CIFG", "simplified"}:
@@ -52,7 +51,7 @@ def odyssey(
     p = {} if cell.peepholes is None else dict(zip(names, numbers(cell.peepholes), strict=True))
     outputs = []
 
-    def raw(name: str, x: Vector) -> Vector:
+    def preactivation(name: str, x: Vector) -> Vector:
         total = add(times(W[name], x), times(R[name], y), [row[0] for row in b[name]])
         if variant == "FGR" and name != "z":
             assert cell.weight_gates is not None
@@ -61,21 +60,21 @@ def odyssey(
                 total = add(total, times(numbers(matrix), gates[source]))
         return total
 
-    def peeped(name: str, total: Vector, state: Vector) -> Vector:
+    def add_peephole(name: str, total: Vector, state: Vector) -> Vector:
         return add(total, [weight * value for weight, value in zip(p[name], state, strict=True)]) if p else total
 
     for x in xs:
-        given = {name: raw(name, x) for name in [*names, "z"]}
-        z = given["z"] if variant == "NIAF" else [math.tanh(value) for value in given["z"]]
-        i = [1.0] * size if variant == "NIG" else [sigmoid(value) for value in peeped("i", given["i"], c)]
+        total = {name: preactivation(name, x) for name in [*names, "z"]}
+        z = total["z"] if variant == "NIAF" else [math.tanh(value) for value in total["z"]]
+        i = [1.0] * size if variant == "NIG" else [sigmoid(value) for value in add_peephole("i", total["i"], c)]
         if variant == "NFG":
             f = [1.0] * size
         elif variant in {"CIFG", "simplified"}:
             f = [1 - value for value in i]
         else:
-            f = [sigmoid(value) for value in peeped("f", given["f"], c)]
+            f = [sigmoid(value) for value in add_peephole("f", total["f"], c)]
         c = [z[u] * i[u] + c[u] * f[u] for u in range(size)]
-        o = [1.0] * size if variant == "NOG" else [sigmoid(value) for value in peeped("o", given["o"], c)]
+        o = [1.0] * size if variant == "NOG" else [sigmoid(value) for value in add_peephole("o", total["o"], c)]
         y = [(c[u] if variant == "NOAF" else math.tanh(c[u])) * o[u] for u in range(size)]
         gates = {"i": i, "f": f, "o": o}
         outputs.append(y)
@@ -84,7 +83,7 @@ def odyssey(
 
 def run(cell: Cell, x_BTD: Tensor, state: tuple[Tensor, ...]) -> Tensor:
     outputs = []
-    for gates_BG in cell.admit(cell.project(x_BTD)).unbind(1):
+    for gates_BG in cell.normalize_projection(cell.project(x_BTD)).unbind(1):
         state = cell.step(gates_BG, state)
         outputs.append(state[0])
     return torch.stack(outputs, 1)
@@ -96,7 +95,7 @@ def test_each_variant_equals_its_equations(variant: str) -> None:
     size = 3
     cell = LSTMCell(2, size, VARIANTS[variant]).double()
     x = torch.randn(1, 4, 2, dtype=torch.float64)
-    state = tuple(torch.rand(1, width, dtype=torch.float64) for width in cell.parts)
+    state = tuple(torch.rand(1, width, dtype=torch.float64) for width in cell.state_sizes)
     gates = dict(zip("ifo", numbers(state[2].view(3, size)), strict=True)) if variant == "FGR" else {}
     expected = odyssey(variant, cell, numbers(x[0]), numbers(state[0])[0], numbers(state[1])[0], gates)
     torch.testing.assert_close(
@@ -104,7 +103,7 @@ def test_each_variant_equals_its_equations(variant: str) -> None:
     )
 
 
-def test_the_usual_lstm_is_vanilla_without_peepholes() -> None:
+def test_the_standard_lstm_is_vanilla_without_peepholes() -> None:
     assert VARIANTS["NP"] == LSTMVariant()
 
 
@@ -128,72 +127,69 @@ def test_gru_equals_its_equations(reset: str) -> None:
     x, h = torch.randn(1, 1, 2, dtype=torch.float64), torch.randn(1, 3, dtype=torch.float64)
     W, R = (blocks(weights, 3, ["r", "z", "n"]) for weights in (cell.weight_input, cell.weight_state))
     bias = cell.bias_input.view(3, 3).tolist()
-    own = [[0.0] * 3] * 3 if cell.bias_state is None else cell.bias_state.view(3, 3).tolist()
-    before, given = numbers(h)[0], numbers(x[0])[0]
-    r = [sigmoid(v) for v in add(times(W["r"], given), bias[0], times(R["r"], before), own[0])]
-    z = [sigmoid(v) for v in add(times(W["z"], given), bias[1], times(R["z"], before), own[1])]
+    bias_state = [[0.0] * 3] * 3 if cell.bias_state is None else cell.bias_state.view(3, 3).tolist()
+    h_before, x_0 = numbers(h)[0], numbers(x[0])[0]
+    r = [sigmoid(v) for v in add(times(W["r"], x_0), bias[0], times(R["r"], h_before), bias_state[0])]
+    z = [sigmoid(v) for v in add(times(W["z"], x_0), bias[1], times(R["z"], h_before), bias_state[1])]
     if reset == "after":
-        recurrent = [gate * value for gate, value in zip(r, add(times(R["n"], before), own[2]), strict=True)]
+        recurrent = [gate * v for gate, v in zip(r, add(times(R["n"], h_before), bias_state[2]), strict=True)]
     else:
-        recurrent = times(R["n"], [gate * value for gate, value in zip(r, before, strict=True)])
-    n = [math.tanh(v) for v in add(times(W["n"], given), bias[2], recurrent)]
-    expected = [z[u] * before[u] + (1 - z[u]) * n[u] for u in range(3)]
+        recurrent = times(R["n"], [gate * v for gate, v in zip(r, h_before, strict=True)])
+    n = [math.tanh(v) for v in add(times(W["n"], x_0), bias[2], recurrent)]
+    expected = [z[u] * h_before[u] + (1 - z[u]) * n[u] for u in range(3)]
     torch.testing.assert_close(run(cell, x, (h,))[0, 0], torch.tensor(expected, dtype=torch.float64))
 
 
-def pinned_gate(gate: str, value: float) -> Callable[[LSTMCell], None]:
-    """Vanilla with a gate that is open, whatever comes."""
-
-    def pin(cell: LSTMCell) -> None:
-        index = cell.form.gates.index(gate)
-        rows = slice(index * cell.hidden_size, (index + 1) * cell.hidden_size)
-        assert cell.peepholes is not None
-        cell.weight_input[rows], cell.weight_state[rows], cell.peepholes[index] = 0.0, 0.0, 0.0
-        cell.bias_input[rows] = value
-
-    return pin
+def saturate_gate(cell: LSTMCell, gate: str, value: float) -> None:
+    """Set the weights of a gate so that it has a constant preactivation."""
+    index = cell.variant.gates.index(gate)
+    rows = slice(index * cell.hidden_size, (index + 1) * cell.hidden_size)
+    assert cell.peepholes is not None
+    cell.weight_input[rows], cell.weight_state[rows], cell.peepholes[index] = 0.0, 0.0, 0.0
+    cell.bias_input[rows] = value
 
 
-def kept_rows(cell: LSTMCell, form: LSTMVariant) -> Tensor:
-    names = (*cell.form.gates, "z")
+def shared_rows(cell: LSTMCell, variant: LSTMVariant) -> Tensor:
+    """Return the rows of the cell's matrices whose gates the variant has, too."""
+    names = (*cell.variant.gates, "z")
     size = cell.hidden_size
-    kept = [index for index, name in enumerate(names) if name in (*form.gates, "z")]
-    return torch.cat([torch.arange(index * size, (index + 1) * size) for index in kept])
+    shared = [index for index, name in enumerate(names) if name in (*variant.gates, "z")]
+    return torch.cat([torch.arange(index * size, (index + 1) * size) for index in shared])
 
 
-def copied(vanilla: LSTMCell, form: LSTMVariant) -> LSTMCell:
-    """A cell of another form with those of vanilla's weights that it has a place for."""
-    cell = LSTMCell(vanilla.input_size, vanilla.hidden_size, form).double()
-    rows = kept_rows(vanilla, form)
+def copy_to_variant(vanilla: LSTMCell, variant: LSTMVariant) -> LSTMCell:
+    """Build a cell of another variant with the weights of vanilla that it shares."""
+    cell = LSTMCell(vanilla.input_size, vanilla.hidden_size, variant).double()
+    rows = shared_rows(vanilla, variant)
     with torch.no_grad():
         for name in ("weight_input", "weight_state", "bias_input"):
             getattr(cell, name).copy_(getattr(vanilla, name)[rows])
         if cell.peepholes is not None and vanilla.peepholes is not None:
-            cell.peepholes.copy_(vanilla.peepholes[[vanilla.form.gates.index(gate) for gate in form.gates]])
+            cell.peepholes.copy_(vanilla.peepholes[[vanilla.variant.gates.index(gate) for gate in variant.gates]])
     return cell
 
 
 @pytest.mark.parametrize("gate", ["input", "forget", "output"])
-def test_a_cell_without_a_gate_is_vanilla_with_it_pinned_open(gate: str) -> None:
+def test_a_cell_without_a_gate_equals_vanilla_with_the_gate_saturated(gate: str) -> None:
     torch.manual_seed(0)
     vanilla = LSTMCell(2, 3, VARIANTS["vanilla"]).double()
     with torch.no_grad():
-        pinned_gate(gate, 1e3)(vanilla)
-    variant = copied(vanilla, VARIANTS[{"input": "NIG", "forget": "NFG", "output": "NOG"}[gate]])
+        saturate_gate(vanilla, gate, 1e3)
+    variant = copy_to_variant(vanilla, VARIANTS[{"input": "NIG", "forget": "NFG", "output": "NOG"}[gate]])
     x = torch.randn(2, 5, 2, dtype=torch.float64)
-    torch.testing.assert_close(run(variant, x, variant.start(2, x)), run(vanilla, x, vanilla.start(2, x)))
+    torch.testing.assert_close(run(variant, x, variant.init_state(2, x)), run(vanilla, x, vanilla.init_state(2, x)))
 
 
-def test_no_peepholes_is_vanilla_with_peepholes_of_zero() -> None:
+def test_no_peepholes_equals_vanilla_with_zero_peepholes() -> None:
     vanilla = LSTMCell(2, 3, VARIANTS["vanilla"]).double()
     assert vanilla.peepholes is not None
     torch.nn.init.zeros_(vanilla.peepholes)
-    variant = copied(vanilla, VARIANTS["NP"])
+    variant = copy_to_variant(vanilla, VARIANTS["NP"])
     x = torch.randn(2, 5, 2, dtype=torch.float64)
-    torch.testing.assert_close(run(variant, x, variant.start(2, x)), run(vanilla, x, vanilla.start(2, x)))
+    torch.testing.assert_close(run(variant, x, variant.init_state(2, x)), run(vanilla, x, vanilla.init_state(2, x)))
 
 
-def test_coupled_gates_are_vanilla_with_the_forget_gate_the_inputs_mirror() -> None:
+def test_coupled_gates_equal_vanilla_with_a_forget_gate_of_negated_weights() -> None:
     """σ(−x) = 1 − σ(x): a forget gate with the input gate's weights, all negated."""
     torch.manual_seed(0)
     vanilla = LSTMCell(2, 3, VARIANTS["vanilla"]).double()
@@ -202,57 +198,57 @@ def test_coupled_gates_are_vanilla_with_the_forget_gate_the_inputs_mirror() -> N
         for weights in (vanilla.weight_input, vanilla.weight_state, vanilla.bias_input):
             weights[3:6] = -weights[:3]
         vanilla.peepholes[1] = -vanilla.peepholes[0]
-    variant = copied(vanilla, VARIANTS["CIFG"])
+    variant = copy_to_variant(vanilla, VARIANTS["CIFG"])
     x = torch.randn(2, 5, 2, dtype=torch.float64)
-    torch.testing.assert_close(run(variant, x, variant.start(2, x)), run(vanilla, x, vanilla.start(2, x)))
+    torch.testing.assert_close(run(variant, x, variant.init_state(2, x)), run(vanilla, x, vanilla.init_state(2, x)))
 
 
 @pytest.mark.parametrize("variant", ["NIAF", "NOAF"])
-def test_without_an_activation_small_signals_pass_as_tanh_passes_them(variant: str) -> None:
-    """Tanh is the identity near zero: pinned there, the two agree; far from it they do not."""
+def test_an_identity_activation_equals_tanh_for_small_inputs_only(variant: str) -> None:
+    """Tanh is close to the identity near zero."""
     torch.manual_seed(0)
     vanilla = LSTMCell(2, 3, VARIANTS["vanilla"]).double()
-    cell = copied(vanilla, VARIANTS[variant])
+    cell = copy_to_variant(vanilla, VARIANTS[variant])
     with torch.no_grad():
         vanilla.bias_input[9:] = 0.0
         cell.bias_input[9:] = 0.0
     tiny, large = 1e-5 * torch.randn(2, 5, 2, dtype=torch.float64), torch.randn(2, 5, 2, dtype=torch.float64)
-    start = vanilla.start(2, tiny)
+    start = vanilla.init_state(2, tiny)
     torch.testing.assert_close(run(cell, tiny, start), run(vanilla, tiny, start), rtol=1e-6, atol=1e-12)
     assert (run(cell, 3 * large, start) - run(vanilla, 3 * large, start)).abs().max() > 0.01
 
 
-def test_full_gate_recurrence_has_nine_matrices_more_and_uses_the_gates_of_the_step_before() -> None:
+def test_full_gate_recurrence_has_nine_more_matrices_and_uses_the_previous_gates() -> None:
     torch.manual_seed(0)
     count = {name: sum(p.numel() for p in LSTMCell(2, 5, VARIANTS[name]).parameters()) for name in ("vanilla", "FGR")}
     assert count["FGR"] - count["vanilla"] == 9 * 5 * 5
     cell = LSTMCell(2, 5, VARIANTS["FGR"]).double()
-    vanilla = copied(cell, VARIANTS["vanilla"])
+    vanilla = copy_to_variant(cell, VARIANTS["vanilla"])
     x = torch.randn(1, 2, 2, dtype=torch.float64)
-    ours, theirs = run(cell, x, cell.start(1, x)), run(vanilla, x, vanilla.start(1, x))
-    # Before the first step there were no gates: only from the second on do the matrices matter.
-    torch.testing.assert_close(ours[:, 0], theirs[:, 0])
-    assert not torch.allclose(ours[:, 1], theirs[:, 1])
+    recurrent, plain = run(cell, x, cell.init_state(1, x)), run(vanilla, x, vanilla.init_state(1, x))
+    # The initial gates are zero, so the matrices have an effect only from the second step on.
+    torch.testing.assert_close(recurrent[:, 0], plain[:, 0])
+    assert not torch.allclose(recurrent[:, 1], plain[:, 1])
 
 
 @pytest.mark.parametrize("name", ["coupled", "peepholes", "gate_recurrence"])
-def test_contradictory_switches_are_refused(name: str) -> None:
-    gateless = {"input_gate": False, "forget_gate": False, "output_gate": False}
-    with pytest.raises(regard.ConfigError, match="no such LSTM"):
-        regard.LSTM(2, 3, **{**gateless, name: True})  # type: ignore[arg-type]
+def test_contradictory_switches_are_rejected(name: str) -> None:
+    no_gates = {"input_gate": False, "forget_gate": False, "output_gate": False}
+    with pytest.raises(regard.ConfigError, match="the LSTM settings contradict each other"):
+        regard.LSTM(2, 3, **{**no_gates, name: True})  # type: ignore[arg-type]
 
 
 def test_coupled_gates_and_no_forget_gate_contradict_each_other() -> None:
-    with pytest.raises(regard.ConfigError, match="take one of the two"):
+    with pytest.raises(regard.ConfigError, match="set only one of the two"):
         regard.LSTM(2, 3, variant="NFG", coupled=True)
 
 
 def test_switches_combine_with_a_variant_and_with_each_other() -> None:
     settings = resolve(RecurrentSettings, {"cell": {"kind": "lstm", "peepholes": False}, "variant": "CIFG"}, {})
-    assert settings.form == VARIANTS["simplified"]
+    assert settings.lstm_variant == VARIANTS["simplified"]
     again = resolve(RecurrentSettings, settings.model_dump(mode="json"), {"variant": "NOG"})
-    assert again.form == VARIANTS["NOG"]._replace(peepholes=False)
-    assert regard.LSTM(2, 3, variant="simplified").stack.settings.form == VARIANTS["simplified"]
+    assert again.lstm_variant == VARIANTS["NOG"]._replace(peepholes=False)
+    assert regard.LSTM(2, 3, variant="simplified").stack.settings.lstm_variant == VARIANTS["simplified"]
 
 
 def test_the_forget_gate_starts_open() -> None:
@@ -263,7 +259,7 @@ def test_the_forget_gate_starts_open() -> None:
     assert (nig.bias_input[:3] == 2).all()
 
 
-def test_layer_normalization_is_that_of_the_paper() -> None:
+def test_layer_normalization_equals_the_equations_of_the_paper() -> None:
     """LN(W x) ⊙ α₁ + LN(R h) ⊙ α₂ + b, over all gates; and c normalized before h."""
     torch.manual_seed(0)
     cell = LSTMCell(2, 3, layer_norm=True).double()
@@ -273,17 +269,17 @@ def test_layer_normalization_is_that_of_the_paper() -> None:
     x = torch.randn(2, 2, dtype=torch.float64)
     h, c = torch.randn(2, 2, 3, dtype=torch.float64)
 
-    def normalized(values: Tensor) -> Tensor:
-        centerd = values - values.mean(-1, keepdim=True)
-        return centerd / (centerd.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    def normalize(values: Tensor) -> Tensor:
+        centered = values - values.mean(-1, keepdim=True)
+        return centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
     total = (
-        normalized(x @ cell.weight_input.t()) * cell.gain_input
-        + normalized(h @ cell.weight_state.t()) * cell.gain_state
+        normalize(x @ cell.weight_input.t()) * cell.gain_input
+        + normalize(h @ cell.weight_state.t()) * cell.gain_state
         + cell.bias_input
     )
     i, f, o, z = total.chunk(4, dim=-1)
     cell_state = i.sigmoid() * z.tanh() + f.sigmoid() * c
-    output = o.sigmoid() * torch.tanh(normalized(cell_state) * cell.gain_cell + cell.bias_cell)
-    found = cell.step(cell.admit(cell.project(x)), (h, c))
-    torch.testing.assert_close(found, (output, cell_state))
+    output = o.sigmoid() * torch.tanh(normalize(cell_state) * cell.gain_cell + cell.bias_cell)
+    actual = cell.step(cell.normalize_projection(cell.project(x)), (h, c))
+    torch.testing.assert_close(actual, (output, cell_state))

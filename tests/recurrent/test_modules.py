@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM as users have them: like torch.nn's, and with what torch.nn lacks."""
+"""The public RNN, GRU and LSTM: equal to those of torch.nn, and their additional features."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,71 +52,71 @@ def test_every_network_is_public() -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_torch(kind: str, layers: int, bidirectional: bool, lengths: Tensor | None) -> None:
-    """Outputs, states, and the gradient of every weight, to 1e-6 and better."""
+    """Outputs, states, and the gradients of all weights are equal, to 1e-6."""
     torch.manual_seed(0)
-    ours_type, theirs_type, _, options = KINDS[kind]
-    theirs = theirs_type(5, 7, layers, bidirectional=bidirectional, batch_first=True, **options).double()  # type: ignore[arg-type]
-    ours = ours_type.from_torch(theirs)
-    x_theirs = torch.randn(4, 6, 5, dtype=torch.float64, requires_grad=True)
-    x_ours = x_theirs.detach().clone().requires_grad_()
-    outputs, state = ours(x_ours, lengths=lengths)
+    network_type, torch_type, _, options = KINDS[kind]
+    module = torch_type(5, 7, layers, bidirectional=bidirectional, batch_first=True, **options).double()  # type: ignore[arg-type]
+    network = network_type.from_torch(module)
+    x_torch = torch.randn(4, 6, 5, dtype=torch.float64, requires_grad=True)
+    x = x_torch.detach().clone().requires_grad_()
+    outputs, state = network(x, lengths=lengths)
     if lengths is None:
-        expected, final = theirs(x_theirs)
+        expected, final = module(x_torch)
     else:
-        packed = nn.utils.rnn.pack_padded_sequence(x_theirs, lengths, batch_first=True, enforce_sorted=False)
-        packed_outputs, final = theirs(packed)
+        packed = nn.utils.rnn.pack_padded_sequence(x_torch, lengths, batch_first=True, enforce_sorted=False)
+        packed_outputs, final = module(packed)
         expected, _ = nn.utils.rnn.pad_packed_sequence(packed_outputs, batch_first=True, total_length=6)
     torch.testing.assert_close(outputs, expected, rtol=1e-6, atol=1e-9)
     for part, reference in zip(states(state), states(final), strict=True):
         torch.testing.assert_close(part, reference, rtol=1e-6, atol=1e-9)
     weights = torch.randn_like(expected)
-    for found, end in ((outputs, state), (expected, final)):
-        ((found * weights).sum() + sum(part.square().sum() for part in states(end))).backward()
-    torch.testing.assert_close(x_ours.grad, x_theirs.grad, rtol=1e-6, atol=1e-9)
-    # The gradients, put into torch's places the way the weights are.
-    for parameter in ours.parameters():
+    for results, last in ((outputs, state), (expected, final)):
+        ((results * weights).sum() + sum(part.square().sum() for part in states(last))).backward()
+    torch.testing.assert_close(x.grad, x_torch.grad, rtol=1e-6, atol=1e-9)
+    # Convert the gradients to the layout of torch.nn in the same way as the weights.
+    for parameter in network.parameters():
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    placed = ours.to_torch()
-    for name, parameter in theirs.named_parameters():
-        ours_bias_is_one = name.startswith("bias_hh") and not isinstance(ours, regard.GRU)
-        if not ours_bias_is_one:
-            torch.testing.assert_close(getattr(placed, name).data, parameter.grad, rtol=1e-6, atol=1e-9)
+    gradients = network.to_torch()
+    for name, parameter in module.named_parameters():
+        has_one_bias = name.startswith("bias_hh") and not isinstance(network, regard.GRU)
+        if not has_one_bias:
+            torch.testing.assert_close(getattr(gradients, name).data, parameter.grad, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_go_to_torch_and_back(kind: str) -> None:
+def test_weights_convert_to_torch_and_back(kind: str) -> None:
     torch.manual_seed(0)
-    ours_type, _, options, _ = KINDS[kind]
-    ours = ours_type(5, 7, 2, True, **options)
-    theirs = ours.to_torch()
+    network_type, _, options, _ = KINDS[kind]
+    network = network_type(5, 7, 2, True, **options)
+    module = network.to_torch()
     x = torch.randn(4, 6, 5)
-    torch.testing.assert_close(theirs(x)[0], ours(x)[0])
-    back = ours_type.from_torch(theirs)
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(back.get_parameter(name), parameter)
+    torch.testing.assert_close(module(x)[0], network(x)[0])
+    converted = network_type.from_torch(module)
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(converted.get_parameter(name), parameter)
 
 
-def test_a_torch_network_without_biases_or_batch_first_is_taken_too() -> None:
-    theirs = nn.LSTM(5, 7, bias=False)
+def test_from_torch_accepts_a_network_without_biases_or_batch_first() -> None:
+    module = nn.LSTM(5, 7, bias=False)
     x = torch.randn(6, 4, 5)
-    torch.testing.assert_close(regard.LSTM.from_torch(theirs)(x.transpose(0, 1))[0].transpose(0, 1), theirs(x)[0])
+    torch.testing.assert_close(regard.LSTM.from_torch(module)(x.transpose(0, 1))[0].transpose(0, 1), module(x)[0])
 
 
-def test_what_torch_cannot_hold_is_refused() -> None:
+def test_unsupported_conversions_are_rejected() -> None:
     with pytest.raises(regard.ConfigError, match="differs in coupled, peepholes"):
         regard.LSTM(2, 3, variant="CIFG").to_torch()
     with pytest.raises(regard.ConfigError, match="resets after"):
         regard.GRU(2, 3, reset="before").to_torch()
-    with pytest.raises(regard.ConfigError, match="it has no layer_norm, residual"):
+    with pytest.raises(regard.ConfigError, match="it does not support layer_norm, residual"):
         regard.GRU(2, 3, layer_norm=True, residual=True).to_torch()
-    with pytest.raises(regard.ConfigError, match=r"takes a torch\.nn\.LSTM"):
+    with pytest.raises(regard.ConfigError, match=r"expects a torch\.nn\.LSTM"):
         regard.LSTM.from_torch(nn.GRU(2, 3))
     with pytest.raises(regard.ConfigError, match="proj_size"):
         regard.LSTM.from_torch(nn.LSTM(2, 3, proj_size=2))
 
 
-def test_misuse_is_answered_in_words() -> None:
-    with pytest.raises(regard.ConfigError, match=r"\(rows, steps, 2\), and was given \(4, 5, 3\)"):
+def test_invalid_arguments_are_rejected_with_a_clear_message() -> None:
+    with pytest.raises(regard.ConfigError, match=r"expects input of shape \(rows, steps, 2\), got \(4, 5, 3\)"):
         regard.GRU(2, 3)(torch.zeros(4, 5, 3))
     with pytest.raises(regard.ConfigError, match="Did you mean 'CIFG'"):
         regard.LSTM(2, 3, variant="CIGF")
@@ -124,27 +124,27 @@ def test_misuse_is_answered_in_words() -> None:
         regard.LSTM(2, 3, peephole=True)  # type: ignore[call-arg]
     with pytest.raises(regard.ConfigError, match="dropout"):
         regard.GRU(2, 3, dropout=1.5)
-    with pytest.raises(regard.ConfigError, match=r"takes no 'num_layers'\. Did you mean 'layers'"):
+    with pytest.raises(regard.ConfigError, match=r"has no option 'num_layers'\. Did you mean 'layers'"):
         regard.LSTM(2, 3, num_layers=2)  # type: ignore[call-arg]
-    with pytest.raises(regard.ConfigError, match="takes no 'kind'"):
+    with pytest.raises(regard.ConfigError, match="has no option 'kind'"):
         regard.LSTM(2, 3, kind="gru")  # type: ignore[call-arg]
-    with pytest.raises(regard.ConfigError, match="bidirectional is True or False"):
+    with pytest.raises(regard.ConfigError, match="bidirectional must be True or False"):
         regard.LSTM(2, 3, 2, 0.5)  # type: ignore[arg-type]
     with pytest.raises(regard.ConfigError, match="input_size"):
         regard.RNN(0, 3)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "words"),
+    ("lengths", "message"),
     [
-        (torch.tensor([1.0, 2.0]), "whole number"),
+        (torch.tensor([1.0, 2.0]), "one integer"),
         (torch.tensor([3]), "each of the 2 rows"),
-        ([3, 6], "between 0 and the 5 steps"),
-        ([3, -1], "between 0 and the 5 steps"),
+        ([3, 6], "between 0 and the number of steps, 5"),
+        ([3, -1], "between 0 and the number of steps, 5"),
     ],
 )
-def test_lengths_that_cannot_be_are_refused(lengths: Any, words: str, build: Callable[..., Network]) -> None:
-    with pytest.raises(regard.ConfigError, match=words):
+def test_invalid_lengths_are_rejected(lengths: Any, message: str, build: Callable[..., Network]) -> None:
+    with pytest.raises(regard.ConfigError, match=message):
         build(2, 3)(torch.zeros(2, 5, 2), lengths=lengths)
 
 
@@ -153,28 +153,28 @@ def test_lengths_may_be_a_list(build: Callable[..., Network]) -> None:
     assert torch.equal(network(x, lengths=[5, 2])[0], network(x, lengths=torch.tensor([5, 2]))[0])
 
 
-def test_a_state_of_another_shape_is_refused(build: Callable[..., Network]) -> None:
+def test_a_state_of_another_shape_is_rejected(build: Callable[..., Network]) -> None:
     network, x = build(2, 3), torch.randn(2, 5, 2)
     parts = states(network(x)[1])
-    wrong = [
+    invalid = [
         tuple(part[:, :1] for part in parts),
         tuple(part[..., :1] for part in parts),
         tuple(part.repeat(2, 1, 1) for part in parts),
         (*parts, parts[0]),
         tuple(part.double() for part in parts),
     ]
-    for given in wrong:
+    for state in invalid:
         with pytest.raises(regard.ConfigError, match="state"):
-            network(x, state=given)
+            network(x, state=state)
 
 
-def test_no_rows_at_all_are_answered_too(build: Callable[..., Network]) -> None:
+def test_an_empty_batch_gives_empty_outputs(build: Callable[..., Network]) -> None:
     outputs, state = build(2, 3, 2, True)(torch.zeros(0, 5, 2), lengths=[])
     assert outputs.shape == (0, 5, 6)
     assert all(part.shape[1] == 0 for part in states(state))
 
 
-def test_autocast_runs_and_learns(build: Callable[..., Network]) -> None:
+def test_autocast_runs_forward_and_backward(build: Callable[..., Network]) -> None:
     torch.manual_seed(0)
     network, x = build(4, 8, 2, True), torch.randn(3, 5, 4)
     expected, _ = network(x, lengths=[5, 2, 4])
@@ -186,24 +186,24 @@ def test_autocast_runs_and_learns(build: Callable[..., Network]) -> None:
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 
-def test_a_layers_output_is_dropped_once_for_both_directions() -> None:
+def test_both_directions_share_the_dropout_between_layers() -> None:
     torch.manual_seed(0)
     network = regard.GRU(2, 3, 2, True, dropout=0.5)
-    seen = []
+    inputs = []
     for cell in list(network.stack.cells)[2:]:
         project = cell.project
-        cell.project = lambda x, project=project: (seen.append(x), project(x))[1]
+        cell.project = lambda x, project=project: (inputs.append(x), project(x))[1]
     network(torch.randn(4, 6, 2))
-    forward, backward = seen
+    forward, backward = inputs
     torch.testing.assert_close(forward, backward.flip(0) if forward.shape[0] == 6 else backward.flip(1))
 
 
-def test_a_network_says_what_it_is() -> None:
+def test_the_repr_shows_the_cell() -> None:
     assert "LSTMCell(2, 3, coupled=True, peepholes=True)" in repr(regard.LSTM(2, 3, variant="CIFG"))
     assert "GRUCell(2, 3, reset=before)" in repr(regard.GRU(2, 3, reset="before"))
 
 
-def test_the_state_is_unpacked_as_torchs_is() -> None:
+def test_the_state_has_the_layout_of_torch() -> None:
     x = torch.randn(4, 6, 5)
     outputs, (h, c) = regard.LSTM(5, 7, 2, True)(x)
     assert (outputs.shape, h.shape, c.shape) == ((4, 6, 14), (4, 4, 7), (4, 4, 7))
@@ -213,86 +213,83 @@ def test_the_state_is_unpacked_as_torchs_is() -> None:
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("options", [{}, {"residual": True}, {"layer_norm": True}, {"learned_start": True}])
-def test_what_lies_beyond_a_row_cannot_matter(
-    build: Callable[..., Network], options: dict[str, bool], bidirectional: bool
-) -> None:
-    """Not even if it is no number; neither to what comes out nor to what is learned from it."""
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"layer_norm": True}, {"learned_initial_state": True}])
+def test_padding_has_no_effect(build: Callable[..., Network], options: dict[str, bool], bidirectional: bool) -> None:
+    """Not even NaN has an effect on outputs and gradients."""
     torch.manual_seed(0)
     network = build(2, 3, 2, bidirectional, **options)
     x = torch.randn(4, 6, 2)
     poisoned = x.clone()
     for row, length in enumerate(LENGTHS.tolist()):
         poisoned[row, length:] = float("nan")
-    answers = []
-    for given in (x, poisoned):
+    results = []
+    for inputs in (x, poisoned):
         network.zero_grad()
-        outputs, state = network(given, lengths=LENGTHS)
+        outputs, state = network(inputs, lengths=LENGTHS)
         (outputs.sin().sum() + sum(part.cos().sum() for part in states(state))).backward()
-        answers.append([outputs, *states(state), *(parameter.grad for parameter in network.parameters())])
-    for clean, again in zip(*answers, strict=True):
-        assert torch.equal(clean, again)
-    beyond = torch.arange(6) >= LENGTHS.unsqueeze(1)
-    assert (answers[0][0][beyond] == 0).all()
+        results.append([outputs, *states(state), *(parameter.grad for parameter in network.parameters())])
+    for clean, padded_with_nan in zip(*results, strict=True):
+        assert torch.equal(clean, padded_with_nan)
+    padding = torch.arange(6) >= LENGTHS.unsqueeze(1)
+    assert (results[0][0][padding] == 0).all()
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_row_alone_is_answered_as_in_company(build: Callable[..., Network], bidirectional: bool) -> None:
+def test_a_row_gives_the_same_result_alone_and_in_a_batch(build: Callable[..., Network], bidirectional: bool) -> None:
     torch.manual_seed(0)
     network = build(2, 3, 2, bidirectional).double()
     x = torch.randn(4, 6, 2, dtype=torch.float64)
     outputs, state = network(x, lengths=LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
-        alone, end = network(x[row : row + 1, :length])
+        alone, final = network(x[row : row + 1, :length])
         torch.testing.assert_close(alone[0], outputs[row, :length])
-        for part, together in zip(states(end), states(state), strict=True):
-            torch.testing.assert_close(part[:, 0], together[:, row])
+        for part, batched in zip(states(final), states(state), strict=True):
+            torch.testing.assert_close(part[:, 0], batched[:, row])
 
 
-def test_a_row_of_no_steps_keeps_the_state_it_started_with(build: Callable[..., Network]) -> None:
+def test_a_row_of_length_0_keeps_its_initial_state(build: Callable[..., Network]) -> None:
     network = build(2, 3, 2, True)
     like = states(network(torch.randn(2, 4, 2))[1])
-    start = tuple(torch.rand_like(part) for part in like)
-    given = start if len(start) > 1 else start[0]
-    outputs, state = network(torch.randn(2, 4, 2), torch.tensor([4, 0]), given)
+    initial = tuple(torch.rand_like(part) for part in like)
+    outputs, state = network(torch.randn(2, 4, 2), torch.tensor([4, 0]), initial if len(initial) > 1 else initial[0])
     assert (outputs[1] == 0).all()
-    for before, after in zip(start, states(state), strict=True):
+    for before, after in zip(initial, states(state), strict=True):
         assert torch.equal(after[:, 1], before[:, 1])
         assert not torch.equal(after[:, 0], before[:, 0])
 
 
-def test_no_steps_at_all_are_answered_too(build: Callable[..., Network]) -> None:
+def test_an_input_without_steps_gives_empty_outputs(build: Callable[..., Network]) -> None:
     outputs, state = build(2, 3)(torch.zeros(2, 0, 2))
     assert outputs.shape == (2, 0, 3)
     assert all((part == 0).all() for part in states(state))
 
 
-@pytest.mark.parametrize("options", [{}, {"residual": True}, {"layer_norm": True}, {"learned_start": True}])
-def test_steps_chained_equal_the_whole(build: Callable[..., Network], options: dict[str, bool]) -> None:
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"layer_norm": True}, {"learned_initial_state": True}])
+def test_forward_equals_chained_steps(build: Callable[..., Network], options: dict[str, bool]) -> None:
     torch.manual_seed(0)
     network = build(2, 3, 2, **options).double()
     x = torch.randn(2, 5, 2, dtype=torch.float64)
     stack = network.stack
     assert isinstance(stack, Stack)
     outputs, final = stack(x)
-    state = stack.start(2, x)
+    state = stack.init_state(2, x)
     for time in range(5):
-        output, state = stack.step(stack.project(x[:, time]), state, stack.masks(2, x))
+        output, state = stack.step(stack.project(x[:, time]), state, stack.sample_masks(2, x))
         torch.testing.assert_close(output, outputs[:, time])
     torch.testing.assert_close(state, final)
 
 
-def test_state_goes_in_and_comes_out(build: Callable[..., Network]) -> None:
+def test_a_sequence_can_be_split_and_continued_with_the_state(build: Callable[..., Network]) -> None:
     network = build(2, 3, 2).double()
     x = torch.randn(2, 6, 2, dtype=torch.float64)
-    whole, end = network(x)
+    outputs, final = network(x)
     first, state = network(x[:, :4])
     second, last = network(x[:, 4:], state=state)
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
-    torch.testing.assert_close(last, end)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), outputs)
+    torch.testing.assert_close(last, final)
 
 
-def test_residual_layers_add_to_what_they_are_given() -> None:
+def test_residual_layers_add_their_input() -> None:
     torch.manual_seed(0)
     residual = regard.GRU(2, 3, 2, True, residual=True)
     plain = regard.GRU(2, 3, 2, True)
@@ -303,27 +300,27 @@ def test_residual_layers_add_to_what_they_are_given() -> None:
     torch.testing.assert_close(residual(x, LENGTHS)[0], plain(x, LENGTHS)[0] + lower(x, LENGTHS)[0])
 
 
-def test_a_learned_start_is_learned_and_used() -> None:
+def test_a_learned_initial_state_is_used_and_receives_gradients() -> None:
     torch.manual_seed(0)
-    network = regard.LSTM(2, 3, 2, True, learned_start=True)
-    start = network.stack.learned_start
-    assert start is not None
+    network = regard.LSTM(2, 3, 2, True, learned_initial_state=True)
+    learned = network.stack.learned_initial_state
+    assert learned is not None
     x = torch.randn(4, 6, 2)
     before = network(x)[0]
-    torch.nn.init.normal_(start)
-    h, c = start.detach().view(4, 2, 3).unbind(1)
-    given = tuple(part.unsqueeze(1).expand(-1, 4, -1) for part in (h, c))
+    torch.nn.init.normal_(learned)
+    h, c = learned.detach().view(4, 2, 3).unbind(1)
+    state = tuple(part.unsqueeze(1).expand(-1, 4, -1) for part in (h, c))
     after = network(x)[0]
     assert not torch.equal(before, after)
     plain = regard.LSTM(2, 3, 2, True)
-    plain.load_state_dict({k: v for k, v in network.state_dict().items() if k != "stack.learned_start"})
-    torch.testing.assert_close(after, plain(x, state=given)[0])
+    plain.load_state_dict({k: v for k, v in network.state_dict().items() if k != "stack.learned_initial_state"})
+    torch.testing.assert_close(after, plain(x, state=state)[0])
     after.sum().backward()
-    assert start.grad is not None
-    assert (start.grad != 0).all()
+    assert learned.grad is not None
+    assert (learned.grad != 0).all()
 
 
-def test_dropout_lies_between_layers_and_sleeps_in_evaluation() -> None:
+def test_dropout_is_applied_between_layers_and_only_in_training() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 6, 2)
     deep, shallow = regard.GRU(2, 3, 2, dropout=0.5), regard.GRU(2, 3, 1, dropout=0.5)
@@ -333,22 +330,22 @@ def test_dropout_lies_between_layers_and_sleeps_in_evaluation() -> None:
     assert torch.equal(deep(x)[0], deep(x)[0])
 
 
-def test_variational_dropout_has_one_mask_for_all_steps(build: Callable[..., Network]) -> None:
-    """The whole equals steps with one drawing of masks; and unlike plain dropout, it reaches a single layer's state."""
+def test_variational_dropout_uses_one_mask_for_all_steps(build: Callable[..., Network]) -> None:
+    """`forward` equals chained steps with the same masks. Unlike ordinary dropout, it applies to a single layer."""
     network = build(2, 8, 2, dropout=0.5, variational=True).double()
     x = torch.randn(3, 5, 2, dtype=torch.float64)
     stack = network.stack
     torch.manual_seed(1)
     outputs, _ = stack(x)
     torch.manual_seed(1)
-    masks = stack.masks(3, x)
-    state = stack.start(3, x)
+    masks = stack.sample_masks(3, x)
+    state = stack.init_state(3, x)
     for time in range(5):
         output, state = stack.step(stack.project(x[:, time]), state, masks)
         torch.testing.assert_close(output, outputs[:, time])
     for mask in masks:
-        assert mask.keep_BH is not None
-        assert set(mask.keep_BH.unique().tolist()) <= {0.0, 2.0}
+        assert mask.state_BH is not None
+        assert set(mask.state_BH.unique().tolist()) <= {0.0, 2.0}
     shallow = build(2, 8, dropout=0.5, variational=True)
     x = torch.randn(3, 5, 2)
     assert not torch.equal(shallow(x)[0], shallow(x)[0])

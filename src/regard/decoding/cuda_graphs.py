@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from regard.models.contracts import Decoder, Keys, State, mapped, preallocated
+from regard.models.contracts import Decoder, Keys, State, map_state, preallocated
 from regard.ops import cuda_graphs
 
 WAIT = 2
@@ -46,7 +46,7 @@ class GraphedDecoder:
                 form.append(leaf)
             return leaf
 
-        mapped((token_N, state), noted)
+        map_state((token_N, state), noted)
         if keys is not self.keys or form != self.form:
             self.keys, self.form, self.seen, self.recording = keys, form, 0, None
         places = [tensor.data_ptr() for tensor in tensors]
@@ -73,7 +73,7 @@ class GraphedDecoder:
                 return inputs[-1]
             return leaf
 
-        token_N, state = mapped((token_N, state), settled)
+        token_N, state = map_state((token_N, state), settled)
         replay, given = cuda_graphs.recorder(token_N.device).record(
             lambda: self.decoder.step(token_N, state, self.keys)
         )

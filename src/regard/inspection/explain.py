@@ -42,8 +42,8 @@ def _networks(model: Seq2Seq) -> Iterator[str]:
             yield "  goes step by step: attention stands between the steps"
             continue
         for device, place in (("cpu", "on a CPU"), ("cuda", "on CUDA")):
-            keep = module.settings.variational and module.settings.dropout > 0
-            chosen = dispatch_layer(cell, device, keep=keep)
+            state_dropout = module.settings.variational and module.settings.dropout > 0
+            chosen = dispatch_layer(cell, device, state_dropout=state_dropout)
             yield f"  {place}: {chosen.path}"
             yield from (f"    not {path}: {reason}" for path, reason in chosen.refused.items())
 
@@ -52,9 +52,9 @@ def _cell(stack: Stack) -> str:
     """A cell by its name and what is unusual about it."""
     cell = stack.settings.cell
     if isinstance(cell, LSTM):
-        form = stack.settings.form
-        names = [name for name, known in VARIANTS.items() if known == form and form.changed]
-        return " ".join(["LSTM", *(names or (f"{name}={value}" for name, value in form.changed.items()))])
+        form = stack.settings.lstm_variant
+        names = [name for name, known in VARIANTS.items() if known == form and form.non_default]
+        return " ".join(["LSTM", *(names or (f"{name}={value}" for name, value in form.non_default.items()))])
     return f"GRU, reset {cell.reset} the product" if isinstance(cell, GRU) else f"RNN with {cell.activation}"
 
 

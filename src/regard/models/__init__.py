@@ -1,1 +1,1 @@
-"""Encoders and decoders behind one contract."""
+"""Encoders and decoders with one interface."""

@@ -1,4 +1,4 @@
-"""Ensembles: several models that answer as one, whatever their architectures; they share the target's vocabulary."""
+"""Ensembles: several models of any architecture that predict as one. They share the target vocabulary."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from regard.models.contracts import Decoded, Decoder, Encoder, LossTerm, Padded
 from regard.models.seq2seq import Seq2Seq
 
-Many = tuple[Any, ...]
+PerModel = tuple[Any, ...]
 
 
 @final
 class EnsembleEncoder(Encoder):
-    """What each model makes of the source."""
+    """Encode the source with each model."""
 
     def __init__(self, encoders: Sequence[Encoder]) -> None:
         super().__init__()
@@ -27,39 +27,41 @@ class EnsembleEncoder(Encoder):
 
 @final
 class EnsembleDecoder(Decoder):
-    """p(y) is the mean of what the models say: log Σ_i p_i(y) / n."""
+    """Average the distributions of the models: log p(y) = log Σ_i p_i(y) / n."""
 
     def __init__(self, decoders: Sequence[Decoder]) -> None:
         super().__init__()
         self.decoders = nn.ModuleList(decoders)
 
-    def begin(self, memory: Any) -> tuple[Many, Many]:
-        begun = [decoder.begin(own) for decoder, own in zip(self._decoders(), memory, strict=True)]
-        return tuple(keys for keys, _ in begun), tuple(state for _, state in begun)
+    def begin(self, memory: Any) -> tuple[PerModel, PerModel]:
+        starts = [decoder.begin(part) for decoder, part in zip(self._decoders(), memory, strict=True)]
+        return tuple(keys for keys, _ in starts), tuple(state for _, state in starts)
 
-    def step(self, token_B: Tensor, state: Many, keys: Many) -> tuple[Tensor, Many]:
-        taken = [d.step(token_B, own, key) for d, own, key in zip(self._decoders(), state, keys, strict=True)]
-        return average_distributions([logits for logits, _ in taken]), tuple(after for _, after in taken)
+    def step(self, token_B: Tensor, state: PerModel, keys: PerModel) -> tuple[Tensor, PerModel]:
+        outputs = [d.step(token_B, part, key) for d, part, key in zip(self._decoders(), state, keys, strict=True)]
+        return average_distributions([logits for logits, _ in outputs]), tuple(after for _, after in outputs)
 
     def forward(self, tokens_BT: Tensor, memory: Any) -> Decoded:
-        said = [decoder(tokens_BT, own) for decoder, own in zip(self._decoders(), memory, strict=True)]
-        terms: tuple[LossTerm, ...] = sum((decoded.terms for decoded in said), ())
-        return Decoded.of_logits(average_distributions([decoded.logits_BTV for decoded in said]), terms)
+        outputs = [decoder(tokens_BT, part) for decoder, part in zip(self._decoders(), memory, strict=True)]
+        loss_terms: tuple[LossTerm, ...] = sum((decoded.loss_terms for decoded in outputs), ())
+        return Decoded.from_logits(average_distributions([decoded.logits_BTV for decoded in outputs]), loss_terms)
 
     def _decoders(self) -> list[Decoder]:
         return [decoder for decoder in self.decoders if isinstance(decoder, Decoder)]
 
 
 def average_distributions(logits: Sequence[Tensor]) -> Tensor:
-    """Logits of the mean of several distributions, which are given by theirs."""
+    """Return the log-probabilities of the average of several distributions, given their logits. The logits of a single
+    model are returned unchanged.
+    """
     if len(logits) == 1:
         return logits[0]
-    log_p = torch.stack([each.float().log_softmax(-1) for each in logits])
+    log_p = torch.stack([x.float().log_softmax(-1) for x in logits])
     return log_p.logsumexp(0) - math.log(len(logits))
 
 
 def ensemble(models: Sequence[Seq2Seq]) -> Seq2Seq:
-    """One model that says what the given ones say in the mean."""
+    """Build one model that predicts the averaged distribution of several models."""
     return Seq2Seq(
         EnsembleEncoder([model.encoder for model in models]), EnsembleDecoder([model.decoder for model in models])
     )

@@ -1,4 +1,4 @@
-"""The output layer: from what a decoder knows and has read to the next token.
+"""The output layer of recurrent decoders: from the decoder output and the context to the next token.
 
 B rows, T target steps, S memory slots, D width, H hidden width, V vocabulary.
 """
@@ -12,8 +12,8 @@ from regard.models.contracts import Decoded, LossTerm
 from regard.ops.dropout import Dropout
 
 
-class Pointed(NamedTuple):
-    """Where the decoder looked, (B, T, S), and which tokens stand there, (B, S)."""
+class CopyAttention(NamedTuple):
+    """The attention weights (B, T, S) and source tokens (B, S) that a pointer-generator copies from."""
 
     weights_BTS: Tensor
     tokens_BS: Tensor
@@ -21,70 +21,74 @@ class Pointed(NamedTuple):
 
 @final
 class Readout(nn.Module):
-    """p(y) = softmax(V tanh(U [known; context])).
+    """p(y) = softmax(V tanh(U [inputs; context])).
+
+    The inputs are the decoder output and, in some decoders, the previous token.
 
     With `copy`, a pointer-generator (See et al. 2017): g p(y) + (1 − g) Σ_{j: x_j = y} a_j with
-    g = σ(w · [known; context]); its logits are then log-probabilities.
+    g = σ(w · [inputs; context]). Its logits are then log-probabilities.
     """
 
     def __init__(
-        self, known: int, context: int, hidden: int, vocabulary: int, dropout: float = 0.0, *, copy: bool = False
+        self, inputs: int, context: int, hidden: int, vocabulary: int, dropout: float = 0.0, *, copy: bool = False
     ) -> None:
         super().__init__()
-        self.hidden = nn.Linear(known + context, hidden)
+        self.hidden = nn.Linear(inputs + context, hidden)
         self.output = nn.Linear(hidden, vocabulary)
         self.dropout = Dropout(dropout)
-        self.generate = nn.Linear(known + context, 1) if copy else None
+        self.generate = nn.Linear(inputs + context, 1) if copy else None
         if self.generate is not None:
-            nn.init.constant_(self.generate.bias, 3.0)  # g = 0.95: what is copied at first is of no use
+            nn.init.constant_(self.generate.bias, 3.0)  # g = 0.95: untrained attention is not useful for copying
 
-    def share(self, embedding: nn.Embedding) -> None:
-        """Give the output layer the matrix of an embedding (Press and Wolf 2017), drawn so that logits are small."""
+    def tie_to(self, embedding: nn.Embedding) -> None:
+        """Tie the output matrix to an embedding (Press and Wolf 2017), initialized so that logits are small."""
         nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
         self.output.weight = embedding.weight
 
-    def features(self, known: Tensor, context: Tensor) -> Tensor:
-        """The hidden layer, tanh(U [known; context])."""
-        return torch.tanh(self.hidden(torch.cat([known, context], dim=-1)))
+    def features(self, inputs: Tensor, context: Tensor) -> Tensor:
+        """Return the hidden layer, tanh(U [inputs; context])."""
+        return torch.tanh(self.hidden(torch.cat([inputs, context], dim=-1)))
 
     def logits(self, features: Tensor) -> Tensor:
         logits: Tensor = self.output(self.dropout(features))
         return logits
 
-    def decoded(
+    def decode(
         self,
-        known_BTD: Tensor,
+        inputs_BTD: Tensor,
         context_BTD: Tensor,
-        pointed: Pointed | None = None,
-        terms: tuple[LossTerm, ...] = (),
+        copy_attention: CopyAttention | None = None,
+        loss_terms: tuple[LossTerm, ...] = (),
     ) -> Decoded:
-        """All steps of a target; the logits are left to be worked out where they can be."""
-        if self.generate is not None and pointed is not None:
-            return Decoded.of_logits(self(known_BTD, context_BTD, pointed), terms)
+        """Decode all steps of a target. Logits are computed later, if they depend on the features alone."""
+        if self.generate is not None and copy_attention is not None:
+            return Decoded.from_logits(self(inputs_BTD, context_BTD, copy_attention), loss_terms)
         weights = tuple(self.output.parameters())
-        return Decoded(self.features(known_BTD, context_BTD), self.logits, self.output.out_features, weights, terms)
+        return Decoded(
+            self.features(inputs_BTD, context_BTD), self.logits, self.output.out_features, weights, loss_terms
+        )
 
-    def forward(self, known: Tensor, context: Tensor, pointed: Pointed | None = None) -> Tensor:
-        """What comes next; `pointed` is needed where tokens may be copied."""
-        logits = self.logits(self.features(known, context))
-        if self.generate is None or pointed is None:
+    def forward(self, inputs: Tensor, context: Tensor, copy_attention: CopyAttention | None = None) -> Tensor:
+        """Return the logits of the next token. A pointer-generator requires `copy_attention`."""
+        logits = self.logits(self.features(inputs, context))
+        if self.generate is None or copy_attention is None:
             return logits
-        return self._mix(logits, self.generate(torch.cat([known, context], dim=-1)), pointed)
+        return self._mix(logits, self.generate(torch.cat([inputs, context], dim=-1)), copy_attention)
 
-    def _mix(self, logits_BTV: Tensor, gate_BT1: Tensor, pointed: Pointed) -> Tensor:
-        """log(g p + (1 − g) copied), worked out so that neither share can vanish in rounding."""
+    def _mix(self, logits_BTV: Tensor, gate_BT1: Tensor, copy_attention: CopyAttention) -> Tensor:
+        """Return log(g p + (1 − g) copied), computed in log space for numerical stability."""
         copied_BTV = torch.zeros_like(logits_BTV).scatter_add(
-            -1, pointed.tokens_BS.unsqueeze(1).expand_as(pointed.weights_BTS), pointed.weights_BTS
+            -1, copy_attention.tokens_BS.unsqueeze(1).expand_as(copy_attention.weights_BTS), copy_attention.weights_BTS
         )
         lowest = torch.finfo(logits_BTV.dtype).tiny
         generated_BTV = nn.functional.logsigmoid(gate_BT1) + logits_BTV.log_softmax(-1)
         return torch.logaddexp(generated_BTV, nn.functional.logsigmoid(-gate_BT1) + copied_BTV.clamp_min(lowest).log())
 
-    def slots(self, slots_BSD: Tensor) -> Tensor:
-        """Each slot's share of the hidden layer, as if it were the context."""
+    def project_slots(self, slots_BSD: Tensor) -> Tensor:
+        """Return U h_j for each slot: its part of the hidden layer if it were the context."""
         return nn.functional.linear(slots_BSD, self.hidden.weight[:, -slots_BSD.shape[-1] :])
 
-    def of_each_slot(self, known_BD: Tensor, shares_BSH: Tensor) -> Tensor:
-        """Log p(y | h_j): what would be said if slot j were read → (B, S, V)."""
-        known_BH = nn.functional.linear(known_BD, self.hidden.weight[:, : known_BD.shape[-1]], self.hidden.bias)
-        return self.logits(torch.tanh(known_BH.unsqueeze(1) + shares_BSH)).log_softmax(-1)
+    def log_probs_per_slot(self, inputs_BD: Tensor, slots_BSH: Tensor) -> Tensor:
+        """Return log p(y | h_j), the prediction if slot j were the context → (B, S, V)."""
+        hidden_BH = nn.functional.linear(inputs_BD, self.hidden.weight[:, : inputs_BD.shape[-1]], self.hidden.bias)
+        return self.logits(torch.tanh(hidden_BH.unsqueeze(1) + slots_BSH)).log_softmax(-1)

@@ -1,6 +1,6 @@
-"""Recurrent encoders, and the decoder that is given one vector and nothing else.
+"""The recurrent encoder, and the recurrent decoder without attention.
 
-B rows, T target steps, S memory slots, D width, H width of a state, V vocabulary.
+B rows, T target steps, S memory slots, D width, H state width, V vocabulary.
 """
 
 from typing import NamedTuple, final
@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded, share
+from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded, repeat_for_hypotheses
 from regard.models.readout import Readout
 from regard.models.settings import EncoderSettings, FixedModel
 from regard.ops.dropout import Dropout
@@ -17,10 +17,10 @@ from regard.recurrent import layers
 
 @final
 class RecurrentEncoder(Encoder):
-    """h_1 … h_S: the states of a recurrent network over the source, of both directions side by side.
+    """h_1 … h_S: the outputs of a recurrent network over the source, both directions concatenated.
 
-    The summary is q(h_1 … h_S): the last state of each direction of the top layer, or the mean or the greatest of all.
-    A reversed source (Sutskever et al. 2014) is read from its end; its states are handed on in the source's own order.
+    The summary is q(h_1 … h_S): the last state of each direction of the top layer, or the mean or maximum over all
+    positions. A reversed source (Sutskever et al. 2014) is read from its end; its outputs are in the original order.
     """
 
     def __init__(self, settings: EncoderSettings, vocabulary: int, embedding: int, dropout: float) -> None:
@@ -31,7 +31,7 @@ class RecurrentEncoder(Encoder):
             settings,
             embedding,
             bidirectional=settings.bidirectional,
-            learned_start=settings.initial_state == "learned",
+            learned_initial_state=settings.initial_state == "learned",
         )
         self.summary, self.reverse = settings.summary, settings.reverse
 
@@ -42,10 +42,10 @@ class RecurrentEncoder(Encoder):
     def forward(self, source: Padded) -> Memory:
         embedded_BSD = self.dropout(self.embedding(source.tokens_BT))
         if self.reverse:
-            embedded_BSD = layers.reverse_within(embedded_BSD, source.lengths_B)
+            embedded_BSD = layers.reverse_rows(embedded_BSD, source.lengths_B)
         slots_BSD, state = self.layers(embedded_BSD, source.lengths_B)
         if self.reverse:
-            slots_BSD = layers.reverse_within(slots_BSD, source.lengths_B)
+            slots_BSD = layers.reverse_rows(slots_BSD, source.lengths_B)
         return Memory(slots_BSD, source.valid_BT, self._summary(slots_BSD, source, state), source.tokens_BT)
 
     def _summary(self, slots_BSD: Tensor, source: Padded, state: layers.State) -> Tensor:
@@ -53,49 +53,49 @@ class RecurrentEncoder(Encoder):
             return torch.cat([cell[0] for cell in state[-self.layers.directions :]], dim=-1)
         if self.summary == "mean":
             return slots_BSD.sum(1) / source.lengths_B.clamp(min=1).unsqueeze(-1)
-        greatest_BD = slots_BSD.masked_fill(~source.valid_BT.unsqueeze(-1), -torch.inf).amax(1)
-        return torch.where((source.lengths_B > 0).unsqueeze(-1), greatest_BD, 0.0)
+        max_BD = slots_BSD.masked_fill(~source.valid_BT.unsqueeze(-1), -torch.inf).amax(1)
+        return torch.where((source.lengths_B > 0).unsqueeze(-1), max_BD, 0.0)
 
 
 class FixedState(NamedTuple):
-    """The state of each layer, and the dropout that stays the same."""
+    """The state of each layer, and the variational dropout masks."""
 
     layers: layers.State
-    masks: tuple[layers.Masks, ...]
+    masks: tuple[layers.DropoutMasks, ...]
 
 
 @final
 class FixedDecoder(Decoder):
-    """A recurrent decoder without attention: all that it learns of the source is one vector c, however long the source.
+    """A recurrent decoder without attention: it sees the source only as one vector c of fixed size.
 
         s_0 = tanh(W c)
         s_t = f(s_{t−1}, y_{t−1})              p(y_t) = softmax(V tanh(U [s_t; y_{t−1}]))            initial
         s_t = f(s_{t−1}, [y_{t−1}; c])         p(y_t) = softmax(V tanh(U [s_t; y_{t−1}; c]))         every_step
 
-    As Sutskever et al. (2014), whose output layer has no hidden layer, and as Cho et al. (2014).
+    `initial` follows Sutskever et al. (2014), whose output layer has no hidden layer; `every_step` Cho et al. (2014).
     """
 
     def __init__(self, settings: FixedModel, vocabulary: int, memory: int) -> None:
         super().__init__()
-        self.reads_on = settings.context == "every_step"
-        context = memory if self.reads_on else 0
+        self.feeds_context = settings.context == "every_step"
+        context = memory if self.feeds_context else 0
         self.embedding = nn.Embedding(vocabulary, settings.embedding)
         self.dropout = Dropout(settings.dropout)
-        self.bridge = nn.Linear(memory, settings.decoder.start_size)
+        self.bridge = nn.Linear(memory, settings.decoder.initial_state_size)
         self.layers = layers.Stack(settings.decoder, settings.embedding + context)
         known = settings.decoder.hidden + settings.embedding
         self.readout = Readout(known, context, settings.readout, vocabulary, settings.dropout_before_output)
         if settings.tied != "none":
-            self.readout.share(self.embedding)
+            self.readout.tie_to(self.embedding)
 
     def begin(self, memory: Memory) -> tuple[Tensor, FixedState]:
-        start = self.layers.start_from(torch.tanh(self.bridge(memory.summary_BD)))
-        state = FixedState(start, self.layers.masks(len(memory.summary_BD), memory.summary_BD))
-        return memory.summary_BD[:, : None if self.reads_on else 0], state
+        initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))
+        state = FixedState(initial, self.layers.sample_masks(len(memory.summary_BD), memory.summary_BD))
+        return memory.summary_BD[:, : None if self.feeds_context else 0], state
 
     def step(self, token_B: Tensor, state: FixedState, keys: Tensor) -> tuple[Tensor, FixedState]:
         embedded_BD = self.dropout(self.embedding(token_B))
-        context_BD = share(keys, len(token_B))
+        context_BD = repeat_for_hypotheses(keys, len(token_B))
         gates_BG = self.layers.project(torch.cat([embedded_BD, context_BD], dim=-1))
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
         logits_BV = self.readout(torch.cat([output_BH, embedded_BD], dim=-1), context_BD)
@@ -106,5 +106,5 @@ class FixedDecoder(Decoder):
         embedded_BTD = self.dropout(self.embedding(tokens_BT))
         context_BTD = context_BD.unsqueeze(1).expand(-1, tokens_BT.shape[1], -1)
         outputs_BTH, _ = self.layers(torch.cat([embedded_BTD, context_BTD], dim=-1), state=state.layers)
-        known_BTD = torch.cat([outputs_BTH, embedded_BTD], dim=-1)
-        return self.readout.decoded(known_BTD, context_BTD)
+        inputs_BTD = torch.cat([outputs_BTH, embedded_BTD], dim=-1)
+        return self.readout.decode(inputs_BTD, context_BTD)

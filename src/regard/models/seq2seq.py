@@ -1,4 +1,4 @@
-"""An encoder and a decoder plugged together."""
+"""Sequence-to-sequence models: an encoder and a decoder, built from settings."""
 
 from collections.abc import Callable
 from typing import final
@@ -23,7 +23,7 @@ class Seq2Seq(nn.Module):
         self.decoder = decoder
 
     def forward(self, source: Padded, tokens_BT: Tensor) -> Decoded:
-        """What follows each of the given tokens."""
+        """Predict the token after each of the given target tokens (teacher forcing)."""
         decoded: Decoded = self.decoder(tokens_BT, self.encoder(source))
         return decoded
 
@@ -34,11 +34,11 @@ DECODERS: dict[str, Callable[[RecurrentModel, int, int], AttentiveDecoder]] = {
     "luong": LuongDecoder,
     "simple": LuongDecoder,
 }
-"""By their order."""
+"""The decoders by the setting `decoder.order`."""
 
 
 def build_model(settings: Model, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
-    """The model that settings describe, its weights drawn at random."""
+    """Build the model that the settings describe, with randomly initialized weights."""
     if isinstance(settings, TransformerModel):
         return build_transformer(settings, source_vocabulary, target_vocabulary)
     encoder = RecurrentEncoder(settings.encoder, source_vocabulary, settings.embedding, settings.dropout)
@@ -48,24 +48,24 @@ def build_model(settings: Model, source_vocabulary: int, target_vocabulary: int)
     else:
         decoder = DECODERS[settings.decoder.order](settings, target_vocabulary, encoder.size)
     if settings.tied == "all":
-        _see_that_all_can_be_one(source_vocabulary, target_vocabulary)
+        _check_shared_vocabulary(source_vocabulary, target_vocabulary)
         encoder.embedding.weight = decoder.embedding.weight
     return Seq2Seq(encoder, decoder)
 
 
 def build_transformer(settings: TransformerModel, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
-    """An encoder and a decoder of a Transformer, with those matrices shared that settings tie."""
+    """Build a Transformer, with the weights tied as set."""
     encoder = TransformerEncoder(settings, source_vocabulary)
     decoder = TransformerDecoder(settings, target_vocabulary)
     if settings.tied == "all":
-        _see_that_all_can_be_one(source_vocabulary, target_vocabulary)
+        _check_shared_vocabulary(source_vocabulary, target_vocabulary)
         encoder.embedding.tokens.weight = decoder.embedding.tokens.weight
     return Seq2Seq(encoder, decoder)
 
 
-def _see_that_all_can_be_one(source_vocabulary: int, target_vocabulary: int) -> None:
+def _check_shared_vocabulary(source_vocabulary: int, target_vocabulary: int) -> None:
     if source_vocabulary != target_vocabulary:
         raise ConfigError(
-            "model.tied: all embeddings can be one only where source and target have one vocabulary. Set "
-            "tokenizer.shared=true, or model.tied=decoder."
+            "model.tied: all requires that source and target share one vocabulary. Set tokenizer.shared=true, or "
+            "model.tied=decoder."
         )

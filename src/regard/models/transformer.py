@@ -1,4 +1,4 @@
-"""The Transformer (Vaswani et al. 2017): self-attention, cross-attention and feed-forward layers, and their options.
+"""The Transformer (Vaswani et al. 2017) and its options: self-attention, cross-attention and feed-forward layers.
 
 B rows, T target steps, S source positions, D width, H heads, V vocabulary.
 """
@@ -25,18 +25,18 @@ from regard.ops.layer_norm import LayerNorm
 def _norm(settings: TransformerModel) -> nn.Module:
     if settings.normalization == "rms":
         return nn.RMSNorm(settings.size, eps=1e-6)
-    # After each part, what is normalized is also what the next part's answer is added to.
+    # With post-norm, the normalized output is also the residual input of the next sublayer.
     return LayerNorm(settings.size, for_products=settings.norm == "pre")
 
 
-def _attention(settings: TransformerModel, score: Score, scope: str, *, turned: bool) -> MultiHeadAttention:
+def _attention(settings: TransformerModel, score: Score, scope: str, *, rotary: bool) -> MultiHeadAttention:
     return MultiHeadAttention(
         settings.size,
         settings.heads,
         score=score.model_dump(),
         scope=scope,
         dropout=settings.attention_dropout,
-        rotary=turned and settings.positions == "rotary",
+        rotary=rotary and settings.positions == "rotary",
     )
 
 
@@ -59,32 +59,32 @@ class FeedForward(nn.Module):
             hidden = nn.functional.silu(gate) * value
         else:
             hidden = torch.relu(hidden) if self.activation == "relu" else nn.functional.gelu(hidden)
-        made: Tensor = self.outer(self.dropout(hidden))
-        return made
+        output: Tensor = self.outer(self.dropout(hidden))
+        return output
 
 
 @final
 class Residual(nn.Module):
-    """LN(x + f(x)) as published; x + f(LN(x)) with the norm before (Xiong et al. 2020)."""
+    """Post-norm LN(x + f(x)), as published, or pre-norm x + f(LN(x)) (Xiong et al. 2020)."""
 
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
         self.norm = _norm(settings)
         self.dropout = Dropout(settings.dropout)
-        self.first = settings.norm == "pre"
+        self.pre_norm = settings.norm == "pre"
 
-    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.leave(x, part(self.enter(x)))
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.add_output(x, sublayer(self.normalize_input(x)))
 
-    def enter(self, x: Tensor) -> Tensor:
-        """What the part is given."""
-        given: Tensor = self.norm(x) if self.first else x
-        return given
+    def normalize_input(self, x: Tensor) -> Tensor:
+        """Return the input of the sublayer: normalized with pre-norm."""
+        inputs: Tensor = self.norm(x) if self.pre_norm else x
+        return inputs
 
-    def leave(self, x: Tensor, made: Tensor) -> Tensor:
-        """X with what the part made of it."""
-        after: Tensor = x + (self.dropout(made) if self.training else made)
-        return after if self.first else self.norm(after)
+    def add_output(self, x: Tensor, output: Tensor) -> Tensor:
+        """Return the sum of x and the output of the sublayer: normalized with post-norm."""
+        total: Tensor = x + (self.dropout(output) if self.training else output)
+        return total if self.pre_norm else self.norm(total)
 
 
 @final
@@ -99,99 +99,99 @@ class Embedding(nn.Module):
         self.dropout = Dropout(settings.dropout)
         learned = settings.positions == "learned"
         self.learned = LearnedPositions(settings.max_positions, settings.size) if learned else None
-        self.has_waves = settings.positions == "sinusoidal"
+        self.sinusoidal = settings.positions == "sinusoidal"
 
-    def forward(self, tokens_BT: Tensor, start: int | Tensor = 0, room: int | None = None) -> Tensor:
-        """The vectors of tokens of which the first stands at position `start`, and none at `room` or beyond."""
+    def forward(self, tokens_BT: Tensor, start: int | Tensor = 0, max_length: int | None = None) -> Tensor:
+        """Embed tokens at the positions from `start` on, all below `max_length`."""
         x_BTD = self.tokens(tokens_BT) * self.scale
         if self.learned is not None:
             assert isinstance(start, int)
             x_BTD = x_BTD + self.learned.span(start, tokens_BT.shape[1])
-        if self.has_waves:
-            if room is None:
+        if self.sinusoidal:
+            if max_length is None:
                 assert isinstance(start, int)
-                room = start + tokens_BT.shape[1]
-            places = 1 << max(8, (room - 1).bit_length())
-            waves_TD = _waves(places, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)
+                max_length = start + tokens_BT.shape[1]
+            positions = 1 << max(8, (max_length - 1).bit_length())
+            sinusoids_TD = _sinusoids(positions, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)
             if isinstance(start, Tensor):
-                x_BTD = x_BTD + waves_TD.index_select(0, start)
+                x_BTD = x_BTD + sinusoids_TD.index_select(0, start)
             else:
-                x_BTD = x_BTD + waves_TD[start : start + tokens_BT.shape[1]]
+                x_BTD = x_BTD + sinusoids_TD[start : start + tokens_BT.shape[1]]
         dropped: Tensor = self.dropout(x_BTD)
         return dropped
 
 
-_KNOWN_WAVES: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
+_SINUSOIDS: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
 
-def _waves(places: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Sinusoidal positions, worked out once; they stay where they are, since recorded work may read them there."""
-    key = places, size, dtype, device
-    if key not in _KNOWN_WAVES:
+def _sinusoids(positions: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return sinusoidal positions, computed once. The tensor stays at its address, because CUDA graphs may read it."""
+    key = positions, size, dtype, device
+    if key not in _SINUSOIDS:
         with torch.inference_mode(False):
-            _KNOWN_WAVES[key] = sinusoidal_positions(places, size).to(device, dtype)
-    return _KNOWN_WAVES[key]
+            _SINUSOIDS[key] = sinusoidal_positions(positions, size).to(device, dtype)
+    return _SINUSOIDS[key]
 
 
-# As torch.compiler.assume_constant_result does it, which would load the whole compiler first: seconds at each start.
-_waves._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# Equivalent to torch.compiler.assume_constant_result, which would import the compiler and take seconds at startup.
+_sinusoids._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @final
 class EncoderLayer(nn.Module):
-    """Self-attention, then a feed-forward layer."""
+    """Self-attention, followed by a feed-forward layer."""
 
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
-        self.attention = _attention(settings, settings.encoder_score, "global", turned=True)
+        self.attention = _attention(settings, settings.encoder_score, "global", rotary=True)
         self.feedforward = FeedForward(settings)
         self.after_attention, self.after_feedforward = Residual(settings), Residual(settings)
 
     def forward(self, x_BSD: Tensor, allowed_BS: Tensor) -> Tensor:
         x_BSD = self.after_attention(x_BSD, lambda x: self.attention(x, allowed=allowed_BS)[0])
-        made: Tensor = self.after_feedforward(x_BSD, self.feedforward)
-        return made
+        output: Tensor = self.after_feedforward(x_BSD, self.feedforward)
+        return output
 
 
 @final
 class TransformerEncoder(Encoder):
-    """Layers of self-attention over the source; the summary is the mean of their outputs."""
+    """Self-attention layers over the source. The summary is the average of their outputs over positions."""
 
     def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
         super().__init__()
         self.embedding = Embedding(settings, vocabulary)
-        self.through = _again if settings.gradient_checkpointing else _once
+        self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
         self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
         self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()
-        _draw(self.layers)
+        _init_weights(self.layers)
 
     def forward(self, source: Padded) -> Memory:
         x_BSD, valid_BS = self.embedding(source.tokens_BT), source.valid_BT
         for layer in self.layers:
-            x_BSD = self.through(layer, x_BSD, valid_BS)
+            x_BSD = self.run_layer(layer, x_BSD, valid_BS)
         slots_BSD = self.norm(x_BSD).masked_fill(~valid_BS.unsqueeze(-1), 0.0)
         summary_BD = slots_BSD.sum(1) / source.lengths_B.clamp(min=1).unsqueeze(-1)
         return Memory(slots_BSD, valid_BS, summary_BD, source.tokens_BT)
 
 
 class LayerKeys(NamedTuple):
-    """What a decoder layer is given once per source: the memory for its cross-attention, and the projections of its
-    self-attention packed for steps.
+    """What a decoder layer receives once per source: the keys of its cross-attention, and the packed projections of its
+    self-attention, for use in `step`.
     """
 
     cross: Keys
-    own: Packed | None
+    self_projections: Packed | None
 
 
 class LayersState(NamedTuple):
-    """What the decoder's layers remember: the steps so far, and the past of each cross-attention that needs its own."""
+    """The state of the decoder layers: the KV cache, and the past of each cross-attention that has a separate one."""
 
     cache: Cache | PreallocatedCache
     pasts: tuple[Past | None, ...]
 
 
 class TransformerState(NamedTuple):
-    """How many tokens each row has been given, and what the layers remember."""
+    """The number of tokens so far in each row, and the state of the layers."""
 
     past: Past
     layers: LayersState
@@ -199,48 +199,50 @@ class TransformerState(NamedTuple):
 
 @final
 class DecoderLayer(nn.Module):
-    """Masked self-attention, cross-attention, then a feed-forward layer."""
+    """Masked self-attention and cross-attention, followed by a feed-forward layer."""
 
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
-        self.self_attention = _attention(settings, settings.self_score, "causal", turned=True)
-        self.cross_attention = _attention(settings, settings.cross_score, "global", turned=False)
+        self.self_attention = _attention(settings, settings.self_score, "causal", rotary=True)
+        self.cross_attention = _attention(settings, settings.cross_score, "global", rotary=False)
         self.feedforward = FeedForward(settings)
         self.after_self, self.after_cross = Residual(settings), Residual(settings)
         self.after_feedforward = Residual(settings)
 
     def forward(self, x_BTD: Tensor, keys: Keys) -> Tensor:
-        """All steps at once."""
+        """Run all steps at once."""
         x_BTD = self.after_self(x_BTD, lambda x: self.self_attention(x)[0])
         past = self.cross_attention.attention.begin(keys)
         x_BTD = self.after_cross(x_BTD, lambda x: self.cross_attention.read(x, keys, past).context_BTD)
-        made: Tensor = self.after_feedforward(x_BTD, self.feedforward)
-        return made
+        output: Tensor = self.after_feedforward(x_BTD, self.feedforward)
+        return output
 
     def step(
         self, x_B1D: Tensor, store: Store | None, steps: Steps | PreallocatedSteps, past: Past, keys: LayerKeys
     ) -> tuple[Tensor, Store, Past]:
-        """One step, given the steps before it and the past of the cross-attention."""
-        read_B1D, store = self.self_attention.extend(self.after_self.enter(x_B1D), store, steps, keys.own)
-        x_B1D = self.after_self.leave(x_B1D, read_B1D)
-        attended = self.cross_attention.read(self.after_cross.enter(x_B1D), keys.cross, past)
-        x_B1D = self.after_cross.leave(x_B1D, attended.context_BTD)
+        """Run one step, given the previous steps and the past of the cross-attention."""
+        read_B1D, store = self.self_attention.extend(
+            self.after_self.normalize_input(x_B1D), store, steps, keys.self_projections
+        )
+        x_B1D = self.after_self.add_output(x_B1D, read_B1D)
+        attended = self.cross_attention.read(self.after_cross.normalize_input(x_B1D), keys.cross, past)
+        x_B1D = self.after_cross.add_output(x_B1D, attended.context_BTD)
         return self.after_feedforward(x_B1D, self.feedforward), store, attended.past
 
 
 @final
 class TransformerDecoder(Decoder):
-    """Layers of masked self-attention and cross-attention, then a linear layer to the vocabulary."""
+    """Layers of masked self-attention and cross-attention, followed by a linear layer to the vocabulary."""
 
     def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
         super().__init__()
         self.embedding = Embedding(settings, vocabulary)
-        self.through = _again if settings.gradient_checkpointing else _once
+        self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
         layers = settings.decoder_layers or settings.layers
         self.layers = nn.ModuleList(DecoderLayer(settings) for _ in range(layers))
         self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()
         self.output = nn.Linear(settings.size, vocabulary, bias=False)
-        _draw(self.layers)
+        _init_weights(self.layers)
         if settings.tied == "none":
             nn.init.normal_(self.output.weight, std=settings.size**-0.5)
         else:
@@ -249,14 +251,17 @@ class TransformerDecoder(Decoder):
     def begin(self, memory: Memory) -> tuple[tuple[LayerKeys, ...], TransformerState]:
         layers = self._layers()
         packed = (layer.self_attention.packed() for layer in layers)
-        keys = [LayerKeys(*both) for both in zip(self._keys(memory), packed, strict=True)]
+        keys = [LayerKeys(*pair) for pair in zip(self._keys(memory), packed, strict=True)]
         rows, device = len(memory.slots_BSD), memory.slots_BSD.device
         attentions = [layer.cross_attention.attention for layer in layers]
-        pasts = (part.begin(key.cross) if part.stepwise else None for part, key in zip(attentions, keys, strict=True))
-        start = Past(torch.zeros(rows, dtype=torch.long, device=device))
+        pasts = (
+            attention.begin(key.cross) if attention.stepwise else None
+            for attention, key in zip(attentions, keys, strict=True)
+        )
+        past = Past(torch.zeros(rows, dtype=torch.long, device=device))
         fused = self.embedding.learned is None and all(layer.self_attention.attention.fused for layer in layers)
         cache = Cache.begin(rows, device, fused=fused)
-        return tuple(keys), TransformerState(start, LayersState(cache, tuple(pasts)))
+        return tuple(keys), TransformerState(past, LayersState(cache, tuple(pasts)))
 
     def step(
         self, token_B: Tensor, state: TransformerState, keys: tuple[LayerKeys, ...]
@@ -265,20 +270,20 @@ class TransformerDecoder(Decoder):
         x_B1D = self.embedding(token_B.unsqueeze(1), cache.start, cache.room)
         steps = cache.taking(x_B1D.dtype)
         stores: list[Store] = []
-        after: list[Past | None] = []
-        for index, (layer, own) in enumerate(zip(self._layers(), pasts, strict=True)):
+        new_pasts: list[Past | None] = []
+        for index, (layer, layer_past) in enumerate(zip(self._layers(), pasts, strict=True)):
             store = cache.stores[index] if cache.stores else None
-            x_B1D, store, past = layer.step(x_B1D, store, steps, own or state.past, keys[index])
+            x_B1D, store, past = layer.step(x_B1D, store, steps, layer_past or state.past, keys[index])
             stores.append(store)
-            after.append(past if own else None)
+            new_pasts.append(past if layer_past else None)
         past = state.past._replace(position_B=state.past.position_B + 1)
-        layers = LayersState(cache.after(steps, stores), tuple(after))  # type: ignore[arg-type]
+        layers = LayersState(cache.after(steps, stores), tuple(new_pasts))  # type: ignore[arg-type]
         return self.output(self.norm(x_B1D)).squeeze(1), TransformerState(past, layers)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         x_BTD = self.embedding(tokens_BT)
         for layer, key in zip(self._layers(), self._keys(memory), strict=True):
-            x_BTD = self.through(layer, x_BTD, key)
+            x_BTD = self.run_layer(layer, x_BTD, key)
         return Decoded(self.norm(x_BTD), self.output, self.output.out_features, (self.output.weight,))
 
     def _keys(self, memory: Memory) -> tuple[Keys, ...]:
@@ -290,19 +295,19 @@ class TransformerDecoder(Decoder):
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
 
-def _once(layer: nn.Module, x: Tensor, given: Any) -> Tensor:
-    made: Tensor = layer(x, given)
-    return made
+def _run_layer(layer: nn.Module, x: Tensor, mask_or_keys: Any) -> Tensor:
+    output: Tensor = layer(x, mask_or_keys)
+    return output
 
 
-def _again(layer: nn.Module, x: Tensor, given: Any) -> Tensor:
-    """Nothing within the layer is kept for its gradient; it is worked out again when needed (Chen et al. 2016)."""
-    made: Tensor = checkpoint(layer, x, given, use_reentrant=False)
-    return made
+def _run_checkpointed(layer: nn.Module, x: Tensor, mask_or_keys: Any) -> Tensor:
+    """Run a layer with gradient checkpointing: recompute its activations in the backward pass (Chen et al. 2016)."""
+    output: Tensor = checkpoint(layer, x, mask_or_keys, use_reentrant=False)
+    return output
 
 
-def _draw(layers: nn.Module) -> None:
-    """Matrices as the paper's authors drew them (Glorot and Bengio 2010), biases at zero."""
+def _init_weights(layers: nn.Module) -> None:
+    """Initialize matrices as the paper's authors do (Glorot and Bengio 2010), and biases to zero."""
     for module in layers.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

@@ -1,1 +1,1 @@
-"""Recurrent cells behind one contract, and the scan that runs them."""
+"""Recurrent cells with one interface, and the scans that run them over sequences."""

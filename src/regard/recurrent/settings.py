@@ -1,4 +1,4 @@
-"""What may be set in a recurrent network: the cell, and the stack that it is put in."""
+"""Settings of recurrent networks: the cell, and the stack of layers built from it."""
 
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -7,13 +7,13 @@ from pydantic import Field, PositiveInt, model_validator
 from regard.config import BY_NAME, Settings
 
 Activation = Literal["tanh", "identity"]
-Variant = Literal["vanilla", "NIG", "NFG", "NOG", "NIAF", "NOAF", "NP", "CIFG", "FGR", "simplified"]
+VariantName = Literal["vanilla", "NIG", "NFG", "NOG", "NIAF", "NOAF", "NP", "CIFG", "FGR", "simplified"]
 
 
 class LSTMVariant(NamedTuple):
-    """Which LSTM it is: the switches of "A Search Space Odyssey" (Greff et al. 2015), each independent of the others.
+    """An LSTM variant: the switches of "A Search Space Odyssey" (Greff et al. 2015), each independent of the others.
 
-    As it stands, the usual cell.
+    The defaults are the standard LSTM of torch.nn.
     """
 
     input_gate: bool = True
@@ -26,37 +26,37 @@ class LSTMVariant(NamedTuple):
     gate_recurrence: bool = False
 
     @property
-    def early(self) -> tuple[str, ...]:
-        """The gates that are learned and look at the cell before it changes."""
-        own_forget_gate = self.forget_gate and not self.coupled
-        return ("input",) * self.input_gate + ("forget",) * own_forget_gate
+    def early_gates(self) -> tuple[str, ...]:
+        """The learned gates whose peepholes read the cell state before its update."""
+        learns_forget_gate = self.forget_gate and not self.coupled
+        return ("input",) * self.input_gate + ("forget",) * learns_forget_gate
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """The gates that are learned, in the order of the matrices' rows; the candidate z comes after them."""
-        return self.early + ("output",) * self.output_gate
+        """The learned gates, in the order of their rows in the weight matrices. The candidate z follows them."""
+        return self.early_gates + ("output",) * self.output_gate
 
     @property
-    def changed(self) -> dict[str, bool | str]:
-        """The switches that stand otherwise than in the usual cell."""
-        usual = LSTMVariant()._asdict()
-        return {name: value for name, value in self._asdict().items() if value != usual[name]}
+    def non_default(self) -> dict[str, bool | str]:
+        """The switches that differ from the standard LSTM."""
+        defaults = LSTMVariant()._asdict()
+        return {name: value for name, value in self._asdict().items() if value != defaults[name]}
 
     @property
     def bounded(self) -> bool:
-        """Whether an output cannot grow from step to step without end, whatever the weights."""
+        """Whether the output stays bounded over any number of steps, for all weights."""
         return "tanh" in (self.input_activation, self.output_activation)
 
-    def contradiction(self) -> str | None:
-        """Why no such cell exists, or None if it does."""
+    def find_contradiction(self) -> str | None:
+        """Return why the switches contradict each other, or None if they do not."""
         if self.coupled and not self.input_gate:
-            return "coupled gates mean f = 1 − i, and without an input gate (i = 1) nothing would be remembered"
+            return "coupled gates mean f = 1 − i, but without an input gate (i = 1) the cell would forget everything"
         if self.coupled and not self.forget_gate:
-            return "coupled gates mean f = 1 − i, and forget_gate: false means f = 1; take one of the two"
+            return "coupled gates mean f = 1 − i, but forget_gate: false means f = 1; set only one of the two"
         if not self.gates:
             for name in ("peepholes", "gate_recurrence"):
                 if getattr(self, name):
-                    return f"{name} belong to gates, and every gate is switched off"
+                    return f"{name} requires at least one gate, but all gates are disabled"
         return None
 
 
@@ -73,7 +73,9 @@ VARIANTS: dict[str, LSTMVariant] = {
     "FGR": _VANILLA._replace(gate_recurrence=True),
     "simplified": _VANILLA._replace(coupled=True, peepholes=False),
 }
-"""The Odyssey's names: its vanilla LSTM has peepholes, each variant changes one thing; simplified changes two."""
+"""The variants by their names in the Odyssey. Its vanilla LSTM has peepholes; each variant changes one switch, except
+simplified, which changes two.
+"""
 
 
 class RNN(Settings):
@@ -83,27 +85,31 @@ class RNN(Settings):
 
 class GRU(Settings):
     kind: Literal["gru"] = "gru"
-    reset: Literal["before", "after"] = Field("after", description="the reset gate, and the product with R")
+    reset: Literal["before", "after"] = Field(
+        "after", description="apply the reset gate before or after the product with R"
+    )
 
 
 def _switch(description: str) -> bool | None:
-    switch: bool | None = Field(None, description=f"{description}; by default as the variant has it")
+    switch: bool | None = Field(None, description=f"{description}; by default as in the variant")
     return switch
 
 
 class LSTM(Settings):
-    """The usual LSTM, or the variant that is named beside it; each switch may be set by itself."""
+    """The standard LSTM, or the variant named by `variant`; a switch that is set overrides the variant."""
 
     kind: Literal["lstm"] = "lstm"
-    input_gate: bool | None = _switch("i, else 1")
-    forget_gate: bool | None = _switch("f, else 1")
-    output_gate: bool | None = _switch("o, else 1")
-    coupled: bool | None = _switch("f = 1 − i")
-    input_activation: Activation | None = Field(None, description="of the candidate z")
-    output_activation: Activation | None = Field(None, description="of the cell on its way out")
-    peepholes: bool | None = _switch("the gates look into the cell")
-    gate_recurrence: bool | None = _switch("the gates look at all gates of the step before")
-    forget_bias: float = Field(1.0, description="the forget gate's bias at the start, so that it starts open")
+    input_gate: bool | None = _switch("learn an input gate i; otherwise i = 1")
+    forget_gate: bool | None = _switch("learn a forget gate f; otherwise f = 1")
+    output_gate: bool | None = _switch("learn an output gate o; otherwise o = 1")
+    coupled: bool | None = _switch("couple the input and forget gates: f = 1 − i")
+    input_activation: Activation | None = Field(None, description="activation of the candidate z")
+    output_activation: Activation | None = Field(
+        None, description="activation of the cell state before the output gate"
+    )
+    peepholes: bool | None = _switch("let the gates read the cell state")
+    gate_recurrence: bool | None = _switch("let each gate read all gates of the previous step")
+    forget_bias: float = Field(1.0, description="initial bias of the forget gate; a positive value opens it")
 
 
 Cell = Annotated[RNN | GRU | LSTM, Field(discriminator="kind"), BY_NAME]
@@ -113,15 +119,15 @@ class RecurrentSettings(Settings):
     """A stack of recurrent layers."""
 
     cell: Cell = GRU()
-    variant: Variant | None = Field(
-        None, description="which LSTM, by its name in the Odyssey; by default the usual one"
+    variant: VariantName | None = Field(
+        None, description="LSTM variant by its name in the Odyssey; by default the standard LSTM"
     )
-    hidden: PositiveInt = Field(128, description="width of the state, of each direction")
+    hidden: PositiveInt = Field(128, description="state width, per direction")
     layers: PositiveInt = 1
-    dropout: float = Field(0.0, ge=0, lt=1, description="between layers")
-    variational: bool = Field(False, description="one dropout mask for all steps, on the state's way back too")
-    residual: bool = Field(False, description="each layer but the first adds to what it is given")
-    layer_norm: bool = Field(False, description="normalize what enters the gates, from input and state apart")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout between layers")
+    variational: bool = Field(False, description="use the same dropout mask at all steps, on the recurrent state too")
+    residual: bool = Field(False, description="add each layer's input to its output, from the second layer on")
+    layer_norm: bool = Field(False, description="normalize W x and R h separately before the gates")
 
     @property
     def description(self) -> str:
@@ -130,28 +136,28 @@ class RecurrentSettings(Settings):
         return f"{variant}{self.cell.kind.upper()} {self.layers} × {self.hidden}"
 
     @property
-    def start_size(self) -> int:
-        """The width of a vector that the states of one direction can be made of: an LSTM's have a cell besides."""
+    def initial_state_size(self) -> int:
+        """The width of a vector that holds the initial states of one direction; an LSTM has h and c per layer."""
         return self.hidden * self.layers * (2 if isinstance(self.cell, LSTM) else 1)
 
     @property
-    def form(self) -> LSTMVariant:
-        """The LSTM that variant and switches name together."""
+    def lstm_variant(self) -> LSTMVariant:
+        """The LSTM variant that `variant` and the switches of the cell select together."""
         if not isinstance(self.cell, LSTM):
-            raise TypeError(f"a {self.cell.kind} has no form of LSTM")
-        given = {name: getattr(self.cell, name) for name in LSTMVariant._fields}
+            raise TypeError(f"the cell is {self.cell.kind}, not an LSTM, and has no LSTM variant")
+        switches = {name: getattr(self.cell, name) for name in LSTMVariant._fields}
         return VARIANTS.get(self.variant or "", LSTMVariant())._replace(
-            **{name: value for name, value in given.items() if value is not None}
+            **{name: value for name, value in switches.items() if value is not None}
         )
 
     @model_validator(mode="after")
-    def _describes_a_cell(self) -> Self:
+    def _check_variant(self) -> Self:
         if isinstance(self.cell, LSTM):
-            contradiction = self.form.contradiction()
+            contradiction = self.lstm_variant.find_contradiction()
             if contradiction:
-                raise ValueError(f"no such LSTM: {contradiction}.")
+                raise ValueError(f"the LSTM settings contradict each other: {contradiction}.")
         elif self.variant is not None:
             raise ValueError(
-                f"variant: {self.variant} names an LSTM, and the cell is {self.cell.kind}. Set cell=lstm beside it."
+                f"variant: {self.variant} is an LSTM variant, but the cell is {self.cell.kind}. Set cell=lstm as well."
             )
         return self

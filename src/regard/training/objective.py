@@ -156,9 +156,9 @@ def flatten_with_ignore_index(features_BTD: Tensor, target: Padded) -> tuple[Ten
 def loss_terms(decoded: Decoded, target: Padded) -> Tensor:
     """Return the sum of the loss terms of the attention mechanisms, functions of the targets' log-probabilities."""
     total = decoded.features.new_zeros((), dtype=torch.float32)
-    if decoded.terms:
+    if decoded.loss_terms:
         log_p_BTV = decoded.logits_BTV.float().log_softmax(-1)
         log_p_BT = log_p_BTV.gather(-1, target.tokens_BT.unsqueeze(-1)).squeeze(-1)
-        for term in decoded.terms:
+        for term in decoded.loss_terms:
             total = total + term(log_p_BT, target.valid_BT)
     return total

@@ -1,9 +1,9 @@
-"""Scans with their gradients worked out by hand. Autograd would keep and revisit dozens of small tensors a step,
-and add to the weights' gradient at each; here a step is a handful of operations either way, and the weights'
-gradient is one product at the end.
+"""Scans with analytic gradients. Autograd would save and revisit dozens of small tensors per step, and accumulate the
+weight gradient at every step. Here a step takes a few operations in each direction, and the weight gradient is one
+matrix product at the end.
 
-N cells side by side (the directions of a layer), B rows, T steps, H width of the state, G width of all gates.
-a are the input's gates, R the matrices of the state; m, where given, is what R sees of the state (`keep`).
+N cells in parallel (the directions of a layer), B rows, T steps, H state width, G width of all gates. a is the
+projection of the input to the gates, R the recurrent matrix, `mask` an optional dropout mask on the state before R.
 """
 
 from typing import Any
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from regard.ops.reference_mode import Gradients, differentiable_once
-from regard.recurrent.cells import masked
+from regard.recurrent.cells import apply_mask
 
 
-def flat(x_TNBX: Tensor) -> Tensor:
-    """All steps of all rows of each cell as one → (N, T B, X)."""
+def flatten_steps(x_TNBX: Tensor) -> Tensor:
+    """Merge steps and rows into one axis → (N, T B, X)."""
     return x_TNBX.transpose(0, 1).flatten(1, 2)
 
 
-def outer(d_TNBG: Tensor, x_TNBH: Tensor) -> Tensor:
-    """The gradient of matrices that turned x into something with gradient d, over all steps → (N, G, H)."""
-    return flat(d_TNBG).transpose(1, 2) @ flat(x_TNBH)
+def weight_gradient(d_TNBG: Tensor, x_TNBH: Tensor) -> Tensor:
+    """Return the gradient of a matrix R, summed over all steps, where d is the gradient of R x → (N, G, H)."""
+    return flatten_steps(d_TNBG).transpose(1, 2) @ flatten_steps(x_TNBH)
 
 
 class _RNN(torch.autograd.Function):
@@ -30,65 +30,65 @@ class _RNN(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, activation: str, a: Tensor, start: Tensor, R: Tensor, keep: Tensor | None, runs: Tensor | None
+        ctx: Any, activation: str, a: Tensor, h_0: Tensor, R: Tensor, mask: Tensor | None, valid: Tensor | None
     ) -> Tensor:
-        h = a.new_empty(a.shape[0] + 1, *start.shape)
-        h[0] = start
+        h = a.new_empty(a.shape[0] + 1, *h_0.shape)
+        h[0] = h_0
         R_T = R.transpose(1, 2)
         for t, (a_t, before, after) in enumerate(zip(a.unbind(0), h[:-1].unbind(0), h[1:].unbind(0), strict=True)):
-            torch.baddbmm(a_t, masked(before, keep), R_T, out=after)
+            torch.baddbmm(a_t, apply_mask(before, mask), R_T, out=after)
             after.tanh_() if activation == "tanh" else after.relu_()
-            if runs is not None:
-                after.mul_(runs[t])
+            if valid is not None:
+                after.mul_(valid[t])
         ctx.activation = activation
-        ctx.save_for_backward(R, h, keep)
+        ctx.save_for_backward(R, h, mask)
         return h[1:]
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
-        R, h, keep = ctx.saved_tensors
-        slope = 1 - h[1:].square() if ctx.activation == "tanh" else (h[1:] > 0).to(h.dtype)
-        d_a = torch.empty_like(slope)
+        R, h, mask = ctx.saved_tensors
+        derivative = 1 - h[1:].square() if ctx.activation == "tanh" else (h[1:] > 0).to(h.dtype)
+        d_a = torch.empty_like(derivative)
         d_h = torch.zeros_like(h[0])
-        each = zip(d_states.flip(0).unbind(0), slope.flip(0).unbind(0), reversed(d_a.unbind(0)), strict=True)
-        for d_state, k, d_t in each:
+        per_step = zip(d_states.flip(0).unbind(0), derivative.flip(0).unbind(0), reversed(d_a.unbind(0)), strict=True)
+        for d_state, k, d_t in per_step:
             torch.mul(d_h.add_(d_state), k, out=d_t)
             d_h = torch.bmm(d_t, R)
-            if keep is not None:
-                d_h.mul_(keep)
-        return None, d_a, d_h, outer(d_a, masked(h[:-1], keep)), None, None
+            if mask is not None:
+                d_h.mul_(mask)
+        return None, d_a, d_h, weight_gradient(d_a, apply_mask(h[:-1], mask)), None, None
 
 
 class _GRU(torch.autograd.Function):
     """u = R h + b,  r = σ(a_r + u_r),  z = σ(a_z + u_z),  n = tanh(a_n + r ⊙ u_n),  h' = n + z ⊙ (h − n)."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, start: Tensor, R: Tensor, b: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(ctx: Any, a: Tensor, h_0: Tensor, R: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
         steps, cells, rows, width = a.shape
         size = width // 3
         h, u = a.new_empty(steps + 1, cells, rows, size), torch.empty_like(a)
         rz, n = a.new_empty(steps, cells, rows, 2 * size), a.new_empty(steps, cells, rows, size)
-        h[0] = start
+        h[0] = h_0
         R_T, b_row = R.transpose(1, 2), b.unsqueeze(1)
         views = (h[:-1], h[1:], u, u[..., : 2 * size], u[..., 2 * size :], a[..., : 2 * size], a[..., 2 * size :])
         gates = (rz, rz[..., :size], rz[..., size:], n)
-        each = zip(*(part.unbind(0) for part in (*views, *gates)), strict=True)
-        for before, after, u_t, u_rz, u_n, a_rz, a_n, rz_t, r, z, n_t in each:
-            torch.baddbmm(b_row, masked(before, keep), R_T, out=u_t)
+        per_step = zip(*(part.unbind(0) for part in (*views, *gates)), strict=True)
+        for before, after, u_t, u_rz, u_n, a_rz, a_n, rz_t, r, z, n_t in per_step:
+            torch.baddbmm(b_row, apply_mask(before, mask), R_T, out=u_t)
             torch.add(a_rz, u_rz, out=rz_t).sigmoid_()
             torch.addcmul(a_n, r, u_n, out=n_t).tanh_()
             torch.lerp(n_t, before, z, out=after)
-        ctx.save_for_backward(R, h, u, rz, n, keep)
+        ctx.save_for_backward(R, h, u, rz, n, mask)
         return h[1:]
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
-        R, h, u, rz, n, keep = ctx.saved_tensors
+        R, h, u, rz, n, mask = ctx.saved_tensors
         size = n.shape[-1]
         r, z, u_n = rz[..., :size], rz[..., size:], u[..., 2 * size :]
-        # What each gate's gradient is multiplied by, for all steps at once.
+        # The derivative of each gate, for all steps at once.
         to_n = (1 - z).mul_(1 - n * n)
         to_z = (h[:-1] - n).mul_(z).mul_(1 - z)
         to_r = (1 - r).mul_(r).mul_(u_n)
@@ -96,66 +96,68 @@ class _GRU(torch.autograd.Function):
         d_h = torch.zeros_like(h[0])
         parts = (d_states, to_n, to_z, to_r, r, z, d_n, d_u)
         grads = (d_u[..., :size], d_u[..., size : 2 * size], d_u[..., 2 * size :])
-        each = zip(*(reversed(part.unbind(0)) for part in (*parts, *grads)), strict=True)
-        for d_state, k_n, k_z, k_r, r_t, z_t, dn_t, du_t, du_r, du_z, du_n in each:
+        per_step = zip(*(reversed(part.unbind(0)) for part in (*parts, *grads)), strict=True)
+        for d_state, k_n, k_z, k_r, r_t, z_t, dn_t, du_t, du_r, du_z, du_n in per_step:
             d_after = d_h.add_(d_state)
             torch.mul(d_after, k_n, out=dn_t)
             torch.mul(d_after, k_z, out=du_z)
             torch.mul(dn_t, k_r, out=du_r)
             torch.mul(dn_t, r_t, out=du_n)
-            if keep is None:
+            if mask is None:
                 d_h = torch.baddbmm(d_after * z_t, du_t, R)
             else:
-                d_h = torch.addcmul(d_after * z_t, torch.bmm(du_t, R), keep)
+                d_h = torch.addcmul(d_after * z_t, torch.bmm(du_t, R), mask)
         d_a = torch.cat([d_u[..., : 2 * size], d_n], dim=-1)
-        flat_u = flat(d_u)
-        return d_a, d_h, flat_u.transpose(1, 2) @ flat(masked(h[:-1], keep)), flat_u.sum(1), None
+        flat_u = flatten_steps(d_u)
+        return d_a, d_h, flat_u.transpose(1, 2) @ flatten_steps(apply_mask(h[:-1], mask)), flat_u.sum(1), None
 
 
-class _EarlyResetGRU(torch.autograd.Function):
+class _ResetBeforeGRU(torch.autograd.Function):
     """r = σ(a_r + R_r h),  z = σ(a_z + R_z h),  n = tanh(a_n + R_n (r ⊙ h)),  h' = n + z ⊙ (h − n)."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, start: Tensor, R: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(ctx: Any, a: Tensor, h_0: Tensor, R: Tensor, mask: Tensor | None) -> Tensor:
         steps, cells, rows, width = a.shape
         size = width // 3
         h, s = a.new_empty(steps + 1, cells, rows, size), torch.empty_like(a)
-        h[0] = start
+        h[0] = h_0
         R_rz, R_n = R[:, : 2 * size].transpose(1, 2), R[:, 2 * size :].transpose(1, 2)
         views = (h[:-1], h[1:], s[..., : 2 * size], s[..., 2 * size :], a[..., : 2 * size], a[..., 2 * size :])
         for before, after, rz, n, a_rz, a_n in zip(*(part.unbind(0) for part in views), strict=True):
-            seen = masked(before, keep)
-            torch.baddbmm(a_rz, seen, R_rz, out=rz).sigmoid_()
-            torch.baddbmm(a_n, rz[..., :size] * seen, R_n, out=n).tanh_()
+            masked = apply_mask(before, mask)
+            torch.baddbmm(a_rz, masked, R_rz, out=rz).sigmoid_()
+            torch.baddbmm(a_n, rz[..., :size] * masked, R_n, out=n).tanh_()
             torch.lerp(n, before, rz[..., size:], out=after)
-        ctx.save_for_backward(R, h, s, keep)
+        ctx.save_for_backward(R, h, s, mask)
         return h[1:]
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
-        R, h, s, keep = ctx.saved_tensors
+        R, h, s, mask = ctx.saved_tensors
         size = h.shape[-1]
         r, z, n = s.split(size, dim=-1)
         R_rz, R_n = R[:, : 2 * size], R[:, 2 * size :]
-        seen = masked(h[:-1], keep)
+        masked = apply_mask(h[:-1], mask)
         to_n = (1 - z).mul_(1 - n * n)
         to_z = (h[:-1] - n).mul_(z).mul_(1 - z)
-        to_r = (1 - r).mul_(r).mul_(seen)
+        to_r = (1 - r).mul_(r).mul_(masked)
         d_a = torch.empty_like(s)
         d_h = torch.zeros_like(h[0])
         parts = (d_states, to_n, to_z, to_r, r, z, d_a[..., : 2 * size])
         grads = (d_a[..., :size], d_a[..., size : 2 * size], d_a[..., 2 * size :])
-        each = zip(*(reversed(part.unbind(0)) for part in (*parts, *grads)), strict=True)
-        for d_state, k_n, k_z, k_r, r_t, z_t, d_rz, d_r, d_z, d_n in each:
+        per_step = zip(*(reversed(part.unbind(0)) for part in (*parts, *grads)), strict=True)
+        for d_state, k_n, k_z, k_r, r_t, z_t, d_rz, d_r, d_z, d_n in per_step:
             d_after = d_h.add_(d_state)
             torch.mul(d_after, k_n, out=d_n)
             torch.mul(d_after, k_z, out=d_z)
             d_reset = torch.bmm(d_n, R_n)
             torch.mul(d_reset, k_r, out=d_r)
-            d_seen = torch.baddbmm(d_reset.mul_(r_t), d_rz, R_rz)
-            d_h = torch.addcmul(d_after * z_t, d_seen, keep) if keep is not None else d_seen.addcmul_(d_after, z_t)
-        d_R = torch.cat([outer(d_a[..., : 2 * size], seen), outer(d_a[..., 2 * size :], r * seen)], dim=1)
+            d_masked = torch.baddbmm(d_reset.mul_(r_t), d_rz, R_rz)
+            d_h = torch.addcmul(d_after * z_t, d_masked, mask) if mask is not None else d_masked.addcmul_(d_after, z_t)
+        d_R = torch.cat(
+            [weight_gradient(d_a[..., : 2 * size], masked), weight_gradient(d_a[..., 2 * size :], r * masked)], dim=1
+        )
         return d_a, d_h, d_R, None
 
 
@@ -164,22 +166,22 @@ def rnn_scan(
     a_TNBG: Tensor,
     h_NBH: Tensor,
     R_NGH: Tensor,
-    keep_NBH: Tensor | None = None,
-    runs_TB1: Tensor | None = None,
+    mask_NBH: Tensor | None = None,
+    valid_TB1: Tensor | None = None,
 ) -> Tensor:
-    """The states after each step (T, N, B, H), from the input's gates and the states before the first. Where a row does
-    not run any more, they are zero.
+    """Return the states after each step, (T, N, B, H), from the projected input and the initial states. Past the end of
+    a row they are zero if `valid_TB1` is given.
     """
-    states: Tensor = _RNN.apply(activation, a_TNBG, h_NBH, R_NGH, keep_NBH, runs_TB1)  # type: ignore[no-untyped-call]
+    states: Tensor = _RNN.apply(activation, a_TNBG, h_NBH, R_NGH, mask_NBH, valid_TB1)  # type: ignore[no-untyped-call]
     return states
 
 
-def gru_scan(a_TNBG: Tensor, h_NBH: Tensor, R_NGH: Tensor, b_NG: Tensor | None, keep_NBH: Tensor | None) -> Tensor:
-    """The states after each step; reset after the product with R where there is a bias b beside it, else before."""
+def gru_scan(a_TNBG: Tensor, h_NBH: Tensor, R_NGH: Tensor, b_NG: Tensor | None, mask_NBH: Tensor | None) -> Tensor:
+    """Return the states after each step. The GRU resets after the product with R if it has a bias b, else before."""
     if b_NG is None:
-        early: Tensor = _EarlyResetGRU.apply(a_TNBG, h_NBH, R_NGH, keep_NBH)  # type: ignore[no-untyped-call]
-        return early
-    states: Tensor = _GRU.apply(a_TNBG, h_NBH, R_NGH, b_NG, keep_NBH)  # type: ignore[no-untyped-call]
+        reset_before: Tensor = _ResetBeforeGRU.apply(a_TNBG, h_NBH, R_NGH, mask_NBH)  # type: ignore[no-untyped-call]
+        return reset_before
+    states: Tensor = _GRU.apply(a_TNBG, h_NBH, R_NGH, b_NG, mask_NBH)  # type: ignore[no-untyped-call]
     return states
 
 
@@ -205,6 +207,6 @@ class _GRUStep(torch.autograd.Function):
 
 
 def gru_step(a_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
-    """The next state, from the input's gates, the state's gates, and the state."""
+    """Return the next state, from the projections of input and state, and the state."""
     after: Tensor = _GRUStep.apply(a_BG, u_BG, h_BH)  # type: ignore[no-untyped-call]
     return after

@@ -1,13 +1,12 @@
-"""All steps of a recurrent cell in one Triton kernel.
+"""Launch Triton kernels that run all steps of a recurrent cell.
 
-Rows do not depend on each other, so a block of rows of one cell is a group by itself. Within a group each program
-owns some units: at each step it multiplies its columns of R with the whole output of the step before, opens its
-gates, writes its units, and waits until all programs of the group have done so. All programs of a launch must
-therefore be running at once: there are at most one or two for each of the device's multiprocessors.
+Rows are independent of each other, so a block of rows of one cell forms a group of programs. Each program of a group
+owns some units. At each step it multiplies its columns of R with the complete output of the previous step, computes its
+gates, writes its units, and waits until all programs of the group have done so. All programs of a launch must therefore
+be resident at the same time: a launch has at most one or two per multiprocessor.
 
-Products of float32 matrices are as exact as torch's own recurrent kernels are told to make them
-(`torch.backends.cudnn.rnn.fp32_precision`): with TF32 by default, else with three of them, which is float32's own
-precision.
+float32 products use the precision of torch's recurrent kernels (`torch.backends.cudnn.rnn.fp32_precision`): TF32 by
+default, otherwise three TF32 products, which have the precision of float32.
 """
 
 import os
@@ -21,10 +20,10 @@ from torch import Tensor
 from regard.ops.triton import device_of
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Programs then run one after another, and none can wait for the next: a group has a single one."""
+"""The interpreter runs programs one after another, so none can wait for another: a group has one program."""
 
-VARYING = ["group_0", "T", "N", "B", "programs"]
-"""Sizes that change from batch to batch: no kernel is compiled anew for them."""
+UNSPECIALIZED = ["group_0", "T", "N", "B", "programs"]
+"""Sizes that change from batch to batch. Kernels are not recompiled for them."""
 
 UNITS = 16
 
@@ -35,8 +34,8 @@ def tanh(x):
 
 
 @triton.jit
-def place(group_0, programs, B, ROWS: tl.constexpr):
-    """Which member of which group a program is; the group's cell, its rows, and which of them there are."""
+def locate_program(group_0, programs, B, ROWS: tl.constexpr):
+    """Return the index of this program in its group, the group, its cell and rows, and which of these rows exist."""
     member = tl.program_id(0) % programs
     group = group_0 + tl.program_id(0) // programs
     row_blocks = tl.cdiv(B, ROWS)
@@ -45,8 +44,8 @@ def place(group_0, programs, B, ROWS: tl.constexpr):
 
 
 @triton.jit
-def wait(counter, target):
-    """Return when all programs of the group have come here; what they wrote before can then be read."""
+def wait_for_group(counter, target):
+    """Wait until all programs of the group reach this point. Their earlier writes are then visible."""
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release")
     while tl.atomic_add(counter, 0, sem="acquire") < target:
@@ -56,39 +55,39 @@ def wait(counter, target):
 
 @triton.jit
 def multiply(
-    total, x, x_row, matrix, columns, n_columns_ok, K, row, row_ok, keep, keep_row,
-    KEEP: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    total, x, x_row, matrix, columns, n_columns_ok, K, row, row_ok, mask, mask_row,
+    HAS_MASK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Total + x · matrixᵀ; `columns` are where the rows of the matrix begin that make the columns of the total."""
+    """Return total + x · matrixᵀ. `columns` holds the offset of the matrix row for each column of the total."""
     for first in range(0, K, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         k_ok = k < K
-        seen = tl.load(
+        masked = tl.load(
             x + row[:, None] * x_row + k[None, :], row_ok[:, None] & k_ok[None, :], 0.0, cache_modifier=".cg"
         )
-        if KEEP:
-            seen = seen * tl.load(keep + row[:, None] * keep_row + k[None, :], row_ok[:, None] & k_ok[None, :], 0.0)
+        if HAS_MASK:
+            masked = masked * tl.load(mask + row[:, None] * mask_row + k[None, :], row_ok[:, None] & k_ok[None, :], 0.0)
         tile = tl.load(matrix + columns[None, :] + k[:, None], n_columns_ok[None, :] & k_ok[:, None], 0.0)
-        total = tl.dot(seen, tile, total, input_precision=PRECISION)
+        total = tl.dot(masked, tile, total, input_precision=PRECISION)
     return total
 
 
 def launch(kernel: Any, tensors: tuple[Tensor, ...], sizes: tuple[int, int, int, int], **constants: Any) -> None:
-    """Run a kernel for (T, N, B, H), in as many goes as it takes for all programs of a go to run at once."""
+    """Run a kernel for sizes (T, N, B, H), in several launches if not all programs can be resident at the same time."""
     steps, cells, rows, size = sizes
     row_block = min(64, max(16, triton.next_power_of_2(rows)))
     groups = cells * triton.cdiv(rows, row_block)
     device = tensors[0].device
-    room = 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
-    room *= 2 if row_block == 16 and not INTERPRETED else 1
-    programs = min(triton.cdiv(size, UNITS), room)
-    at_once = room // programs
+    max_programs = 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    max_programs *= 2 if row_block == 16 and not INTERPRETED else 1
+    programs = min(triton.cdiv(size, UNITS), max_programs)
+    groups_per_launch = max_programs // programs
     counters = torch.zeros(groups, dtype=torch.int32, device=device)
     tf32 = getattr(torch.backends.cudnn.rnn, "fp32_precision", None) == "tf32"
     options = {} if INTERPRETED else {"num_warps": 4, "num_stages": 3, "launch_cooperative_grid": True}
-    for first in range(0, groups, at_once):
+    for first in range(0, groups, groups_per_launch):
         with device_of(counters):
-            kernel[(min(at_once, groups - first) * programs,)](
+            kernel[(min(groups_per_launch, groups - first) * programs,)](
                 *tensors,
                 counters,
                 first,
@@ -99,12 +98,13 @@ def launch(kernel: Any, tensors: tuple[Tensor, ...], sizes: tuple[int, int, int,
                 programs,
                 ROWS=row_block,
                 UNITS=UNITS,
-                BLOCK_K=256 // tensors[0].element_size(),  # what shared memory has room for
+                BLOCK_K=256 // tensors[0].element_size(),  # limited by the size of shared memory
                 PRECISION="tf32" if tf32 else "tf32x3",
                 **constants,
                 **options,
             )
 
 
-def or_unused(tensor: Tensor | None, unused: Tensor) -> Tensor:
+def contiguous_or(tensor: Tensor | None, unused: Tensor) -> Tensor:
+    """Return a contiguous tensor, or the placeholder `unused` for None, because kernels cannot receive None."""
     return unused if tensor is None else tensor.contiguous()
