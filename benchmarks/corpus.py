@@ -37,14 +37,14 @@ def stage(name: str, path: str, tokenizer: str) -> None:
     """One stage, in this process."""
     from regard.config import resolve
     from regard.data.corpora import load_corpus
-    from regard.data.preparation import Request, prepare
+    from regard.data.preparation import PreparationRequest, prepare
     from regard.data.sampler import TokenBatchSampler, padding_share
     from regard.runs.settings import RunSettings
 
     start = time.perf_counter()
     settings = resolve(RunSettings, "pairs", {"data.train": path, "tokenizer": tokenizer})
     corpus = load_corpus(settings.data)
-    request = Request(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, 0)
+    request = PreparationRequest(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, 0)
     found = prepare(request, None, lambda text: print(f"    {text}", file=sys.stderr))
     report = {"pairs": len(found.train), "seconds": time.perf_counter() - start}
     if name == "batches":

@@ -12,7 +12,7 @@ import torch
 
 from regard.config import parse_override, resolve
 from regard.data.corpora import load_corpus
-from regard.data.preparation import Request, prepare
+from regard.data.preparation import PreparationRequest, prepare
 from regard.runs.settings import RunSettings
 from regard.training.schedule import build_batch_sampler
 
@@ -25,7 +25,7 @@ def main() -> None:
     args = parser.parse_args()
     settings = resolve(RunSettings, args.preset, dict(map(parse_override, args.settings)))
     corpus = load_corpus(settings.data)
-    request = Request(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, settings.seed)
+    request = PreparationRequest(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, settings.seed)
     train = prepare(request, None, print).train
     order = build_batch_sampler(train, settings)
     shapes: Counter[tuple[int, int, int]] = Counter()

@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 
 from regard.config import resolve
-from regard.data.corpora import describe_held_back
+from regard.data.corpora import describe_held_out
 from regard.data.pinning import pin_files
 from regard.data.settings import FilesData
 from regard.decoding.predictor import Constraints, Predictor
@@ -101,7 +101,7 @@ def choose(
     files = pin_files(resolve(FilesData, data, own))
     device = resolve_device(str(given.get("training.device", "auto")))
     chosen = autoconfig.choose(files, given, cuda=device.type == "cuda")
-    for reason in filter(None, [*chosen.reasons, describe_held_back(files)]):
+    for reason in filter(None, [*chosen.reasons, describe_held_out(files)]):
         say(reason)
     seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
     ends, share = started + seconds, min(5.0, 0.05 * seconds)

@@ -44,9 +44,9 @@ def test_padding_fills_up_and_an_empty_row_has_width() -> None:
 def test_the_decoder_is_given_the_target_one_step_late() -> None:
     encoded = EncodedCorpus(Ragged.of([[4], [5, 6]]), Ragged.of([[7, 8, END], [9, END]]))
     batch = encoded.batch([1, 0], torch.device("cpu"))
-    assert batch.given.tolist() == [[START, 9, END], [START, 7, 8]]
+    assert batch.decoder_inputs.tolist() == [[START, 9, END], [START, 7, 8]]
     assert batch.target.tokens_BT.tolist() == [[9, END, PAD], [7, 8, END]]
-    halves = batch.cut(2)
+    halves = batch.split(2)
     assert [half.ids for half in halves] == [[1], [0]]
     assert halves[1].source.tokens_BT.tolist() == [[4, PAD]]
 
@@ -96,21 +96,21 @@ def test_pairs_meet_others_in_each_epoch() -> None:
 
 
 def test_pairs_stand_in_the_order_of_the_lengths_that_an_epoch_gives_them() -> None:
-    def lengths_in(epoch: int) -> Ids:
+    def epoch_lengths(epoch: int) -> Ids:
         return PAIRS + np.random.Generator(np.random.PCG64(epoch)).integers(0, 12, PAIRS.shape)
 
-    order = TokenBatchSampler(PAIRS, tokens=1200, seed=0, longest=80, lengths_in=lengths_in)
+    order = TokenBatchSampler(PAIRS, tokens=1200, seed=0, longest=80, epoch_lengths=epoch_lengths)
     for epoch in range(3):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
         assert sorted(index for batch in batches for index in batch) == np.flatnonzero(WIDTHS <= 80).tolist()
-        widths = lengths_in(epoch).max(1)
+        widths = epoch_lengths(epoch).max(1)
         sizes = [len(batch) * widths[batch].max() for batch in batches]
         assert max(sizes) <= 1200 * 9 / 8  # a width is one of eight between two powers of two
         assert sum(sizes) < 1.06 * sum(widths[batch].sum() for batch in batches)
 
 
 def test_batches_of_so_many_pairs_are_of_like_lengths_in_each_epoch() -> None:
-    order = PairBatchSampler(LENGTHS, 50, seed=0, lengths_in=lambda epoch: np.roll(LENGTHS, 100 * epoch))
+    order = PairBatchSampler(LENGTHS, 50, seed=0, epoch_lengths=lambda epoch: np.roll(LENGTHS, 100 * epoch))
     for epoch in range(2):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
         assert max(np.ptp(np.roll(LENGTHS, 100 * epoch)[batch]) for batch in batches) < 10

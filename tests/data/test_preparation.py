@@ -23,7 +23,7 @@ from regard.data.files import Files
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import BPETokenizer, CharTokenizer, FilesData, TokenizerSettings
 from regard.data.tokens.tokenizers import END, TokenizerPair
-from regard.data.tokens.workers import ids_of
+from regard.data.tokens.workers import encode_parallel
 from regard.errors import DataError, ResourceError
 from regard.runs.settings import RunSettings
 
@@ -47,9 +47,9 @@ def prepared(
     said: list[str] | None = None,
     tokenizer: TokenizerSettings = CharTokenizer(),  # noqa: B008 - frozen
     seed: int = 0,
-) -> preparation.Prepared:
+) -> preparation.PreparedData:
     corpus = load_corpus(settings)
-    request = preparation.Request(corpus, corpus.fingerprint(), settings, tokenizer, seed)
+    request = preparation.PreparationRequest(corpus, corpus.fingerprint(), settings, tokenizer, seed)
     return preparation.prepare(request, None, (said if said is not None else []).append)
 
 
@@ -149,7 +149,7 @@ def test_without_the_hash_a_flipped_byte_would_be_learned_from(
 
 SLOW = """
 import sys, time
-from regard.data.cache import remember
+from regard.data.cache import cached
 
 def build(place):
     (place / "first").write_text("first")
@@ -157,7 +157,7 @@ def build(place):
     time.sleep(float(sys.argv[2]))
     (place / "last").write_text("last")
 
-print(remember("corpora", sys.argv[1], build), flush=True)
+print(cached("corpora", sys.argv[1], build), flush=True)
 """
 
 
@@ -182,7 +182,7 @@ def test_a_process_killed_while_it_writes_leaves_no_entry_and_its_remains_go(own
     killed.kill()
     killed.communicate()
     assert not (own_cache / "corpora" / "killed").exists()
-    cache.remember("corpora", "other", lambda _: None)
+    cache.cached("corpora", "other", lambda _: None)
     assert sorted(entry.name for entry in (own_cache / "corpora").iterdir()) == [".alive", "other"]
     assert alive.communicate(timeout=60)[0] == f"{own_cache / 'corpora' / 'alive'}\n"
     again = building("killed", 0)
@@ -243,7 +243,7 @@ def test_a_build_that_fails_leaves_nothing(own_cache: Path) -> None:
         raise DataError("bad line")
 
     with pytest.raises(DataError):
-        cache.remember("corpora", "key", fail)
+        cache.cached("corpora", "key", fail)
     assert list((own_cache / "corpora").iterdir()) == []
 
 
@@ -267,7 +267,7 @@ def test_the_cache_goes_where_the_environment_says(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("REGARD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache.cache_folder() == tmp_path / "regard"
-    assert cache.key_of({"b": 1, "a": 2}) == cache.key_of(json.loads('{"a": 2, "b": 1}'))
+    assert cache.cache_key({"b": 1, "a": 2}) == cache.cache_key(json.loads('{"a": 2, "b": 1}'))
 
 
 def test_sampled_segmentations_differ_between_epochs_and_seeds_and_always_read_the_same(tmp_path: Path) -> None:
@@ -305,14 +305,14 @@ def test_many_processes_find_the_ids_that_one_does(kind: str) -> None:
         settings = settings.model_copy(update={"vocabulary": 80})
     pair = TokenizerPair.build(settings, texts, [text.upper() for text in texts])
     chunks = [[texts[at : at + 50], [text.upper() for text in texts[at : at + 50]]] for at in range(0, 300, 50)]
-    found = [[side.rows() for side in chunk] for chunk in ids_of(pair, iter(chunks), processes=2)]
-    assert found == [[side.rows() for side in chunk] for chunk in ids_of(pair, iter(chunks), processes=1)]
+    found = [[side.rows() for side in chunk] for chunk in encode_parallel(pair, iter(chunks), processes=2)]
+    assert found == [[side.rows() for side in chunk] for chunk in encode_parallel(pair, iter(chunks), processes=1)]
     assert found[5][0] == pair.source.ids(chunks[5][0])
 
 
 def test_processes_that_tokenise_go_when_nobody_wants_more() -> None:
     pair = TokenizerPair.build(CharTokenizer(), ["abc"], ["abc"])
-    stream = ids_of(pair, iter([[["a"], ["b"]]] * 9), processes=2)
+    stream = encode_parallel(pair, iter([[["a"], ["b"]]] * 9), processes=2)
     next(stream)
     stream.close()
     assert not any(b"tokens.workers" in command for command in commands_of_children())
@@ -331,13 +331,13 @@ def test_a_large_corpus_is_tokenized_by_many_processes(tmp_path: Path, monkeypat
     monkeypatch.setattr(preparation, "_CHUNK", 40)
     settings = data(tmp_path, pairs=400)
     asked: list[int] = []
-    whole = preparation.ids_of
+    whole = preparation.encode_parallel
 
     def watched(*arguments: Any) -> Any:
         asked.append(arguments[2])
         return whole(*arguments)
 
-    monkeypatch.setattr(preparation, "ids_of", watched)
+    monkeypatch.setattr(preparation, "encode_parallel", watched)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     found = prepared(settings)
     assert asked == [3]

@@ -43,7 +43,8 @@ def test_what_the_mean_of_the_teachers_says_counts_as_far_as_it_shall() -> None:
     student, one, other = model(0), model(1), model(2)
     given = batch()
     p, p_one, p_other = (
-        net(given.source, given.given).logits_BTV.softmax(-1)[given.target.valid_BT] for net in (student, one, other)
+        net(given.source, given.decoder_inputs).logits_BTV.softmax(-1)[given.target.valid_BT]
+        for net in (student, one, other)
     )
     mean = (p_one + p_other) / 2
     apart = (mean * (mean.log() - p.log())).sum()
@@ -99,7 +100,7 @@ def test_teachers_see_the_words_that_are_dropped_for_the_student() -> None:
     Objective(word_dropout=0.9, distillation=teaching(teacher))(student, batch())
     source, given = seen
     assert torch.equal(source, batch().source.tokens_BT)
-    assert torch.equal(given, batch().given)
+    assert torch.equal(given, batch().decoder_inputs)
 
 
 @pytest.fixture(scope="module")

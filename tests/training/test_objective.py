@@ -32,7 +32,7 @@ def model() -> Seq2Seq:
 def test_is_minus_log_p_of_the_targets() -> None:
     net = model()
     given = batch(0)
-    log_p = net(given.source, given.given).logits_BTV.log_softmax(-1)[0]
+    log_p = net(given.source, given.decoder_inputs).logits_BTV.log_softmax(-1)[0]
     expected = -sum(log_p[step, token] for step, token in enumerate([5, 6, END]))
     total, count = token_loss(net, given)
     torch.testing.assert_close(total, expected.to(total.dtype), rtol=1e-5, atol=1e-6)
@@ -152,9 +152,9 @@ def test_consistency_is_the_divergence_of_two_passes() -> None:
     net = model().eval()
     whole = batch(1)
     cut_source = whole.source._replace(tokens_BT=torch.full_like(whole.source.tokens_BT, UNKNOWN))
-    cut_given = torch.full_like(whole.given, UNKNOWN)
-    cut_given[:, 0] = whole.given[:, 0]
-    p = net(whole.source, whole.given).logits_BTV.float().log_softmax(-1)
+    cut_given = torch.full_like(whole.decoder_inputs, UNKNOWN)
+    cut_given[:, 0] = whole.decoder_inputs[:, 0]
+    p = net(whole.source, whole.decoder_inputs).logits_BTV.float().log_softmax(-1)
     q = net(cut_source, cut_given).logits_BTV.float().log_softmax(-1)
     expected = Objective()(net, whole).item() + 3.0 * (p.exp() * (p - q)).sum().item()
     everything_cut = SimCut.model_construct(alpha=3.0, cut=1.0)
@@ -168,7 +168,7 @@ def test_r_drop_adds_a_quarter_of_alpha_times_both_divergences_to_the_mean_of_bo
     pair = batch(1)
     twice = Padded(pair.source.tokens_BT.repeat(2, 1), pair.source.lengths_B.repeat(2))
     torch.manual_seed(1)
-    logits_BTV = net(twice, pair.given.repeat(2, 1)).logits_BTV
+    logits_BTV = net(twice, pair.decoder_inputs.repeat(2, 1)).logits_BTV
     (p, q), tokens = logits_BTV.float().log_softmax(-1), pair.target.tokens_BT[0]
     losses = [-log_p.gather(-1, tokens.unsqueeze(-1)).sum() for log_p in (p, q)]
     apart = (p.exp() * (p - q)).sum() + (q.exp() * (q - p)).sum()

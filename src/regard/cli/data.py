@@ -91,7 +91,7 @@ def check(
     from regard.cli.reports import problems_as_json, problems_as_text
     from regard.data.survey import cleaning, problem_kinds, problems
     from regard.data.survey.scripts import Characters
-    from regard.data.survey.survey import are_tagged, take
+    from regard.data.survey.survey import detect_tags, survey_split
 
     names = [kind.name for kind in problem_kinds.KINDS]
     for name in ignore:
@@ -101,15 +101,15 @@ def check(
     splits = _splits(**given)
     if fix and any(split.by_language for split in splits):
         raise ConfigError("--fix would write all languages to one file: give the files of each by itself.")
-    tagged = are_tagged(splits[0])
-    surveys = [take(split, characters, tagged=tagged) for split in splits]
+    tagged = detect_tags(splits[0])
+    surveys = [survey_split(split, characters, tagged=tagged) for split in splits]
     found = problems.find_problems(surveys, characters, problems.Limits(max_chars, max_words))
     found = [finding for finding in found if finding.kind.name not in ignore]
-    shown = problems.examples(found, examples)
+    shown = problems.read_examples(found, examples)
     shown = {finding: shown[finding] for finding in found}
     click.echo(problems_as_json(surveys, shown) if as_json else problems_as_text(surveys, shown))
     if fix:
-        for line in cleaning.summary(cleaning.clean(surveys, found, fix)):
+        for line in cleaning.summarize(cleaning.clean(surveys, found, fix)):
             click.echo(line, err=True)
         if tagged:
             click.echo("Tags stand in the third column: --columns 1+3 2 of `regard train` reads them.", err=True)
@@ -125,13 +125,13 @@ def stats(as_json: bool, **given: Any) -> None:
     from regard.cli.reports import statistics_as_text
     from regard.data.survey import problem_kinds, problems
     from regard.data.survey.scripts import Characters
-    from regard.data.survey.statistics import measure
-    from regard.data.survey.survey import are_tagged
+    from regard.data.survey.statistics import compute_statistics
+    from regard.data.survey.survey import detect_tags
 
     characters = Characters()
     splits = _splits(**given)
-    tagged = are_tagged(splits[0])
-    measured = [measure(split, characters, tagged=tagged) for split in splits]
+    tagged = detect_tags(splits[0])
+    measured = [compute_statistics(split, characters, tagged=tagged) for split in splits]
     surveys = [survey for survey, _ in measured]
     overlaps = [
         finding
@@ -140,7 +140,7 @@ def stats(as_json: bool, **given: Any) -> None:
     ]
     if as_json:
         shared = [
-            {"kind": found.kind.name, "split": found.survey.name, "count": found.count, "told": found.told}
+            {"kind": found.kind.name, "split": found.survey.name, "count": found.count, "details": found.details}
             for found in overlaps
         ]
         click.echo(to_json({"splits": [told for _, told in measured], "shared": shared}, ensure_ascii=False))
@@ -166,7 +166,7 @@ def _splits(
     if len(files) == 1 and _is_config(files[0]):
         return _configured(files[0])
 
-    from regard.data.lines import name_of
+    from regard.data.lines import display_name
     from regard.data.survey.survey import Split
 
     reading = reading_given(columns, header)
@@ -175,7 +175,7 @@ def _splits(
     else:
         # Shells sort, and put dev before train.
         ordered = sorted(files, key=lambda path: not HELD_OUT.isdisjoint(re.findall("[a-z]+", Path(path).name.lower())))
-        splits = named or {name_of(path): path for path in ordered}
+        splits = named or {display_name(path): path for path in ordered}
         chosen = {name: files_given(path, reading) for name, path in splits.items()}
     return [Split.of_files(name, resolve(Files, given, {})) for name, given in chosen.items()]
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from regard.data.readers import Row
-from regard.data.survey.problems import Finding, spot
+from regard.data.survey.problems import Finding, locate_problem
 from regard.data.survey.statistics import SUBWORDS, bars
 from regard.data.survey.survey import Survey
 from regard.formatting import quantity, table, to_json
@@ -31,13 +31,13 @@ def problems_as_text(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence
 def _block(findings: Sequence[Finding], rows: Sequence[Row]) -> str:
     """A kind of problem in all splits that have it; the examples are from the first."""
     kind, severity = findings[0].kind, _worst(findings)
-    lines = [f"{click.style(severity, fg=_COLORS[severity], bold=True)}: {kind.what} [{kind.name}]"]
+    lines = [f"{click.style(severity, fg=_COLORS[severity], bold=True)}: {kind.description} [{kind.name}]"]
     for place, finding in enumerate(findings):
-        share = finding.count / (len(finding.survey) + finding.survey.no_pairs)
-        news = finding.told if place == 0 or finding.told != findings[place - 1].told else ""
+        share = finding.count / (len(finding.survey) + finding.survey.bad_lines)
+        news = finding.details if place == 0 or finding.details != findings[place - 1].details else ""
         lines.append(f"  {finding.survey.name}: {finding.count:,} ({share:.2%}){'; ' if news else ''}{news}")
     for row in rows:
-        texts = [_short(text, spot(kind, text)) for text in (row.source, row.target)]
+        texts = [_short(text, locate_problem(kind, text)) for text in (row.source, row.target)]
         lines.append(f"  {row.place}  {row.problem or ' → '.join(texts)}")
     lines.append(f"  remedy: {kind.remedy}")
     return "\n".join(lines)
@@ -72,8 +72,8 @@ def problems_as_json(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence
             "severity": finding.severity,
             "split": finding.survey.name,
             "count": finding.count,
-            "what": finding.kind.what,
-            "told": finding.told,
+            "description": finding.kind.description,
+            "details": finding.details,
             "remedy": finding.kind.remedy,
             "examples": [
                 {"place": row.place, "problem": row.problem}
@@ -93,7 +93,7 @@ def statistics_as_text(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> 
     header = ["", *(stats["name"] for stats in splits)]
     rows = [
         ["pairs", *(f"{stats['pairs']:,}" for stats in splits)],
-        ["lines that are no pair", *(f"{stats['no_pairs']:,}" for stats in splits)],
+        ["lines that are no pair", *(f"{stats['bad_lines']:,}" for stats in splits)],
     ]
     full = [stats for stats in splits if stats["pairs"]]
     if len(full) == len(splits):
@@ -105,7 +105,8 @@ def statistics_as_text(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> 
     parts = [table(header, rows)]
     parts += [_split_as_text(stats) for stats in full]
     parts += [
-        f"{finding.kind.what}: {finding.count:,} of {finding.survey.name}, {finding.told}" for finding in overlaps
+        f"{finding.kind.description}: {finding.count:,} of {finding.survey.name}, {finding.details}"
+        for finding in overlaps
     ]
     return "\n\n".join(parts)
 

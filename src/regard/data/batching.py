@@ -28,16 +28,16 @@ class Batch(NamedTuple):
     tokens: int
 
     @property
-    def given(self) -> torch.Tensor:
+    def decoder_inputs(self) -> torch.Tensor:
         """The targets shifted by one: what the decoder is told at each step."""
         start = torch.full_like(self.target.tokens_BT[:, :1], START)
         return torch.cat([start, self.target.tokens_BT[:, :-1]], dim=1)
 
-    def cut(self, pieces: int) -> list["Batch"]:
+    def split(self, count: int) -> list["Batch"]:
         """The batch in so many pieces, or in single pairs where it has no more."""
-        if pieces == 1:
+        if count == 1:
             return [self]
-        size = -(-len(self.ids) // pieces)
+        size = -(-len(self.ids) // count)
         return [self._rows(slice(start, start + size)) for start in range(0, len(self.ids), size)]
 
     def _rows(self, rows: slice) -> "Batch":
@@ -52,7 +52,7 @@ class EncodedSide(Protocol):
     def lengths(self) -> Ids:
         """Of each row; about, where that is not the same in each epoch."""
 
-    def lengths_in(self, epoch: int) -> Ids: ...
+    def epoch_lengths(self, epoch: int) -> Ids: ...
 
     def __len__(self) -> int: ...
 
@@ -85,7 +85,7 @@ class EncodedCorpus:
         """Of each pair, the lengths of its source and its target; about, where they are others in each epoch."""
         return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
 
-    def lengths_in(self, epoch: int) -> Ids:
+    def epoch_lengths(self, epoch: int) -> Ids:
         """The same as an epoch sees them → (N, 2)."""
         return _lengths_in(self, epoch)
 
@@ -104,7 +104,7 @@ class EncodedCorpus:
 
 @lru_cache(maxsize=1)
 def _lengths_in(corpus: EncodedCorpus, epoch: int) -> Ids:
-    return np.stack([corpus.sources.lengths_in(epoch), corpus.targets.lengths_in(epoch)], axis=1)
+    return np.stack([corpus.sources.epoch_lengths(epoch), corpus.targets.epoch_lengths(epoch)], axis=1)
 
 
 def warn_truncated(count: int, longest: int, what: str = "source") -> None:

@@ -31,12 +31,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
 
 
-def key_of(*parts: Any) -> str:
+def cache_key(*parts: Any) -> str:
     """A hash of JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, allow_nan=False).encode()).hexdigest()[:32]
 
 
-def remember(kind: str, key: str, build: Callable[[Path], None]) -> Path:
+def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
     """The folder that `build` filled when it was last called for the same key, or fills now.
 
     Of several processes that want the same at once, one works and the others wait for it.

@@ -172,7 +172,7 @@ def _held_back(settings: FilesData, pairs: int) -> HeldBack:
     return HeldBack(dev, min(TEST_SHARE, MOST_FOR_TEST / pairs) if wanted else 0.0)
 
 
-def describe_held_back(settings: FilesData) -> str | None:
+def describe_held_out(settings: FilesData) -> str | None:
     """A message with the number of pairs that are held back from training; None if none are."""
     learned = settings.files("train")
     assert learned is not None

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from regard.data.files import Columns, Files
 from regard.data.headers import Verdict, is_counter, judge_first_row
-from regard.data.lines import Line, name_of
+from regard.data.lines import Line, display_name
 from regard.errors import DataError
 from regard.formatting import did_you_mean
 
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
 def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
     """Detect the layout of one file of pairs, from its settings and, for what they do not set, its first lines."""
     assert files.path is not None
-    name, form = name_of(files.path), _format(files, head)
+    name, form = display_name(files.path), _format(files, head)
     if form == "jsonl":
         return _detect_keys(name, files.fields, head)
     delimiter, notices = files.delimiter or "\t", []

@@ -67,12 +67,12 @@ def parse_lines(handle: Readable, name: str) -> Iterator[Line]:
             raw = raw.removesuffix(b"\r")
         line = _decode(number, raw, name)
         if number == 1 and line.text.startswith(BYTE_ORDER_MARK):
-            log.warning("%s starts with a byte order mark; it is left out.", name_of(name))
+            log.warning("%s starts with a byte order mark; it is left out.", display_name(name))
             line = line._replace(text=line.text.removeprefix(BYTE_ORDER_MARK))
         yield line
     if carriages:
         log.warning(
-            "%s has Windows line ends (CRLF) on %s; they are left out.", name_of(name), quantity(carriages, "line")
+            "%s has Windows line ends (CRLF) on %s; they are left out.", display_name(name), quantity(carriages, "line")
         )
 
 
@@ -83,7 +83,7 @@ def _reject_utf_16(raw: bytes, name: str) -> None:
         even, odd = (half.count(0) / len(half) for half in (raw[::2], raw[1::2]))
         encoding = "UTF-16LE" if odd > 0.8 and even < 0.2 else "UTF-16BE" if even > 0.8 and odd < 0.2 else None
     if encoding is not None:
-        raise DataError(f"{name_of(name)} is {encoding} text, and UTF-8 is needed. {_conversion(name, encoding)}")
+        raise DataError(f"{display_name(name)} is {encoding} text, and UTF-8 is needed. {_conversion(name, encoding)}")
 
 
 def _conversion(name: str, encoding: str) -> str:
@@ -117,7 +117,7 @@ def count_lines(path: str | Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: handle.read(1 << 20), b""))
 
 
-def name_of(path: str | Path) -> str:
+def display_name(path: str | Path) -> str:
     """The name of a file in messages."""
     return "stdin" if str(path) == STANDARD_INPUT else short_path(path)
 
@@ -139,11 +139,11 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
     try:
         handle = path.open("rb")
     except FileNotFoundError:
-        raise DataError(f"There is no file {name_of(path)}. Check the path.") from None
+        raise DataError(f"There is no file {display_name(path)}. Check the path.") from None
     except IsADirectoryError:
-        raise DataError(f"{name_of(path)} is a folder, and a file is needed.") from None
+        raise DataError(f"{display_name(path)} is a folder, and a file is needed.") from None
     except OSError as error:
-        raise DataError(f"{name_of(path)} cannot be read: {error.strerror}.") from None
+        raise DataError(f"{display_name(path)} cannot be read: {error.strerror}.") from None
     with handle:
         yield handle
 
@@ -154,14 +154,14 @@ def _unzipped(path: str | Path) -> Iterator[Readable]:
         # Peeking rather than reading and going back, pipes can be read too.
         start = handle.peek(2)[:2]
         if not start:
-            raise DataError(f"{name_of(path)} is empty. Check that it was written.")
+            raise DataError(f"{display_name(path)} is empty. Check that it was written.")
         if start == b"\x1f\x8b":
             try:
                 with gzip.GzipFile(fileobj=handle) as unzipped:
                     yield unzipped
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise DataError(
-                    f"{name_of(path)} is a damaged gzip file ({error}). It was probably cut short: copy or download it "
+                    f"{display_name(path)} is a damaged gzip file ({error}). It was probably cut short: copy or download it "
                     "again."
                 ) from None
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.files import Files
-from regard.data.lines import is_stream, name_of
+from regard.data.lines import display_name, is_stream
 from regard.data.readers import read_layout, read_rows
 from regard.data.settings import SPLITS, Data, FilesData
 from regard.errors import DataError
@@ -40,7 +40,7 @@ def reject_pipes(paths: Iterable[str]) -> None:
     pipe = next(filter(is_stream, paths), None)
     if pipe is not None:
         raise DataError(
-            f"{name_of(pipe)} is a pipe or a device, and training pairs are read several times. Write them to a file "
+            f"{display_name(pipe)} is a pipe or a device, and training pairs are read several times. Write them to a file "
             "first."
         )
 
@@ -53,7 +53,9 @@ def check_present(data: FilesData) -> None:
         for key, path in files.names.items():
             if not Path(path).exists() and not is_stream(path):
                 where = "data.folder=FOLDER" if data.folder else f"data.train.{key}=FILE"
-                raise DataError(f"There is no file {name_of(path)}. Check the path, or give the right one: {where}.")
+                raise DataError(
+                    f"There is no file {display_name(path)}. Check the path, or give the right one: {where}."
+                )
 
 
 def _pin(given: Files, data: FilesData, train: Files | None) -> Files:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.batching import EncodedCorpus, EncodedSide, warn_truncated
-from regard.data.cache import key_of, remember
+from regard.data.cache import cache_key, cached
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
-from regard.data.settings import Data, Sampling, SentencePieceSide, TokenizerSettings, samplings, sides
+from regard.data.settings import Data, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
 from regard.data.tokens.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
-from regard.data.tokens.workers import ids_of
+from regard.data.tokens.workers import encode_parallel
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
 
@@ -42,7 +42,7 @@ _SIDES = ("source", "target")
 Say = Callable[[str], object]
 
 
-class Prepared(NamedTuple):
+class PreparedData(NamedTuple):
     """What a run learns from, and what it is validated on."""
 
     tokenizers: TokenizerPair
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
     dev: Pairs
 
 
-class Request(NamedTuple):
+class PreparationRequest(NamedTuple):
     """A corpus, a hash of its parts, and how it shall become tokens."""
 
     corpus: Corpus
@@ -60,16 +60,16 @@ class Request(NamedTuple):
     seed: int
 
 
-def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared:
+def prepare(request: PreparationRequest, given: TokenizerPair | None, say: Say) -> PreparedData:
     """A corpus in token ids. A run that goes on gives its own tokenizers, so that no other can come to be used."""
     corpus, settings = request.corpus, request.tokenizer
     made_of = (_FORMAT, request.fingerprint, request.data.model_dump(mode="json"))
     if given is None:
-        key = key_of(*made_of, settings.model_dump(mode="json"), _models_read(settings))
-        folder = remember("tokenizers", key, lambda place: _learn(request, place, say))
+        key = cache_key(*made_of, settings.model_dump(mode="json"), _models_read(settings))
+        folder = cached("tokenizers", key, lambda place: _learn(request, place, say))
         given = TokenizerPair.load(folder, settings)
-    key = key_of(*made_of, given.fingerprint(), settings.max_length, samplings(settings))
-    folder = remember("corpora", key, lambda place: _encode(request, given, place, say))
+    key = cache_key(*made_of, given.fingerprint(), settings.max_length, sampling_by_side(settings))
+    folder = cached("corpora", key, lambda place: _encode(request, given, place, say))
     train = EncodedCorpus(*(_open(folder, side, request) for side in _SIDES))
     dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     if not len(train) or not len(dev):
@@ -78,7 +78,7 @@ def prepare(request: Request, given: TokenizerPair | None, say: Say) -> Prepared
         raise DataError(
             f"{name} has {quantity(pairs, 'pair')}, too few to hold some back for validation. Give dev files."
         )
-    return Prepared(given, train, dev)
+    return PreparedData(given, train, dev)
 
 
 def _models_read(settings: TokenizerSettings) -> list[str]:
@@ -87,7 +87,7 @@ def _models_read(settings: TokenizerSettings) -> list[str]:
     return [hashlib.sha256(read_bytes(path)).hexdigest() for path in paths]
 
 
-def _learn(request: Request, place: Path, say: Say) -> None:
+def _learn(request: PreparationRequest, place: Path, say: Say) -> None:
     start = time.monotonic()
     corpus, settings = request.corpus, request.tokenizer
     subwords = all(side.kind in {"bpe", "unigram"} for side in sides(settings))
@@ -101,14 +101,14 @@ def _learn(request: Request, place: Path, say: Say) -> None:
     say(f"Tokenizer of {sizes} tokens learned in {time.monotonic() - start:.1f} s.")
 
 
-def _encode(request: Request, tokenizers: TokenizerPair, place: Path, say: Say) -> None:
+def _encode(request: PreparationRequest, tokenizers: TokenizerPair, place: Path, say: Say) -> None:
     """To files, a piece at a time: memory does not grow with the corpus."""
     start = time.monotonic()
     corpus, max_length = request.corpus, request.tokenizer.max_length
     with ExitStack() as stack:
         writers = [
             stack.enter_context(_Writer(place, side, tokenizer, sampling, max_length))
-            for side, tokenizer, sampling in zip(_SIDES, tokenizers, samplings(request.tokenizer), strict=True)
+            for side, tokenizer, sampling in zip(_SIDES, tokenizers, sampling_by_side(request.tokenizer), strict=True)
         ]
         for found in _rows(writers, _chunks(corpus)):
             for writer, rows in zip(writers, found, strict=True):
@@ -119,7 +119,7 @@ def _encode(request: Request, tokenizers: TokenizerPair, place: Path, say: Say) 
     say(f"Corpus tokenized in {time.monotonic() - start:.1f} s; it is kept in {place.parent} for the next run.")
 
 
-def _see_that_it_stayed(request: Request) -> None:
+def _see_that_it_stayed(request: PreparationRequest) -> None:
     """What was read must be what the hash is of, or the cache would keep it under the wrong name."""
     files = request.corpus.files
     now = request.corpus.fingerprint() if files else request.fingerprint
@@ -143,7 +143,7 @@ def _rows(writers: "Sequence[_Writer]", chunks: Iterator[list[tuple[str, ...]]])
         return ([writer.rows(texts) for writer, texts in zip(writers, chunk, strict=True)] for chunk in chunks)
     first = list(islice(chunks, _FEW))
     processes = 1 if len(first) < _FEW else os.cpu_count() or 1
-    return ids_of([writer.tokenizer for writer in writers], chain(first, chunks), processes)
+    return encode_parallel([writer.tokenizer for writer in writers], chain(first, chunks), processes)
 
 
 class _Writer:
@@ -180,7 +180,7 @@ class _Writer:
             table.save(self._folder / f"{self._side}.table.npz")
 
 
-def _open(folder: Path, side: str, request: Request) -> EncodedSide:
+def _open(folder: Path, side: str, request: PreparationRequest) -> EncodedSide:
     rows, table = map_ragged(folder, side), folder / f"{side}.table.npz"
     if not table.exists():
         return rows

@@ -37,7 +37,7 @@ class Ragged:
     def lengths(self) -> Ids:
         return np.diff(self.offsets)
 
-    def lengths_in(self, epoch: int) -> Ids:
+    def epoch_lengths(self, epoch: int) -> Ids:
         """They are the same in every epoch."""
         del epoch
         return self.lengths

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from regard.data.files import Files
 from regard.data.layouts import HEAD, Layout, Record, detect_layout, parse_records, text_keys, text_under
-from regard.data.lines import Line, name_of, read_lines
+from regard.data.lines import Line, display_name, read_lines
 from regard.errors import DataError
 from regard.formatting import quantity
 
@@ -48,7 +48,7 @@ def _rows(files: Files) -> Iterator[Row]:
     if files.path is None:
         yield from _parallel(str(files.source), str(files.target))
         return
-    name = name_of(files.path)
+    name = display_name(files.path)
     lines = read_lines(files.path)
     head = list(islice(lines, HEAD))
     layout = detect_layout(files, head)
@@ -83,13 +83,13 @@ def _parallel(source: str, target: str) -> Iterator[Row]:
             lines = count + 1 + sum(1 for _ in (theirs if left is None else ours))
             counts = (count, lines) if left is None else (lines, count)
             raise DataError(
-                f"{name_of(source)} has {quantity(counts[0], 'line')} and {name_of(target)} has {counts[1]:,}. Line n "
+                f"{display_name(source)} has {quantity(counts[0], 'line')} and {display_name(target)} has {counts[1]:,}. Line n "
                 "of one must belong to line n of the other: find the first lines that do not match, or create both "
                 "again."
             )
         at_fault = target if right.problem and not left.problem else source
         problem, remedy = left[2:] if left.problem else right[2:]
-        yield Row(f"{name_of(at_fault)}:{left.number}", left.text, right.text, problem, remedy)
+        yield Row(f"{display_name(at_fault)}:{left.number}", left.text, right.text, problem, remedy)
 
 
 def _records_of_json(lines: Iterable[Line], layout: Layout, name: str) -> Iterator[Row]:

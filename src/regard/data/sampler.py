@@ -73,7 +73,7 @@ class PairBatchSampler(BatchSampler):
     lengths: Ids = field(repr=False)
     batch_size: int
     seed: int
-    lengths_in: Callable[[int], Ids] | None = field(default=None, repr=False)
+    epoch_lengths: Callable[[int], Ids] | None = field(default=None, repr=False)
     """The lengths as an epoch sees them, where they are not always `lengths`."""
 
     @property
@@ -82,7 +82,7 @@ class PairBatchSampler(BatchSampler):
 
     def epoch(self, number: int) -> list[Ids]:
         generator = _generator(self.seed, number)
-        lengths = self.lengths if self.lengths_in is None else self.lengths_in(number)
+        lengths = self.lengths if self.epoch_lengths is None else self.epoch_lengths(number)
         shuffled = generator.permutation(len(self.lengths))
         batches: list[Ids] = []
         for start in range(0, len(shuffled), self.batch_size * _POOL):
@@ -109,16 +109,16 @@ class TokenBatchSampler(BatchSampler):
     tokens: int
     seed: int
     longest: int
-    lengths_in: Callable[[int], Ids] | None = field(default=None, repr=False)
+    epoch_lengths: Callable[[int], Ids] | None = field(default=None, repr=False)
     """The lengths as an epoch sees them, where they are not always `lengths_N2`."""
 
     @cached_property
     def _members(self) -> Ids:
         return np.flatnonzero(self.lengths_N2.max(1, initial=0) <= self.longest)
 
-    def seen(self, epoch: int) -> Ids:
+    def lengths_at(self, epoch: int) -> Ids:
         """The lengths of both sides as an epoch sees them → (N, 2)."""
-        return self.lengths_N2 if self.lengths_in is None else self.lengths_in(epoch)
+        return self.lengths_N2 if self.epoch_lengths is None else self.epoch_lengths(epoch)
 
     @staticmethod
     def _widths(lengths_N2: Ids) -> Ids:
@@ -128,7 +128,7 @@ class TokenBatchSampler(BatchSampler):
     @cached_property
     def _cuts(self) -> list[int]:
         """Where batches end, in the order of widths."""
-        widths: list[int] = np.sort(self._widths(self.seen(0)[self._members])).tolist()
+        widths: list[int] = np.sort(self._widths(self.lengths_at(0)[self._members])).tolist()
         cuts = [0]
         while cuts[-1] < len(widths):
             start = cuts[-1]
@@ -148,7 +148,7 @@ class TokenBatchSampler(BatchSampler):
     def epoch(self, number: int) -> list[Ids]:
         generator = _generator(self.seed, number)
         # Of pairs as wide as each other, those stand together whose sources are about as long.
-        seen_N2 = self.seen(number)[self._members]
+        seen_N2 = self.lengths_at(number)[self._members]
         about = seen_N2[:, 0] + generator.random(len(self._members)) * _BLUR
         ordered = self._members[np.lexsort((about, self._widths(seen_N2)))]
         batches = [ordered[start:end] for start, end in pairwise(self._cuts)]

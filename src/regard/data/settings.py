@@ -305,13 +305,13 @@ def sides(settings: TokenizerSettings) -> tuple[Side, Side]:
     return settings, settings if settings.shared else settings.model_copy(update={"tags": False})
 
 
-def other_tokens(one: TokenizerSettings, other: TokenizerSettings) -> list[str]:
+def token_differences(one: TokenizerSettings, other: TokenizerSettings) -> list[str]:
     """The settings in which two differ that decide what a token is; how segmentations are sampled does not."""
     sampled = {*Sampling._fields, "sampled"}
     return [key for key in differences(one, other) if key.split(".")[-1] not in sampled]
 
 
-def samplings(settings: TokenizerSettings) -> tuple[Sampling | None, Sampling | None]:
+def sampling_by_side(settings: TokenizerSettings) -> tuple[Sampling | None, Sampling | None]:
     """How the segmentation of each side is sampled in training; None where it is not."""
     source, target = (None if isinstance(side, CharSide | WordSide) else side.sampling for side in sides(settings))
     if isinstance(settings, _Sampled):

@@ -109,7 +109,7 @@ class Predictor:
         target = pad([[*ids, END] for ids in self.tokenizers.target.ids(targets)]).to(self.device)
         self.model.eval()
         with torch.inference_mode(), full_precision():
-            logits_BTV = self.model(source, Batch(source, target, [], 0).given).logits_BTV
+            logits_BTV = self.model(source, Batch(source, target, [], 0).decoder_inputs).logits_BTV
             log_p_BTV = logits_BTV.float().log_softmax(-1)
             log_p_BT = log_p_BTV.gather(-1, target.tokens_BT.unsqueeze(-1)).squeeze(-1)
             scores: list[float] = log_p_BT.masked_fill(~target.valid_BT, 0.0).double().sum(-1).tolist()

@@ -160,7 +160,7 @@ def losses(predictor: Predictor, pairs: Pairs, batch_size: int) -> Statistics:
 
 
 def _losses(model: Seq2Seq, batch: Batch) -> Statistics:
-    decoded = model(batch.source, batch.given)
+    decoded = model(batch.source, batch.decoder_inputs)
     tokens_BT, valid_BT = batch.target.tokens_BT, batch.target.valid_BT
     loss_BT = torch.zeros(tokens_BT.shape, dtype=torch.float64, device=tokens_BT.device)
     rows = rows_per_chunk(decoded.features.device, decoded.vocabulary)

@@ -10,8 +10,8 @@ from regard.data.settings import FilesData
 from regard.data.survey.monotonicity import correlate_order
 from regard.data.survey.problems import describe_unreadable
 from regard.data.survey.scripts import Characters
-from regard.data.survey.statistics import measure
-from regard.data.survey.survey import Split, quiet
+from regard.data.survey.statistics import compute_statistics
+from regard.data.survey.survey import Split, without_warnings
 from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
 from regard.runs.settings import RunSettings
@@ -76,7 +76,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     files = resolve(FilesData, data.model_dump(mode="json"), _below("data.", overrides)).files("train")
     assert files is not None
     split = Split.of_files(str(files), files)
-    survey, facts = measure(split, Characters())
+    survey, facts = compute_statistics(split, Characters())
     if not facts["pairs"]:
         raise DataError(f"{data.train}: no pair is left to use: {describe_unreadable(survey)}")
     choice = _Choice()
@@ -228,7 +228,7 @@ def _may_be_in_order(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> bool
 
 def _order(split: Split, forms: tuple[Form, Form]) -> float:
     """How far targets follow the order of their sources, measured on some of the pairs."""
-    with quiet():
+    with without_warnings():
         rows = (row for row in split.read() if not row.problem)
         sampled = list(islice(rows, 10 * _SAMPLED))
     every = max(1, len(sampled) // _SAMPLED)

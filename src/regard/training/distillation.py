@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 
 import torch
 
-from regard.data.settings import other_tokens
+from regard.data.settings import token_differences
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path
@@ -67,7 +67,7 @@ def saved_teachers(data: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_same_tokens(teacher: RunFolder, settings: RunSettings, student: RunSettings) -> None:
-    changed = [f"tokenizer.{key}" for key in other_tokens(settings.tokenizer, student.tokenizer)]
+    changed = [f"tokenizer.{key}" for key in token_differences(settings.tokenizer, student.tokenizer)]
     if changed:
         raise ConfigError(
             f"training.teachers: {teacher.path} was trained with another {', '.join(changed)}, and a student needs "

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from regard.config import differences
 from regard.data.corpora import Corpus, Pairs
-from regard.data.settings import other_tokens
+from regard.data.settings import token_differences
 from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer, TokenizerPair
 from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path
@@ -60,7 +60,7 @@ def load_initial(settings: RunSettings, corpus: Corpus, teachers: TokenizerPair 
         return Initial()
     folder, chosen = open_initial(start)
     loaded = checkpoints.load_model(folder, chosen)
-    changed = [f"tokenizer.{key}" for key in other_tokens(loaded.settings.tokenizer, settings.tokenizer)]
+    changed = [f"tokenizer.{key}" for key in token_differences(loaded.settings.tokenizer, settings.tokenizer)]
     if changed:
         raise ConfigError(
             f"{INIT_FROM}: {start} was trained with a different {', '.join(changed)}, and its weights fit only its "

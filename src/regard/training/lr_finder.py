@@ -126,7 +126,7 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
         everything = int(lengths_N2.max(1).sum())
         tokens = min(max(smallest, int(lengths_N2.max())), everything)
         while tokens <= everything:
-            order = TokenBatchSampler(lengths_N2, tokens, settings.seed, tokens, state.data.train.lengths_in)
+            order = TokenBatchSampler(lengths_N2, tokens, settings.seed, tokens, state.data.train.epoch_lengths)
             try:
                 tried.append((tokens, _speed(state, order)))
             except RuntimeError as error:
@@ -143,7 +143,7 @@ def find_batch(settings: RunSettings, smallest: int = 512, gain: float = 1.1) ->
 
 def _speed(state: TrainingState, order: TokenBatchSampler, repeats: int = 3) -> float:
     """Target tokens a second, after a first batch to warm up."""
-    lengths_N2 = order.seen(0)
+    lengths_N2 = order.lengths_at(0)
     places = sorted(range(order.steps_per_epoch), key=lambda place: -int(lengths_N2[order.at(place)].max()))
     seconds, tokens = 0.0, 0
     for number in range(repeats + 1):

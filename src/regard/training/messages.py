@@ -14,7 +14,7 @@ def describe_start(state: TrainingState) -> str:
         return f"{state.folder.path} has already been trained. {how}".rstrip()
     parameters = sum(parameter.numel() for parameter in state.model.parameters())
     start = f"from step {progress.step:,} " if progress.step else ""
-    padding = sum(padding_share(state.sampler, lengths) for lengths in state.data.train.lengths_in(0).T) / 2
+    padding = sum(padding_share(state.sampler, lengths) for lengths in state.data.train.epoch_lengths(0).T) / 2
     steps = -(-state.sampler.steps_per_epoch // training.accumulate)
     return (
         f"Training {parameters:,} parameters on {quantity(len(state.data.train), 'pair')} {start}"

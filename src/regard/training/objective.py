@@ -81,7 +81,7 @@ class Objective:
                 loss = self._cross_entropy(decoded)
             else:
                 with torch.no_grad():
-                    teachers = [teacher(batch.source, batch.given) for teacher in self.distillation.models]
+                    teachers = [teacher(batch.source, batch.decoder_inputs) for teacher in self.distillation.models]
                 inputs += tuple(select_tokens(teacher.features, target)[0] for teacher in teachers)
                 loss = self._distillation_loss(decoded, teachers, self.distillation)
             return chunked_loss(loss, inputs, decoded.weights, decoded.vocabulary) + loss_terms(decoded, target)
@@ -127,8 +127,8 @@ def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tu
 def drop_words(batch: Batch, probability: float) -> tuple[Padded, Tensor]:
     """Replace tokens of the source and of the decoder's input with UNKNOWN at random; the start symbol stays."""
     if not probability:
-        return batch.source, batch.given
-    source_BS, given_BT = batch.source.tokens_BT, batch.given
+        return batch.source, batch.decoder_inputs
+    source_BS, given_BT = batch.source.tokens_BT, batch.decoder_inputs
     dropped_BS = torch.rand(source_BS.shape, device=source_BS.device) < probability
     dropped_BT = torch.rand(given_BT.shape, device=given_BT.device) < probability
     dropped_BT[:, 0] = False

@@ -43,10 +43,10 @@ def build_batch_sampler(data: EncodedCorpus, settings: RunSettings) -> BatchSamp
     """The batch sampler of a run."""
     training = settings.training
     if training.batch_tokens is None:
-        return PairBatchSampler(data.sources.lengths, training.batch_size, settings.seed, data.sources.lengths_in)
+        return PairBatchSampler(data.sources.lengths, training.batch_size, settings.seed, data.sources.epoch_lengths)
     longest = min(training.max_pair_length or training.batch_tokens, training.batch_tokens)
     lengths_N2 = data.lengths_N2
-    order = TokenBatchSampler(lengths_N2, training.batch_tokens, settings.seed, longest, data.lengths_in)
+    order = TokenBatchSampler(lengths_N2, training.batch_tokens, settings.seed, longest, data.epoch_lengths)
     left_out = int((lengths_N2.max(1) > longest).sum())
     if left_out == len(data):
         raise DataError(

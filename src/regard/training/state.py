@@ -11,7 +11,7 @@ from torch import nn
 from regard.config import to_yaml
 from regard.data.batching import Batch
 from regard.data.corpora import Corpus
-from regard.data.preparation import Prepared, Request, prepare
+from regard.data.preparation import PreparationRequest, PreparedData, prepare
 from regard.data.sampler import BatchSampler
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.predictor import Predictor
@@ -41,7 +41,7 @@ class TrainingState:
     settings: RunSettings
     locked: LockedFolder
     device: torch.device
-    data: Prepared
+    data: PreparedData
     sampler: BatchSampler
     model: Seq2Seq
     compiled: Seq2Seq
@@ -115,7 +115,7 @@ def start_training(
     torch.manual_seed(settings.seed)
     inherited = initial.tokenizers or teachers.tokenizers
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
-    request = Request(corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed)
+    request = PreparationRequest(corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed)
     data = prepare(request, tokenizers, display.say)
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))

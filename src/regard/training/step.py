@@ -72,7 +72,7 @@ def compute_gradients(
         model.zero_grad(set_to_none=True)
     else:
         graphed.zero_grad()
-    for micro_batch in (part for batch in batches for part in batch.cut(micro_batches)):
+    for micro_batch in (part for batch in batches for part in batch.split(micro_batches)):
         if graphed is None:
             loss = objective(model, micro_batch) * (1 / tokens)
             loss.backward()  # type: ignore[no-untyped-call]

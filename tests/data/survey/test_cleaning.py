@@ -7,10 +7,10 @@ import pytest
 
 from regard.data.corpora import read_pairs
 from regard.data.files import Files
-from regard.data.survey.cleaning import clean, summary
+from regard.data.survey.cleaning import clean, summarize
 from regard.data.survey.problems import Finding, Limits, find_problems
 from regard.data.survey.scripts import Characters
-from regard.data.survey.survey import Split, Survey, take
+from regard.data.survey.survey import Split, Survey, survey_split
 from regard.errors import DataError
 
 SOUND = [(f"мы и они {n} раз", f"we and they {n} times") for n in range(100, 300)]
@@ -30,7 +30,7 @@ def findings(folder: Path, **splits: str) -> tuple[list[Survey], list[Finding]]:
     surveys = []
     for name, text in splits.items():
         (folder / f"{name}.tsv").write_text(text, "utf-8")
-        surveys.append(take(Split.of_files(name, Files(path=str(folder / f"{name}.tsv"))), characters))
+        surveys.append(survey_split(Split.of_files(name, Files(path=str(folder / f"{name}.tsv"))), characters))
     return surveys, find_problems(surveys, characters, Limits())
 
 
@@ -60,7 +60,7 @@ def test_a_cleaned_copy_has_no_problem_left(tmp_path: Path) -> None:
             "mended: spaces": 1,
         }
     )
-    assert "dev.tsv: 2 pairs written; left out: empty 1" in summary(told)[1]
+    assert "dev.tsv: 2 pairs written; left out: empty 1" in summarize(told)[1]
     again = (tmp_path / "out" / "train.tsv").read_text("utf-8")
     (tmp_path / "again").mkdir()
     assert findings(tmp_path / "again", train=again)[1] == []
@@ -84,7 +84,9 @@ def test_tags_stay_tags_in_a_column_of_their_own(tmp_path: Path) -> None:
     text = "go\twent\tV;PST\ngo\tgoes\tV;PRS\nbe\t\tV;PST\nbe\tis\tV;PRS\n"
     (tmp_path / "forms.tsv").write_text(text)
     characters = Characters()
-    survey = take(Split.of_files("forms", Files(path=str(tmp_path / "forms.tsv"), columns=("1+3", "2"))), characters)
+    survey = survey_split(
+        Split.of_files("forms", Files(path=str(tmp_path / "forms.tsv"), columns=("1+3", "2"))), characters
+    )
     clean([survey], find_problems([survey], characters, Limits()), tmp_path / "out")
     assert (tmp_path / "out" / "forms.tsv").read_text() == text.replace("be\t\tV;PST\n", "")
 
@@ -92,6 +94,6 @@ def test_tags_stay_tags_in_a_column_of_their_own(tmp_path: Path) -> None:
 def test_tabs_from_other_formats_do_not_break_the_columns(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"source": "a\\tb", "target": "c"}\n')
     characters = Characters()
-    survey = take(Split.of_files("x.jsonl", Files(path=str(tmp_path / "x.jsonl"))), characters)
+    survey = survey_split(Split.of_files("x.jsonl", Files(path=str(tmp_path / "x.jsonl"))), characters)
     clean([survey], [], tmp_path)
     assert (tmp_path / "x.tsv").read_text() == "a b\tc\n"

@@ -17,8 +17,8 @@ from regard.data.files import Files
 from regard.data.survey import problem_kinds, problems
 from regard.data.survey.problems import Finding, Limits, find_problems
 from regard.data.survey.scripts import Characters, Trait
-from regard.data.survey.statistics import bars, measure
-from regard.data.survey.survey import Mark, Split, Survey, are_tagged, read_again, take
+from regard.data.survey.statistics import bars, compute_statistics
+from regard.data.survey.survey import Mark, Split, Survey, detect_tags, read_again, survey_split
 
 texts = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12), min_size=1)
 
@@ -30,7 +30,7 @@ def of(*pairs: tuple[str, str], name: str = "train") -> Split:
 def found_in(*splits: Split, limits: Limits | None = None) -> dict[str, list[int]]:
     """The rows of each kind of problem in the first split."""
     characters = Characters()
-    surveys = [take(split, characters) for split in splits]
+    surveys = [survey_split(split, characters) for split in splits]
     findings = find_problems(surveys, characters, limits or Limits())
     return {finding.kind.name: finding.rows_M.tolist() for finding in findings if finding.survey is surveys[0]}
 
@@ -70,7 +70,7 @@ def test_sizes_and_traits_agree_with_plain_python(sample: list[str]) -> None:
 )  # fmt: skip
 def test_the_script_of_a_text_is_that_of_most_of_its_letters(text: str, script: str) -> None:
     characters = Characters()
-    survey = take(of((text, "")), characters)
+    survey = survey_split(of((text, "")), characters)
     assert characters.scripts[survey.source.script_N[0]] == script
 
 
@@ -86,8 +86,8 @@ def test_sound_pairs_have_no_problem() -> None:
         (("мы и они все", "we and\x08 they"), problem_kinds.CONTROL),
         (("мы и\u200b они", "we and they"), problem_kinds.CONTROL),
         (("мы и они все", "we and they \ufffd"), problem_kinds.REPLACED),
-        (("мы и они все", "we and theÃ© they"), problem_kinds.MISREAD),
-        (("мы и они все", "itâ€™s we and they"), problem_kinds.MISREAD),
+        (("мы и они все", "we and theÃ© they"), problem_kinds.MOJIBAKE),
+        (("мы и они все", "itâ€™s we and they"), problem_kinds.MOJIBAKE),
         (("мы и они все", "we and cafe\u0301s"), problem_kinds.UNNORMALIZED),
         (("мы и они все", "we &amp; they <b>all"), problem_kinds.MARKUP),
         (("мы и они все", "we and  they"), problem_kinds.SPACES),
@@ -117,7 +117,7 @@ def test_each_kind_is_found_where_it_stands(pair: tuple[str, str], kind: problem
     ],
 )  # fmt: skip
 def test_what_looks_odd_and_is_right_is_left_alone(text: str) -> None:
-    survey = take(of((text, text)), Characters())
+    survey = survey_split(of((text, text)), Characters())
     assert survey.marks_N[0] & ~np.uint8(Mark.COPY) == 0
 
 
@@ -140,7 +140,7 @@ def test_utf8_read_as_something_else_is_read_again(text: str, codec: str) -> Non
 
 
 def test_markup_is_an_entity_or_a_tag_and_not_an_ampersand() -> None:
-    marks = take(of(("a & b", "x"), ("5 < 6 > 4", "x"), ("&#39;", "x"), ("a</p>", "x")), Characters()).marks_N
+    marks = survey_split(of(("a & b", "x"), ("5 < 6 > 4", "x"), ("&#39;", "x"), ("a</p>", "x")), Characters()).marks_N
     assert [bool(mark & Mark.MARKUP) for mark in marks] == [False, False, True, True]
 
 
@@ -165,8 +165,8 @@ def test_the_pairs_that_are_met_are_counted_in_the_split_that_is_held_out() -> N
         of(("a", "x"), ("a", "x"), ("b", "y"), ("c", "z")),
         of(("a", "x"), ("b", "other"), ("d", "w"), name="dev"),
     )
-    findings = find_problems([take(train, characters), take(dev, characters)], characters, Limits())
-    told = {finding.kind.name: finding.told for finding in findings}
+    findings = find_problems([survey_split(train, characters), survey_split(dev, characters)], characters, Limits())
+    told = {finding.kind.name: finding.details for finding in findings}
     assert told["leak"] == "they match 1 of the 3 pairs of dev (33.3%)"
     assert told["overlap"] == "they match 1 of the 3 pairs of dev (33.3%)"
 
@@ -194,8 +194,8 @@ def test_examples_are_read_again_in_order(tmp_path: Path) -> None:
     rows = [{"source": f"s {n}", "target": "" if n in (3, 7, 8, 9) else f"t {n}"} for n in range(12)]
     path.write_text("broken\n" + "".join(json.dumps(row) + "\n" for row in rows))
     characters = Characters()
-    survey = take(Split.of_files("x", Files(path=str(path))), characters)
-    shown = problems.examples(find_problems([survey], characters, Limits()), 2)
+    survey = survey_split(Split.of_files("x", Files(path=str(path))), characters)
+    shown = problems.read_examples(find_problems([survey], characters, Limits()), 2)
     named = {finding.kind.name: [row.place for row in places] for finding, places in shown.items()}
     assert named == {"no-pair": [f"{path}:1"], "empty": [f"{path}:5", f"{path}:9"]}
 
@@ -204,14 +204,14 @@ def test_examples_are_read_again_in_order(tmp_path: Path) -> None:
 def test_what_stands_in_place_of_a_tab_is_named(tmp_path: Path, sign: str, name: str) -> None:
     (tmp_path / "x.txt").write_text(f"HELLO{sign}HH AH L OW\nWORLD{sign}W ER L D\n")
     characters = Characters()
-    survey = take(Split.of_files("x", Files(path=str(tmp_path / "x.txt"))), characters)
-    told = find_problems([survey], characters, Limits())[0].told
+    survey = survey_split(Split.of_files("x", Files(path=str(tmp_path / "x.txt"))), characters)
+    told = find_problems([survey], characters, Limits())[0].details
     command = f"sed 's/{sign}/\\t/' {tmp_path}/x.txt > {tmp_path}/x.tsv"
     assert told == f"{name} where a tab is expected: `{command}` converts the file to TSV"
 
 
 def test_a_pair_takes_less_than_fifty_bytes_however_long_it_is() -> None:
-    survey = take(of(*((f"{n} " * 500, f"{n} " * 400) for n in range(1000))), Characters())
+    survey = survey_split(of(*((f"{n} " * 500, f"{n} " * 400) for n in range(1000))), Characters())
     owners = (survey, survey.source, survey.target)
     columns = [value for owner in owners for value in vars(owner).values() if isinstance(value, np.ndarray)]
     assert all(len(column) == 1000 for column in columns)
@@ -220,7 +220,7 @@ def test_a_pair_takes_less_than_fifty_bytes_however_long_it_is() -> None:
 
 def test_statistics_worked_by_hand() -> None:
     pairs = [("a bb", "ж"), ("a bb", "жж é"), ("ccc a bb", "жжж"), ("a", "")]
-    survey, told = measure(of(*pairs), Characters())
+    survey, told = compute_statistics(of(*pairs), Characters())
     assert len(survey) == told["pairs"] == 4
     assert (told["distinct_pairs"], told["source"]["distinct"], told["target"]["distinct"]) == (4, 3, 4)
     assert told["source"]["chars"] == {"mean": 4.25, "median": 4, "p95": 7.4, "p99": 7.88, "max": 8}
@@ -235,7 +235,7 @@ def test_statistics_worked_by_hand() -> None:
 
 def test_tags_are_counted_apart_from_letters() -> None:
     tagged = [(f"{word}\tV;{tense}", word.upper()) for word in ("лезть", "бить") for tense in ("PST", "PRS", "INF")]
-    survey, told = measure(of(*tagged), Characters())
+    survey, told = compute_statistics(of(*tagged), Characters())
     assert told["source"]["scripts"] == {"Cyrillic": 1.0}
     assert told["source"]["chars"]["max"] == 5
     assert told["source"]["distinct_words"] == 2
@@ -246,7 +246,7 @@ def test_tags_are_counted_apart_from_letters() -> None:
 
 
 def test_a_few_tabs_make_no_tags() -> None:
-    assert not are_tagged(of(*sound(), *[("\tда .", "yes .")] * 4))
+    assert not detect_tags(of(*sound(), *[("\tда .", "yes .")] * 4))
 
 
 def test_what_is_wrong_with_a_tag_is_found() -> None:
@@ -258,18 +258,18 @@ def test_tags_that_come_to_be_many_are_no_tags() -> None:
     pairs = [
         (f"{source}\t{number if number > 9000 else 1}", target) for number, (source, target) in enumerate(sound(9500))
     ]
-    assert "tags" not in measure(of(*pairs), Characters())[1]
+    assert "tags" not in compute_statistics(of(*pairs), Characters())[1]
 
 
 def test_text_after_a_tab_is_no_tags() -> None:
     two_fields = [(f"{source}\t{source[::-1]}", target) for source, target in sound()]
-    _, told = measure(of(*two_fields), Characters())
+    _, told = compute_statistics(of(*two_fields), Characters())
     assert "tags" not in told
     assert told["source"]["total_chars"] == sum(len(source) for source, _ in two_fields)
 
 
 def test_subwords_are_fewer_than_characters_and_more_than_words() -> None:
-    _, told = measure(of(*sound(2000)), Characters())
+    _, told = compute_statistics(of(*sound(2000)), Characters())
     for side in ("source", "target"):
         ends = told["pairs"]
         assert told[side]["total_words"] + ends <= told[side]["tokens"]["subword"] < told[side]["tokens"]["char"]

@@ -187,7 +187,7 @@ def test_the_lengths_of_an_epoch_are_those_of_its_rows(at_once: int, monkeypatch
     sentences = number_words(_bpe(), [*LINES, ""], numbers)
     table = Segmentations.draw(_bpe(), list(numbers), Sampling(8, dropout=0.5), 0)
     side = Sampled(sentences, table, seed=3, longest=25, ends=True)
-    seen = [side.lengths_in(epoch).tolist() for epoch in range(3)]
+    seen = [side.epoch_lengths(epoch).tolist() for epoch in range(3)]
     assert seen == [side.take(range(len(side)), epoch).lengths.tolist() for epoch in range(3)]
     assert max(map(max, seen)) == 26  # some are cut
     assert seen[0] != seen[1] != seen[2]

@@ -11,7 +11,7 @@ import sentencepiece
 
 from regard.data import preparation
 from regard.data.corpora import Corpus, Pairs
-from regard.data.settings import DatesData, PairTokenizer, Sampling, SentencePieceTokenizer, samplings
+from regard.data.settings import DatesData, PairTokenizer, Sampling, SentencePieceTokenizer, sampling_by_side
 from regard.data.tokens.segmentation import Segmentations
 from regard.data.tokens.tokenizers import SPECIALS, Tokenizer, TokenizerPair
 from regard.errors import DataError
@@ -111,7 +111,7 @@ def test_its_segmentations_can_be_sampled(model: Path) -> None:
 def test_it_stands_on_one_side_and_takes_tags(model: Path) -> None:
     side = {"kind": "sentencepiece", "path": str(model), "tags": True, "dropout": 0.2, "segmentations": 4}
     settings = PairTokenizer.model_validate({"source": side, "target": "char"})
-    assert samplings(settings) == (Sampling(4, dropout=0.2), None)
+    assert sampling_by_side(settings) == (Sampling(4, dropout=0.2), None)
     pair = TokenizerPair.build(settings, ["Der Mann\tV;PST"], ["abc"])
     assert pair.source.encode(["Mann\tPST"])[0].texts[-1] == "\tPST"
 
@@ -151,7 +151,7 @@ def test_another_file_under_the_same_name_is_another_tokenizer(tmp_path: Path, m
         sentencepiece.SentencePieceTrainer.train(
             input=str(tmp_path / "lines.txt"), model_prefix=str(tmp_path / "my"), vocab_size=vocabulary, minloglevel=2
         )
-        request = preparation.Request(
+        request = preparation.PreparationRequest(
             corpus, corpus.fingerprint(), DatesData(), SentencePieceTokenizer(path=str(path)), 0
         )
         sizes.append(len(preparation.prepare(request, None, str).tokenizers.source))

@@ -22,7 +22,7 @@ from regard.data.settings import (
     TokenizerSettings,
     UnigramTokenizer,
     WordTokenizer,
-    samplings,
+    sampling_by_side,
 )
 from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
 from regard.errors import ConfigError, DataError, ModelError
@@ -395,12 +395,12 @@ def test_settings_are_written_as_people_write_them() -> None:
 
 
 def test_which_sides_are_sampled() -> None:
-    both = samplings(BPETokenizer(dropout=0.1))
+    both = sampling_by_side(BPETokenizer(dropout=0.1))
     assert both[0] == both[1] == (32, 0.1, None)
-    assert samplings(UnigramTokenizer(alpha=0.2, sampled="source")) == ((32, None, 0.2), None)
-    assert samplings(CharTokenizer()) == (None, None)
+    assert sampling_by_side(UnigramTokenizer(alpha=0.2, sampled="source")) == ((32, None, 0.2), None)
+    assert sampling_by_side(CharTokenizer()) == (None, None)
     one = PairTokenizer.model_validate({"source": {"kind": "bpe", "dropout": 0.1, "segmentations": 8}, "target": "bpe"})
-    assert samplings(one) == ((8, 0.1, None), None)
+    assert sampling_by_side(one) == ((8, 0.1, None), None)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -14,14 +14,14 @@ from regard.data.survey import problem_kinds
 from regard.data.survey.problem_kinds import Kind
 from regard.data.survey.problems import Finding
 from regard.data.survey.scripts import Trait, traits_of
-from regard.data.survey.survey import Survey, quiet, read_again
+from regard.data.survey.survey import Survey, read_again, without_warnings
 from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
 from regard.formatting import quantity
 
 _MENDED = (
     problem_kinds.SWAPPED,
-    problem_kinds.MISREAD,
+    problem_kinds.MOJIBAKE,
     problem_kinds.CONTROL,
     problem_kinds.UNNORMALIZED,
     problem_kinds.SPACES,
@@ -60,10 +60,10 @@ def _write(survey: Survey, findings: Sequence[Finding], path: Path) -> Counter[s
             elif finding.severity != "note":
                 dropped.setdefault(number, finding.kind)
     told: Counter[str] = Counter(
-        {f"left out: {problem_kinds.NO_PAIR.name}": survey.no_pairs} if survey.no_pairs else {}
+        {f"left out: {problem_kinds.NO_PAIR.name}": survey.bad_lines} if survey.bad_lines else {}
     )
     draft = path.with_name(f".{path.name}")
-    with draft.open("w", encoding="utf-8", errors="surrogatepass", newline="\n") as handle, quiet():
+    with draft.open("w", encoding="utf-8", errors="surrogatepass", newline="\n") as handle, without_warnings():
         pairs: Iterable[Row] = (row for row in survey.split.read() if not row.problem)
         for number, row in enumerate(pairs):
             if number in dropped:
@@ -83,7 +83,7 @@ def _write(survey: Survey, findings: Sequence[Finding], path: Path) -> Counter[s
 
 
 def _mend(text: str, kinds: set[Kind]) -> str:
-    if problem_kinds.MISREAD in kinds:
+    if problem_kinds.MOJIBAKE in kinds:
         text = read_again(text)
     if problem_kinds.CONTROL in kinds:
         text = "".join(sign for sign in text if not traits_of(ord(sign)) & Trait.CONTROL)
@@ -101,7 +101,7 @@ def _stem(name: str) -> str:
     return last.rpartition(".")[0] or last
 
 
-def summary(told: Mapping[Path, Counter[str]]) -> list[str]:
+def summarize(told: Mapping[Path, Counter[str]]) -> list[str]:
     """A line for each file: what was written, and what became of the rest."""
     lines = []
     for path, counts in told.items():

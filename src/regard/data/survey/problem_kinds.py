@@ -12,7 +12,7 @@ class Kind:
 
     name: str
     severity: Severity
-    what: str
+    description: str
     remedy: str
     tolerated: float = 0.0
     """A share of the pairs up to which it is no more than a note."""
@@ -31,7 +31,7 @@ EMPTY = Kind(
     "Take the lines out of both sides; training leaves them out by itself.",
 )
 SWAPPED = Kind("swapped", "error", "pairs whose sides are mixed up", "Exchange source and target on these lines.")
-MISREAD = Kind(
+MOJIBAKE = Kind(
     "misread",
     "warning",
     "pairs with UTF-8 that was read as Latin-1 (Ã© for é)",
@@ -112,7 +112,7 @@ SPACES = Kind(
 )
 
 KINDS = (
-    NO_PAIR, EMPTY, SWAPPED, MISREAD, REPLACED, CONTROL, SCRIPT, RATIO, LONG, COPY, LEAK, OVERLAP, DUPLICATE, AMBIGUOUS,
+    NO_PAIR, EMPTY, SWAPPED, MOJIBAKE, REPLACED, CONTROL, SCRIPT, RATIO, LONG, COPY, LEAK, OVERLAP, DUPLICATE, AMBIGUOUS,
     UNNORMALIZED, MARKUP, SPACES,
 )  # fmt: skip
 """From what must be mended to what should be known."""

@@ -62,18 +62,18 @@ class Finding:
     kind: Kind
     survey: Survey
     rows_M: Rows
-    told: str = ""
+    details: str = ""
 
     @property
     def count(self) -> int:
-        return self.survey.no_pairs if self.kind is problem_kinds.NO_PAIR else len(self.rows_M)
+        return self.survey.bad_lines if self.kind is problem_kinds.NO_PAIR else len(self.rows_M)
 
     @property
     def severity(self) -> Severity:
         return "note" if self.count <= self.kind.tolerated * len(self.survey) else self.kind.severity
 
 
-def examples(findings: Sequence[Finding], most: int) -> dict[Finding, list[Row]]:
+def read_examples(findings: Sequence[Finding], most: int) -> dict[Finding, list[Row]]:
     """The first pairs of each finding, read again; each file is read once, and no further than needed."""
     shown = {}
     for survey in {id(finding.survey): finding.survey for finding in findings}.values():
@@ -82,11 +82,11 @@ def examples(findings: Sequence[Finding], most: int) -> dict[Finding, list[Row]]
         for finding in ours:
             shown[finding] = [texts[number] for number in finding.rows_M[:most].tolist()]
             if finding.kind is problem_kinds.NO_PAIR:
-                shown[finding] = survey.no_pair_rows[:most]
+                shown[finding] = survey.bad_rows[:most]
     return shown
 
 
-def spot(kind: Kind, text: str) -> int:
+def locate_problem(kind: Kind, text: str) -> int:
     """Where in a text the problem is seen first; 0 where that cannot be said."""
     if kind in {problem_kinds.CONTROL, problem_kinds.REPLACED}:
         trait = Trait.CONTROL if kind is problem_kinds.CONTROL else Trait.REPLACED
@@ -94,15 +94,15 @@ def spot(kind: Kind, text: str) -> int:
     if kind in {problem_kinds.MARKUP, problem_kinds.SPACES}:
         found = (MARKUP if kind is problem_kinds.MARKUP else _SPACES).search(text)
         return found.start() if found else 0
-    if kind in {problem_kinds.MISREAD, problem_kinds.UNNORMALIZED}:
-        mended = read_again(text) if kind is problem_kinds.MISREAD else unicodedata.normalize("NFC", text)
+    if kind in {problem_kinds.MOJIBAKE, problem_kinds.UNNORMALIZED}:
+        mended = read_again(text) if kind is problem_kinds.MOJIBAKE else unicodedata.normalize("NFC", text)
         return next((place for place, (one, other) in enumerate(zip(text, mended, strict=False)) if one != other), 0)
     return 0
 
 
 _MARKED = {
     problem_kinds.EMPTY: Mark.EMPTY,
-    problem_kinds.MISREAD: Mark.MISREAD,
+    problem_kinds.MOJIBAKE: Mark.MOJIBAKE,
     problem_kinds.REPLACED: Mark.REPLACED,
     problem_kinds.CONTROL: Mark.CONTROL,
     problem_kinds.COPY: Mark.COPY,
@@ -138,7 +138,7 @@ def _within(survey: Survey, limits: Limits) -> Iterator[Finding]:
 
 def _hint(survey: Survey) -> str:
     """How to replace the separator that each line without a pair contains once; else the remedy of the first line."""
-    rows = survey.no_pair_rows
+    rows = survey.bad_rows
     for sign, name in _SEPARATORS.items():
         if rows and all(row.source.count(sign) == 1 for row in rows):
             return f"{name} where a tab is expected: `{_conversion(rows[0], sign)}` converts the file to TSV"
@@ -157,11 +157,11 @@ def _conversion(row: Row, sign: str) -> str:
 
 def describe_unreadable(survey: Survey) -> str:
     """Why a file has no pair: what is wrong with its first line, and what to do about it."""
-    if not survey.no_pair_rows:
+    if not survey.bad_rows:
         return "the file has no data lines."
-    first, hint = survey.no_pair_rows[0], _hint(survey)
+    first, hint = survey.bad_rows[0], _hint(survey)
     told = hint[:1].upper() + hint[1:] if hint else "Correct the lines, or choose the columns to read (--columns A B)"
-    others = f"; in all, {quantity(survey.no_pairs, 'line')} contain no pair" if survey.no_pairs > 1 else ""
+    others = f"; in all, {quantity(survey.bad_lines, 'line')} contain no pair" if survey.bad_lines > 1 else ""
     return f"{first.place}: {first.problem}{others}. {told}."
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from regard.data.survey.scripts import NO_SCRIPT, Characters
-from regard.data.survey.survey import SideStatistics, Split, Survey, take
+from regard.data.survey.survey import SideStatistics, Split, Survey, survey_split
 from regard.data.tokens.vocabularies import MANY_TAGS
 
 _SAMPLE = 10_000
@@ -61,7 +61,9 @@ class _Sample:
             self.pairs, self.every = self.pairs[::2], 2 * self.every
 
 
-def measure(split: Split, characters: Characters, *, tagged: bool | None = None) -> tuple[Survey, dict[str, Any]]:
+def compute_statistics(
+    split: Split, characters: Characters, *, tagged: bool | None = None
+) -> tuple[Survey, dict[str, Any]]:
     """A split's survey, and its statistics under plain names."""
     words, sample = (_Words(), _Words()), _Sample()
 
@@ -70,8 +72,8 @@ def measure(split: Split, characters: Characters, *, tagged: bool | None = None)
         words[1].add(targets)
         sample.add(sources, targets)
 
-    survey = take(split, characters, watch, tagged=tagged)
-    found: dict[str, Any] = {"name": split.name, "pairs": len(survey), "no_pairs": survey.no_pairs}
+    survey = survey_split(split, characters, watch, tagged=tagged)
+    found: dict[str, Any] = {"name": split.name, "pairs": len(survey), "bad_lines": survey.bad_lines}
     if not len(survey):
         return survey, found
     found["distinct_pairs"] = len(np.unique(survey.pairs_N))

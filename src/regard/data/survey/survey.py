@@ -57,7 +57,7 @@ class Mark(IntFlag):
     UNNORMALIZED = 16
     MARKUP = 32
     SPACES = 64
-    MISREAD = 128
+    MOJIBAKE = 128
 
 
 class Split(NamedTuple):
@@ -112,8 +112,8 @@ class Survey:
     tags: Counter[str] = field(default_factory=Counter)
     """How often each tag of a source occurs."""
     marks_N: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    no_pairs: int = 0
-    no_pair_rows: list[Row] = field(default_factory=list)
+    bad_lines: int = 0
+    bad_rows: list[Row] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -132,13 +132,13 @@ class Survey:
         """The pairs of some numbers, read again from the file, as far as needed."""
         numbers = set(wanted)
         last = max(numbers, default=-1)
-        with quiet():
+        with without_warnings():
             pairs = (row for row in self.split.read() if not row.problem)
             return {number: row for number, row in enumerate(islice(pairs, last + 1)) if number in numbers}
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """What a reader says of a file the first time need not be said again."""
     logger = logging.getLogger("regard.data")
     before = logger.level
@@ -152,9 +152,9 @@ def quiet() -> Iterator[None]:
 Watcher = Callable[[list[str], list[str]], None]
 
 
-def are_tagged(split: Split) -> bool:
+def detect_tags(split: Split) -> bool:
     """Whether what follows a tab in nearly all sources is tags: few, and met again and again. The first ones tell."""
-    with quiet():
+    with without_warnings():
         sources = [row.source for row in islice(split.read(), _BATCH) if not row.problem]
     behind = [source.partition(TAB)[2] for source in sources if TAB in source]
     tags = Counter(found[0] for text in behind for found in tags_of(text, 0))
@@ -162,12 +162,14 @@ def are_tagged(split: Split) -> bool:
     return enough and 0 < len(tags) <= tags.total() / 2 and not too_many_tags(tags, len(behind))
 
 
-def take(split: Split, characters: Characters, watch: Watcher | None = None, *, tagged: bool | None = None) -> Survey:
+def survey_split(
+    split: Split, characters: Characters, watch: Watcher | None = None, *, tagged: bool | None = None
+) -> Survey:
     """Read a split once; `watch` sees its sources, without tags, and targets, batch by batch.
 
     Where it is not said whether sources have tags, they tell it themselves.
     """
-    survey = Survey(split, are_tagged(split) if tagged is None else tagged)
+    survey = Survey(split, detect_tags(split) if tagged is None else tagged)
     columns: dict[tuple[str, str, np.dtype[np.generic]], bytearray] = {}
 
     def keep(owner: str, column: str, values: NDArray[np.generic]) -> None:
@@ -178,8 +180,8 @@ def take(split: Split, characters: Characters, watch: Watcher | None = None, *, 
         pairs = [row for row in batch if not row.problem]
         if len(pairs) < len(batch):
             bad = [row for row in batch if row.problem]
-            survey.no_pairs += len(bad)
-            survey.no_pair_rows += bad[: _PLACES - len(survey.no_pair_rows)]
+            survey.bad_lines += len(bad)
+            survey.bad_rows += bad[: _PLACES - len(survey.bad_rows)]
         if not pairs:
             continue
         sources, targets = [row.source for row in pairs], [row.target for row in pairs]
@@ -249,7 +251,7 @@ def _marks(texts: list[str], profile: Profile) -> NDArray[np.uint8]:
     looks: tuple[tuple[Trait, Mark, Callable[[str], bool]], ...] = (
         (Trait.COMPOSED, Mark.UNNORMALIZED, lambda text: not unicodedata.is_normalized("NFC", text)),
         (Trait.MARKUP, Mark.MARKUP, lambda text: MARKUP.search(text) is not None),
-        (Trait.FOLLOWS, Mark.MISREAD, lambda text: read_again(text) != text),
+        (Trait.FOLLOWS, Mark.MOJIBAKE, lambda text: read_again(text) != text),
     )
     for trait, mark, holds in looks:
         for number in np.flatnonzero(traits & np.uint8(trait)):

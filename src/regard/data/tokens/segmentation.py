@@ -118,7 +118,7 @@ class Sampled:
         """About how many tokens each row has."""
         return self.table.expected(self.words)
 
-    def lengths_in(self, epoch: int) -> Ints:
+    def epoch_lengths(self, epoch: int) -> Ints:
         """How many tokens each row has as an epoch sees it; worked out for some of the rows at a time."""
         found = []
         for start in range(0, len(self), _AT_ONCE):

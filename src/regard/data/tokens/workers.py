@@ -70,7 +70,9 @@ class _Worker(NamedTuple):
         )
 
 
-def ids_of(sides: Sequence[Tokenizer], chunks: Iterator[Sequence[Texts]], processes: int) -> Iterator[list[Ragged]]:
+def encode_parallel(
+    sides: Sequence[Tokenizer], chunks: Iterator[Sequence[Texts]], processes: int
+) -> Iterator[list[Ragged]]:
     """The ids of each chunk, which holds texts for each side; as many chunks at once as there are processes."""
     if processes <= 1:
         for chunk in chunks:
