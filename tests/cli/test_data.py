@@ -72,7 +72,7 @@ def test_problems_are_told_with_place_reason_and_remedy_and_exit_1(cli: Run, dat
     assert done.returncode == 1
     blocks = dict(re.findall(r"^\w+: [^\n]*\[([\w-]+)\]\n(.*?)\n(?=\n)", done.stdout + "\n", re.M | re.S))
     assert list(blocks) == ["no-pair", "empty", "control", "leak"]
-    assert "train.tsv:44  1 column where 2 are needed" in blocks["no-pair"]
+    assert "train.tsv:44  1 column instead of 2" in blocks["no-pair"]
     assert "train.tsv:41  “leer” → “”" in blocks["empty"]
     assert "\\x1b[31m" in blocks["control"]
     assert "\x1b" not in done.stdout
@@ -97,9 +97,9 @@ def test_a_cleaned_copy_is_written_and_said(cli: Run, data: Path) -> None:
     done = cli("data", "check", "train.tsv", "dev.tsv", "--fix", "clean", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["problems"][0]["examples"] == [
-        {"place": "train.tsv:41", "source": "leer", "target": ""}
+        {"location": "train.tsv:41", "source": "leer", "target": ""}
     ]
-    assert "clean/train.tsv: 40 pairs written; left out: empty 1" in done.stderr
+    assert "clean/train.tsv: 40 pairs written; removed: empty 1" in done.stderr
     assert (data / "clean" / "train.tsv").read_text() == tsv(PAIRS[:40])
     assert cli("data", "check", "clean/train.tsv", "clean/dev.tsv").returncode == 0
     assert cli("data", "check", "train.tsv", "--fix", ".").returncode == 3
@@ -161,7 +161,7 @@ def test_statistics_for_people_and_for_programs(cli: Run, data: Path) -> None:
     assert ["source", "characters", "15", "15", "15", "15", "15"] in lines
     assert ["scripts", "Latin", "100.0%"] in lines
     assert (
-        "pairs that also stand in another split: 1 of train.tsv, they match 1 of the 10 pairs of dev.tsv" in done.stdout
+        "pairs that also occur in another split: 1 of train.tsv, they match 1 of the 10 pairs of dev.tsv" in done.stdout
     )
     found = json.loads(cli("data", "stats", "train.tsv", "dev.tsv", "--json").stdout)
     assert found["splits"][0]["target"]["chars"]["max"] == len("sentence number 100")

@@ -99,7 +99,7 @@ def test_a_project_can_be_moved(cli: Run, project: Path, tmp_path: Path) -> None
     config.write_text(config.read_text().replace(str(project), "/nowhere"))
     done = cli("train", folder)
     assert done.returncode == 3
-    assert "no file /nowhere/forms.tsv. Check the path, or give the right one: data.train.path=FILE." in done.stderr
+    assert "no file /nowhere/forms.tsv. Check the path, or set another one: data.train.path=FILE." in done.stderr
     done = cli("train", folder, "data.train.path=there.tsv")
     assert done.returncode == 0, done.stderr
     assert "from step 2" in done.stderr
@@ -179,7 +179,7 @@ def test_train_takes_a_test_file_names_and_the_same_command_again(cli: Run, tmp_
         (
             "x.tsv",
             "é\tb\n".encode("latin-1") * 9,
-            "x.tsv:1: byte 0 is not UTF-8 (0xe9); in all, 9 lines contain no pair.",
+            "x.tsv:1: byte 0 is not UTF-8 (0xe9); in total, 9 lines contain no pair.",
         ),
         ("x.txt", b"a;b\n" * 9, "`sed 's/;/\\t/' x.txt > x.tsv`"),
         ("x.jsonl", b'{"a": "1", "b": "2", "c": "3"}\n', "--columns a b"),
@@ -203,7 +203,7 @@ def test_pairs_on_stdin_are_checked_and_counted(cli: Run, path: str) -> None:
         json.dumps({"translation": {"en": f"sentence {n}", "de": ""}}) + "\n" for n in range(9)
     ))  # fmt: skip
     (problem,) = (found for found in json.loads(named.stdout)["problems"] if found["kind"] == "empty")
-    assert problem["examples"][0]["place"] == ("stdin:1" if path == "-" else "/dev/stdin:1")
+    assert problem["examples"][0]["location"] == ("stdin:1" if path == "-" else "/dev/stdin:1")
     assert json.loads(cli("data", "stats", path, "--json", stdin=text).stdout)["splits"][0]["pairs"] == 50
     assert cli("data", "check", path).returncode == 3
 

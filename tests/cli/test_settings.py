@@ -119,7 +119,7 @@ def test_runs_that_were_saved_with_a_weight_of_no_consistency_are_read() -> None
         ("data: [", "mine.yaml:1 is not valid YAML"),
         ("- 1\n", "mine.yaml does not contain settings"),
         ("seed: 1\n", "the setting 'data' is needed"),
-        ("data: {kind: files, train: {source: a}}\n", "give either one file of pairs"),
+        ("data: {kind: files, train: {source: a}}\n", "set either path (one file of pairs)"),
     ],
 )
 def test_a_broken_file_is_told(cli: Run, tmp_path: Path, content: str, message: str) -> None:

@@ -174,7 +174,7 @@ def test_a_bare_data_file_is_trained_on(cli: Run, tmp_path: Path) -> None:
     [
         ("train.tsv", None, "There is no file train.tsv"),
         ("train.tsv", b"", "train.tsv is empty"),
-        ("train.tsv", b"one column\n", "train.tsv:1: 1 column where 2 are needed"),
+        ("train.tsv", b"one column\n", "train.tsv:1: 1 column instead of 2"),
         ("train.tsv", b"a\tb\n\xe9\tc\n", "train.tsv:2: byte 0 is not UTF-8 (0xe9)"),
         ("train.tsv", b"a\tb\n\0\tc\n", "train.tsv:2: a NUL byte"),
         ("train.tsv", b"a\t" + b"b" * 1_000_000 + b"\n", "train.tsv:1: the line is longer than"),

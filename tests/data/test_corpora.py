@@ -12,7 +12,7 @@ import pytest
 from regard.config import resolve
 from regard.data.corpora import Pairs, load_corpus, read_pairs
 from regard.data.files import Files
-from regard.data.lines import LONGEST, read_lines
+from regard.data.lines import MAX_BYTES, read_lines
 from regard.data.settings import FilesData
 from regard.errors import ConfigError, DataError
 from regard.runs.settings import RunSettings
@@ -71,12 +71,12 @@ def test_lines_end_at_newline_and_nowhere_else(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("x.tsv", b"", "is empty"),
-        ("x.tsv", b"a\tb\nc d\n", r"x.tsv:2: 1 column where 2 are needed, with a tab between"),
+        ("x.tsv", b"a\tb\nc d\n", r"x.tsv:2: 1 column instead of 2; columns are separated by a tab"),
         ("x.tsv", b"a\tb\nc\t\xff\n", r"x.tsv:2: byte 2 is not UTF-8 \(0xff\)"),
         ("x.tsv", b"a\tb\nc\0\td\n", r"x.tsv:2: a NUL byte at byte 1"),
-        ("x.tsv", b"a" * (LONGEST + 1) + b"\tb\n", r"x.tsv:1: the line is longer than"),
+        ("x.tsv", b"a" * (MAX_BYTES + 1) + b"\tb\n", r"x.tsv:1: the line is longer than"),
         ("x.tsv.gz", gzip.compress(b"a\tb\n" * 999, mtime=0)[:-20], "damaged gzip"),
-        ("x.tsv", b"\t\n", "no pair is left"),
+        ("x.tsv", b"\t\n", "no usable pairs"),
         ("x.jsonl", b'{"source": "a", "target": "b"}\n{"source": 1}\n', r"x.jsonl:2: no text under"),
         ("x.jsonl", b"{broken\n", r"x.jsonl:1: not valid JSON"),
         ("x.jsonl", b"[1, 2]\n", r"x.jsonl:1: not an object"),
@@ -106,7 +106,7 @@ def test_missing_files_and_folders_are_told_apart(tmp_path: Path) -> None:
         (b"a\t" + b"b" * 1_000_000 + b"\n", "bad:1: the line is longer"),
         (b"a\tb\nc\t\xff\n", "bad:2: byte 2 is not UTF-8"),
         (gzip.compress(b"a\tb\n" * 999, mtime=0)[:-20], "damaged gzip"),
-        (gzip.compress(b"", mtime=0), "no pair is left"),
+        (gzip.compress(b"", mtime=0), "no usable pairs"),
     ],
     ids=["missing", "empty", "nul", "long", "utf-8", "gzip cut", "gzip of nothing"],
 )
@@ -150,8 +150,8 @@ def test_bad_lines_can_be_skipped_and_are_counted(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING):
         pairs = read_pairs(Files(path=str(tmp_path / "x.tsv")), skip_bad_lines=True, drop_empty=True)
     assert pairs == Pairs(["a", "d"], ["b", "e"])
-    assert "2 lines without a pair left out, the first at" in caplog.text
-    assert "1 line with an empty side left out" in caplog.text
+    assert "skipped 2 lines without a pair, the first at" in caplog.text
+    assert "skipped 1 line with an empty side" in caplog.text
 
 
 def test_without_dev_files_some_sources_are_held_back(tmp_path: Path) -> None:
@@ -175,9 +175,9 @@ def test_dev_pairs_that_are_learned_from_may_be_left_out(tmp_path: Path, caplog:
     unseen = load_corpus(FilesData.model_validate({**files, "dev_unseen": True}))
     with caplog.at_level(logging.WARNING):
         assert list(unseen.dev) == [("cat", "K AE T"), ("cat", "K AH T")]
-    assert "dev.tsv: 2 of 4 pairs left out of validation" in caplog.text
+    assert "dev.tsv: 2 of 4 pairs removed from validation" in caplog.text
     (tmp_path / "dev.tsv").write_text("read\tR EH D\n")
-    with pytest.raises(DataError, match="every source stands in the training data"):
+    with pytest.raises(DataError, match="every source is also in the training data"):
         list(load_corpus(FilesData.model_validate({**files, "dev_unseen": True})).dev)
 
 
@@ -224,7 +224,7 @@ def test_a_dictionary_has_a_word_and_what_it_sounds_like(tmp_path: Path) -> None
     files = Files(path=str(tmp_path / "words.txt"), format="dictionary")
     assert read_pairs(files) == Pairs(["HELLO", "A"], ["HH AH L OW", "B"])
     (tmp_path / "bad.dict").write_text("HELLO\n")
-    with pytest.raises(DataError, match=r"bad\.dict:1: 1 column where 2 are needed, with a space between"):
+    with pytest.raises(DataError, match=r"bad\.dict:1: 1 column instead of 2; columns are separated by a space"):
         read_pairs(Files(path=str(tmp_path / "bad.dict")))
 
 
@@ -322,7 +322,7 @@ def test_an_empty_source_stays_empty_under_its_tag(tmp_path: Path, caplog: pytes
     with (tmp_path / "de-train.tsv").open("a", encoding="utf-8") as file:
         file.write("\tleer\n")
     assert len(list(load_corpus(several(tmp_path)).train)) == 2
-    assert "1 line with an empty side left out" in caplog.text
+    assert "skipped 1 line with an empty side" in caplog.text
 
 
 @pytest.mark.parametrize("language", [[], ["old norse"], ["a;b"], [""]])

@@ -81,7 +81,7 @@ def test_a_missing_name_is_answered_with_those_there_are(tmp_path: Path) -> None
     path = write(tmp_path, "x.tsv", "english\tgerman\nyes\tja\n")
     with pytest.raises(DataError, match=r"no column germn\. Did you mean 'german'\? Line 1 has: english, german\."):
         read_pairs(Files(path=path, columns=("english", "germn")))
-    with pytest.raises(ConfigError, match="en, de are names, and header is false"):
+    with pytest.raises(ConfigError, match="en, de are names, but header is false"):
         resolve(Files, {"path": path, "columns": ["en", "de"], "header": False}, {})
 
 
@@ -119,9 +119,13 @@ def test_nested_keys_are_columns(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_keys_names_those_to_choose(tmp_path: Path) -> None:
     path = write(tmp_path, "x.jsonl", jsonl({"a": "1", "b": "2", "c": "3"}))
-    with pytest.raises(DataError, match=r"x\.jsonl:1: no text under .* under a, b, c\. .*--columns a b\."):
+    with pytest.raises(
+        DataError, match=r"x\.jsonl:1: no text under .*; the keys with text are a, b, c\. .*--columns a b\."
+    ):
         read_pairs(Files(path=path))
-    with pytest.raises(DataError, match=r"JSON records have keys and no column 1, 2\. .*--columns translation\.en"):
+    with pytest.raises(
+        DataError, match=r"JSON records have keys, not column numbers \(1, 2\)\. .*--columns translation\.en"
+    ):
         read_pairs(Files(path=path, columns=(1, 2)))
 
 
@@ -153,7 +157,7 @@ def test_a_blank_line_is_a_pair_with_empty_sides(tmp_path: Path, caplog: pytest.
     assert read_pairs(Files(path=path)) == Pairs(["", "a", ""], ["", "b", ""])
     with caplog.at_level(logging.WARNING):
         assert read_pairs(Files(path=path), drop_empty=True) == Pairs(["a"], ["b"])
-    assert "2 lines with an empty side left out" in caplog.text
+    assert "skipped 2 lines with an empty side" in caplog.text
 
 
 def test_a_run_remembers_names_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def _block(findings: Sequence[Finding], rows: Sequence[Row]) -> str:
         lines.append(f"  {finding.survey.name}: {finding.count:,} ({share:.2%}){'; ' if news else ''}{news}")
     for row in rows:
         texts = [_short(text, locate_problem(kind, text)) for text in (row.source, row.target)]
-        lines.append(f"  {row.place}  {row.problem or ' → '.join(texts)}")
+        lines.append(f"  {row.location}  {row.problem or ' → '.join(texts)}")
     lines.append(f"  remedy: {kind.remedy}")
     return "\n".join(lines)
 
@@ -76,9 +76,9 @@ def problems_as_json(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence
             "details": finding.details,
             "remedy": finding.kind.remedy,
             "examples": [
-                {"place": row.place, "problem": row.problem}
+                {"location": row.location, "problem": row.problem}
                 if row.problem
-                else {"place": row.place, "source": row.source, "target": row.target}
+                else {"location": row.location, "source": row.source, "target": row.target}
                 for row in rows
             ],
         }

@@ -1,138 +1,128 @@
-"""The cache: what was once worked out from a corpus, under a hash of all that made it.
+"""The cache of tokenizers and tokenized corpora. The key of an entry is a hash of everything it was computed from.
 
-It lies in $REGARD_CACHE, or in `regard` under $XDG_CACHE_HOME (~/.cache), and may be removed at any time.
+The cache is in $REGARD_CACHE, or in `regard` under $XDG_CACHE_HOME (~/.cache). It can be deleted at any time.
 """
 
 import atexit
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from regard.errors import ResourceError, is_disk_failure
 
 log = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
-"""The SHA-256 of each file, written last: a folder without it, or with other files, is no entry."""
+"""The SHA-256 of each file, written last. A folder is a valid entry only if its files match the manifest."""
 
 
 def cache_folder() -> Path:
-    given = os.environ.get("REGARD_CACHE")
-    if given:
-        return Path(given)
+    folder = os.environ.get("REGARD_CACHE")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
 
 
 def cache_key(*parts: Any) -> str:
-    """A hash of JSON values."""
+    """Return a hash of JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, allow_nan=False).encode()).hexdigest()[:32]
 
 
-def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """The folder that `build` filled when it was last called for the same key, or fills now.
+def get_or_build(kind: str, key: str, build: Callable[[Path], None]) -> Path:
+    """Return the folder of a cache entry. If there is none, `build` is called with an empty folder to fill.
 
-    Of several processes that want the same at once, one works and the others wait for it.
+    If several processes request the same entry, one builds it and the others wait.
     """
-    place = cache_folder() / kind / key
-    draft = place.with_name(f".{key}")
-    while not _is_whole(place):
-        try:
-            draft.mkdir(parents=True, exist_ok=True)
-            handle = os.open(draft, os.O_RDONLY)
-        except OSError as error:
-            log.warning("%s cannot be written (%s): the corpus is tokenized for this run alone.", place, error.strerror)
-            return _without_cache(build)
-        with _locked(handle, draft) as ours:
-            if ours:
-                _fill(draft, place, build)
-    return place
-
-
-def _without_cache(build: Callable[[Path], None]) -> Path:
-    draft = Path(tempfile.mkdtemp(prefix="regard."))
-    atexit.register(shutil.rmtree, draft, ignore_errors=True)
-    build(draft)
-    return draft
-
-
-def _fill(draft: Path, place: Path, build: Callable[[Path], None]) -> None:
-    """The draft comes to its place when it is whole, and goes if it never is."""
+    entry = cache_folder() / kind / key
+    if _is_complete(entry):
+        return entry
+    draft = entry.with_name(f".{key}")
     try:
-        if _is_whole(place):  # by now, another process having been quicker
-            return
-        _clear_remains(draft)
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        lock = _acquire(draft)
+    except OSError as error:
+        log.warning("%s is not writable (%s): the corpus is tokenized for this run only.", entry, error.strerror)
+        return _build_without_cache(build)
+    with lock:
+        if not _is_complete(entry):  # another process may have built it in the meantime
+            _fill(draft, entry, build)
+    return entry
+
+
+def _build_without_cache(build: Callable[[Path], None]) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="regard."))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    build(folder)
+    return folder
+
+
+def _fill(draft: Path, entry: Path, build: Callable[[Path], None]) -> None:
+    """Build an entry in a draft folder, which is renamed when it is complete, and removed on failure."""
+    try:
+        _remove_abandoned_drafts(draft)
+        draft.mkdir()
         build(draft)
-        (draft / _MANIFEST).write_text(json.dumps(_hashes(draft), allow_nan=False), "utf-8")
-        shutil.rmtree(place, ignore_errors=True)
-        draft.rename(place)
+        (draft / _MANIFEST).write_text(json.dumps(_hash_files(draft), allow_nan=False), "utf-8")
+        shutil.rmtree(entry, ignore_errors=True)
+        draft.rename(entry)
     except OSError as error:
         if not is_disk_failure(error):
             raise
         raise ResourceError(
-            f"The cache {place.parent} could not be written: {error.strerror}. Free some space, or name a folder that "
-            "has some in the variable REGARD_CACHE."
+            f"The cache {entry.parent} could not be written: {error.strerror}. Free some space, or set the environment "
+            "variable REGARD_CACHE to a folder on another disk."
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-@contextmanager
-def _locked(handle: int, draft: Path) -> Iterator[bool]:
-    """Whether the draft is ours to fill, and not gone to its place while we waited for the process that filled it.
+def _lock(draft: Path) -> BaseFileLock:
+    """Return the lock of a draft. The operating system releases it when the process ends, however it ends."""
+    folder = draft.parent.parent / "locks"
+    folder.mkdir(exist_ok=True)
+    return FileLock(folder / f"{draft.parent.name}{draft.name}.lock")
 
-    The lock is on the folder itself: it goes with the process, however that ends.
-    """
+
+def _acquire(draft: Path) -> AbstractContextManager[BaseFileLock]:
+    """Acquire the lock of a draft; wait if another process holds it."""
+    lock = _lock(draft)
     try:
-        if not _lock_at_once(handle):
-            log.warning("Another process tokenizes the same corpus; it is waited for.")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield draft.exists() and os.path.samestat(os.fstat(handle), draft.stat())
-    finally:
-        os.close(handle)
+        return lock.acquire(timeout=0)
+    except Timeout:
+        log.warning("Another process is tokenizing the same corpus. Waiting for it to finish.")
+        return lock.acquire()
 
 
-def _lock_at_once(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _clear_remains(own: Path) -> None:
-    """Remove what killed processes were in the middle of writing: in our draft, and drafts that nobody fills."""
-    for entry in own.iterdir():
-        entry.unlink()
+def _remove_abandoned_drafts(own: Path) -> None:
+    """Remove drafts that killed processes left behind."""
+    shutil.rmtree(own, ignore_errors=True)
     for draft in own.parent.glob(".*"):
         try:
-            handle = os.open(draft, os.O_RDONLY)
-        except FileNotFoundError:  # it has come to its place meanwhile
-            continue
-        try:
-            if _lock_at_once(handle):  # our own draft, being locked, is passed over too
+            with _lock(draft).acquire(timeout=0):
                 shutil.rmtree(draft, ignore_errors=True)
-        finally:
-            os.close(handle)
+        except Timeout:
+            continue
 
 
-def _is_whole(place: Path) -> bool:
+def _is_complete(entry: Path) -> bool:
     try:
-        listed = json.loads((place / _MANIFEST).read_text("utf-8"))
-        return bool(listed == _hashes(place))
+        manifest = json.loads((entry / _MANIFEST).read_text("utf-8"))
+        return bool(manifest == _hash_files(entry))
     except (OSError, ValueError):
         return False
 
 
-def _hashes(place: Path) -> dict[str, str]:
-    return {entry.name: sha256(entry) for entry in sorted(place.iterdir()) if entry.name != _MANIFEST}
+def _hash_files(folder: Path) -> dict[str, str]:
+    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name != _MANIFEST}
 
 
 def sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Corpora: pairs of sequences from TSV, CSV, JSONL and parallel files, and from what is built in."""
+"""Corpora: pairs of sequences from TSV, CSV, JSONL and parallel files, and built-in ones."""
 
 import hashlib
 import logging
@@ -18,20 +18,20 @@ from regard.formatting import quantity
 
 log = logging.getLogger(__name__)
 
-HELD_BACK_SHARE, FEWEST_HELD_BACK, HELD_BACK = 0.05, 50, 2_000
-"""Without dev files, the share of the training pairs that is kept for validation, and about how many at the least (of a
-small corpus no more than a fifth) and at the most.
+DEV_SHARE, MIN_DEV_PAIRS, MAX_DEV_PAIRS = 0.05, 50, 2_000
+"""Without dev files: the share of the training pairs that is held out for validation, and about how many pairs at least
+(but at most a fifth of a small corpus) and at most.
 """
 
-TEST_SHARE, FEWEST_FOR_TEST, MOST_FOR_TEST = 0.05, 1_000, 1_000
-"""Without dev and test files: the share of the training pairs that is held back for testing, the fewest pairs that a
-corpus must have for this, and about the most pairs that are held back.
+TEST_SHARE, MIN_PAIRS_FOR_TEST, MAX_TEST_PAIRS = 0.05, 1_000, 1_000
+"""Without dev and test files: the share of the training pairs that is held out for testing, the minimum size of a
+corpus for this, and about how many pairs at most.
 """
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Sources with their targets, in order."""
+    """Sources and their targets, in order."""
 
     sources: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
@@ -48,13 +48,13 @@ class Pairs:
         return zip(self.sources, self.targets, strict=True)
 
     def first(self, count: int | None) -> "Pairs":
-        """The first `count` pairs; all of them if it is None."""
+        """Return the first `count` pairs, or all of them if `count` is None."""
         return Pairs(self.sources[:count], self.targets[:count])
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Pairs that are read anew whenever they are gone through, so that they need not fit into memory."""
+    """Pairs that are read on each iteration, so that they need not fit into memory."""
 
     read: Callable[[], Iterator[tuple[str, str]]]
 
@@ -64,24 +64,24 @@ class Stream:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The pairs to learn from, to choose by, and (where there are any) to be judged on."""
+    """The pairs for training, for validation, and for testing if there are any."""
 
     train: Pairs | Stream
     dev: Pairs | Stream
     test: Pairs | Stream | None = None
-    """The pairs of test files, or a stream of those that are held back from the training files."""
+    """The pairs of test files, or a stream of pairs that are held out from the training files."""
     files: tuple[str, ...] = ()
-    """Where the training and dev pairs come from, if from files."""
-    counted: tuple[str, ...] = ()
-    """Of those, the ones that have about a line for each training pair."""
+    """The training and dev files, if there are any."""
+    source_files: tuple[str, ...] = ()
+    """The training files with one line per pair."""
 
     @property
     def lines(self) -> int:
-        """About how many training pairs the files hold; they are read for it."""
-        return _lines(self.counted)
+        """The approximate number of training pairs, counted in the files."""
+        return _count_lines(self.source_files)
 
     def fingerprint(self) -> dict[str, str]:
-        """A hash of each part of what is learned from and chosen by: a resumed run must see the same."""
+        """Return a hash of each training and dev file, or of the pairs. A resumed run requires the same hashes."""
         return {path: _file_hash(path) for path in self.files} or {
             "training pairs": _pairs_hash(self.train),
             "dev pairs": _pairs_hash(self.dev),
@@ -106,116 +106,116 @@ def load_corpus(settings: Data) -> Corpus:
 
 def _load_dates(settings: DatesData) -> Corpus:
     sizes = {"train": settings.train, "dev": settings.dev, "test": settings.test}
-    return _built_in({name: dates.sample(name, size, settings.seed) for name, size in sizes.items()})
+    return _from_splits({name: dates.sample(name, size, settings.seed) for name, size in sizes.items()})
 
 
-def _built_in(splits: Mapping[str, list[tuple[str, str]]]) -> Corpus:
+def _from_splits(splits: Mapping[str, list[tuple[str, str]]]) -> Corpus:
     train, dev, test = (Pairs.of(splits[name]) for name in ("train", "dev", "test"))
     return Corpus(train, dev, test)
 
 
 def _load_pronunciations(settings: PronounceData) -> Corpus:
-    """Split by a hash of the word, so that nobody is judged on a word whose other pronunciation was learned."""
+    """Split by a hash of the word, so that all pronunciations of a word are in the same split."""
     splits: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
     for word, phones in pronunciations.read(settings):
-        place = share(word)
-        name = "test" if place < settings.test else "dev" if place < settings.test + settings.dev else "train"
+        value = hash_to_unit_interval(word)
+        name = "test" if value < settings.test else "dev" if value < settings.test + settings.dev else "train"
         splits[name].append((word, phones))
     for name, pairs in splits.items():
         if not pairs:
-            raise DataError(f"{settings.path}: too few words, none is left for {name}. Use a larger dictionary.")
-    return _built_in(splits)
+            raise DataError(f"{settings.path} has too few words: the {name} split is empty. Use a larger dictionary.")
+    return _from_splits(splits)
 
 
 def _load_files(settings: FilesData) -> Corpus:
-    keep_going = settings.bad_lines == "skip"
-    learned, chosen, judged = (settings.files(split) for split in SPLITS)
-    assert learned is not None
+    skip_bad_lines = settings.bad_lines == "skip"
+    train_files, dev_files, test_files = (settings.files(split) for split in SPLITS)
+    assert train_files is not None
     if settings.folder:
         check_present(settings)
-    test = read_pairs(judged, skip_bad_lines=keep_going) if judged else None
-    files = (*learned.paths, *(chosen.paths if chosen else ()))
+    test = read_pairs(test_files, skip_bad_lines=skip_bad_lines) if test_files else None
+    files = (*train_files.paths, *(dev_files.paths if dev_files else ()))
     reject_pipes(files)
-    counted = tuple(own.paths[0] for own in learned.by_language.values())
-    everything = partial(stream_pairs, learned, skip_bad_lines=keep_going, drop_empty=True)
-    if chosen:
-        dev = read_pairs(chosen, skip_bad_lines=keep_going, drop_empty=True)
-        kept = Stream(partial(_unseen, dev, everything, str(chosen))) if settings.dev_unseen else dev
-        return Corpus(Stream(everything), kept, test, files, counted)
-    held_back = _held_back(settings, _lines(counted))
+    source_files = tuple(language_files.paths[0] for language_files in train_files.by_language.values())
+    stream_all = partial(stream_pairs, train_files, skip_bad_lines=skip_bad_lines, drop_empty=True)
+    if dev_files:
+        pairs = read_pairs(dev_files, skip_bad_lines=skip_bad_lines, drop_empty=True)
+        dev = Stream(partial(_unseen, pairs, stream_all, str(dev_files))) if settings.dev_unseen else pairs
+        return Corpus(Stream(stream_all), dev, test, files, source_files)
+    held_out = _held_out_shares(settings, _count_lines(source_files))
 
-    def split(name: SplitName) -> Iterator[tuple[str, str]]:
-        """By a hash of the source, so that no source is in two splits and the order of the lines does not matter."""
-        return (pair for pair in everything() if held_back.split_of(pair[0]) == name)
+    def stream_split(name: SplitName) -> Iterator[tuple[str, str]]:
+        """Split by a hash of the source: no source is in two splits, and the order of the lines does not matter."""
+        return (pair for pair in stream_all() if held_out.split_of(pair[0]) == name)
 
-    train, kept_back, test_back = (Stream(partial(split, name)) for name in SPLITS)
-    return Corpus(train, kept_back, test_back if held_back.test else test, files, counted)
+    train_part, dev_part, test_part = (Stream(partial(stream_split, name)) for name in SPLITS)
+    return Corpus(train_part, dev_part, test_part if held_out.test else test, files, source_files)
 
 
-class HeldBack(NamedTuple):
-    """The shares of the sources of the training files that are kept for validation and for testing."""
+class HeldOutShares(NamedTuple):
+    """The shares of the sources of the training files that are held out for validation and for testing."""
 
     dev: float
     test: float
 
     def split_of(self, source: str) -> SplitName:
-        place = share(source)
-        return "dev" if place < self.dev else "test" if place >= 1 - self.test else "train"
+        value = hash_to_unit_interval(source)
+        return "dev" if value < self.dev else "test" if value >= 1 - self.test else "train"
 
 
-def _held_back(settings: FilesData, pairs: int) -> HeldBack:
-    """5 % of the pairs for validation; a larger share of a small corpus, and about `HELD_BACK` pairs of a large one."""
+def _held_out_shares(settings: FilesData, pairs: int) -> HeldOutShares:
+    """Return 5 % for validation; more for a small corpus, and about `MAX_DEV_PAIRS` pairs for a large one."""
     if settings.dev is not None:
-        return HeldBack(0.0, 0.0)
-    dev = min(max(HELD_BACK_SHARE, min(0.2, FEWEST_HELD_BACK / pairs)), HELD_BACK / pairs)
-    wanted = settings.test is None and settings.test_split and pairs >= FEWEST_FOR_TEST
-    return HeldBack(dev, min(TEST_SHARE, MOST_FOR_TEST / pairs) if wanted else 0.0)
+        return HeldOutShares(0.0, 0.0)
+    dev = min(max(DEV_SHARE, min(0.2, MIN_DEV_PAIRS / pairs)), MAX_DEV_PAIRS / pairs)
+    has_test = settings.test is None and settings.test_split and pairs >= MIN_PAIRS_FOR_TEST
+    return HeldOutShares(dev, min(TEST_SHARE, MAX_TEST_PAIRS / pairs) if has_test else 0.0)
 
 
 def describe_held_out(settings: FilesData) -> str | None:
-    """A message with the number of pairs that are held back from training; None if none are."""
-    learned = settings.files("train")
-    assert learned is not None
-    pairs = _lines(own.paths[0] for own in learned.by_language.values())
-    dev, test = _held_back(settings, pairs)
+    """Return a message with the number of pairs that are held out from training; None if there are none."""
+    train = settings.files("train")
+    assert train is not None
+    pairs = _count_lines(language_files.paths[0] for language_files in train.by_language.values())
+    dev, test = _held_out_shares(settings, pairs)
     if not dev:
         return None
     count = f"about {quantity(round(dev * pairs), 'pair')} for validation"
     if test:
         count += f", and about {quantity(round(test * pairs), 'pair')} as a test set for `regard evaluate`"
-    return f"Held back by source sentence: {count} (--dev FILE, --test FILE and data.test_split=false change that)."
+    return f"Held out by source sentence: {count} (--dev FILE, --test FILE and data.test_split=false change this)."
 
 
 def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: str) -> Iterator[tuple[str, str]]:
-    """The pairs whose source is not learned from: a model that learns by heart would be wrong on the others."""
-    asked = set(dev.sources)
-    seen = {source for source, _ in train() if source in asked}
-    left = [pair for pair in dev if pair[0] not in seen]
-    if len(left) < len(dev):
+    """Yield the dev pairs whose source is not in the training data, so that validation does not reward memorization."""
+    dev_sources = set(dev.sources)
+    seen = {source for source, _ in train() if source in dev_sources}
+    unseen = [pair for pair in dev if pair[0] not in seen]
+    if len(unseen) < len(dev):
         log.warning(
-            "%s: %d of %s left out of validation, because their source is in the training data (data.dev_unseen).",
-            name, len(dev) - len(left), quantity(len(dev), "pair"),
+            "%s: %d of %s removed from validation, because their source is in the training data (data.dev_unseen).",
+            name, len(dev) - len(unseen), quantity(len(dev), "pair"),
         )  # fmt: skip
-    if not left:
-        raise DataError(f"{name}: every source stands in the training data too. Give other dev files, or none.")
-    yield from left
+    if not unseen:
+        raise DataError(f"{name}: every source is also in the training data. Use other dev files, or none.")
+    yield from unseen
 
 
 _LOADERS: dict[type, Callable[[Any], Corpus]] = {
     DatesData: _load_dates,
-    SequencesData: lambda settings: _built_in(sequences.sample(settings)),
+    SequencesData: lambda settings: _from_splits(sequences.sample(settings)),
     PronounceData: _load_pronunciations,
     FilesData: _load_files,
 }
 
 
 def read_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False) -> Pairs:
-    """The pairs in one file or two, in memory."""
+    """Read the pairs of one file or two into memory."""
     return Pairs.of(stream_pairs(files, skip_bad_lines=skip_bad_lines, drop_empty=drop_empty))
 
 
 def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False) -> Iterator[tuple[str, str]]:
-    """The pairs in one file or two. A line that is no pair is an error, or skipped and counted."""
+    """Stream the pairs of one file or two. A line without a pair raises an error, or is skipped and counted."""
     bad: list[str] = []
     empty: list[str] = []
     used = False
@@ -223,30 +223,30 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
         if row.problem:
             if not skip_bad_lines:
                 remedy = row.remedy or "Correct the line, or choose the columns to read (--columns A B)."
-                raise DataError(f"{row.place}: {row.problem}. {remedy} data.bad_lines=skip ignores such lines.")
-            bad.append(row.place)
+                raise DataError(f"{row.location}: {row.problem}. {remedy} data.bad_lines=skip ignores such lines.")
+            bad.append(row.location)
         elif drop_empty and not (row.source.strip() and row.target.strip()):
-            empty.append(row.place)
+            empty.append(row.location)
         else:
             used = True
             yield row.source, row.target
-    left_out = [
-        f"{quantity(len(places), 'line')} {what} left out, the first at {places[0]}"
-        for places, what in ((bad, "without a pair"), (empty, "with an empty side"))
-        if places
+    skipped = [
+        f"skipped {quantity(len(locations), 'line')} {problem}, the first at {locations[0]}"
+        for locations, problem in ((bad, "without a pair"), (empty, "with an empty side"))
+        if locations
     ]
-    for told in left_out:
-        log.warning("%s: %s.", files, told)
+    for message in skipped:
+        log.warning("%s: %s.", files, message)
     if not used:
-        why = "; ".join(left_out) or "the file has no data lines"
-        raise DataError(f"{files}: no pair is left to use: {why}. Check the files and their columns.")
+        reason = "; ".join(skipped) or "the file has no data lines"
+        raise DataError(f"{files} has no usable pairs: {reason}. Check the files and their columns.")
 
 
-def _lines(paths: Iterable[str]) -> int:
+def _count_lines(paths: Iterable[str]) -> int:
     return max(1, sum(map(count_lines, paths)))
 
 
-def share(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
+def hash_to_unit_interval(text: str) -> float:
+    """Map a text to a number in [0, 1), the same in every process."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -16,7 +16,7 @@ Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
 class Files(Settings):
     """One file of pairs (`path`, or just the path itself), or two parallel files (`source` and `target`).
 
-    Files may be moved while a run is stopped: their content is compared by its hash.
+    Files may be moved before a run is resumed: only the hash of their content must stay the same.
     """
 
     path: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
@@ -37,22 +37,22 @@ class Files(Settings):
         None,
         min_length=1,
         max_length=1,
-        description="column separator of CSV; by default a comma, or the ; tab or | that splits all lines alike",
+        description="column separator of CSV; by default a comma, or the ; tab or | that splits all lines equally",
     )
     _languages: tuple[str, ...] = PrivateAttr(())
-    """The values of {language} in the names; each becomes a tag of its sources."""
+    """The values of {language} in the file names. Each one is added to its sources as a tag."""
 
     @model_validator(mode="after")
     def _one_or_two(self) -> Self:
         if (self.path is None) == (self.source is None or self.target is None):
-            raise ValueError("give either one file of pairs (path), or two parallel files (source and target).")
+            raise ValueError("set either path (one file of pairs), or source and target (two parallel files).")
         return self
 
     @model_validator(mode="after")
     def _named_columns_need_a_header(self) -> Self:
         names = [str(name) for side in self.fields or () for name in side if isinstance(name, str)]
         if names and self.header is False:
-            raise ValueError(f"columns: {', '.join(names)} are names, and header is false. Give numbers from 1.")
+            raise ValueError(f"columns: {', '.join(names)} are names, but header is false. Give numbers from 1.")
         return self
 
     @field_validator("columns")
@@ -65,7 +65,7 @@ class Files(Settings):
 
     @property
     def fields(self) -> Columns | None:
-        """The columns that make the source, and those that make the target: names, or numbers from 1."""
+        """The columns of the source and those of the target: names, or numbers from 1."""
         if self.columns is None:
             return None
         left, right = (
@@ -75,7 +75,7 @@ class Files(Settings):
 
     @property
     def by_language(self) -> "dict[str, Files]":
-        """The files of each language; without languages, all of them under the key ''."""
+        """The files of each language. Without languages, the only key is ''."""
         if not self._languages:
             return {"": self}
         return {language: self.within("", language) for language in self._languages}
@@ -86,16 +86,16 @@ class Files(Settings):
 
     @property
     def names(self) -> dict[str, str]:
-        """The paths as they are given."""
-        given = {name: getattr(self, name) for name in ("path", "source", "target")}
-        return {name: path for name, path in given.items() if path is not None}
+        """The paths that are set, by the name of the setting."""
+        paths = {name: getattr(self, name) for name in ("path", "source", "target")}
+        return {name: path for name, path in paths.items() if path is not None}
 
     def within(self, folder: str, language: str | tuple[str, ...]) -> "Files":
-        """A copy with the paths in a folder, for one language or several."""
-        found = {name: str(Path(folder) / path) for name, path in self.names.items()}
+        """Return a copy with the paths in a folder, for one language or several."""
+        paths = {name: str(Path(folder) / path) for name, path in self.names.items()}
         if isinstance(language, str):
-            found = {name: path.replace("{language}", language) for name, path in found.items()}
-        copy = self.model_copy(update=found)
+            paths = {name: path.replace("{language}", language) for name, path in paths.items()}
+        copy = self.model_copy(update=paths)
         copy._languages = () if isinstance(language, str) else language
         return copy
 
@@ -105,7 +105,7 @@ class Files(Settings):
         )
 
     def read_like(self, other: "Files") -> "Files":
-        """A copy with the columns and the header of another file of pairs, unless it has its own."""
+        """Return a copy that uses the columns and the header setting of another file, where these are not set."""
         if self.path is None or other.path is None:
             return self
         header = True if other.header is True and self.header == "auto" else self.header

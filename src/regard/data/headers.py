@@ -6,9 +6,10 @@ fields count as evidence, and so does a first line that differs from the lines b
 
 import re
 import statistics
-import unicodedata
 from collections.abc import Sequence
 from enum import Enum
+
+from fontTools.unicodedata import script
 
 
 def _words(text: str) -> frozenset[str]:
@@ -19,7 +20,7 @@ _FIELDS = _words("""
     answer column description english example feature features form frequency gold grapheme graphemes hypothesis
     id index inflected inflection input ipa key label labels language lang lemma lemmas line meaning msd name
     native number original orthography output phone phoneme phonemes phones phonetic pos pronunciation
-    pronunciations question reference ref roman romanization romanization score segment sentence sentences
+    pronunciations question reference ref roman romanisation romanization score segment sentence sentences
     sequence source spelling split src string tag tags target term text tgt title token tokens transcription
     translated translation transliteration trg txt value word words
 """)
@@ -54,8 +55,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 _IDENTIFIER = re.compile(r"[^\W\d][\w .:/()-]{0,39}")
 _NUMBER = re.compile(r"[+-]?\d[\d.,]*")
 
-_FEWEST = 20
-"""The fewest lines from which a column can be compared with its first line."""
+_MIN_LINES = 20
+"""The minimum number of lines for comparing a column with its first line."""
 
 
 class Verdict(Enum):
@@ -78,7 +79,7 @@ def judge_first_row(rows: Sequence[Sequence[str]]) -> Verdict:
         return Verdict.PAIR
     first = [cell.strip() for cell in rows[0]]
     below = [row for row in rows[1:] if len(row) == len(first)]
-    columns = [[row[place].strip() for row in below] for place in range(len(first))]
+    columns = [[row[index].strip() for row in below] for index in range(len(first))]
     named = [_is_name(cell) for cell in first]
     if all(named):
         # In a table of languages every line looks like a header.
@@ -88,13 +89,13 @@ def judge_first_row(rows: Sequence[Sequence[str]]) -> Verdict:
         if not all(_is_ambiguous(cell) for cell in first) or _is_shorter(first, columns):
             return Verdict.HEADER
         return Verdict.HEADER if _differs(first, columns) else Verdict.UNCERTAIN
-    if not all(_IDENTIFIER.fullmatch(cell) or is_counter(cell) for cell in first) or len(below) < _FEWEST:
+    if not all(_IDENTIFIER.fullmatch(cell) or is_counter(cell) for cell in first) or len(below) < _MIN_LINES:
         return Verdict.PAIR
     if any(cell in column for cell, column in zip(first, columns, strict=True)):
         return Verdict.PAIR
     if _differs(first, columns):
         return Verdict.HEADER
-    certain = any(own and not _is_ambiguous(cell) for own, cell in zip(named, first, strict=True))
+    certain = any(is_name and not _is_ambiguous(cell) for is_name, cell in zip(named, first, strict=True))
     return Verdict.HEADER if certain and _is_one_word_above_sentences(first, columns) else Verdict.PAIR
 
 
@@ -127,7 +128,7 @@ def _is_shorter(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
 def _differs(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
     """Whether a column contains only numbers, or only another script, and its name does not."""
     return any(
-        len(column) >= _FEWEST and (_is_below_a_word(cell, column) or _is_in_another_script(cell, column))
+        len(column) >= _MIN_LINES and (_is_below_a_word(cell, column) or _is_in_another_script(cell, column))
         for cell, column in zip(first, columns, strict=True)
     )
 
@@ -137,14 +138,14 @@ def _is_below_a_word(cell: str, column: Sequence[str]) -> bool:
 
 
 def _is_in_another_script(cell: str, column: Sequence[str]) -> bool:
-    """Names are nearly always written in Latin letters."""
-    latin = [bool(found) and found <= {"LATIN"} for found in map(_scripts, (cell, *column))]
+    """Whether the name is in Latin script and the column is not. Names are nearly always written in Latin script."""
+    latin = [scripts == {"Latn"} for scripts in map(_scripts, (cell, *column))]
     return latin[0] and not any(latin[1:]) and sum(map(bool, map(_scripts, column))) > 0.9 * len(column)
 
 
 def _scripts(text: str) -> set[str]:
-    """The scripts of the letters of a text, by the first word of their names."""
-    return {unicodedata.name(letter, "?").partition(" ")[0] for letter in text if letter.isalpha()}
+    """Return the scripts of the letters of a text, as ISO 15924 codes."""
+    return {script(letter) for letter in text if letter.isalpha()}
 
 
 def _is_one_word_above_sentences(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:

@@ -1,4 +1,4 @@
-"""Layouts: how one file stores pairs. What is not set is detected from its first lines, and reported."""
+"""Layouts: how a file stores pairs. What is not set is detected from its first lines, and reported."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ DEFAULT_KEYS: Columns = (("source",), ("target",))
 
 
 class Record(NamedTuple):
-    """A record of a table: the number of its last line and its cells, or what is wrong with it."""
+    """A record of a table: the number of its last line and its cells, or a problem and its remedy."""
 
     number: int
     cells: list[str]
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     header: bool
     """Whether the first record names the columns."""
     columns: Columns
-    """Names of JSON keys, or places in a record (from 0)."""
+    """JSON keys, or column indices from 0."""
     names: tuple[str, str] | None = None
     """The names of the columns, if the file has names and the user gave no columns."""
     notices: tuple[str, ...] = ()
@@ -57,16 +57,17 @@ class Layout(NamedTuple):
 def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
     """Detect the layout of one file of pairs, from its settings and, for what they do not set, its first lines."""
     assert files.path is not None
-    name, form = display_name(files.path), _format(files, head)
-    if form == "jsonl":
+    name, format_ = display_name(files.path), _detect_format(files, head)
+    if format_ == "jsonl":
         return _detect_keys(name, files.fields, head)
     delimiter, notices = files.delimiter or "\t", []
-    if form == "csv" and files.delimiter is None:
+    if format_ == "csv" and files.delimiter is None:
         delimiter = _detect_delimiter(head)
         if delimiter != ",":
-            shown = "tabs" if delimiter == "\t" else f"'{delimiter}'"
-            notices.append(f"{name}: columns are separated by {shown}. Set delimiter in a config to use another.")
-    rows = [record.cells for record in _parsed(form, delimiter, head) if not record.problem and any(record.cells)]
+            printed = "tabs" if delimiter == "\t" else f"'{delimiter}'"
+            notices.append(f"{name}: columns are separated by {printed}. Set delimiter in a config to use another.")
+    records = _parse_head(format_, delimiter, head)
+    rows = [record.cells for record in records if not record.problem and any(record.cells)]
     first = rows[0] if rows else []
     named = any(isinstance(field, str) for side in files.fields or () for field in side)
     header, verdict = files.header, judge_first_row(rows)
@@ -80,31 +81,32 @@ def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
                 f"{name}: line 1 ({listed}) may be a header; it is read as a pair. Use --header if it is one."
             )
     columns = files.fields or (_default_columns(first) if header else ((1,), (2,)))
-    if files.fields is None and len(first) > 2 and form != "dictionary":
+    if files.fields is None and len(first) > 2 and format_ != "dictionary":
         notices.append(_describe_choice(name, first, columns, header))
-    places = _places(name, columns, first)
-    names = _names(first, places) if header and files.fields is None else None
-    return Layout(form, delimiter, header, places, names, tuple(notices))
+    indices = _column_indices(name, columns, first)
+    names = _column_names(first, indices) if header and files.fields is None else None
+    return Layout(format_, delimiter, header, indices, names, tuple(notices))
 
 
-def _format(files: Files, head: Sequence[Line]) -> Format:
+def _detect_format(files: Files, head: Sequence[Line]) -> Format:
     if files.format != "auto":
         return files.format
     if files.delimiter is not None:
         return "csv"
     assert files.path is not None
-    ending = next((form for end, form in EXTENSIONS.items() if files.path.removesuffix(".gz").endswith(end)), None)
-    if ending is not None:
-        return ending
-    return "jsonl" if any(_json_object(line) for line in head[:1]) else "tsv"
+    path = files.path.removesuffix(".gz")
+    by_extension = next((format_ for end, format_ in EXTENSIONS.items() if path.endswith(end)), None)
+    if by_extension is not None:
+        return by_extension
+    return "jsonl" if any(_parse_json_object(line) for line in head[:1]) else "tsv"
 
 
-def parse_records(form: Format, delimiter: str, lines: Iterable[Line], name: str) -> Iterator[Record]:
-    """The records of a table."""
-    if form == "csv":
+def parse_records(format_: Format, delimiter: str, lines: Iterable[Line], name: str) -> Iterator[Record]:
+    """Parse the records of a table."""
+    if format_ == "csv":
         return _parse_csv(lines, delimiter, name)
     return (
-        Record(line.number, line.text.split("\t") if form == "tsv" else line.text.split(maxsplit=1), *line[2:])
+        Record(line.number, line.text.split("\t") if format_ == "tsv" else line.text.split(maxsplit=1), *line[2:])
         for line in lines
     )
 
@@ -122,48 +124,48 @@ def _parse_csv(lines: Iterable[Line], delimiter: str, name: str) -> Iterator[Rec
     last = 0
     try:
         for cells in reader:
-            wrong = next(
+            bad_line = next(
                 (problems[number] for number in range(last + 1, reader.line_num + 1) if number in problems), None
             )
             last = reader.line_num
             joined = [cell.replace("\n", " ") for cell in cells]
-            yield Record(last, joined, *(wrong[2:] if wrong else ()))
+            yield Record(last, joined, *(bad_line[2:] if bad_line else ()))
     except csv.Error as error:
         raise DataError(f"{name}:{reader.line_num}: not valid CSV: {error}. Check the quotes.") from None
 
 
-def _parsed(form: Format, delimiter: str, head: Sequence[Line]) -> Iterator[Record]:
-    """The records at the beginning of a file. The last one may be incomplete; problems are reported by the reader."""
+def _parse_head(format_: Format, delimiter: str, head: Sequence[Line]) -> Iterator[Record]:
+    """Parse the records at the start of a file. The last one may be incomplete; the reader reports problems."""
     try:
-        yield from parse_records(form, delimiter, head, "")
+        yield from parse_records(format_, delimiter, head, "")
     except DataError:
         return
 
 
 def _detect_delimiter(head: Sequence[Line]) -> str:
-    """A comma, unless exactly one other delimiter splits all records into the same number of columns.
+    """Return a comma, unless exactly one other delimiter splits all records into the same number of columns.
 
     A delimiter that is always followed by a space is treated as punctuation if another one splits the records too.
     """
-    alike: list[str] = []
+    candidates: list[str] = []
     punctuation: list[str] = []
     for delimiter in _DELIMITERS:
-        records = [record for record in _parsed("csv", delimiter, head) if not record.problem and any(record.cells)]
+        records = [record for record in _parse_head("csv", delimiter, head) if not record.problem and any(record.cells)]
         sizes = {len(record.cells) for record in records}
         if len(sizes) == 1 and max(sizes) > 1:
             spaced = all(cell.startswith(" ") for record in records for cell in record.cells[1:])
-            (punctuation if spaced else alike).append(delimiter)
-    found = alike or punctuation
-    return found[0] if len(found) == 1 or "," in found else ","
+            (punctuation if spaced else candidates).append(delimiter)
+    delimiters = candidates or punctuation
+    return delimiters[0] if len(delimiters) == 1 or "," in delimiters else ","
 
 
 def _default_columns(header: Sequence[str]) -> Columns:
-    """`source` and `target` where there are such columns; else the first two that do not number the lines."""
+    """Return `source` and `target` if both exist; else the first two columns that do not number the lines."""
     lowered = [name.strip().casefold() for name in header]
     if "source" in lowered and "target" in lowered:
         return (lowered.index("source") + 1,), (lowered.index("target") + 1,)
-    held = [place for place, name in enumerate(header, start=1) if not is_counter(name)]
-    left, right = held[:2] if len(held) > 1 else (1, 2)
+    numbers = [number for number, name in enumerate(header, start=1) if not is_counter(name)]
+    left, right = numbers[:2] if len(numbers) > 1 else (1, 2)
     return (left,), (right,)
 
 
@@ -176,14 +178,14 @@ def _describe_choice(name: str, first: Sequence[str], columns: Columns, header: 
     )
 
 
-def _places(name: str, columns: Columns, header: Sequence[str]) -> Columns:
-    """The indices of columns, from 0."""
+def _column_indices(name: str, columns: Columns, header: Sequence[str]) -> Columns:
+    """Return the indices of columns, from 0."""
     missing = [field for side in columns for field in side if isinstance(field, str) and _find(field, header) is None]
     if missing:
-        near = did_you_mean(missing[0], header)
+        suggestion = did_you_mean(missing[0], header)
         raise DataError(
-            f"{name}:1: there is no column {', '.join(missing)}.{near} Line 1 has: {', '.join(header)}. Give names of "
-            "these, or numbers from 1, for example --columns 1 2."
+            f"{name}:1: there is no column {', '.join(missing)}.{suggestion} Line 1 has: {', '.join(header)}. Use these "
+            "names, or numbers from 1, for example --columns 1 2."
         )
     left, right = (
         tuple(field - 1 if isinstance(field, int) else int(_find(field, header) or 0) for field in side)
@@ -193,41 +195,43 @@ def _places(name: str, columns: Columns, header: Sequence[str]) -> Columns:
 
 
 def _find(name: str, header: Sequence[str]) -> int | None:
-    """The index of a column: by its exact name, else ignoring case and surrounding spaces."""
-    lowered = [own.strip().casefold() for own in header]
+    """Return the index of a column with this exact name, else of one that differs in case or spaces at its ends."""
+    lowered = [column.strip().casefold() for column in header]
     if name in header:
         return list(header).index(name)
     return lowered.index(name.strip().casefold()) if name.strip().casefold() in lowered else None
 
 
-def _names(header: Sequence[str], columns: Columns) -> tuple[str, str] | None:
-    """The names of two columns, if --columns accepts them as names."""
+def _column_names(header: Sequence[str], columns: Columns) -> tuple[str, str] | None:
+    """Return the names of two columns if --columns accepts both as names."""
     left, right = (header[int(side[0])].strip() if int(side[0]) < len(header) else "" for side in columns)
     usable = all(name and not name.isdecimal() and "+" not in name for name in (left, right))
     return (left, right) if usable else None
 
 
-def _detect_keys(name: str, given: Columns | None, head: Sequence[Line]) -> Layout:
-    if given is not None:
-        numbers = [str(field) for side in given for field in side if isinstance(field, int)]
+def _detect_keys(name: str, columns: Columns | None, head: Sequence[Line]) -> Layout:
+    if columns is not None:
+        numbers = [str(field) for side in columns for field in side if isinstance(field, int)]
         if numbers:
             raise DataError(
-                f"{name}: JSON records have keys and no column {', '.join(numbers)}. Give two keys with --columns, for "
-                "example --columns translation.en translation.de."
+                f"{name}: JSON records have keys, not column numbers ({', '.join(numbers)}). Give two keys with "
+                "--columns, for example --columns translation.en translation.de."
             )
-        return Layout("jsonl", "", False, given)
+        return Layout("jsonl", "", False, columns)
     for line in head:
-        found = _obvious_pair(_json_object(line) or {})
-        if found is not None:
-            notices = (f"{name}: '{found[0]}' is used as the source and '{found[1]}' as the target. Choose others with "
+        keys = _obvious_keys(_parse_json_object(line) or {})
+        if keys is not None:
+            notices = (f"{name}: '{keys[0]}' is used as the source and '{keys[1]}' as the target. Choose others with "
                        "--columns.",)  # fmt: skip
-            standard = found == ("source", "target")
-            return Layout("jsonl", "", False, ((found[0],), (found[1],)), found, () if standard else notices)
+            standard = keys == ("source", "target")
+            return Layout("jsonl", "", False, ((keys[0],), (keys[1],)), keys, () if standard else notices)
     return Layout("jsonl", "", False, DEFAULT_KEYS)
 
 
-def _obvious_pair(record: dict[str, Any]) -> tuple[str, str] | None:
-    """`source` and `target`; else the only group of two texts, or the only two texts."""
+def _obvious_keys(record: dict[str, Any]) -> tuple[str, str] | None:
+    """Return `source` and `target` if both exist; else the keys of the only object with two texts, or of the only two
+    texts.
+    """
     keys = text_keys(record)
     if "source" in keys and "target" in keys:
         return "source", "target"
@@ -239,7 +243,7 @@ def _obvious_pair(record: dict[str, Any]) -> tuple[str, str] | None:
     return (keys[0], keys[1]) if len(keys) == 2 else None
 
 
-def _json_object(line: Line) -> dict[str, Any] | None:
+def _parse_json_object(line: Line) -> dict[str, Any] | None:
     try:
         record = None if line.problem or not line.text.lstrip().startswith("{") else json.loads(line.text)
     except json.JSONDecodeError:
@@ -248,7 +252,7 @@ def _json_object(line: Line) -> dict[str, Any] | None:
 
 
 def text_keys(record: dict[str, Any]) -> list[str]:
-    """The keys that hold text, those of nested objects as `translation.en`."""
+    """Return the keys that contain text; those of nested objects as `translation.en`."""
     nested = (
         [f"{key}.{inner}" for inner in text_keys(value)] if isinstance(value, dict) else [key] * isinstance(value, str)
         for key, value in record.items()
@@ -256,15 +260,15 @@ def text_keys(record: dict[str, Any]) -> list[str]:
     return list(chain.from_iterable(nested))
 
 
-def text_under(record: dict[str, Any], key: str) -> str | None:
-    """The text under a key, which may lead through nested objects."""
+def get_text(record: dict[str, Any], key: str) -> str | None:
+    """Return the text under a key, which may be nested (`translation.en`); None if there is none."""
     if isinstance(record.get(key), str):
         return str(record[key])
     outer, _, inner = key.partition(".")
     while inner:
         value = record.get(outer)
-        if isinstance(value, dict) and (found := text_under(value, inner)) is not None:
-            return found
+        if isinstance(value, dict) and (text := get_text(value, inner)) is not None:
+            return text
         following, _, inner = inner.partition(".")
         outer = f"{outer}.{following}"
     return None

@@ -1,6 +1,6 @@
-r"""Lines of text, plain or gzipped, with every way in which a file can disappoint named.
+r"""Lines of text files, gzipped or not. Every problem of a file is reported with a remedy.
 
-A line ends at \n and nowhere else: U+2028, U+0085, \x0b, \x0c and \x1c are characters like any other.
+Only \n ends a line: U+2028, U+0085, \x0b, \x0c and \x1c are ordinary characters.
 """
 
 import gzip
@@ -20,13 +20,13 @@ from regard.formatting import quantity, short_path
 
 log = logging.getLogger(__name__)
 
-LONGEST = 1 << 19
-"""Bytes in a line beyond which it is no sentence but another kind of file."""
+MAX_BYTES = 1 << 19
+"""The maximum length of a line; longer lines indicate that the file is not a text file."""
 
 BYTE_ORDER_MARK = "\ufeff"
 
 _WIDE_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-"""The byte order marks of encodings that are not read."""
+"""The byte order marks of unsupported encodings."""
 
 STANDARD_INPUT = "-"
 """The path that means standard input."""
@@ -35,7 +35,7 @@ Readable = IO[bytes] | gzip.GzipFile
 
 
 class Line(NamedTuple):
-    """A line with its number (from 1): its text, or what is wrong with it and what to do about that."""
+    """A line with its number (from 1): its text, or a problem and its remedy."""
 
     number: int
     text: str
@@ -44,22 +44,22 @@ class Line(NamedTuple):
 
 
 def read_lines(path: str | Path) -> Generator[Line]:
-    """The lines of a file; a gzip file is known by its first bytes."""
+    """Read the lines of a file. Gzip files are detected by their first bytes."""
     with _unzipped(path) as handle:
         yield from parse_lines(handle, str(path))
 
 
 def parse_lines(handle: Readable, name: str) -> Iterator[Line]:
-    """The lines of a binary stream; BOM and CRLF are stripped, with a notice."""
+    """Parse the lines of a binary stream. A byte order mark and CRLF line endings are removed, with a warning."""
     number = carriages = 0
-    while raw := handle.readline(LONGEST + 1):
+    while raw := handle.readline(MAX_BYTES + 1):
         number += 1
         if number == 1:
             _reject_utf_16(raw, name)
-        if len(raw) > LONGEST:
+        if len(raw) > MAX_BYTES:
             while raw and not raw.endswith(b"\n"):
-                raw = handle.readline(LONGEST + 1)
-            yield Line(number, "", f"the line is longer than {LONGEST:,} bytes (is this a text file?)")
+                raw = handle.readline(MAX_BYTES + 1)
+            yield Line(number, "", f"the line is longer than {MAX_BYTES:,} bytes (is this a text file?)")
             continue
         raw = raw.removesuffix(b"\n")
         if raw.endswith(b"\r"):
@@ -67,12 +67,14 @@ def parse_lines(handle: Readable, name: str) -> Iterator[Line]:
             raw = raw.removesuffix(b"\r")
         line = _decode(number, raw, name)
         if number == 1 and line.text.startswith(BYTE_ORDER_MARK):
-            log.warning("%s starts with a byte order mark; it is left out.", display_name(name))
+            log.warning("%s starts with a byte order mark, which is ignored.", display_name(name))
             line = line._replace(text=line.text.removeprefix(BYTE_ORDER_MARK))
         yield line
     if carriages:
         log.warning(
-            "%s has Windows line ends (CRLF) on %s; they are left out.", display_name(name), quantity(carriages, "line")
+            "%s has Windows line endings (CRLF) on %s; they are removed.",
+            display_name(name),
+            quantity(carriages, "line"),
         )
 
 
@@ -83,19 +85,20 @@ def _reject_utf_16(raw: bytes, name: str) -> None:
         even, odd = (half.count(0) / len(half) for half in (raw[::2], raw[1::2]))
         encoding = "UTF-16LE" if odd > 0.8 and even < 0.2 else "UTF-16BE" if even > 0.8 and odd < 0.2 else None
     if encoding is not None:
-        raise DataError(f"{display_name(name)} is {encoding} text, and UTF-8 is needed. {_conversion(name, encoding)}")
+        raise DataError(f"{display_name(name)} is {encoding} text; UTF-8 is required. {_conversion(name, encoding)}")
 
 
 def _conversion(name: str, encoding: str) -> str:
-    """How to convert a file to UTF-8."""
+    """Return the instruction to convert a file to UTF-8."""
     path = Path(short_path(name))
     command = f"iconv -f {encoding} -t UTF-8"
     if not path.is_file():
         return f"Convert it with `{command}`."
     zipped = path.suffix == ".gz"
     plain = path.with_suffix("") if zipped else path
-    given, converted = (shlex.quote(str(each)) for each in (path, plain.with_name(f"{plain.stem}.utf8{plain.suffix}")))
-    command = f"zcat {given} | {command} > {converted}" if zipped else f"{command} {given} > {converted}"
+    original = shlex.quote(str(path))
+    converted = shlex.quote(str(plain.with_name(f"{plain.stem}.utf8{plain.suffix}")))
+    command = f"zcat {original} | {command} > {converted}" if zipped else f"{command} {original} > {converted}"
     return f"Convert it: `{command}`."
 
 
@@ -112,13 +115,13 @@ def _decode(number: int, raw: bytes, name: str) -> Line:
 
 
 def count_lines(path: str | Path) -> int:
-    """How many lines a file has, without reading them as text."""
+    """Return the number of lines of a file, without decoding them."""
     with _unzipped(path) as handle:
         return sum(block.count(b"\n") for block in iter(lambda: handle.read(1 << 20), b""))
 
 
 def display_name(path: str | Path) -> str:
-    """The name of a file in messages."""
+    """Return the name of a file for messages."""
     return "stdin" if str(path) == STANDARD_INPUT else short_path(path)
 
 
@@ -131,9 +134,9 @@ def is_stream(path: str) -> bool:
 
 @contextmanager
 def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
-    """A file's bytes as they are on the disk, or those of standard input (`-`)."""
+    """Open a file, or standard input (`-`), for reading bytes."""
     if str(path) == STANDARD_INPUT:
-        yield sys.stdin.buffer  # type: ignore[misc] # which is buffered, too
+        yield sys.stdin.buffer  # type: ignore[misc] # it is buffered, too
         return
     path = Path(path)
     try:
@@ -141,7 +144,7 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
     except FileNotFoundError:
         raise DataError(f"There is no file {display_name(path)}. Check the path.") from None
     except IsADirectoryError:
-        raise DataError(f"{display_name(path)} is a folder, and a file is needed.") from None
+        raise DataError(f"{display_name(path)} is a folder; a file is required.") from None
     except OSError as error:
         raise DataError(f"{display_name(path)} cannot be read: {error.strerror}.") from None
     with handle:
@@ -151,18 +154,18 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
 @contextmanager
 def _unzipped(path: str | Path) -> Iterator[Readable]:
     with open_file(path) as handle:
-        # Peeking rather than reading and going back, pipes can be read too.
+        # `peek` instead of `seek`, so that pipes can be read too.
         start = handle.peek(2)[:2]
         if not start:
-            raise DataError(f"{display_name(path)} is empty. Check that it was written.")
+            raise DataError(f"{display_name(path)} is empty. Check how it was created.")
         if start == b"\x1f\x8b":
             try:
                 with gzip.GzipFile(fileobj=handle) as unzipped:
                     yield unzipped
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise DataError(
-                    f"{display_name(path)} is a damaged gzip file ({error}). It was probably cut short: copy or download it "
-                    "again."
+                    f"{display_name(path)} is a damaged gzip file ({error}). It was probably truncated: copy or "
+                    "download it again."
                 ) from None
         else:
             yield handle

@@ -1,7 +1,7 @@
-"""Pinning: what is detected about the files of a run is written into its settings, instead of being detected again.
+"""Pinning: write what is detected about the files of a run to its settings, so that it is not detected again.
 
-A pinned file has an absolute path, a format, and, if the file has names of columns, the names of its own. So it is
-always read in the same way, from any folder.
+A pinned file has an absolute path, a format, and column names if the file has them. It is read in the same way from any
+working directory.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def pin_data(data: Data) -> Data:
-    """The data as a run stores it. Detected settings are reported."""
+    """Return the data settings as a run stores them. Detected settings are logged."""
     return pin_files(data) if isinstance(data, FilesData) else data.absolute()
 
 
@@ -30,9 +30,9 @@ def pin_files(data: FilesData) -> FilesData:
         reject_pipes(files.paths if (files := data.files(name)) else ())
     pinned: dict[str, Files] = {}
     for name in SPLITS:
-        given: Files | None = getattr(data, name)
-        if given is not None:
-            pinned[name] = _pin(given, data, pinned.get("train"))
+        split_files: Files | None = getattr(data, name)
+        if split_files is not None:
+            pinned[name] = _pin(split_files, data, pinned.get("train"))
     return data.model_copy(update=pinned)
 
 
@@ -40,44 +40,44 @@ def reject_pipes(paths: Iterable[str]) -> None:
     pipe = next(filter(is_stream, paths), None)
     if pipe is not None:
         raise DataError(
-            f"{display_name(pipe)} is a pipe or a device, and training pairs are read several times. Write them to a file "
-            "first."
+            f"{display_name(pipe)} is a pipe or a device, but training pairs are read several times. Write them to a "
+            "file first."
         )
 
 
 def check_present(data: FilesData) -> None:
     """Raise an error if a training file is missing."""
-    learned = data.files("train")
-    assert learned is not None
-    for files in learned.by_language.values():
+    train = data.files("train")
+    assert train is not None
+    for files in train.by_language.values():
         for key, path in files.names.items():
             if not Path(path).exists() and not is_stream(path):
-                where = "data.folder=FOLDER" if data.folder else f"data.train.{key}=FILE"
+                setting = "data.folder=FOLDER" if data.folder else f"data.train.{key}=FILE"
                 raise DataError(
-                    f"There is no file {display_name(path)}. Check the path, or give the right one: {where}."
+                    f"There is no file {display_name(path)}. Check the path, or set another one: {setting}."
                 )
 
 
-def _pin(given: Files, data: FilesData, train: Files | None) -> Files:
-    """Pin one file. Without columns, it gets those of the training file, if it has columns with the same names."""
-    if train is not None and train.columns is not None and given.columns is None:
-        alike = given.model_copy(update={"columns": train.columns})
-        if _has_its_names(alike.within(data.folder, data.language)):
-            given = alike
-    layout = read_layout(given.within(data.folder, data.language))
+def _pin(files: Files, data: FilesData, train: Files | None) -> Files:
+    """Pin one file. If its columns are not set, it gets those of the training file if it has the same names."""
+    if train is not None and train.columns is not None and files.columns is None:
+        with_columns = files.model_copy(update={"columns": train.columns})
+        if _has_named_columns(with_columns.within(data.folder, data.language)):
+            files = with_columns
+    layout = read_layout(files.within(data.folder, data.language))
     if layout is None:
-        return given
+        return files
     for notice in layout.notices:
         log.warning("%s", notice)
-    found: dict[str, Any] = {"format": layout.format}
+    detected: dict[str, Any] = {"format": layout.format}
     if layout.header:
-        found["header"] = True
+        detected["header"] = True
     if layout.names:
-        found["columns"] = layout.names
-    return given.model_copy(update=found)
+        detected["columns"] = layout.names
+    return files.model_copy(update=detected)
 
 
-def _has_its_names(files: Files) -> bool:
+def _has_named_columns(files: Files) -> bool:
     """Whether the columns are set by name, and the file has columns with these names."""
     if any(isinstance(field, int) for side in files.fields or () for field in side):
         return False

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.batching import EncodedCorpus, EncodedSide, warn_truncated
-from regard.data.cache import cache_key, cached
+from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import Data, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
@@ -66,10 +66,10 @@ def prepare(request: PreparationRequest, given: TokenizerPair | None, say: Say) 
     made_of = (_FORMAT, request.fingerprint, request.data.model_dump(mode="json"))
     if given is None:
         key = cache_key(*made_of, settings.model_dump(mode="json"), _models_read(settings))
-        folder = cached("tokenizers", key, lambda place: _learn(request, place, say))
+        folder = get_or_build("tokenizers", key, lambda place: _learn(request, place, say))
         given = TokenizerPair.load(folder, settings)
     key = cache_key(*made_of, given.fingerprint(), settings.max_length, sampling_by_side(settings))
-    folder = cached("corpora", key, lambda place: _encode(request, given, place, say))
+    folder = get_or_build("corpora", key, lambda place: _encode(request, given, place, say))
     train = EncodedCorpus(*(_open(folder, side, request) for side in _SIDES))
     dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     if not len(train) or not len(dev):

@@ -50,17 +50,17 @@ def test_a_cleaned_copy_has_no_problem_left(tmp_path: Path) -> None:
     assert told[tmp_path / "out" / "train.tsv"] == Counter(
         {
             "written": 203,
-            "left out: no-pair": 1,
-            "left out: empty": 1,
-            "left out: script": 1,
-            "left out: leak": 1,
-            "mended: swapped": 1,
-            "mended: misread": 1,
-            "mended: control": 1,
-            "mended: spaces": 1,
+            "removed: no-pair": 1,
+            "removed: empty": 1,
+            "removed: script": 1,
+            "removed: leak": 1,
+            "fixed: swapped": 1,
+            "fixed: mojibake": 1,
+            "fixed: control": 1,
+            "fixed: spaces": 1,
         }
     )
-    assert "dev.tsv: 2 pairs written; left out: empty 1" in summarize(told)[1]
+    assert "dev.tsv: 2 pairs written; removed: empty 1" in summarize(told)[1]
     again = (tmp_path / "out" / "train.tsv").read_text("utf-8")
     (tmp_path / "again").mkdir()
     assert findings(tmp_path / "again", train=again)[1] == []
@@ -75,7 +75,7 @@ def test_what_is_merely_worth_a_note_stays(tmp_path: Path) -> None:
 
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
     surveys, found = findings(tmp_path, train=tsv(SOUND))
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         clean(surveys, found, tmp_path)
     assert (tmp_path / "train.tsv").read_text("utf-8") == tsv(SOUND)
 

@@ -18,7 +18,7 @@ from regard.data.survey import problem_kinds, problems
 from regard.data.survey.problems import Finding, Limits, find_problems
 from regard.data.survey.scripts import Characters, Trait
 from regard.data.survey.statistics import bars, compute_statistics
-from regard.data.survey.survey import Mark, Split, Survey, detect_tags, read_again, survey_split
+from regard.data.survey.survey import Mark, Split, Survey, detect_tags, fix_mojibake, survey_split
 
 texts = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12), min_size=1)
 
@@ -101,7 +101,7 @@ def test_sound_pairs_have_no_problem() -> None:
         (("мы и они все " * 20, "we and they all " * 17), problem_kinds.LONG),
     ],
 )  # fmt: skip
-def test_each_kind_is_found_where_it_stands(pair: tuple[str, str], kind: problem_kinds.Kind) -> None:
+def test_each_kind_is_found_where_it_stands(pair: tuple[str, str], kind: problem_kinds.ProblemKind) -> None:
     pairs = sound()
     found = found_in(of(*pairs[:77], pair, *pairs[77:]), limits=Limits(250, 100))
     assert found[kind.name] == [77]
@@ -135,8 +135,8 @@ def test_what_looks_odd_and_is_right_is_left_alone(text: str) -> None:
 def test_utf8_read_as_something_else_is_read_again(text: str, codec: str) -> None:
     misread = text.encode().decode(codec)
     assert misread != text
-    assert read_again(misread) == text
-    assert read_again(text) == text
+    assert fix_mojibake(misread) == text
+    assert fix_mojibake(text) == text
 
 
 def test_markup_is_an_entity_or_a_tag_and_not_an_ampersand() -> None:
@@ -172,7 +172,7 @@ def test_the_pairs_that_are_met_are_counted_in_the_split_that_is_held_out() -> N
 
 
 def test_a_few_copies_and_duplicates_are_worth_a_note_and_many_a_warning() -> None:
-    def severity(kind: problem_kinds.Kind, count: int) -> str:
+    def severity(kind: problem_kinds.ProblemKind, count: int) -> str:
         survey = Survey(of(), marks_N=np.zeros(1000, np.uint8))
         return Finding(kind, survey, np.arange(count)).severity
 
@@ -196,7 +196,7 @@ def test_examples_are_read_again_in_order(tmp_path: Path) -> None:
     characters = Characters()
     survey = survey_split(Split.of_files("x", Files(path=str(path))), characters)
     shown = problems.read_examples(find_problems([survey], characters, Limits()), 2)
-    named = {finding.kind.name: [row.place for row in places] for finding, places in shown.items()}
+    named = {finding.kind.name: [row.location for row in places] for finding, places in shown.items()}
     assert named == {"no-pair": [f"{path}:1"], "empty": [f"{path}:5", f"{path}:9"]}
 
 
@@ -282,5 +282,5 @@ def test_a_sample_is_spread_over_all_pairs() -> None:
     for start in range(0, len(numbers), 999):
         sample.add(numbers[start : start + 999], numbers[start : start + 999])
     kept = [int(source) for source, _ in sample.pairs]
-    assert kept == list(range(0, len(numbers), sample.every))
+    assert kept == list(range(0, len(numbers), sample.step))
     assert _SAMPLE <= len(kept) <= 2 * _SAMPLE

@@ -1,1 +1,1 @@
-"""Pairs looked at before they are learned from: what is wrong with them, and what they are like."""
+"""Checks and statistics of pairs before training: what is wrong with them, and what they contain."""

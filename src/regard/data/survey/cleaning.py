@@ -1,7 +1,7 @@
-"""A cleaned copy of surveyed pairs: what was found wrong is mended where that is certain, and left out elsewhere.
+"""Cleaned copies of surveyed pairs: problems are fixed if the correction is certain; other pairs are removed.
 
-What is learned from (the first split) is cleaned of errors and warnings. What is held out stays as it is, but for lines
-that are no pairs: results on another test set would be other results.
+The training data (the first split) is cleaned of errors and warnings. From held-out data, only lines without a pair are
+removed, because scores on a changed test set could not be compared.
 """
 
 import unicodedata
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from regard.data.readers import Row
 from regard.data.survey import problem_kinds
-from regard.data.survey.problem_kinds import Kind
+from regard.data.survey.problem_kinds import ProblemKind
 from regard.data.survey.problems import Finding
-from regard.data.survey.scripts import Trait, traits_of
-from regard.data.survey.survey import Survey, read_again, without_warnings
+from regard.data.survey.scripts import Trait, compute_traits
+from regard.data.survey.survey import Survey, fix_mojibake, without_warnings
 from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
 from regard.formatting import quantity
 
-_MENDED = (
+_FIXABLE = (
     problem_kinds.SWAPPED,
     problem_kinds.MOJIBAKE,
     problem_kinds.CONTROL,
@@ -29,83 +29,83 @@ _MENDED = (
 
 
 def clean(surveys: Sequence[Survey], findings: Sequence[Finding], folder: Path) -> dict[Path, Counter[str]]:
-    """Write each split as TSV into a folder; of each, how many pairs were written, mended and left out, by kind.
+    """Write each split to a folder as TSV. Return counts of the pairs written, fixed and removed, by file.
 
-    Tags of sources make a third column.
+    The tags of sources are written to a third column.
     """
     paths = [folder / f"{_stem(survey.name)}.tsv" for survey in surveys]
     if len(set(paths)) < len(paths):
         raise DataError(f"Two splits would both be written to {paths[0]}. Give them with --train, --dev and --test.")
-    taken = [path for path in paths if path.exists()]
-    if taken:
-        raise DataError(f"{taken[0]} is there already, and is not overwritten. Name another folder, or remove it.")
+    existing = [path for path in paths if path.exists()]
+    if existing:
+        raise DataError(f"{existing[0]} already exists. Remove it, or choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    told = {}
-    for place, (survey, path) in enumerate(zip(surveys, paths, strict=True)):
-        ours = [finding for finding in findings if finding.survey is survey]
-        if place > 0:
-            ours = [finding for finding in ours if finding.kind in {problem_kinds.NO_PAIR, problem_kinds.EMPTY}]
-        told[path] = _write(survey, ours, path)
-    return told
+    counts = {}
+    for index, (survey, path) in enumerate(zip(surveys, paths, strict=True)):
+        relevant = [finding for finding in findings if finding.survey is survey]
+        if index > 0:
+            relevant = [finding for finding in relevant if finding.kind in {problem_kinds.NO_PAIR, problem_kinds.EMPTY}]
+        counts[path] = _write(survey, relevant, path)
+    return counts
 
 
 def _write(survey: Survey, findings: Sequence[Finding], path: Path) -> Counter[str]:
-    """A pair with several problems is counted under the first that leaves it out."""
-    dropped: dict[int, Kind] = {}
-    mended: dict[int, set[Kind]] = {}
+    """Write a cleaned split. A pair that is removed for several problems is counted under the first one."""
+    removed: dict[int, ProblemKind] = {}
+    fixed: dict[int, set[ProblemKind]] = {}
     for finding in findings:
-        for number in finding.rows_M.tolist():
-            if finding.kind in _MENDED:
-                mended.setdefault(number, set()).add(finding.kind)
+        for index in finding.rows_M.tolist():
+            if finding.kind in _FIXABLE:
+                fixed.setdefault(index, set()).add(finding.kind)
             elif finding.severity != "note":
-                dropped.setdefault(number, finding.kind)
-    told: Counter[str] = Counter(
-        {f"left out: {problem_kinds.NO_PAIR.name}": survey.bad_lines} if survey.bad_lines else {}
+                removed.setdefault(index, finding.kind)
+    counts: Counter[str] = Counter(
+        {f"removed: {problem_kinds.NO_PAIR.name}": survey.bad_lines} if survey.bad_lines else {}
     )
     draft = path.with_name(f".{path.name}")
     with draft.open("w", encoding="utf-8", errors="surrogatepass", newline="\n") as handle, without_warnings():
         pairs: Iterable[Row] = (row for row in survey.split.read() if not row.problem)
-        for number, row in enumerate(pairs):
-            if number in dropped:
-                told[f"left out: {dropped[number].name}"] += 1
+        for index, row in enumerate(pairs):
+            if index in removed:
+                counts[f"removed: {removed[index].name}"] += 1
                 continue
-            kinds = mended.get(number, set())
+            kinds = fixed.get(index, set())
             head, _, tags = row.source.partition(TAB) if survey.tagged else (row.source, "", "")
-            source, target = (_mend(text, kinds) for text in (head, row.target))
+            source, target = (_fix(text, kinds) for text in (head, row.target))
             if problem_kinds.SWAPPED in kinds:
                 source, target = target, source
-            told.update(f"mended: {kind.name}" for kind in kinds)
-            told["written"] += 1
-            columns = (source, target, _mend(tags, kinds)) if survey.tagged else (source, target)
+            counts.update(f"fixed: {kind.name}" for kind in kinds)
+            counts["written"] += 1
+            columns = (source, target, _fix(tags, kinds)) if survey.tagged else (source, target)
             handle.write(TAB.join(columns) + "\n")
     draft.replace(path)
-    return told
+    return counts
 
 
-def _mend(text: str, kinds: set[Kind]) -> str:
+def _fix(text: str, kinds: set[ProblemKind]) -> str:
     if problem_kinds.MOJIBAKE in kinds:
-        text = read_again(text)
+        text = fix_mojibake(text)
     if problem_kinds.CONTROL in kinds:
-        text = "".join(sign for sign in text if not traits_of(ord(sign)) & Trait.CONTROL)
+        text = "".join(char for char in text if not compute_traits(ord(char)) & Trait.CONTROL)
     if problem_kinds.UNNORMALIZED in kinds:
         text = unicodedata.normalize("NFC", text)
     if problem_kinds.SPACES in kinds or problem_kinds.CONTROL in kinds:
         text = " ".join(text.split())
-    # A tab, which CSV and JSON may hold, would be read as the end of a column.
+    # CSV and JSON may contain tabs, which would end a column in TSV.
     return text.replace(TAB, " ")
 
 
 def _stem(name: str) -> str:
-    """`data/train.tsv.gz` → `train`; of two parallel files the first gives the name."""
+    """`data/train.tsv.gz` → `train`; for two parallel files, the stem of the first."""
     last = Path(name.split(" and ", maxsplit=1)[0]).name.removesuffix(".gz")
     return last.rpartition(".")[0] or last
 
 
-def summarize(told: Mapping[Path, Counter[str]]) -> list[str]:
-    """A line for each file: what was written, and what became of the rest."""
+def summarize(counts_by_path: Mapping[Path, Counter[str]]) -> list[str]:
+    """Return one line for each file, with the number of pairs written, fixed and removed."""
     lines = []
-    for path, counts in told.items():
-        rest = [f"{what} {count:,}" for what, count in counts.items() if what != "written"]
+    for path, counts in counts_by_path.items():
+        rest = [f"{action} {count:,}" for action, count in counts.items() if action != "written"]
         lines.append(
             f"{path}: {quantity(counts['written'], 'pair')} written" + (f"; {', '.join(rest)}" if rest else "")
         )

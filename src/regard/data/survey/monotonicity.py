@@ -1,4 +1,4 @@
-"""Do targets follow the order of their sources? Measured on the pairs themselves, before any model is trained."""
+"""Monotonicity: whether targets follow the order of their sources, estimated from the pairs without a model."""
 
 from collections.abc import Sequence
 
@@ -9,20 +9,23 @@ _ITERATIONS = 8
 
 
 def correlate_order(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
-    """The correlation between the positions of target symbols and of the source symbols that they translate.
+    """Return the correlation between the positions of target symbols and of the source symbols aligned to them.
 
-    1 if targets follow the order of their sources, −1 if they reverse it, about 0 if the order is free. The alignment
-    is that of IBM Model 1 (Brown et al. 1993): t(y | x) by expectation maximization with a uniform prior over
-    positions, so that no order is assumed.
+    It is 1 if targets follow the order of their sources, −1 if they reverse it, and about 0 if the order is free. The
+    alignment is that of IBM Model 1 (Brown et al. 1993): t(y | x), estimated by expectation maximization with a uniform
+    prior over positions, so that no order is assumed.
     """
     long_enough = [(source, target) for source, target in pairs if len(source) > 1 and len(target) > 1]
     if not long_enough:
         return 0.0
-    sources, targets = _number([source for source, _ in long_enough]), _number([target for _, target in long_enough])
-    # One entry for each source symbol × target symbol of each pair.
+    sources = _number_symbols([source for source, _ in long_enough])
+    targets = _number_symbols([target for _, target in long_enough])
+    # K: combinations of a source symbol and a target symbol of the same pair. J: target symbols.
     x_K = np.concatenate([np.tile(x_S, len(y_T)) for x_S, y_T in zip(sources, targets, strict=True)])
     y_K = np.concatenate([np.repeat(y_T, len(x_S)) for x_S, y_T in zip(sources, targets, strict=True)])
-    place_K = np.concatenate([np.tile(_places(x_S), len(y_T)) for x_S, y_T in zip(sources, targets, strict=True)])
+    position_K = np.concatenate(
+        [np.tile(_scaled_positions(x_S), len(y_T)) for x_S, y_T in zip(sources, targets, strict=True)]
+    )
     widths_J = np.concatenate([np.full(len(y_T), len(x_S)) for x_S, y_T in zip(sources, targets, strict=True)])
     starts_J = np.concatenate(([0], np.cumsum(widths_J)[:-1]))
     column_K = np.repeat(np.arange(len(widths_J)), widths_J)
@@ -35,18 +38,18 @@ def correlate_order(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> flo
         posterior_K = likely_K / np.add.reduceat(likely_K, starts_J)[column_K]
         counts_XY = np.bincount(cell_K, posterior_K, len(t_XY)).reshape(-1, size)
         t_XY = (counts_XY / np.maximum(counts_XY.sum(1, keepdims=True), 1e-12)).ravel()
-    expected_J = np.add.reduceat(posterior_K * place_K, starts_J)
-    actual_J = np.concatenate([_places(y_T) for y_T in targets])
+    expected_J = np.add.reduceat(posterior_K * position_K, starts_J)
+    actual_J = np.concatenate([_scaled_positions(y_T) for y_T in targets])
     product = float((expected_J * actual_J).sum())
     scale = float(np.sqrt((expected_J**2).sum() * (actual_J**2).sum()))
     return product / scale if scale > 0 else 0.0
 
 
-def _number(texts: Sequence[Sequence[str]]) -> list[NDArray[np.int64]]:
+def _number_symbols(texts: Sequence[Sequence[str]]) -> list[NDArray[np.int64]]:
     numbers: dict[str, int] = {}
     return [np.array([numbers.setdefault(symbol, len(numbers)) for symbol in text], np.int64) for text in texts]
 
 
-def _places(symbols: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Positions, scaled to [−1, 1]."""
+def _scaled_positions(symbols: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return positions scaled to [−1, 1]."""
     return np.linspace(-1.0, 1.0, len(symbols))

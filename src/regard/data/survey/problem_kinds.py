@@ -1,4 +1,4 @@
-"""Faults: the kinds of problem that pairs may have, each with its weight, and what to do about it."""
+"""The kinds of problems that pairs can have, each with a severity, a description and a remedy."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,112 +7,117 @@ Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of problem: the name to leave it out by, what it is, and what to do about it."""
+class ProblemKind:
+    """A kind of problem. `name` identifies it on the command line (`--ignore NAME`)."""
 
     name: str
     severity: Severity
     description: str
     remedy: str
     tolerated: float = 0.0
-    """A share of the pairs up to which it is no more than a note."""
+    """Up to this share of the pairs, the severity is `note`."""
 
 
-NO_PAIR = Kind(
+NO_PAIR = ProblemKind(
     "no-pair",
     "error",
-    "lines that are no pair",
-    "Mend them, say which columns hold the pair (--columns), or train with data.bad_lines=skip.",
+    "lines that do not contain a pair",
+    "Correct them, choose the columns to read (--columns), or train with data.bad_lines=skip.",
 )
-EMPTY = Kind(
+EMPTY = ProblemKind(
     "empty",
     "error",
     "pairs with an empty side",
-    "Take the lines out of both sides; training leaves them out by itself.",
+    "Remove the lines from both sides. Training ignores them.",
 )
-SWAPPED = Kind("swapped", "error", "pairs whose sides are mixed up", "Exchange source and target on these lines.")
-MOJIBAKE = Kind(
-    "misread",
+SWAPPED = ProblemKind(
+    "swapped", "error", "pairs with source and target swapped", "Swap source and target on these lines."
+)
+MOJIBAKE = ProblemKind(
+    "mojibake",
     "warning",
-    "pairs with UTF-8 that was read as Latin-1 (Ã© for é)",
-    "Make the file again from its origin with the right encoding.",
+    "pairs with UTF-8 text that was decoded as Latin-1 (Ã© instead of é)",
+    "Create the file again from the original, with the correct encoding.",
 )
-REPLACED = Kind(
+REPLACED = ProblemKind(
     "replaced",
     "warning",
-    "pairs with U+FFFD, the sign for a character that was lost",
-    "Make the file again from its origin with the right encoding, or leave the lines out.",
+    "pairs with U+FFFD, which replaces a character that could not be decoded",
+    "Create the file again from the original, with the correct encoding, or remove the lines.",
 )
-CONTROL = Kind("control", "warning", "pairs with control or invisible characters", "Take the characters out.")
-SCRIPT = Kind(
-    "script", "warning", "pairs with a side in another script", "Leave out the lines, unless such text is wanted."
+CONTROL = ProblemKind("control", "warning", "pairs with control or invisible characters", "Remove the characters.")
+SCRIPT = ProblemKind(
+    "script",
+    "warning",
+    "pairs with a side in an unexpected script",
+    "Remove the lines, unless this text is intended.",
 )
-RATIO = Kind(
+RATIO = ProblemKind(
     "ratio",
     "warning",
-    "pairs of unusually different length",
-    "Look whether the lines are aligned; leave out those that do not translate each other.",
+    "pairs with an unusual length ratio",
+    "Check that the lines are aligned, and remove pairs that are not translations of each other.",
 )
-LONG = Kind(
+LONG = ProblemKind(
     "long",
     "warning",
     "pairs with a very long side",
-    "Split them or leave them out; the limits are --max-chars and --max-words.",
+    "Split or remove them. The limits are --max-chars and --max-words.",
 )
-COPY = Kind(
+COPY = ProblemKind(
     "copy",
     "warning",
-    "pairs whose target is the source, three words or more",
-    "Leave the lines out: a model learns from few of them to copy.",
+    "pairs of three words or more whose target equals the source",
+    "Remove the lines: a small number of them teaches a model to copy.",
     0.001,
 )
-LEAK = Kind(
+LEAK = ProblemKind(
     "leak",
     "warning",
-    "pairs that also stand in another split",
-    "Leave them out of what is learned from (--fix does).",
+    "pairs that also occur in another split",
+    "Remove them from the training data (--fix does).",
 )
-OVERLAP = Kind(
+OVERLAP = ProblemKind(
     "overlap",
     "warning",
-    "pairs whose source also stands in another split, with another target",
-    "Split by source sentence, leave them out of what is learned from (--fix does), or out of validation "
+    "pairs whose source also occurs in another split, with a different target",
+    "Split by source sentence, or remove them from the training data (--fix does) or from validation "
     "(data.dev_unseen=true).",
 )
-DUPLICATE = Kind(
+DUPLICATE = ProblemKind(
     "duplicate",
     "warning",
-    "pairs that stand there before",
-    "Keep one of each, unless their frequency is to be learned.",
+    "duplicate pairs",
+    "Keep one of each, unless their frequency is meaningful.",
     0.01,
 )
-AMBIGUOUS = Kind(
+AMBIGUOUS = ProblemKind(
     "ambiguous",
     "note",
-    "pairs whose source has other targets too",
-    "Nothing, if all are right; a model can learn one at most, and splits must be by source.",
+    "pairs whose source has several targets",
+    "None needed if all targets are correct. A model predicts only one of them; split the data by source.",
 )
-UNNORMALIZED = Kind(
+UNNORMALIZED = ProblemKind(
     "unnormalized",
     "note",
-    "pairs with text that is not in Unicode's NFC",
-    "Normalize it: the same letter is otherwise several tokens.",
+    "pairs with text that is not in Unicode normalization form NFC",
+    "Normalize the text: otherwise the same letter is encoded as different tokens.",
 )
-MARKUP = Kind(
+MARKUP = ProblemKind(
     "markup",
     "note",
     "pairs with HTML entities or tags",
-    "Unescape or remove them, unless the reference texts have them too.",
+    "Unescape or remove them, unless the reference texts contain them too.",
 )
-SPACES = Kind(
+SPACES = ProblemKind(
     "spaces",
     "note",
-    "pairs with white space at an end or twice in a row",
-    "Strip it, if tokens are characters.",
+    "pairs with leading, trailing or repeated white space",
+    "Strip it if tokens are characters.",
 )
 
 KINDS = (
-    NO_PAIR, EMPTY, SWAPPED, MOJIBAKE, REPLACED, CONTROL, SCRIPT, RATIO, LONG, COPY, LEAK, OVERLAP, DUPLICATE, AMBIGUOUS,
-    UNNORMALIZED, MARKUP, SPACES,
+    NO_PAIR, EMPTY, SWAPPED, MOJIBAKE, REPLACED, CONTROL, SCRIPT, RATIO, LONG, COPY, LEAK, OVERLAP,
+    DUPLICATE, AMBIGUOUS, UNNORMALIZED, MARKUP, SPACES,
 )  # fmt: skip
-"""From what must be mended to what should be known."""
+"""All kinds, in the order of the report: the most severe first."""

@@ -1,4 +1,4 @@
-"""The statistics of surveyed pairs: how many, how long, in which scripts, of how many words, and how many tokens."""
+"""Statistics of surveyed pairs: counts, lengths, scripts, words, and the expected number of tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,15 +11,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from regard.data.survey.scripts import NO_SCRIPT, Characters
 from regard.data.survey.survey import SideStatistics, Split, Survey, survey_split
-from regard.data.tokens.vocabularies import MANY_TAGS
+from regard.data.tokens.vocabularies import MAX_TAGS
 
 _SAMPLE = 10_000
-"""Pairs from which subwords are learned, to estimate how many of them there will be."""
+"""The number of pairs from which subwords are learned to estimate the number of tokens."""
 
 SUBWORDS = 8_000
+"""The vocabulary size for this estimate."""
 
-_RARE = 12
-"""Characters outside the main script that are shown."""
+_MAX_OUTSIDE = 12
+"""The number of characters outside the main script that are listed."""
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _BINS = 24
@@ -27,77 +28,79 @@ _BINS = 24
 
 @dataclass
 class _Words:
-    """Distinct words, by their hashes, merged now and then so that memory holds."""
+    """Counts distinct words by their hashes, which are merged regularly to bound memory."""
 
     parts: list[NDArray[np.int64]] = field(default_factory=list)
-    waiting: int = 0
+    unmerged: int = 0
 
     def add(self, texts: Sequence[str]) -> None:
         words = " ".join(texts).split()
         self.parts.append(np.unique(np.fromiter(map(hash, words), np.int64, len(words))))
-        self.waiting += len(self.parts[-1])
-        if self.waiting > 4_000_000:
+        self.unmerged += len(self.parts[-1])
+        if self.unmerged > 4_000_000:
             self.count()
 
     def count(self) -> int:
         self.parts = [np.unique(np.concatenate([*self.parts, np.zeros(0, np.int64)]))]
-        self.waiting = 0
+        self.unmerged = 0
         return len(self.parts[0])
 
 
 @dataclass
 class _Sample:
-    """Every n-th pair, with n doubled whenever there are twice too many."""
+    """Stores every n-th pair, and doubles n whenever there are twice as many pairs as needed."""
 
     pairs: list[tuple[str, str]] = field(default_factory=list)
-    every: int = 1
+    step: int = 1
     seen: int = 0
 
     def add(self, sources: Sequence[str], targets: Sequence[str]) -> None:
-        first = -self.seen % self.every
-        self.pairs += zip(sources[first :: self.every], targets[first :: self.every], strict=True)
+        first = -self.seen % self.step
+        self.pairs += zip(sources[first :: self.step], targets[first :: self.step], strict=True)
         self.seen += len(sources)
         while len(self.pairs) > 2 * _SAMPLE:
-            self.pairs, self.every = self.pairs[::2], 2 * self.every
+            self.pairs, self.step = self.pairs[::2], 2 * self.step
 
 
 def compute_statistics(
     split: Split, characters: Characters, *, tagged: bool | None = None
 ) -> tuple[Survey, dict[str, Any]]:
-    """A split's survey, and its statistics under plain names."""
+    """Compute the survey of a split and a dictionary of its statistics."""
     words, sample = (_Words(), _Words()), _Sample()
 
-    def watch(sources: list[str], targets: list[str]) -> None:
+    def on_batch(sources: list[str], targets: list[str]) -> None:
         words[0].add(sources)
         words[1].add(targets)
         sample.add(sources, targets)
 
-    survey = survey_split(split, characters, watch, tagged=tagged)
-    found: dict[str, Any] = {"name": split.name, "pairs": len(survey), "bad_lines": survey.bad_lines}
+    survey = survey_split(split, characters, on_batch, tagged=tagged)
+    statistics: dict[str, Any] = {"name": split.name, "pairs": len(survey), "bad_lines": survey.bad_lines}
     if not len(survey):
-        return survey, found
-    found["distinct_pairs"] = len(np.unique(survey.pairs_N))
-    for place, (name, side) in enumerate((("source", survey.source), ("target", survey.target))):
-        texts = [pair[place] for pair in sample.pairs]
-        found[name] = _side(side, characters, words[place].count(), _subwords_per_character(texts))
-    if survey.tagged and len(survey.tags) <= MANY_TAGS:  # else what came later was text
+        return survey, statistics
+    statistics["distinct_pairs"] = len(np.unique(survey.pairs_N))
+    for index, (name, side) in enumerate((("source", survey.source), ("target", survey.target))):
+        texts = [pair[index] for pair in sample.pairs]
+        statistics[name] = _side_statistics(side, characters, words[index].count(), _subwords_per_character(texts))
+    if survey.tagged and len(survey.tags) <= MAX_TAGS:  # more values are text, not tags
         tags = survey.tags.total()
-        found["tags"] = {"distinct": len(survey.tags), "mean": round(tags / len(survey), 3)}
-        for unit in found["source"]["tokens"]:
-            found["source"]["tokens"][unit] += tags
-        found["letters_kept"] = round(_letters_kept(sample.pairs), 3)
+        statistics["tags"] = {"distinct": len(survey.tags), "mean": round(tags / len(survey), 3)}
+        for unit in statistics["source"]["tokens"]:
+            statistics["source"]["tokens"][unit] += tags
+        statistics["letters_kept"] = round(_share_of_letters_kept(sample.pairs), 3)
     ratio_N = survey.target.chars_N / np.maximum(survey.source.chars_N, 1)
-    found["length_ratio"] = _quantiles(ratio_N)
-    return survey, found
+    statistics["length_ratio"] = _quantiles(ratio_N)
+    return survey, statistics
 
 
-def _letters_kept(pairs: Sequence[tuple[str, str]]) -> float:
-    """The share of the targets' letters that stand in their sources, wherever they do."""
+def _share_of_letters_kept(pairs: Sequence[tuple[str, str]]) -> float:
+    """Return the share of the targets' letters that also occur in their sources, at any position."""
     kept = sum((Counter(source.lower()) & Counter(target.lower())).total() for source, target in pairs)
     return kept / max(1, sum(len(target) for _, target in pairs))
 
 
-def _side(side: SideStatistics, characters: Characters, types: int, rate: float) -> dict[str, Any]:
+def _side_statistics(
+    side: SideStatistics, characters: Characters, distinct_words: int, subwords_per_char: float
+) -> dict[str, Any]:
     letters: dict[str, int] = {}
     for code, count in side.counts.items():
         script = characters.script_of(chr(code))
@@ -117,29 +120,32 @@ def _side(side: SideStatistics, characters: Characters, types: int, rate: float)
         "words": _quantiles(side.words_N),
         "total_chars": total,
         "total_words": tokens,
-        "distinct_words": types,
+        "distinct_words": distinct_words,
         "alphabet": len(side.counts),
         "scripts": {name: count / sum(letters.values()) for name, count in scripts.items()},
-        "outside_main_script": dict(list(outside.items())[:_RARE]),
-        # An end is a token of its own.
-        "tokens": {"char": total + len(side.chars_N), "subword": round(rate * total) + len(side.chars_N)},
+        "outside_main_script": dict(list(outside.items())[:_MAX_OUTSIDE]),
+        # Each text is followed by an end token.
+        "tokens": {"char": total + len(side.chars_N), "subword": round(subwords_per_char * total) + len(side.chars_N)},
         "histogram": histogram(side),
     }
 
 
 def _quantiles(values_N: NDArray[np.uint32] | NDArray[np.float64]) -> dict[str, float]:
-    middle, most, nearly = np.quantile(values_N, [0.5, 0.95, 0.99])
+    median, p95, p99 = np.quantile(values_N, [0.5, 0.95, 0.99])
     return {
         "mean": round(float(np.mean(values_N)), 3),
-        "median": round(float(middle), 3),
-        "p95": round(float(most), 3),
-        "p99": round(float(nearly), 3),
+        "median": round(float(median), 3),
+        "p95": round(float(p95), 3),
+        "p99": round(float(p99), 3),
         "max": round(float(np.max(values_N)), 3),
     }
 
 
 def histogram(side: SideStatistics) -> dict[str, Any]:
-    """Lengths in words (of single words in characters), in bins up to 99 %; the last holds what is longer."""
+    """Return a histogram of lengths in words, or in characters if most texts are shorter than three words.
+
+    The bins cover 99 % of the texts; the last bin contains all longer ones.
+    """
     by_words = float(np.median(side.words_N)) >= 3
     values_N = side.words_N if by_words else side.chars_N
     last = max(1, int(np.quantile(values_N, 0.99)))
@@ -149,13 +155,13 @@ def histogram(side: SideStatistics) -> dict[str, Any]:
 
 
 def bars(counts: Sequence[int]) -> str:
-    """A histogram in one line; what is there at all is seen."""
+    """Draw a histogram in one line. A bin that is not empty has a visible bar."""
     highest = max(counts)
     return "".join(_BARS[max(1, round(8 * count / highest)) if count else 0] for count in counts)
 
 
 def _subwords_per_character(texts: Sequence[str]) -> float:
-    """Measured on a sample, with subwords learned from it by byte-pair encoding."""
+    """Return the number of subwords per character, with a BPE vocabulary that is learned from the same texts."""
     characters = sum(map(len, texts))
     if not characters:
         return 0.0
@@ -164,5 +170,5 @@ def _subwords_per_character(texts: Sequence[str]) -> float:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.train_from_iterator(usable, trainers.BpeTrainer(vocab_size=SUBWORDS, show_progress=False))
-    pieces = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(usable))
-    return pieces / characters
+    subwords = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(usable))
+    return subwords / characters

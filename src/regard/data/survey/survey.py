@@ -1,6 +1,6 @@
-"""A survey of pairs: one pass over a split that keeps a few numbers of each pair and no text.
+"""Surveys: one pass over a split that stores a few numbers for each pair, and no text.
 
-A pair takes some forty bytes, whatever its length: hashes stand for texts, so that duplicates and overlaps are found.
+A pair takes about forty bytes, whatever its length. Duplicates and overlaps are found by hashes of the texts.
 """
 
 import logging
@@ -21,34 +21,33 @@ from regard.data.corpora import Pairs, Stream
 from regard.data.files import Files
 from regard.data.lines import is_stream
 from regard.data.readers import Row, read_rows
-from regard.data.survey.scripts import WINDOWS, Characters, Profile, Trait
+from regard.data.survey.scripts import CP1252_ONLY, Characters, Profile, Trait
 from regard.data.tokens.pretokenization import TAB
-from regard.data.tokens.vocabularies import tags_of, too_many_tags
+from regard.data.tokens.vocabularies import find_tags, too_many_tags
 
 _BATCH = 8192
 
-_FEWEST_LETTERS = 3
-"""A text with fewer letters tells nothing of its script."""
+_MIN_LETTERS = 3
+"""The script of a text with fewer letters is not determined."""
 
-_NEARLY_ALL = 0.9
-"""Of all sources so many have tags, where any has."""
+_MIN_TAGGED_SHARE = 0.9
+"""The minimum share of sources with a tab for the text after it to be treated as tags."""
 
-_PLACES = 100
-"""Of lines that are no pairs so many are kept; all are counted."""
+_MAX_BAD_ROWS = 100
+"""The number of lines without a pair that are stored. All of them are counted."""
 
 MARKUP = re.compile(r"</?[A-Za-z][^<>]{0,80}>|&(?:[A-Za-z]{2,8}|#\d{1,7}|#[xX][0-9A-Fa-f]{1,6});")
-"""A tag or an entity of HTML."""
+"""An HTML tag or entity."""
 
-_MISREAD = re.compile(rf"[\xc2-\xf4][\x80-\xbf{WINDOWS}]+")
-"""What may be UTF-8 read as Latin-1 or Windows-1252: `read_again` knows."""
-
+_MOJIBAKE = re.compile(rf"[\xc2-\xf4][\x80-\xbf{CP1252_ONLY}]+")
+"""A sequence that may be UTF-8 decoded as Latin-1 or Windows-1252; `fix_mojibake` decides."""
 
 _AFTER_WORDS = set("\xa0«»°·©®²³€™‘’“”…–—•")
-"""What may follow an accented letter without anything being wrong."""
+"""Characters that often follow an accented letter in correct text."""
 
 
 class Mark(IntFlag):
-    """What a pair itself tells is wrong with it."""
+    """Problems that can be detected in a pair on its own."""
 
     EMPTY = 1
     COPY = 2
@@ -61,16 +60,16 @@ class Mark(IntFlag):
 
 
 class Split(NamedTuple):
-    """Pairs under a name, which can be read as often as needed."""
+    """Named pairs that can be read repeatedly."""
 
     name: str
     read: Callable[[], Iterable[Row]]
     by_language: bool = False
-    """Whether sources are marked with their language."""
+    """Whether the language is a tag of each source."""
 
     @classmethod
     def of_files(cls, name: str, files: Files) -> "Split":
-        """The rows of files, read whenever they are needed; those of a pipe are kept in memory."""
+        """Create a split that reads files on demand. The rows of a pipe are stored in memory."""
         if any(map(is_stream, files.paths)):
             rows = list(read_rows(files))
             return cls(name, lambda: rows, "" not in files.by_language)
@@ -87,22 +86,22 @@ class Split(NamedTuple):
 
 @dataclass
 class SideStatistics:
-    """The sources or the targets of N pairs, by numbers."""
+    """Statistics of the sources or the targets of N pairs."""
 
     counts: Counter[int] = field(default_factory=Counter)
-    """How often each character occurs, by its code."""
+    """The number of occurrences of each character, by code point."""
     hashes_N: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     chars_N: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
     words_N: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
     script_N: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """The script of most letters; 0 where there are too few to tell."""
+    """The script of most letters; 0 if there are too few letters."""
     scripts_N: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
-    """A bit for each script that has a letter in the text."""
+    """A bit mask of the scripts that occur in the text."""
 
 
 @dataclass
 class Survey:
-    """A split of N pairs by numbers. The source is the text without its tags, but for its hash."""
+    """Statistics of a split of N pairs. Tags are not part of the source, except in its hash."""
 
     split: Split
     tagged: bool = False
@@ -110,10 +109,12 @@ class Survey:
     source: SideStatistics = field(default_factory=SideStatistics)
     target: SideStatistics = field(default_factory=SideStatistics)
     tags: Counter[str] = field(default_factory=Counter)
-    """How often each tag of a source occurs."""
+    """The number of occurrences of each tag."""
     marks_N: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     bad_lines: int = 0
+    """The number of lines that do not contain a pair."""
     bad_rows: list[Row] = field(default_factory=list)
+    """The first lines that do not contain a pair."""
 
     @property
     def name(self) -> str:
@@ -124,55 +125,59 @@ class Survey:
 
     @property
     def pairs_N(self) -> NDArray[np.uint64]:
-        """A hash of each whole pair."""
+        """A hash of each pair."""
         left, right = self.source.hashes_N.view(np.uint64), self.target.hashes_N.view(np.uint64)
         return (left * np.uint64(0x9E3779B97F4A7C15)) ^ (right + (left >> np.uint64(7)))
 
-    def texts(self, wanted: Iterable[int]) -> dict[int, Row]:
-        """The pairs of some numbers, read again from the file, as far as needed."""
-        numbers = set(wanted)
-        last = max(numbers, default=-1)
+    def read_pairs(self, indices: Iterable[int]) -> dict[int, Row]:
+        """Read the pairs with the given indices again, no further than needed."""
+        requested = set(indices)
+        last = max(requested, default=-1)
         with without_warnings():
             pairs = (row for row in self.split.read() if not row.problem)
-            return {number: row for number, row in enumerate(islice(pairs, last + 1)) if number in numbers}
+            return {index: row for index, row in enumerate(islice(pairs, last + 1)) if index in requested}
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """What a reader says of a file the first time need not be said again."""
+    """Suppress the warnings of readers, for files that have been read before."""
     logger = logging.getLogger("regard.data")
-    before = logger.level
+    level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
 
 
-Watcher = Callable[[list[str], list[str]], None]
+BatchCallback = Callable[[list[str], list[str]], None]
 
 
 def detect_tags(split: Split) -> bool:
-    """Whether what follows a tab in nearly all sources is tags: few, and met again and again. The first ones tell."""
+    """Return whether the text after a tab in the sources is tags.
+
+    It is if nearly all of the first sources have it, and its values are few and repeated.
+    """
     with without_warnings():
         sources = [row.source for row in islice(split.read(), _BATCH) if not row.problem]
-    behind = [source.partition(TAB)[2] for source in sources if TAB in source]
-    tags = Counter(found[0] for text in behind for found in tags_of(text, 0))
-    enough = len(behind) >= _NEARLY_ALL * len(sources)
-    return enough and 0 < len(tags) <= tags.total() / 2 and not too_many_tags(tags, len(behind))
+    candidates = [source.partition(TAB)[2] for source in sources if TAB in source]
+    tags = Counter(match[0] for text in candidates for match in find_tags(text, 0))
+    enough = len(candidates) >= _MIN_TAGGED_SHARE * len(sources)
+    return enough and 0 < len(tags) <= tags.total() / 2 and not too_many_tags(tags, len(candidates))
 
 
 def survey_split(
-    split: Split, characters: Characters, watch: Watcher | None = None, *, tagged: bool | None = None
+    split: Split, characters: Characters, on_batch: BatchCallback | None = None, *, tagged: bool | None = None
 ) -> Survey:
-    """Read a split once; `watch` sees its sources, without tags, and targets, batch by batch.
+    """Compute the survey of a split in one pass.
 
-    Where it is not said whether sources have tags, they tell it themselves.
+    `on_batch` is called with the sources, without tags, and the targets of each batch. `tagged` says whether sources
+    have tags; by default this is detected.
     """
     survey = Survey(split, detect_tags(split) if tagged is None else tagged)
     columns: dict[tuple[str, str, np.dtype[np.generic]], bytearray] = {}
 
-    def keep(owner: str, column: str, values: NDArray[np.generic]) -> None:
+    def append(owner: str, column: str, values: NDArray[np.generic]) -> None:
         columns.setdefault((owner, column, values.dtype), bytearray()).extend(values.tobytes())
 
     stream = iter(split.read())
@@ -181,41 +186,41 @@ def survey_split(
         if len(pairs) < len(batch):
             bad = [row for row in batch if row.problem]
             survey.bad_lines += len(bad)
-            survey.bad_rows += bad[: _PLACES - len(survey.bad_rows)]
+            survey.bad_rows += bad[: _MAX_BAD_ROWS - len(survey.bad_rows)]
         if not pairs:
             continue
         sources, targets = [row.source for row in pairs], [row.target for row in pairs]
-        heads = _without_tags(sources, survey.tags) if survey.tagged else sources
-        if watch:
-            watch(heads, targets)
+        untagged = _remove_tags(sources, survey.tags) if survey.tagged else sources
+        if on_batch:
+            on_batch(untagged, targets)
         marks = np.zeros(len(pairs), np.uint8)
-        for name, side, texts, whole in (
-            ("source", survey.source, heads, sources),
+        for name, side, texts, complete in (
+            ("source", survey.source, untagged, sources),
             ("target", survey.target, targets, targets),
         ):
             profile = characters.profile(texts)
             side.counts.update(profile.counts)
-            marks |= _marks(whole, profile if whole is texts else characters.profile(whole))
-            keep(name, "hashes_N", _hashes(whole))
+            marks |= _compute_marks(complete, profile if complete is texts else characters.profile(complete))
+            append(name, "hashes_N", _hash_texts(complete))
             for column, values in _columns(profile).items():
-                keep(name, column, values)
-        marks |= _copies(sources, targets, profile.words_N)
-        keep("", "marks_N", marks)
-    # A buffer that grows in place is used as it is: a list of arrays would be copied, and stand twice in memory.
-    for (owner, column, kind), buffer in columns.items():
-        setattr(getattr(survey, owner) if owner else survey, column, np.frombuffer(buffer, kind))
+                append(name, column, values)
+        marks |= _mark_copies(sources, targets, profile.words_N)
+        append("", "marks_N", marks)
+    # Arrays are views of buffers that grow in place: concatenating a list of arrays would need twice the memory.
+    for (owner, column, dtype), buffer in columns.items():
+        setattr(getattr(survey, owner) if owner else survey, column, np.frombuffer(buffer, dtype))
     return survey
 
 
-def _without_tags(sources: list[str], tags: Counter[str]) -> list[str]:
-    """The sources up to their tags, which are counted."""
-    parted = [source.partition(TAB) for source in sources]
-    tags.update(found[0] for _, _, behind in parted for found in tags_of(behind, 0))
-    return [head for head, _, _ in parted]
+def _remove_tags(sources: list[str], tags: Counter[str]) -> list[str]:
+    """Return the sources without their tags, and add these to `tags`."""
+    parts = [source.partition(TAB) for source in sources]
+    tags.update(match[0] for _, _, text in parts for match in find_tags(text, 0))
+    return [head for head, _, _ in parts]
 
 
-def _hashes(texts: list[str]) -> NDArray[np.int64]:
-    """Python's own hash of a text is of 64 bits, quick, and the same for the life of the process."""
+def _hash_texts(texts: list[str]) -> NDArray[np.int64]:
+    """Hash texts with Python's built-in hash: it has 64 bits, is fast, and is stable within the process."""
     return np.fromiter(map(hash, texts), np.int64, len(texts))
 
 
@@ -223,22 +228,22 @@ def _columns(profile: Profile) -> dict[str, NDArray[np.generic]]:
     letters_NK = profile.letters_NK.copy()
     letters_NK[:, 0] = 0
     script_N = letters_NK.argmax(axis=1).astype(np.uint8)
-    script_N[letters_NK.max(axis=1) < _FEWEST_LETTERS] = 0
+    script_N[letters_NK.max(axis=1) < _MIN_LETTERS] = 0
     return {
         "chars_N": profile.chars_N,
         "words_N": profile.words_N,
         "script_N": script_N,
-        "scripts_N": np.bitwise_or.reduce(np.where(letters_NK > 0, bits(letters_NK.shape[1]), 0), axis=1),
+        "scripts_N": np.bitwise_or.reduce(np.where(letters_NK > 0, script_bits(letters_NK.shape[1]), 0), axis=1),
     }
 
 
-def bits(count: int) -> NDArray[np.uint32]:
-    """The bit of each script; those beyond the thirty-first share one."""
+def script_bits(count: int) -> NDArray[np.uint32]:
+    """Return the bit of each script number; numbers from 31 share the last bit."""
     return np.uint32(1) << np.minimum(np.arange(count, dtype=np.uint32), np.uint32(31))
 
 
-def _marks(texts: list[str], profile: Profile) -> NDArray[np.uint8]:
-    """From what the characters of a text may mean to what the text is."""
+def _compute_marks(texts: list[str], profile: Profile) -> NDArray[np.uint8]:
+    """Compute the marks of texts: from their traits, and by a closer look at those that the traits select."""
     traits = profile.traits_N
     marks = np.zeros(len(texts), dtype=np.uint8)
     marks[profile.words_N == 0] |= np.uint8(Mark.EMPTY)
@@ -248,36 +253,36 @@ def _marks(texts: list[str], profile: Profile) -> NDArray[np.uint8]:
         (Trait.SPACES, Mark.SPACES),
     ):
         marks[(traits & np.uint8(trait)) > 0] |= np.uint8(mark)
-    looks: tuple[tuple[Trait, Mark, Callable[[str], bool]], ...] = (
+    checks: tuple[tuple[Trait, Mark, Callable[[str], bool]], ...] = (
         (Trait.COMPOSED, Mark.UNNORMALIZED, lambda text: not unicodedata.is_normalized("NFC", text)),
         (Trait.MARKUP, Mark.MARKUP, lambda text: MARKUP.search(text) is not None),
-        (Trait.FOLLOWS, Mark.MOJIBAKE, lambda text: read_again(text) != text),
+        (Trait.CONTINUATION, Mark.MOJIBAKE, lambda text: fix_mojibake(text) != text),
     )
-    for trait, mark, holds in looks:
-        for number in np.flatnonzero(traits & np.uint8(trait)):
-            if holds(texts[number]):
-                marks[number] |= np.uint8(mark)
+    for trait, mark, has_problem in checks:
+        for index in np.flatnonzero(traits & np.uint8(trait)):
+            if has_problem(texts[index]):
+                marks[index] |= np.uint8(mark)
     return marks
 
 
-def _copies(sources: list[str], targets: list[str], words_N: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """A name or a number may stay what it is; three words and more that do are hardly a translation."""
+def _mark_copies(sources: list[str], targets: list[str], words_N: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """Mark targets that equal their source. Shorter ones are often names or numbers, which translate as they are."""
     same_N = np.fromiter(map(str.__eq__, sources, targets), bool, len(sources))
     return (same_N & (words_N >= 3)).astype(np.uint8) * np.uint8(Mark.COPY)
 
 
-def read_again(text: str) -> str:
-    """The text with what is UTF-8 read as Latin-1 or Windows-1252 read as what it is, if there is no doubt."""
+def fix_mojibake(text: str) -> str:
+    """Decode UTF-8 that was decoded as Latin-1 or Windows-1252 correctly. Text without clear evidence is unchanged."""
     certain = any(
-        (found[0] in "ÂÃâ" or not set(found[1:]) <= _AFTER_WORDS) and _decoded(found) != found
-        for found in _MISREAD.findall(text)
+        (sequence[0] in "ÂÃâ" or not set(sequence[1:]) <= _AFTER_WORDS) and _decode_as_utf8(sequence) != sequence
+        for sequence in _MOJIBAKE.findall(text)
     )
-    return _MISREAD.sub(lambda match: _decoded(match[0]), text) if certain else text
+    return _MOJIBAKE.sub(lambda match: _decode_as_utf8(match[0]), text) if certain else text
 
 
-def _decoded(misread: str) -> str:
-    raw = b"".join(bytes([ord(sign)]) if ord(sign) < 0x100 else sign.encode("cp1252") for sign in misread)
+def _decode_as_utf8(sequence: str) -> str:
+    raw = b"".join(bytes([ord(char)]) if ord(char) < 0x100 else char.encode("cp1252") for char in sequence)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        return misread
+        return sequence

@@ -20,8 +20,8 @@ from regard.data.tokens.vocabularies import (
     START,
     UNKNOWN,
     collect_tags,
+    find_tags,
     learn,
-    tags_of,
     whole_characters,
 )
 from regard.errors import ModelError
@@ -187,7 +187,7 @@ class Tokenizer:
         return text.partition(pretokenization.TAB)[0] if self._tags else text
 
     def _tags_in(self, text: str) -> Iterable[re.Match[str]]:
-        return tags_of(text, len(self._head(text))) if self._tags else ()
+        return find_tags(text, len(self._head(text))) if self._tags else ()
 
     def _tag(self, tag: str) -> int:
         return self._tags.get(tag, UNKNOWN)

@@ -90,7 +90,7 @@ def build_model(known: list[str], learned: Learned, *, byte_fallback: bool, fuse
     )
 
 
-MANY_TAGS = 200
+MAX_TAGS = 200
 """No language has so many; texts that were taken for tags soon have more."""
 
 
@@ -108,7 +108,7 @@ class _Stream:
             head, tab, _ = text.partition(pretokenization.TAB) if self._tagged else (text, "", "")
             if tab:
                 self._with_tags += 1
-                self.tags.update(found[0] for found in tags_of(text, len(head)))
+                self.tags.update(found[0] for found in find_tags(text, len(head)))
             yield whole_characters(head)
         self._check()
 
@@ -140,10 +140,10 @@ def collect_tags(texts: Iterable[str]) -> set[str]:
 
 def too_many_tags(tags: Collection[str], sources: int) -> bool:
     """Whether so many different ones in so many sources can hardly be tags."""
-    return len(tags) > MANY_TAGS or (sources >= 20 and len(tags) > sources / 2)
+    return len(tags) > MAX_TAGS or (sources >= 20 and len(tags) > sources / 2)
 
 
-def tags_of(text: str, start: int) -> Iterator[re.Match[str]]:
+def find_tags(text: str, start: int) -> Iterator[re.Match[str]]:
     """The tags in a text from some place on."""
     return _TAG.finditer(text, start)
 
