@@ -62,7 +62,7 @@ WIDTHS = PAIRS.max(1)
 
 
 def test_batches_by_tokens_hold_no_more_than_asked_for_and_every_pair_once() -> None:
-    order = TokenBatchSampler(PAIRS, tokens=600, seed=3, longest=80)
+    order = TokenBatchSampler(PAIRS, tokens=600, seed=3, max_length=80)
     for epoch in range(2):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
         assert all(len(batch) * WIDTHS[batch].max() <= 600 for batch in batches)
@@ -70,7 +70,7 @@ def test_batches_by_tokens_hold_no_more_than_asked_for_and_every_pair_once() -> 
 
 
 def test_batches_by_tokens_depend_on_seed_and_step_alone() -> None:
-    one, other = (TokenBatchSampler(PAIRS, tokens=600, seed=3, longest=80) for _ in range(2))
+    one, other = (TokenBatchSampler(PAIRS, tokens=600, seed=3, max_length=80) for _ in range(2))
     walked = [one.at(step) for step in range(2 * one.steps_per_epoch)]
     assert [other.at(step) for step in (500, 3, 40)] == [walked[500], walked[3], walked[40]]
     assert walked[: one.steps_per_epoch] != walked[one.steps_per_epoch :]
@@ -78,7 +78,7 @@ def test_batches_by_tokens_depend_on_seed_and_step_alone() -> None:
 
 
 def test_batches_by_tokens_have_few_shapes_and_little_padding() -> None:
-    order = TokenBatchSampler(PAIRS, tokens=600, seed=0, longest=80)
+    order = TokenBatchSampler(PAIRS, tokens=600, seed=0, max_length=80)
     rows = {len(order.at(step)) for step in range(order.steps_per_epoch)}
     assert len(rows) < 30
     assert padding_share(order, PAIRS[:, 0]) < 0.03
@@ -86,7 +86,7 @@ def test_batches_by_tokens_have_few_shapes_and_little_padding() -> None:
 
 
 def test_pairs_meet_others_in_each_epoch() -> None:
-    order = TokenBatchSampler(PAIRS, tokens=600, seed=0, longest=80)
+    order = TokenBatchSampler(PAIRS, tokens=600, seed=0, max_length=80)
     mates = []
     for epoch in range(2):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
@@ -99,7 +99,7 @@ def test_pairs_stand_in_the_order_of_the_lengths_that_an_epoch_gives_them() -> N
     def epoch_lengths(epoch: int) -> Ids:
         return PAIRS + np.random.Generator(np.random.PCG64(epoch)).integers(0, 12, PAIRS.shape)
 
-    order = TokenBatchSampler(PAIRS, tokens=1200, seed=0, longest=80, epoch_lengths=epoch_lengths)
+    order = TokenBatchSampler(PAIRS, tokens=1200, seed=0, max_length=80, epoch_lengths=epoch_lengths)
     for epoch in range(3):
         batches = [order.at(epoch * order.steps_per_epoch + index) for index in range(order.steps_per_epoch)]
         assert sorted(index for batch in batches for index in batch) == np.flatnonzero(WIDTHS <= 80).tolist()
@@ -122,6 +122,6 @@ def test_padding_share_counts_the_places_that_hold_nothing() -> None:
 
 
 def test_a_corpus_smaller_than_a_batch_is_one_batch() -> None:
-    order = TokenBatchSampler(np.array([[3, 1], [5, 5], [4, 2]]), tokens=4096, seed=0, longest=4096)
+    order = TokenBatchSampler(np.array([[3, 1], [5, 5], [4, 2]]), tokens=4096, seed=0, max_length=4096)
     assert order.steps_per_epoch == 1
     assert sorted(order.at(0)) == [0, 1, 2]

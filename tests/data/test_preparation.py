@@ -64,7 +64,7 @@ def test_rows_are_taken_as_a_list_would_give_them(rows: list[list[int]], picked:
 
 @given(rows=ROWS, longest=st.integers(0, 6), end=st.none() | st.integers(0, 9))
 def test_rows_are_cut_and_ended(rows: list[list[int]], longest: int, end: int | None) -> None:
-    found = Ragged.of(rows).ended(longest, end).rows()
+    found = Ragged.of(rows).truncate(longest, end).rows()
     assert found == [[*row[:longest], *([] if end is None else [end])] for row in rows]
 
 

@@ -107,7 +107,7 @@ def test_a_source_that_is_too_long_is_cut_and_said(model: regard.Model, caplog: 
     with caplog.at_level("WARNING"):
         prediction = model.predict("3 mai 2009 " * 200)
     assert len(prediction.source_tokens) == 1000
-    assert "1 source longer than 1,000 tokens was cut" in caplog.text
+    assert "Truncated 1 source to 1,000 tokens" in caplog.text
 
 
 def test_half_a_character_is_replaced(model: regard.Model) -> None:

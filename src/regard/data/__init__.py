@@ -1,1 +1,1 @@
-"""From files to batches: corpora, tokenizers, and an order of batches that is arithmetic."""
+"""From files to batches: corpora, tokenizers and batch samplers."""

@@ -1,4 +1,4 @@
-"""Batches: a corpus in token ids, and the tensors that pairs of it become."""
+"""Encoded corpora, and batches of padded tensors."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """Sources and targets in tensors; a target ends in END. `ids` are their places in the corpus, `tokens` counts those
-    of the targets.
+    """Padded sources and targets, which end in END. `ids` are the indices of the pairs in the corpus; `tokens` is the
+    number of target tokens.
     """
 
     source: Padded
@@ -29,12 +29,12 @@ class Batch(NamedTuple):
 
     @property
     def decoder_inputs(self) -> torch.Tensor:
-        """The targets shifted by one: what the decoder is told at each step."""
+        """The targets shifted right by one, starting with START."""
         start = torch.full_like(self.target.tokens_BT[:, :1], START)
         return torch.cat([start, self.target.tokens_BT[:, :-1]], dim=1)
 
     def split(self, count: int) -> list["Batch"]:
-        """The batch in so many pieces, or in single pairs where it has no more."""
+        """Split the batch into `count` micro-batches, or fewer if it has fewer pairs."""
         if count == 1:
             return [self]
         size = -(-len(self.ids) // count)
@@ -46,11 +46,11 @@ class Batch(NamedTuple):
 
 
 class EncodedSide(Protocol):
-    """The sources of a corpus, or its targets, in token ids; they may be others in each epoch."""
+    """The sources or the targets of a corpus as token ids, which may differ between epochs."""
 
     @property
     def lengths(self) -> Ids:
-        """Of each row; about, where that is not the same in each epoch."""
+        """The length of each row; approximate if lengths differ between epochs."""
 
     def epoch_lengths(self, epoch: int) -> Ids: ...
 
@@ -61,14 +61,14 @@ class EncodedSide(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class EncodedCorpus:
-    """A corpus in token ids; its targets end in END."""
+    """A corpus as token ids. Targets end in END."""
 
     sources: EncodedSide
     targets: EncodedSide
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int) -> "EncodedCorpus":
-        """Held in memory."""
+        """Encode pairs in memory."""
         listed = list(pairs)
         sources = tokenizers.source.ids([source for source, _ in listed])
         targets = tokenizers.target.ids([target for _, target in listed])
@@ -82,23 +82,23 @@ class EncodedCorpus:
 
     @property
     def lengths_N2(self) -> Ids:
-        """Of each pair, the lengths of its source and its target; about, where they are others in each epoch."""
+        """The source and target length of each pair; approximate if lengths differ between epochs."""
         return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
 
     def epoch_lengths(self, epoch: int) -> Ids:
-        """The same as an epoch sees them → (N, 2)."""
+        """Return the source and target length of each pair in an epoch → (N, 2)."""
         return _lengths_in(self, epoch)
 
     @cached_property
-    def _longest(self) -> tuple[int, int]:
+    def _max_lengths(self) -> tuple[int, int]:
         return int(self.sources.lengths.max(initial=0)), int(self.targets.lengths.max(initial=0))
 
     def batch(
         self, ids: Sequence[int], device: torch.device, epoch: int = 0, *, bucketed_shapes: bool = False
     ) -> Batch:
-        """Some of the pairs; with `bucketed_shapes`, padded to one of a few widths."""
-        sides = zip((self.sources, self.targets), self._longest if bucketed_shapes else (0, 0), strict=True)
-        source, target = (pad_ragged(side.take(ids, epoch), longest) for side, longest in sides)
+        """Return a batch of some pairs. With `bucketed_shapes`, its widths are rounded up to one of a few."""
+        sides = zip((self.sources, self.targets), self._max_lengths if bucketed_shapes else (0, 0), strict=True)
+        source, target = (pad_ragged(side.take(ids, epoch), max_length) for side, max_length in sides)
         return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))
 
 
@@ -107,27 +107,29 @@ def _lengths_in(corpus: EncodedCorpus, epoch: int) -> Ids:
     return np.stack([corpus.sources.epoch_lengths(epoch), corpus.targets.epoch_lengths(epoch)], axis=1)
 
 
-def warn_truncated(count: int, longest: int, what: str = "source") -> None:
-    """Say that some texts were longer than the model takes."""
+def warn_truncated(count: int, max_length: int, name: str = "source") -> None:
+    """Log a warning if texts were longer than the maximum length."""
     if count:
-        name, were = (what, "was") if count == 1 else (f"{what}s", "were")
-        log.warning("%d %s longer than %s tokens %s cut (tokenizer.max_length).", count, name, f"{longest:,}", were)
+        log.warning(
+            "Truncated %d %s to %s tokens (tokenizer.max_length).",
+            count, name if count == 1 else f"{name}s", f"{max_length:,}",
+        )  # fmt: skip
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Padded:
-    """Rows of ids as one tensor, filled up with PAD to the longest, and to a width of at least 1."""
+    """Pad rows of ids with PAD to the length of the longest, and at least to 1."""
     return pad_ragged(Ragged.of(rows))
 
 
-def pad_ragged(rows: Ragged, longest: int = 0) -> Padded:
-    """As `pad`; where it is known about how long the longest row of all is, to one of a few widths, of which that is
-    one.
+def pad_ragged(rows: Ragged, max_length: int = 0) -> Padded:
+    """As `pad`. With `max_length`, the length of the longest row of the corpus, the width is rounded up to one of a few
+    values, but not beyond `max_length` if it fits.
     """
     lengths_B = rows.lengths
     width = max(1, int(lengths_B.max(initial=0)))
-    if longest:
-        few = int(round_up_lengths(np.array(width), 4))
-        width = min(few, longest) if width <= longest else few
+    if max_length:
+        rounded = int(round_up_lengths(np.array(width), 4))
+        width = min(rounded, max_length) if width <= max_length else rounded
     tokens_BT = np.full((len(rows), width), PAD, np.int64)
     tokens_BT[np.arange(tokens_BT.shape[1]) < lengths_B[:, None]] = rows.flat
     return Padded(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))

@@ -166,7 +166,7 @@ class _Writer:
 
     def write(self, rows: Ragged) -> None:
         self.cut += int((rows.lengths > self._longest).sum())
-        self._file.write(rows.ended(self._longest, self._end))
+        self._file.write(rows.truncate(self._longest, self._end))
 
     def __enter__(self) -> "_Writer":
         self._file.__enter__()

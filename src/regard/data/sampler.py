@@ -1,6 +1,4 @@
-"""The order of batches: the batch at step n is a pure function of (seed, n), so that a run stopped anywhere goes on
-with the very same batches.
-"""
+"""Batch samplers. The batch at step n is a pure function of (seed, n), so that a resumed run sees the same batches."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -15,14 +13,16 @@ import numpy as np
 from regard.data.ragged import Ids
 
 _POOL = 64
-"""Batches whose pairs are sorted by length together: enough for little padding, few enough to stay mixed."""
+"""The number of batches whose pairs are sorted by length together: large enough for little padding, small enough to keep
+the order random.
+"""
 
-_BLUR = 4.0
-"""Tokens by which lengths may differ and yet count as the same, so that pairs meet others in each epoch."""
+_LENGTH_NOISE = 4.0
+"""The maximum random number added to a length before sorting, so that batches differ between epochs."""
 
 
 class BatchSampler(ABC):
-    """Which pairs stand together at which step."""
+    """Determines the pairs of the batch at each step."""
 
     @property
     @abstractmethod
@@ -30,10 +30,10 @@ class BatchSampler(ABC):
 
     @abstractmethod
     def epoch(self, number: int) -> list[Ids]:
-        """The batches of an epoch, in their order."""
+        """Return the batches of an epoch, in order."""
 
     def at(self, step: int) -> list[int]:
-        """The pairs of the batch at a step, counted from 0 through all epochs."""
+        """Return the indices of the pairs of a batch. Steps are counted from 0 over all epochs."""
         number, index = divmod(step, self.steps_per_epoch)
         batch: list[int] = _epoch(self, number)[index].tolist()
         return batch
@@ -48,17 +48,17 @@ class BatchSampler(ABC):
         return self is other
 
 
-def round_up_lengths(lengths: Ids, parts: int) -> Ids:
-    """Lengths rounded up so that few are left: so many between each power of two and the next."""
+def round_up_lengths(lengths: Ids, values_per_octave: int) -> Ids:
+    """Round lengths up to one of a few values: `values_per_octave` between each power of two and the next."""
     lengths = np.maximum(1, lengths)
-    step = np.maximum(1, 2 ** np.floor(np.log2(lengths)).astype(np.int64) // parts)
+    step = np.maximum(1, 2 ** np.floor(np.log2(lengths)).astype(np.int64) // values_per_octave)
     rounded: Ids = -(-lengths // step) * step
     return rounded
 
 
 @lru_cache(maxsize=2)
-def _epoch(order: BatchSampler, number: int) -> list[Ids]:
-    return order.epoch(number)
+def _epoch(sampler: BatchSampler, number: int) -> list[Ids]:
+    return sampler.epoch(number)
 
 
 def _generator(seed: int, epoch: int) -> np.random.Generator:
@@ -68,13 +68,13 @@ def _generator(seed: int, epoch: int) -> np.random.Generator:
 @final
 @dataclass(frozen=True, eq=False)
 class PairBatchSampler(BatchSampler):
-    """So many pairs a batch: shuffled in each epoch, pairs of like length together."""
+    """Batches of `batch_size` pairs of similar length, shuffled in each epoch."""
 
     lengths: Ids = field(repr=False)
     batch_size: int
     seed: int
     epoch_lengths: Callable[[int], Ids] | None = field(default=None, repr=False)
-    """The lengths as an epoch sees them, where they are not always `lengths`."""
+    """Returns the lengths in an epoch, if these differ between epochs."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -95,76 +95,77 @@ class PairBatchSampler(BatchSampler):
 @final
 @dataclass(frozen=True, eq=False)
 class TokenBatchSampler(BatchSampler):
-    """So many tokens a batch, counted on the longer side and with padding.
+    """Batches of at most `tokens` tokens, counted on the longer side and with padding.
 
-    Pairs stand in the order of their longer side, those of about the same length shuffled in each epoch, and are cut
-    into batches where one is full. Where the cuts are depends on the lengths alone, so that every epoch has as many.
-    Pairs of more than `longest` tokens are left out.
+    Pairs are sorted by the length of their longer side, with pairs of similar length shuffled in each epoch, and are
+    split into batches. The batch sizes depend on the lengths alone, so that every epoch has the same number of batches.
+    Pairs of more than `max_length` tokens are ignored.
 
-    Lengths may be others in each epoch. Pairs then stand in the order of what they have, and the cuts are those of the
-    first epoch: of many pairs about as many are of each length in every one.
+    If lengths differ between epochs, pairs are sorted by their length in the epoch, and the batch sizes are those of
+    the first epoch, because the distribution of lengths of a large corpus hardly changes.
     """
 
     lengths_N2: Ids = field(repr=False)
     tokens: int
     seed: int
-    longest: int
+    max_length: int
     epoch_lengths: Callable[[int], Ids] | None = field(default=None, repr=False)
-    """The lengths as an epoch sees them, where they are not always `lengths_N2`."""
+    """Returns the lengths in an epoch, if these differ between epochs."""
 
     @cached_property
     def _members(self) -> Ids:
-        return np.flatnonzero(self.lengths_N2.max(1, initial=0) <= self.longest)
+        return np.flatnonzero(self.lengths_N2.max(1, initial=0) <= self.max_length)
 
     def lengths_at(self, epoch: int) -> Ids:
-        """The lengths of both sides as an epoch sees them → (N, 2)."""
+        """Return the lengths of both sides in an epoch → (N, 2)."""
         return self.lengths_N2 if self.epoch_lengths is None else self.epoch_lengths(epoch)
 
     @staticmethod
     def _widths(lengths_N2: Ids) -> Ids:
-        """The length of each pair's longer side, rounded up so that there are few."""
+        """Return the length of the longer side of each pair, rounded up to one of a few values."""
         return round_up_lengths(lengths_N2.max(1, initial=0), 8)
 
     @cached_property
-    def _cuts(self) -> list[int]:
-        """Where batches end, in the order of widths."""
+    def _boundaries(self) -> list[int]:
+        """The boundaries of the batches in the sorted pairs."""
         widths: list[int] = np.sort(self._widths(self.lengths_at(0)[self._members])).tolist()
-        cuts = [0]
-        while cuts[-1] < len(widths):
-            start = cuts[-1]
+        boundaries = [0]
+        while boundaries[-1] < len(widths):
+            start = boundaries[-1]
             # The first pair that would make the batch too large.
             end = bisect_left(
                 range(start + 1, len(widths)), True, key=lambda at: (at + 1 - start) * widths[at] > self.tokens
             )
             rows = end + 1
             full = start + rows < len(widths)
-            cuts.append(start + (rows - rows % 8 if full and rows >= 16 else rows))
-        return cuts
+            boundaries.append(start + (rows - rows % 8 if full and rows >= 16 else rows))
+        return boundaries
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self._cuts) - 1
+        return len(self._boundaries) - 1
 
     def epoch(self, number: int) -> list[Ids]:
         generator = _generator(self.seed, number)
-        # Of pairs as wide as each other, those stand together whose sources are about as long.
-        seen_N2 = self.lengths_at(number)[self._members]
-        about = seen_N2[:, 0] + generator.random(len(self._members)) * _BLUR
-        ordered = self._members[np.lexsort((about, self._widths(seen_N2)))]
-        batches = [ordered[start:end] for start, end in pairwise(self._cuts)]
+        # Pairs of equal width are sorted by the approximate length of their sources.
+        lengths_N2 = self.lengths_at(number)[self._members]
+        noisy_N = lengths_N2[:, 0] + generator.random(len(self._members)) * _LENGTH_NOISE
+        ordered = self._members[np.lexsort((noisy_N, self._widths(lengths_N2)))]
+        batches = [ordered[start:end] for start, end in pairwise(self._boundaries)]
         return [batches[index] for index in generator.permutation(len(batches))]
 
 
-def padding_share(order: BatchSampler, lengths: Ids) -> float:
-    """Of the places in the tensors of an epoch, how many hold nothing."""
-    held = places = 0
-    for batch in _epoch(order, 0):
-        own = lengths[batch]
-        held, places = held + int(own.sum()), places + len(own) * max(1, int(own.max()))
-    return 1 - held / max(1, places)
+def padding_share(sampler: BatchSampler, lengths: Ids) -> float:
+    """Return the share of padding in the tensors of the first epoch."""
+    used = total = 0
+    for batch in _epoch(sampler, 0):
+        batch_lengths = lengths[batch]
+        used += int(batch_lengths.sum())
+        total += len(batch_lengths) * max(1, int(batch_lengths.max()))
+    return 1 - used / max(1, total)
 
 
 def batch_by_length(lengths: Sequence[int] | Ids, batch_size: int) -> list[list[int]]:
-    """Everything once, in batches of like length, longest first: for validation and prediction."""
+    """Return batches of similar length, longest first, that contain each index once: for validation and prediction."""
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
-    return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

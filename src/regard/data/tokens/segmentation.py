@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.ragged import Ragged, offsets_of
+from regard.data.ragged import Ragged, compute_offsets
 from regard.data.settings import Sampling
 from regard.data.tokens.pretokenization import TAB
 from regard.data.tokens.subword_sampling import build_subword_sampler
@@ -56,14 +56,14 @@ class Segmentations:
             for drawn in rows:
                 ids.extend(drawn)
                 lengths.append(len(drawn))
-        return cls(Ragged(np.array(ids, dtype=np.int32), offsets_of(np.array(lengths, dtype=np.int64))), sampling.drawn)
+        return cls(Ragged(np.array(ids, dtype=np.int32), compute_offsets(np.array(lengths, dtype=np.int64))), sampling.drawn)
 
     def segment(self, sentences: Ragged, choices: Ints) -> Ragged:
         """Sentences of word numbers as ids, with a choice from 0 to `drawn` - 1 for each word."""
         rows = sentences.flat.astype(np.int64) * self.drawn + choices
         starts = self.table.offsets[rows]
         lengths = self.table.offsets[rows + 1] - starts
-        ends = offsets_of(lengths)
+        ends = compute_offsets(lengths)
         places = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
         return Ragged(self.table.flat[places], ends[sentences.offsets])
 
@@ -71,17 +71,17 @@ class Segmentations:
         """How many ids `segment` makes of each sentence."""
         rows = sentences.flat.astype(np.int64) * self.drawn + choices
         lengths = self.table.offsets[rows + 1] - self.table.offsets[rows]
-        return np.diff(offsets_of(lengths)[sentences.offsets])
+        return np.diff(compute_offsets(lengths)[sentences.offsets])
 
     def longest(self, sentences: Ragged) -> Ints:
         """The most tokens that each sentence can have."""
         lengths = np.diff(self.table.offsets).reshape(-1, self.drawn).max(1)
-        return np.diff(offsets_of(lengths[sentences.flat])[sentences.offsets])
+        return np.diff(compute_offsets(lengths[sentences.flat])[sentences.offsets])
 
     def expected(self, sentences: Ragged) -> Ints:
         """How many tokens each sentence has in the mean, rounded up."""
         lengths = np.diff(self.table.offsets).reshape(-1, self.drawn).sum(1)
-        sums = np.diff(offsets_of(lengths[sentences.flat])[sentences.offsets])
+        sums = np.diff(compute_offsets(lengths[sentences.flat])[sentences.offsets])
         return -(-sums // self.drawn)
 
     def save(self, path: Path) -> None:
@@ -133,7 +133,7 @@ class Sampled:
         found = self.table.segment(own, self._choices(np.asarray(rows, dtype=np.int64), own, epoch))
         over = found.lengths > self._most
         if over.any():
-            found = found.ended(self._most, None)
+            found = found.truncate(self._most, None)
             if self.ends:
                 found.flat[found.offsets[1:][over] - 1] = END
         return found
@@ -153,14 +153,14 @@ def number_words(tokenizer: Tokenizer, texts: Sequence[str], numbers: dict[str, 
     for words in tokenizer.words(texts):
         flat.extend(numbers.setdefault(word, len(numbers)) for word in words)
         lengths.append(len(words))
-    return Ragged(np.array(flat, dtype=np.int32), offsets_of(np.array(lengths, dtype=np.int64)))
+    return Ragged(np.array(flat, dtype=np.int32), compute_offsets(np.array(lengths, dtype=np.int64)))
 
 
 def choices(seed: int, epoch: int, sentences: Ints, lengths: Ints, drawn: int) -> Ints:
     """For each word of each sentence a number below `drawn`: a hash of (seed, epoch, sentence, place of the word)."""
     begin = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
     keys = _mix(sentences.astype(np.uint64) + begin)
-    places = np.arange(int(lengths.sum())) - np.repeat(offsets_of(lengths)[:-1], lengths)
+    places = np.arange(int(lengths.sum())) - np.repeat(compute_offsets(lengths)[:-1], lengths)
     drawn_words = _mix(np.repeat(keys, lengths) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     # The upper bits, scaled: unlike a remainder, this favours no number that matters.
     return ((drawn_words >> np.uint64(32)) * np.uint64(drawn) >> np.uint64(32)).astype(np.int64)

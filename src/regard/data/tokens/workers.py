@@ -17,7 +17,7 @@ from typing import IO, NamedTuple
 import numpy as np
 import tokenizers
 
-from regard.data.ragged import Ids, Ragged, offsets_of
+from regard.data.ragged import Ids, Ragged, compute_offsets
 from regard.data.tokens.tokenizers import Tokenizer
 from regard.errors import ResourceError
 
@@ -55,7 +55,7 @@ class _Worker(NamedTuple):
             if lengths is None or ids is None:
                 raise self._gone()
             flat: Ids = np.frombuffer(ids, np.uint32)
-            found.append(Ragged(flat, offsets_of(np.frombuffer(lengths, np.uint32))))
+            found.append(Ragged(flat, compute_offsets(np.frombuffer(lengths, np.uint32))))
         return found
 
     def stop(self) -> None:
