@@ -8,7 +8,7 @@ import pytest
 
 from regard.config import resolve
 from regard.data import pronunciations
-from regard.data.corpora import load_corpus, share
+from regard.data.corpora import hash_to_unit_interval, load_corpus
 from regard.data.settings import PronounceData
 from regard.errors import ConfigError, DataError
 
@@ -84,7 +84,7 @@ def test_the_real_words_are_apart_and_spelt_in_39_phones() -> None:
     assert corpus.test is not None
     splits = [set(split.sources) for split in (corpus.train, corpus.dev, corpus.test)]
     assert sum(map(len, splits)) == len(set.union(*splits))
-    assert all(share(word) < 0.1 for word in splits[2])
+    assert all(hash_to_unit_interval(word) < 0.1 for word in splits[2])
     pairs = {
         pair
         for split in (corpus.train, corpus.dev, corpus.test)

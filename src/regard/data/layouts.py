@@ -184,8 +184,8 @@ def _column_indices(name: str, columns: Columns, header: Sequence[str]) -> Colum
     if missing:
         suggestion = did_you_mean(missing[0], header)
         raise DataError(
-            f"{name}:1: there is no column {', '.join(missing)}.{suggestion} Line 1 has: {', '.join(header)}. Use these "
-            "names, or numbers from 1, for example --columns 1 2."
+            f"{name}:1: there is no column {', '.join(missing)}.{suggestion} Line 1 has: {', '.join(header)}. Use "
+            "these names, or numbers from 1, for example --columns 1 2."
         )
     left, right = (
         tuple(field - 1 if isinstance(field, int) else int(_find(field, header) or 0) for field in side)

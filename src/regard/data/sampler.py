@@ -13,8 +13,8 @@ import numpy as np
 from regard.data.ragged import Ids
 
 _POOL = 64
-"""The number of batches whose pairs are sorted by length together: large enough for little padding, small enough to keep
-the order random.
+"""The number of batches whose pairs are sorted by length together: large enough for little padding, small enough to
+keep the order random.
 """
 
 _LENGTH_NOISE = 4.0

@@ -56,7 +56,9 @@ class Segmentations:
             for drawn in rows:
                 ids.extend(drawn)
                 lengths.append(len(drawn))
-        return cls(Ragged(np.array(ids, dtype=np.int32), compute_offsets(np.array(lengths, dtype=np.int64))), sampling.drawn)
+        return cls(
+            Ragged(np.array(ids, dtype=np.int32), compute_offsets(np.array(lengths, dtype=np.int64))), sampling.drawn
+        )
 
     def segment(self, sentences: Ragged, choices: Ints) -> Ragged:
         """Sentences of word numbers as ids, with a choice from 0 to `drawn` - 1 for each word."""
