@@ -1,10 +1,11 @@
-"""What does attention buy? Every architecture on dates and on a built-in task, with the gap by source length.
+"""What does attention contribute? Every architecture on dates and on a built-in task, by source length.
 
-    python benchmarks/architectures.py                      # one thread each, two trainings at a time
+    python benchmarks/architectures.py                      # one thread each, two runs at a time
     python benchmarks/architectures.py --task sort --jobs 1
 
-Prints a table (architecture, parameters, exact match, seconds) and draws exact match on the task by the length of the
-source, after Figure 2 of Bahdanau et al. (2015). All architectures have the same sizes and steps but where it says so.
+Prints a table (architecture, parameters, exact match, seconds) and plots exact match on the task by the length of the
+source, after Figure 2 of Bahdanau et al. (2015). All architectures have the same sizes and steps unless stated
+otherwise.
 """
 
 import argparse
@@ -27,15 +28,15 @@ from regard.runs.settings import RunSettings
 
 FIXED = {"kind": "fixed", "embedding": 64, "encoder": {"hidden": 64}, "decoder": {"hidden": 128}, "dropout": 0.0}
 TRANSFORMER = {"kind": "transformer", "size": 128, "heads": 4, "layers": 2, "feedforward": 256, "dropout": 0.0}
-SLOWER = {"training.learning_rate": 0.002, "training.max_grad_norm": 1.0}
+LOWER_RATE = {"training.learning_rate": 0.002, "training.max_grad_norm": 1.0}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "fixed, initial": {"model": {**FIXED, "context": "initial"}, **SLOWER},
+    "fixed, initial": {"model": {**FIXED, "context": "initial"}, **LOWER_RATE},
     "fixed, initial, source reversed": {
         "model": {**FIXED, "context": "initial", "encoder": {"hidden": 128, "bidirectional": False, "reverse": True}},
-        **SLOWER,
+        **LOWER_RATE,
     },
-    "fixed, every step": {"model": FIXED, **SLOWER},
-    "fixed, every step, mean": {"model": {**FIXED, "encoder": {"hidden": 64, "summary": "mean"}}, **SLOWER},
+    "fixed, every step": {"model": FIXED, **LOWER_RATE},
+    "fixed, every step, mean": {"model": {**FIXED, "encoder": {"hidden": 64, "summary": "mean"}}, **LOWER_RATE},
     "bahdanau": {},
     "bahdanau, lstm": {"model.encoder.cell": "lstm", "model.decoder.cell": "lstm"},
     "bahdanau, copy": {"tokenizer.shared": True, "model.decoder.copy_source": True},
@@ -45,48 +46,49 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "model.decoder.order": "simple",
         "model.decoder.cell": "rnn",
         "model.attention": {"score": "projected"},
-        **SLOWER,
+        **LOWER_RATE,
     },
-    "transformer": {"model": TRANSFORMER, **SLOWER},
-    "transformer, pre-norm, rotary": {"model": {**TRANSFORMER, "norm": "pre", "positions": "rotary"}, **SLOWER},
+    "transformer": {"model": TRANSFORMER, **LOWER_RATE},
+    "transformer, pre-norm, rotary": {"model": {**TRANSFORMER, "norm": "pre", "positions": "rotary"}, **LOWER_RATE},
 }
 
 
-def overrides(name: str, task: str, steps: int | None) -> dict[str, Any]:
-    found = dict(ARCHITECTURES[name])
+def build_overrides(name: str, task: str, steps: int | None) -> dict[str, Any]:
+    """Return the settings in which an architecture differs from the preset."""
+    overrides = dict(ARCHITECTURES[name])
     if task != "dates":
-        found["data.task"] = task
+        overrides["data.task"] = task
     if steps:
-        found["training.steps"] = steps
-    return found
+        overrides["training.steps"] = steps
+    return overrides
 
 
 def train(name: str, task: str, args: argparse.Namespace) -> dict[str, Any]:
-    """In a process of its own."""
+    """Train one architecture in its own process, and score it."""
     preset = "dates" if task == "dates" else "sequences"
     folder = args.out / f"{task}-{name.replace(', ', '-').replace(' ', '-')}"
-    changes = overrides(name, task, args.steps)
+    overrides = build_overrides(name, task, args.steps)
     started = time.perf_counter()
-    program = "import json, sys, regard; p, c, o = json.loads(sys.argv[1]); regard.train(p, c, out=o)"
-    given = json.dumps([preset, changes, str(folder)])
-    subprocess.run([sys.executable, "-c", program, given], check=True, stderr=subprocess.DEVNULL)
+    program = "import json, sys, regard; *inputs, out = json.loads(sys.argv[1]); regard.train(*inputs, out=out)"
+    arguments = json.dumps([preset, overrides, str(folder)])
+    subprocess.run([sys.executable, "-c", program, arguments], check=True, stderr=subprocess.DEVNULL)
     seconds = time.perf_counter() - started
-    return {"name": name, "task": task, "seconds": seconds, **score(folder, resolve(RunSettings, preset, changes))}
+    return {"name": name, "task": task, "seconds": seconds, **score(folder, resolve(RunSettings, preset, overrides))}
 
 
 def score(folder: Path, settings: RunSettings) -> dict[str, Any]:
-    """Exact match on the test set, in all and by the length of the source."""
+    """Return exact match on the test set, overall and by the length of the source."""
     model = regard.load(folder)
     corpus = load_corpus(settings.data)
     assert corpus.test is not None
-    answers = model.predict(corpus.test.sources, attention=False)
-    right = [answer.text == target for answer, target in zip(answers, corpus.test.targets, strict=True)]
-    batch_by_length: dict[int, list[bool]] = {}
-    for source, correct in zip(corpus.test.sources, right, strict=True):
-        batch_by_length.setdefault(len(source), []).append(correct)
-    lengths = {length: sum(found) / len(found) for length, found in sorted(batch_by_length.items())}
+    predictions = model.predict(corpus.test.sources, attention=False)
+    correct = [p.text == target for p, target in zip(predictions, corpus.test.targets, strict=True)]
+    by_length: dict[int, list[bool]] = {}
+    for source, is_correct in zip(corpus.test.sources, correct, strict=True):
+        by_length.setdefault(len(source), []).append(is_correct)
+    lengths = {length: sum(values) / len(values) for length, values in sorted(by_length.items())}
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
-    return {"accuracy": sum(right) / len(right), "parameters": parameters, "lengths": lengths}
+    return {"accuracy": sum(correct) / len(correct), "parameters": parameters, "lengths": lengths}
 
 
 def plot(results: list[Mapping[str, Any]], task: str, path: Path) -> None:
@@ -103,7 +105,7 @@ def plot(results: list[Mapping[str, Any]], task: str, path: Path) -> None:
         dashed = result["name"].startswith("fixed")
         axes.plot(list(lengths), smooth, label=result["name"], linestyle="--" if dashed else "-")
     axes.set_xlabel("length of the source")
-    axes.set_ylabel(f"exactly right, % ({task})")
+    axes.set_ylabel(f"exact match, % ({task})")
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=150)
 
@@ -112,15 +114,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="reverse", choices=["copy", "reverse", "sort"])
     parser.add_argument("--only", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
-    parser.add_argument("--steps", type=int, help="instead of the presets'")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="number of steps; default: that of the preset")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("runs/architectures"))
     parser.add_argument("--figure", type=Path, default=Path("architectures.png"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    work = [(name, task) for name in args.only for task in ("dates", args.task)]
+    jobs = [(name, task) for name in args.only for task in ("dates", args.task)]
     with ThreadPoolExecutor(args.jobs) as pool:
-        results = list(pool.map(lambda one: train(*one, args), work))
+        results = list(pool.map(lambda job: train(*job, args), jobs))
     lines = []
     for name in args.only:
         dates, task = (result for result in results if result["name"] == name)

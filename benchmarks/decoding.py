@@ -1,15 +1,15 @@
-"""How fast is beam search? Models with random weights against those of others on the same weights, in one run; the
-answers must be the same.
+"""How fast is beam search? Compares models with random weights with those of other libraries on the same weights, in
+one run. The outputs must be identical.
 
     python benchmarks/decoding.py                                          # a small Transformer against Hugging Face
-    python benchmarks/decoding.py --size base --rows 64 --tokens 64 --vocabulary 32000 --repeats 1
-    python benchmarks/decoding.py --device cuda --size base --rows 64 --tokens 64 --vocabulary 32000
+    python benchmarks/decoding.py --size base --batch-size 64 --tokens 64 --vocabulary 32000 --repeats 1
+    python benchmarks/decoding.py --device cuda --size base --batch-size 64 --tokens 64 --vocabulary 32000
     python benchmarks/decoding.py --cell lstm --score additive             # a recurrent model against Joey NMT
 
-The Transformer is compared with MarianMTModel.generate (`pip install transformers`); the recurrent model, in Luong's
-order with input feeding, with Joey NMT's (`pip install joeynmt`), which knows that order alone, with an additive or a
-general score. All are made to say exactly `--tokens` tokens, so that all do the same work. On a CPU with one thread the
-processor's seconds are counted, so that a busy machine changes little.
+The Transformer is compared with MarianMTModel.generate (`pip install transformers`). The recurrent model, in Luong's
+order with input feeding and with an additive or a general score, is compared with Joey NMT (`pip install joeynmt`),
+which supports only that order. All models generate exactly `--tokens` tokens, so that all do the same work. On a CPU
+with one thread, processor time is measured, because load on the machine hardly changes it.
 """
 
 import argparse
@@ -37,91 +37,96 @@ TRANSFORMERS: dict[str, dict[str, int]] = {
     "base": {"size": 512, "heads": 8, "layers": 6, "feedforward": 2048},
 }
 RECURRENT = {"tiny": 128, "small": 256, "base": 512}
-"""The width of embeddings, of each direction of the encoder, and half that of the decoder's state."""
+"""Width of the embeddings and of each encoder direction; the decoder state is twice as wide."""
 
 Search = Callable[[], Tensor]
 
 
 class Job(NamedTuple):
-    """What both are given, and how much they must say."""
+    """The input of both models, and the number of tokens to generate."""
 
     source: Padded
     beam: int
     tokens: int
 
 
-def searching(model: Seq2Seq, job: Job) -> Search:
-    """Our search, to the tokens of the best answers."""
+def build_search(model: Seq2Seq, job: Job) -> Search:
+    """Return a function that runs our beam search and returns the best tokens of each sentence."""
     limits = torch.full((len(job.source.lengths_B),), job.tokens, device=job.source.lengths_B.device)
     options = BeamOptions(job.beam, 1, length_penalty=0.0)
     rules = [NotBefore(END, job.tokens)]
 
     @torch.inference_mode()
     def run() -> Tensor:
-        found = beam(model.decoder, model.encoder(job.source), Symbols(START, END, NEVER), limits, options, rules)
-        return torch.tensor([answers[0].tokens for answers in found])
+        hypotheses = beam(model.decoder, model.encoder(job.source), Symbols(START, END, NEVER), limits, options, rules)
+        return torch.tensor([best.tokens for best, *_ in hypotheses])
 
     return run
 
 
-def hugging_face(theirs: Any, job: Job) -> Search:
+def build_hugging_face_search(peer: Any, job: Job) -> Search:
+    """Return a function that runs Hugging Face's beam search and returns the tokens of each sentence."""
+
     @torch.inference_mode()
     def run() -> Tensor:
-        found = theirs.generate(
+        outputs = peer.generate(
             input_ids=job.source.tokens_BT, attention_mask=job.source.valid_BT.long(), num_beams=job.beam,
             do_sample=False, max_new_tokens=job.tokens, min_new_tokens=job.tokens, length_penalty=0.0,
             early_stopping=False, suppress_tokens=list(NEVER),
         )  # fmt: skip
-        return torch.as_tensor(found)[:, 1 : job.tokens + 1].cpu()
+        return torch.as_tensor(outputs)[:, 1 : job.tokens + 1].cpu()
 
     return run
 
 
-def joey_nmt(theirs: Any, job: Job) -> Search:
+def build_joey_search(peer: Any, job: Job) -> Search:
+    """Return a function that runs Joey NMT's beam search and returns the tokens of each sentence."""
     from joeynmt.search import beam_search
 
     mask = job.source.valid_BT.unsqueeze(1)
 
     @torch.inference_mode()
     def run() -> Tensor:
-        slots, last, _, _ = theirs(
+        slots, last, _, _ = peer(
             return_type="encode", src=job.source.tokens_BT, src_length=job.source.lengths_B, src_mask=mask
         )
-        found, _, _ = beam_search(
-            theirs, job.beam, slots, last, mask, job.tokens, alpha=0.0, min_output_length=job.tokens, generate_unk=False
+        outputs, _, _ = beam_search(
+            peer, job.beam, slots, last, mask, job.tokens, alpha=0.0, min_output_length=job.tokens, generate_unk=False
         )
-        return torch.as_tensor(found)
+        return torch.as_tensor(outputs)
 
     return run
 
 
-def transformers(args: argparse.Namespace) -> tuple[Seq2Seq, Any]:
+def build_transformers(args: argparse.Namespace) -> tuple[Seq2Seq, Any]:
+    """Build a Transformer, and Hugging Face's model with the same weights."""
     settings = resolve(TransformerModel, {**TRANSFORMERS[args.size], "dropout": 0.0, "tied": "all"}, {})
     ours = build_model(settings, args.vocabulary, args.vocabulary).eval()
-    _sharpen(ours)
-    return ours, marian(ours, settings, args.vocabulary, args.source + args.tokens + 8)
+    _scale_weights(ours)
+    return ours, marian(ours, settings, args.vocabulary, args.source_length + args.tokens + 8)
 
 
-def recurrent(args: argparse.Namespace) -> tuple[Seq2Seq, Any]:
+def build_recurrent(args: argparse.Namespace) -> tuple[Seq2Seq, Any]:
+    """Build a recurrent model, and Joey NMT's model with the same weights."""
     width = RECURRENT[args.size]
     decoder = {"cell": args.cell, "hidden": 2 * width, "order": "luong"}
     sides = {"encoder": {"cell": args.cell, "hidden": width}, "decoder": decoder, "attention": {"score": args.score}}
     settings = resolve(RecurrentModel, {"embedding": width, "dropout": 0.0, **sides}, {})
     ours = build_model(settings, args.vocabulary, args.vocabulary).eval()
-    _sharpen(ours)
+    _scale_weights(ours)
     return ours, joey(ours, settings, args.vocabulary)
 
 
 @torch.no_grad()
-def _sharpen(model: Seq2Seq) -> None:
-    """Weights that are not all alike."""
+def _scale_weights(model: Seq2Seq) -> None:
+    """Scale up the weights, so that the outputs of random models are not nearly uniform."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.mul_(1.5)
 
 
-def seconds(searches: list[Search], repeats: int, device: str) -> list[tuple[float, Tensor]]:
-    """The best time of each, taken in turn, and what it found; the first run of each is not counted."""
+def time_searches(searches: list[Search], repeats: int, device: str) -> list[tuple[float, Tensor]]:
+    """Return the best time of each search, and its output. Searches alternate; the first run of each is a warm-up."""
     cuda = device.startswith("cuda")
     clock = time.process_time if not cuda and torch.get_num_threads() == 1 else time.perf_counter
     best = [(float("inf"), search()) for search in searches]
@@ -130,10 +135,10 @@ def seconds(searches: list[Search], repeats: int, device: str) -> list[tuple[flo
             if cuda:
                 torch.cuda.synchronize()
             start = clock()
-            found = search()
+            output = search()
             if cuda:
                 torch.cuda.synchronize()
-            best[index] = (min(best[index][0], clock() - start), found)
+            best[index] = (min(best[index][0], clock() - start), output)
     return best
 
 
@@ -141,45 +146,50 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", default="small", choices=list(TRANSFORMERS))
-    parser.add_argument("--cell", choices=["gru", "lstm"], help="a recurrent model, against Joey NMT")
-    parser.add_argument("--score", default="additive", choices=["additive", "general"], help="of a recurrent model")
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--source", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--cell", choices=["gru", "lstm"], help="compare a recurrent model with Joey NMT")
+    parser.add_argument(
+        "--score", default="additive", choices=["additive", "general"], help="score of the recurrent model"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, help="number of sentences")
+    parser.add_argument("--source-length", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=32, help="number of tokens to generate")
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--vocabulary", type=int, default=8000)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--precision", default="float32", choices=["float32", "bf16"], help="of both; bf16 differs in ties"
+        "--precision",
+        default="float32",
+        choices=["float32", "bf16"],
+        help="precision of both models; with bf16, ties may be broken differently",
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    ours, theirs = recurrent(args) if args.cell else transformers(args)
+    ours, other = build_recurrent(args) if args.cell else build_transformers(args)
     if args.precision == "bf16":
-        ours, theirs = ours.bfloat16(), theirs.bfloat16()
-    ours, theirs = ours.to(args.device), theirs.to(args.device)
-    tokens = torch.randint(4, args.vocabulary, (args.rows, args.source), device=args.device)
-    lengths = torch.randint(args.source // 2, args.source + 1, (args.rows,), device=args.device)
-    source = Padded(tokens, lengths.sort(descending=True).values)  # Joey NMT wants the longest first
+        ours, other = ours.bfloat16(), other.bfloat16()
+    ours, other = ours.to(args.device), other.to(args.device)
+    tokens = torch.randint(4, args.vocabulary, (args.batch_size, args.source_length), device=args.device)
+    lengths = torch.randint(args.source_length // 2, args.source_length + 1, (args.batch_size,), device=args.device)
+    source = Padded(tokens, lengths.sort(descending=True).values)  # Joey NMT requires decreasing lengths
     job = Job(source._replace(tokens_BT=tokens.masked_fill(~source.valid_BT, PAD)), args.beam, args.tokens)
-    peer = joey_nmt(theirs, job) if args.cell else hugging_face(theirs, job)
-    (our_time, our_answers), (their_time, their_answers) = seconds(
-        [searching(ours, job), peer], args.repeats, args.device
+    other_search = build_joey_search(other, job) if args.cell else build_hugging_face_search(other, job)
+    (our_time, our_output), (other_time, other_output) = time_searches(
+        [build_search(ours, job), other_search], args.repeats, args.device
     )
-    same = int((our_answers == their_answers).all(1).sum())
-    made = args.rows * args.tokens
+    same = int((our_output == other_output).all(1).sum())
+    generated = args.batch_size * args.tokens
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {args.threads} thread(s)"
     kind = f"{args.cell}, {args.score}" if args.cell else "Transformer"
     print(
-        f"{device}; {kind} {args.size}, {args.precision}, V {args.vocabulary:,}, {args.rows} sentences, "
+        f"{device}; {kind} {args.size}, {args.precision}, V {args.vocabulary:,}, {args.batch_size} sentences, "
         f"beam {args.beam}, {args.tokens} tokens"
     )
     name = "Joey NMT" if args.cell else "Hugging Face"
-    print(f"{'regard':<14}{made / our_time:8.0f} tokens/s")
-    print(f"{name:<14}{made / their_time:8.0f} tokens/s   ratio {their_time / our_time:.2f}")
-    print(f"the same answers: {same} of {args.rows}")
+    print(f"{'regard':<14}{generated / our_time:8.0f} tokens/s")
+    print(f"{name:<14}{generated / other_time:8.0f} tokens/s   ratio {other_time / our_time:.2f}")
+    print(f"identical outputs: {same} of {args.batch_size}")
 
 
 if __name__ == "__main__":

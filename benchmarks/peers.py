@@ -1,4 +1,4 @@
-"""The models of others with our weights, so that they must say what ours say: for benchmarks, and for tests."""
+"""Models of other libraries with our weights, for benchmarks and tests: their outputs must equal ours."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +16,10 @@ from regard.recurrent.fast.cudnn import to_torch_weights
 
 @torch.no_grad()
 def marian(model: Seq2Seq, settings: TransformerModel, vocabulary: int, positions: int) -> Any:
-    """Hugging Face's model with our weights. Its position table has all sines before all cosines where ours alternate,
-    so every vector of width d is put into that order.
+    """Build Hugging Face's Marian model with our weights.
+
+    Its position table has all sines before all cosines, while ours alternate. Every vector of the model width is
+    permuted accordingly.
     """
     from transformers import MarianConfig, MarianMTModel
 
@@ -29,7 +31,7 @@ def marian(model: Seq2Seq, settings: TransformerModel, vocabulary: int, position
         scale_embedding=True, pad_token_id=PAD, eos_token_id=END,
         decoder_start_token_id=START, share_encoder_decoder_embeddings=True, forced_eos_token_id=None,
     )  # fmt: skip
-    theirs = MarianMTModel(config).to(model.decoder.embedding.tokens.weight.dtype).eval()  # type: ignore[union-attr, arg-type]
+    peer = MarianMTModel(config).to(model.decoder.embedding.tokens.weight.dtype).eval()  # type: ignore[union-attr, arg-type]
     order = torch.cat([torch.arange(0, settings.size, 2), torch.arange(1, settings.size, 2)])
     names = {
         "attention": "self_attn", "self_attention": "self_attn", "cross_attention": "encoder_attn",
@@ -38,22 +40,24 @@ def marian(model: Seq2Seq, settings: TransformerModel, vocabulary: int, position
         "after_attention": "self_attn_layer_norm", "after_self": "self_attn_layer_norm",
         "after_cross": "encoder_attn_layer_norm", "after_feedforward": "final_layer_norm",
     }  # fmt: skip
-    found = dict(theirs.named_parameters())
+    parameters = dict(peer.named_parameters())
     for side in ("encoder", "decoder"):
         for name, tensor in getattr(model, side).layers.named_parameters():
             path = ".".join(part for part in (names.get(part, part) for part in name.split(".")) if part)
-            outward = not any(f".{part}." in f".{path}." for part in ("q_proj", "k_proj", "v_proj", "fc1"))
-            inward = tensor.dim() == 2 and not any(f".{part}." in f".{path}." for part in ("out_proj", "fc2"))
-            moved = tensor[order] if outward else tensor
-            found[f"model.{side}.layers.{path}"].copy_(moved[:, order] if inward else moved)
-    found["model.shared.weight"].copy_(model.decoder.embedding.tokens.weight[:, order])  # type: ignore[union-attr, index]
-    return theirs
+            permute_rows = not any(f".{part}." in f".{path}." for part in ("q_proj", "k_proj", "v_proj", "fc1"))
+            permute_columns = tensor.dim() == 2 and not any(f".{part}." in f".{path}." for part in ("out_proj", "fc2"))
+            permuted = tensor[order] if permute_rows else tensor
+            parameters[f"model.{side}.layers.{path}"].copy_(permuted[:, order] if permute_columns else permuted)
+    parameters["model.shared.weight"].copy_(model.decoder.embedding.tokens.weight[:, order])  # type: ignore[union-attr, index]
+    return peer
 
 
 @torch.no_grad()
 def joey(model: Seq2Seq, settings: RecurrentModel, vocabulary: int) -> Any:
-    """Joey NMT's recurrent model with our weights: Luong's order with input feeding, one layer, GRU or LSTM. Its output
-    layer has no bias, and its LSTM starts with a cell that equals its output: ours is made to be like it.
+    """Build Joey NMT's recurrent model with our weights: Luong's order with input feeding, one layer, GRU or LSTM.
+
+    Its output layer has no bias, and the initial cell state of its LSTM equals the initial hidden state. Our model is
+    changed to match.
     """
     from joeynmt.decoders import RecurrentDecoder
     from joeynmt.embeddings import Embeddings
@@ -69,34 +73,34 @@ def joey(model: Seq2Seq, settings: RecurrentModel, vocabulary: int) -> Any:
     numbers = {f"{name}_id": number for number, name in enumerate(("unk", "pad", "bos", "eos"))}
     words = Vocabulary([], SimpleNamespace(**names, **numbers, sep_token=None, lang_tags=[]))
     tables = [Embeddings(embedding, False, vocabulary, PAD) for _ in range(2)]
-    theirs = Model(encoder, decoder, *tables, words, words).eval()
-    theirs.pad_index, theirs.unk_index, theirs.bos_index, theirs.eos_index = PAD, UNKNOWN, START, END
-    own, ours = model.encoder, model.decoder
-    assert isinstance(own, RecurrentEncoder)
-    assert isinstance(ours, LuongDecoder)
-    ours.readout.output.bias.zero_()
-    for half in ours.bridge.weight.split(hidden), ours.bridge.bias.split(hidden):  # type: ignore[no-untyped-call]
+    peer = Model(encoder, decoder, *tables, words, words).eval()
+    peer.pad_index, peer.unk_index, peer.bos_index, peer.eos_index = PAD, UNKNOWN, START, END
+    our_encoder, our_decoder = model.encoder, model.decoder
+    assert isinstance(our_encoder, RecurrentEncoder)
+    assert isinstance(our_decoder, LuongDecoder)
+    our_decoder.readout.output.bias.zero_()
+    for half in our_decoder.bridge.weight.split(hidden), our_decoder.bridge.bias.split(hidden):  # type: ignore[no-untyped-call]
         half[-1].copy_(half[0])
-    score = ours.attention.score
+    score = our_decoder.attention.score
     for target, source in (
-        (theirs.src_embed.lut.weight, own.embedding.weight),
-        (theirs.trg_embed.lut.weight, ours.embedding.weight),
-        (decoder.bridge_layer.weight, ours.bridge.weight[:hidden]),
-        (decoder.bridge_layer.bias, ours.bridge.bias[:hidden]),
-        (decoder.att_vector_layer.weight, ours.readout.hidden.weight),
-        (decoder.att_vector_layer.bias, ours.readout.hidden.bias),
-        (decoder.output_layer.weight, ours.readout.output.weight),
+        (peer.src_embed.lut.weight, our_encoder.embedding.weight),
+        (peer.trg_embed.lut.weight, our_decoder.embedding.weight),
+        (decoder.bridge_layer.weight, our_decoder.bridge.weight[:hidden]),
+        (decoder.bridge_layer.bias, our_decoder.bridge.bias[:hidden]),
+        (decoder.att_vector_layer.weight, our_decoder.readout.hidden.weight),
+        (decoder.att_vector_layer.bias, our_decoder.readout.hidden.bias),
+        (decoder.output_layer.weight, our_decoder.readout.output.weight),
         (decoder.attention.key_layer.weight, score.key.weight[0]),
     ):
         target.copy_(source)
     if mechanism == "bahdanau":
         decoder.attention.query_layer.weight.copy_(score.query.weight[0])
         decoder.attention.energy_layer.weight.copy_(score.v)
-    for network, cells in ((encoder.rnn, own.layers.cells), (decoder.rnn, ours.layers.cells)):
-        for found, suffix in zip(cells, ("", "_reverse"), strict=False):
-            assert isinstance(found, Cell)
+    for network, cells in ((encoder.rnn, our_encoder.layers.cells), (decoder.rnn, our_decoder.layers.cells)):
+        for our_cell, suffix in zip(cells, ("", "_reverse"), strict=False):
+            assert isinstance(our_cell, Cell)
             for part, values in zip(
-                ("weight_ih", "weight_hh", "bias_ih", "bias_hh"), to_torch_weights(found), strict=True
+                ("weight_ih", "weight_hh", "bias_ih", "bias_hh"), to_torch_weights(our_cell), strict=True
             ):
                 getattr(network, f"{part}_l0{suffix}").copy_(values)
-    return theirs
+    return peer

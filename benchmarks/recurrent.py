@@ -1,11 +1,11 @@
-"""How fast is each cell? Forward and backward over whole sequences, against torch.nn.LSTM and against the plain loop
-that anyone would write: the cell's equations, one step after another, input product and all.
+"""How fast is each cell? Forward and backward over complete sequences, compared with torch.nn.LSTM and with a Python
+loop over the cell's equations, input product included.
 
     python benchmarks/recurrent.py                                        # CPU, one thread, small
     python benchmarks/recurrent.py --device cuda                          # B 16, T 1024, H 768
     python benchmarks/recurrent.py --device cuda --dtype bfloat16
 
-`loop ÷ ours` is how many times as fast as the loop ours is, `lstm ÷ ours` as torch.nn.LSTM.
+`loop ÷ ours` is the speedup over the loop, `lstm ÷ ours` that over torch.nn.LSTM.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from regard.recurrent.settings import VARIANTS
 Networks = dict[str, Callable[[int], regard.RNN | regard.GRU | regard.LSTM]]
 
 
-def networks() -> Networks:
-    """Every cell by its name, as a network of one layer."""
-    found: Networks = {
+def network_builders() -> Networks:
+    """Return a function for each cell that builds a network of one layer."""
+    builders: Networks = {
         "rnn": lambda size: regard.RNN(size, size),
         "rnn, relu": lambda size: regard.RNN(size, size, activation="relu"),
         "gru": lambda size: regard.GRU(size, size),
@@ -34,12 +34,13 @@ def networks() -> Networks:
         "lstm": lambda size: regard.LSTM(size, size),
     }
     for variant in VARIANTS:
-        found[f"lstm {variant}"] = lambda size, variant=variant: regard.LSTM(size, size, variant=variant)
-    found["lstm, layer norm"] = lambda size: regard.LSTM(size, size, layer_norm=True)
-    return found
+        builders[f"lstm {variant}"] = lambda size, variant=variant: regard.LSTM(size, size, variant=variant)
+    builders["lstm, layer norm"] = lambda size: regard.LSTM(size, size, layer_norm=True)
+    return builders
 
 
 def loop(cell: Cell, x_BTD: Tensor) -> Tensor:
+    """Run a cell step by step."""
     state = cell.init_state(len(x_BTD), x_BTD)
     outputs = []
     for x_BD in x_BTD.unbind(1):
@@ -49,19 +50,19 @@ def loop(cell: Cell, x_BTD: Tensor) -> Tensor:
 
 
 def milliseconds(run: Callable[[Tensor], Tensor], x_BTD: Tensor, repeats: int) -> float:
-    """The fastest of several, forward and backward."""
+    """Return the minimum time of forward and backward over several runs."""
     best = float("inf")
-    for _ in range(repeats + 1):  # one to warm up
+    for _ in range(repeats + 1):  # one for warm-up
         x_BTD.grad = None
-        _settle(x_BTD)
+        _synchronize(x_BTD)
         start = time.perf_counter()
         run(x_BTD).sum().backward()
-        _settle(x_BTD)
+        _synchronize(x_BTD)
         best = min(best, time.perf_counter() - start)
     return best * 1000
 
 
-def _settle(x: Tensor) -> None:
+def _synchronize(x: Tensor) -> None:
     if x.is_cuda:
         torch.cuda.synchronize()
 
@@ -70,35 +71,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--rows", type=int)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--width", type=int)
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--length", type=int)
+    parser.add_argument("--hidden", type=int)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     sizes = (16, 1024, 768) if args.device == "cuda" else (16, 100, 128)
-    given = (args.rows, args.steps, args.width)
-    rows, steps, width = (size or default for size, default in zip(given, sizes, strict=True))
+    requested = (args.batch_size, args.length, args.hidden)
+    batch_size, length, hidden = (size or default for size, default in zip(requested, sizes, strict=True))
     dtype = getattr(torch, args.dtype)
 
-    def put(module: nn.Module) -> nn.Module:
+    def move(module: nn.Module) -> nn.Module:
         return module.to(args.device, dtype)
 
     torch.manual_seed(0)
-    x_BTD = torch.randn(rows, steps, width, device=args.device, dtype=dtype, requires_grad=True)
-    peer = put(nn.LSTM(width, width, batch_first=True))
+    x_BTD = torch.randn(batch_size, length, hidden, device=args.device, dtype=dtype, requires_grad=True)
+    peer = move(nn.LSTM(hidden, hidden, batch_first=True))
     lstm = milliseconds(lambda x: peer(x)[0], x_BTD, args.repeats)
     lines = []
-    for name, build in networks().items():
-        network = put(build(width))
+    for name, build in network_builders().items():
+        network = move(build(hidden))
         cell = network.stack.cells[0]
-        path = dispatch.dispatch_layer(cell, args.device, dtype, rows=rows).path
+        path = dispatch.dispatch_layer(cell, args.device, dtype, rows=batch_size).path
         ours = milliseconds(lambda x, network=network: network(x)[0], x_BTD, args.repeats)
-        plain = milliseconds(lambda x, cell=cell: loop(cell, x), x_BTD, max(1, args.repeats // 3))
-        lines.append([name, path, f"{ours:.1f}", f"{plain:.1f}", f"{plain / ours:.1f}", f"{lstm / ours:.2f}"])
+        looped = milliseconds(lambda x, cell=cell: loop(cell, x), x_BTD, max(1, args.repeats // 3))
+        lines.append([name, path, f"{ours:.1f}", f"{looped:.1f}", f"{looped / ours:.1f}", f"{lstm / ours:.2f}"])
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {args.threads} thread(s)"
-    print(f"{device}, {args.dtype}, B {rows}, T {steps}, H {width}; torch.nn.LSTM {lstm:.1f} ms")
+    print(f"{device}, {args.dtype}, B {batch_size}, T {length}, H {hidden}; torch.nn.LSTM {lstm:.1f} ms")
     print(table(["cell", "path", "ours, ms", "loop, ms", "loop ÷ ours", "lstm ÷ ours"], lines))
 
 

@@ -1,8 +1,8 @@
-"""How many shapes do a run's batches have on a GPU, and how much of them is padding?
+"""How many distinct shapes do the batches of a run have on a GPU, and how much of them is padding?
 
     python benchmarks/shapes.py multi30k-transformer data.folder=../shared/data/multi30k/tok --steps 1600
 
-A step of training is recorded once for each shape, so few are wanted; and padding is worked through like all else.
+Training captures one CUDA graph per shape, so there should be few shapes. Padding costs as much time as tokens.
 """
 
 import argparse
@@ -21,22 +21,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("preset")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1000, help="number of batches")
     args = parser.parse_args()
     settings = resolve(RunSettings, args.preset, dict(map(parse_override, args.settings)))
     corpus = load_corpus(settings.data)
     request = PreparationRequest(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, settings.seed)
     train = prepare(request, None, print).train
-    order = build_batch_sampler(train, settings)
+    sampler = build_batch_sampler(train, settings)
     shapes: Counter[tuple[int, int, int]] = Counter()
-    places = tokens = 0
+    positions = tokens = 0
     for step in range(args.steps):
-        batch = train.batch(order.at(step), torch.device("cpu"), order.epoch_at(step), bucketed_shapes=True)
+        batch = train.batch(sampler.at(step), torch.device("cpu"), sampler.epoch_at(step), bucketed_shapes=True)
         shapes[(*batch.source.tokens_BT.shape, batch.target.tokens_BT.shape[1])] += 1
         for side in batch[:2]:
-            places, tokens = places + side.tokens_BT.numel(), tokens + int(side.lengths_B.sum())
+            positions, tokens = positions + side.tokens_BT.numel(), tokens + int(side.lengths_B.sum())
     once = sum(count == 1 for count in shapes.values())
-    print(f"{args.steps:,} steps: {len(shapes)} shapes, {once} of them seen once; {1 - tokens / places:.1%} is padding")
+    print(f"{args.steps:,} steps: {len(shapes)} shapes, {once} of them used once; {1 - tokens / positions:.1%} padding")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""Does a run survive being killed? Kills training with SIGKILL at random moments, gives the same command again
-each time, damages a checkpoint and the cache on the way, and compares the end with a run that was left alone, bit for
-bit.
+"""Does a run survive being killed? Kills training with SIGKILL at random times, repeats the same command each time,
+damages a checkpoint and the cache in between, and compares the result bit by bit with an uninterrupted run.
 
     python benchmarks/survival.py --kills 10
     python benchmarks/survival.py --kills 10 --recipe sampled
-    python benchmarks/survival.py --kills 10 --recipe mean
+    python benchmarks/survival.py --kills 10 --recipe averaged
 """
 
 import argparse
@@ -52,7 +51,7 @@ RECIPES = {
         "training.consistency=simcut",
         "training.word_dropout=0.05",
     ],
-    "mean": [
+    "averaged": [
         *FILES,
         "tokenizer=unigram",
         "tokenizer.vocabulary=120",
@@ -60,49 +59,49 @@ RECIPES = {
         "training.average_checkpoints=4",
     ],
 }
-"""What is trained on, and how; on files, the segmentation is drawn anew in each epoch."""
+"""Data and settings by name. Runs on files sample the segmentation in each epoch."""
 
 
-def write_corpus(place: Path) -> None:
-    """Made-up words, a third of them inflected, and what they become in reverse."""
+def write_corpus(folder: Path) -> None:
+    """Write sentences of synthetic, partly inflected words. Targets have the words in reverse order."""
     rng = random.Random(0)
     stems = ["".join(rng.choice("bdfgklmnprst") + rng.choice("aeiou") for _ in range(2)) for _ in range(60)]
     for name, count in (("train.tsv", 3_000), ("dev.tsv", 60)):
-        words = [
+        sentences = [
             [rng.choice(stems) + rng.choice(["", "", "ing", "ed", "s"]) for _ in range(rng.randint(2, 6))]
             for _ in range(count)
         ]
-        (place / name).write_text("".join(f"{' '.join(own)}\t{' '.join(own[::-1])}\n" for own in words))
+        (folder / name).write_text("".join(f"{' '.join(line)}\t{' '.join(line[::-1])}\n" for line in sentences))
 
 
 class Trainer:
-    """Trains by one command, given again and again, in a place with a cache of its own."""
+    """Runs one training command repeatedly, in a folder with its own cache."""
 
-    def __init__(self, place: Path, recipe: str) -> None:
-        self.place = place
-        self.cache = place / "cache"
-        self.options = {"cwd": place, "text": True, "env": {**os.environ, "REGARD_CACHE": str(self.cache)}}
+    def __init__(self, folder: Path, recipe: str) -> None:
+        self.cache = folder / "cache"
+        self.options = {"cwd": folder, "text": True, "env": {**os.environ, "REGARD_CACHE": str(self.cache)}}
         self._settings = [RECIPES[recipe][0], *SETTINGS, *RECIPES[recipe][1:]]
 
     def command(self, out: Path) -> list[str]:
+        """Return the training command."""
         return [sys.executable, "-m", "regard", "train", *self._settings, "--out", str(out)]
 
     def train(self, out: Path) -> None:
         """Train to the end."""
-        done = subprocess.run(self.command(out), capture_output=True, check=False, **self.options)
-        if done.returncode != 0:
-            sys.exit(f"training ended with {done.returncode}: {done.stderr}")
+        result = subprocess.run(self.command(out), capture_output=True, check=False, **self.options)
+        if result.returncode != 0:
+            sys.exit(f"training failed with exit code {result.returncode}: {result.stderr}")
 
 
 def train_and_kill(trainer: Trainer, out: Path, rng: random.Random) -> int | None:
-    """Train, and kill it: mostly within moments of some step, sometimes while it is still setting up.
+    """Train, and kill the process: mostly shortly after a random step, sometimes during setup.
 
-    The last step it spoke of, or None if it was done before the blow fell.
+    Return the last step that was logged, or None if training finished before the kill.
     """
     command = trainer.command(out)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, **trainer.options)
     assert process.stderr is not None
-    step, steps_to_go = 0, rng.randint(0, 40)
+    step, remaining_steps = 0, rng.randint(0, 40)
     if rng.random() < 0.2:
         timer = threading.Timer(rng.uniform(0.1, 4.0), process.kill)
         timer.start()
@@ -111,20 +110,20 @@ def train_and_kill(trainer: Trainer, out: Path, rng: random.Random) -> int | Non
     for line in process.stderr:
         if line.startswith("step "):
             step = int(line.split()[1].split("/")[0].replace(",", ""))
-            steps_to_go -= 1
-        if line.startswith(("Training", "step ")) and steps_to_go <= 0 and timer.ident is None:
+            remaining_steps -= 1
+        if line.startswith(("Training", "step ")) and remaining_steps <= 0 and timer.ident is None:
             timer.start()
     code = process.wait()
     timer.cancel()
     if code == -signal.SIGKILL:
         return step
     if code != 0:
-        sys.exit(f"training ended with {code} before it was killed")
+        sys.exit(f"training failed with exit code {code} before it was killed")
     return None
 
 
-def damage(folder: RunFolder, rng: random.Random) -> int | None:
-    """Flip one bit in the newest checkpoint, if there are two."""
+def damage_checkpoint(folder: RunFolder, rng: random.Random) -> int | None:
+    """Flip one bit in the newest checkpoint, if there are at least two; return its step."""
     checkpoints = folder.all_checkpoints()
     if len(checkpoints) < 2:
         return None
@@ -136,31 +135,31 @@ def damage(folder: RunFolder, rng: random.Random) -> int | None:
 
 
 def damage_cache(cache: Path, rng: random.Random) -> str | None:
-    """Flip a bit in one of its files, or remove it all; what was done."""
+    """Flip a bit in a file of the cache, or remove the cache, or do nothing; return what was done."""
     files = sorted(path for path in cache.rglob("*") if path.is_file() and path.stat().st_size)
-    chosen = rng.choice([None, None, "bit", "all"])
-    if not files or chosen is None:
+    action = rng.choice([None, None, "flip", "remove"])
+    if not files or action is None:
         return None
-    if chosen == "all":
+    if action == "remove":
         shutil.rmtree(cache)
-        return "the cache removed"
+        return "removed the cache"
     path = rng.choice(files)
     content = bytearray(path.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
-    return f"one bit flipped in {path.name} of the cache"
+    return f"flipped one bit in {path.name} of the cache"
 
 
 def fingerprint(folder: RunFolder) -> dict[str, object]:
-    """The end of a run: every byte of its checkpoints, and its events without the clock."""
+    """Return hashes of all checkpoint files of a run, and its events without times."""
     files = {
         str(path.relative_to(folder.path)): sha256(path)
         for path in sorted(folder.checkpoints.rglob("*"))
         if path.is_file() and "damaged" not in str(path)
     }
     events = [json.loads(line) for line in folder.events.read_text().splitlines()]
-    timed = {"time", "tokens_per_second"}
-    return {**files, "events": [{k: v for k, v in event.items() if k not in timed} for event in events]}
+    ignored = {"time", "tokens_per_second"}
+    return {**files, "events": [{k: v for k, v in event.items() if k not in ignored} for event in events]}
 
 
 def main() -> None:
@@ -168,40 +167,40 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--recipe", choices=RECIPES, default="dates")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    given = parser.parse_args()
-    rng, meddler = random.Random(given.seed), random.Random(given.seed + 1)
-    print(f"seed {given.seed}", flush=True)
-    place = Path(tempfile.mkdtemp(prefix="regard-survival-"))
+    args = parser.parse_args()
+    rng, cache_rng = random.Random(args.seed), random.Random(args.seed + 1)
+    print(f"seed {args.seed}", flush=True)
+    workspace = Path(tempfile.mkdtemp(prefix="regard-survival-"))
     try:
-        write_corpus(place)
-        trainer = Trainer(place, given.recipe)
-        trainer.train(place / "undisturbed")
-        folder = RunFolder(place / "killed")
+        write_corpus(workspace)
+        trainer = Trainer(workspace, args.recipe)
+        trainer.train(workspace / "uninterrupted")
+        folder = RunFolder(workspace / "killed")
         damaged = False
-        for kill in range(given.kills):
+        for kill in range(args.kills):
             step = train_and_kill(trainer, folder.path, rng)
             if step is None:
-                sys.exit(f"the run was done after {kill} kills; make it longer")
+                sys.exit(f"training finished after {kill} kills; increase training.steps")
             print(f"kill {kill + 1}: at step {step}", flush=True)
-            if (done := damage_cache(trainer.cache, meddler)) is not None:
-                print(done, flush=True)
-            if not damaged and kill >= given.kills // 2 and (spoilt := damage(folder, rng)) is not None:
+            if (action := damage_cache(trainer.cache, cache_rng)) is not None:
+                print(action, flush=True)
+            if not damaged and kill >= args.kills // 2 and (damaged_step := damage_checkpoint(folder, rng)) is not None:
                 damaged = True
-                print(f"one bit flipped in the checkpoint of step {spoilt}", flush=True)
-                told = subprocess.run(
+                print(f"flipped one bit in the checkpoint of step {damaged_step}", flush=True)
+                stderr = subprocess.run(
                     [sys.executable, "-m", "regard", "predict", str(folder.path), "x"], capture_output=True, text=True
                 ).stderr
-                if f"step-{spoilt}/model.safetensors is damaged" not in told:
-                    sys.exit(f"the damage was not noticed: {told}")
+                if f"step-{damaged_step}/model.safetensors is damaged" not in stderr:
+                    sys.exit(f"the damage was not detected: {stderr}")
         trainer.train(folder.path)
         if damaged and not list(folder.checkpoints.glob("damaged-*")):
             sys.exit("the damaged checkpoint was not set aside")
-        if fingerprint(folder) != fingerprint(RunFolder(place / "undisturbed")):
-            sys.exit("the killed run ended otherwise than the undisturbed one")
-        print(f"{given.kills} kills, {'one damaged checkpoint' if damaged else 'no checkpoint to damage'}: ", end="")
-        print("weights, optimizer, state and events are the same to the bit")
+        if fingerprint(folder) != fingerprint(RunFolder(workspace / "uninterrupted")):
+            sys.exit("the killed run differs from the uninterrupted one")
+        print(f"{args.kills} kills, {'one damaged checkpoint' if damaged else 'no checkpoint to damage'}: ", end="")
+        print("weights, optimizer, state and events are bit-identical")
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(workspace)
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def test_killed_for_real(tmp_path: Path) -> None:
         [sys.executable, str(script), "--kills", "3", "--seed", "7"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the same to the bit" in done.stdout
+    assert "bit-identical" in done.stdout
 
 
 def test_a_finished_run_is_left_as_it_is(undisturbed: Path) -> None:
