@@ -31,7 +31,7 @@ from regard.runs.settings import RunSettings, TrainingSettings, with_deadline
 from regard.training import autoconfig, budget, loop
 from regard.training.autoconfig import ChosenSettings
 from regard.training.finetuning import resolve_run
-from regard.training.lr_finder import find_pace
+from regard.training.lr_finder import measure_speed
 from regard.training.machine import resolve_device
 
 
@@ -105,11 +105,11 @@ def choose(
         say(reason)
     seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
     ends, share = started + seconds, min(5.0, 0.05 * seconds)
-    pace = find_pace(chosen.settings, share)
+    pace = measure_speed(chosen.settings, share)
     shrunk = budget.shrink(chosen, pace, ends - time.monotonic(), given)
     if shrunk is not chosen:
-        pace = find_pace(shrunk.settings, share)
-    fitted = budget.fit(shrunk, pace, minutes, ends - time.monotonic(), given)
+        pace = measure_speed(shrunk.settings, share)
+    fitted = budget.fit_schedule(shrunk, pace, minutes, ends - time.monotonic(), given)
     for reason in fitted.reasons[len(chosen.reasons) :]:
         say(reason)
     return fitted

@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints: the same whatever stopped the run, and made again where it was lost."""
+"""Weight averaging: values computed by hand, and runs that are stopped, killed or damaged end with the same average."""
 
 import os
 import shutil
@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 import regard
 from regard.data.cache import sha256
 from regard.runs import checkpoints
 from regard.runs.events import read_events
-from regard.runs.folder import RunFolder
+from regard.runs.folder import Checkpoint, RunFolder
 from regard.training import loop
+from regard.training.averaging import MovingAverage, average_weights
 from tests_shared import SMALL
 
 SETTINGS = {
@@ -28,37 +32,105 @@ SETTINGS = {
     "training.average_checkpoints": 3,
     "training.metric": "loss",
 }
-"""A recipe in which the mean is better than each."""
+"""With these settings, the average is better than each checkpoint."""
+
+
+def build_linear(weight: float) -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(weight)
+    return model
+
+
+def test_moving_average_decays_exponentially() -> None:
+    model = build_linear(0.0)
+    average = MovingAverage(model, 0.5)
+    model.weight.data.fill_(1.0)
+    average.update(100)
+    assert average.weights["weight"].item() == 0.5
+    average.update(101)
+    assert average.weights["weight"].item() == 0.75
+
+
+def test_moving_average_has_a_smaller_decay_in_the_first_steps() -> None:
+    model = build_linear(0.0)
+    average = MovingAverage(model, 0.999)
+    model.weight.data.fill_(1.0)
+    average.update(1)
+    assert average.weights["weight"].item() == pytest.approx(1 - 2 / 11)
+
+
+def test_moving_average_is_applied_to_the_model_within_a_context() -> None:
+    model = build_linear(2.0)
+    average = MovingAverage(model, 0.5)
+    model.weight.data.fill_(3.0)
+    with average.applied_to(model):
+        assert model.weight.item() == 2.0
+    assert model.weight.item() == 3.0
+    assert average.weights["weight"].item() == 2.0
+
+
+def test_average_weights_averages_floating_point_tensors(tmp_path: Path) -> None:
+    for step, value in ((1, 1.0), (2, 2.0), (3, 6.0)):
+        (tmp_path / f"step-{step}").mkdir()
+        tensors = {"w": torch.full((2,), value), "count": torch.tensor(step)}
+        save_file(tensors, tmp_path / f"step-{step}" / "model.safetensors")
+    average = average_weights([Checkpoint(tmp_path / f"step-{step}") for step in (1, 2, 3)])
+    assert average["w"].tolist() == [3.0, 3.0]
+    assert average["w"].dtype == torch.float32
+    assert average["count"].item() == 1
+
+
+def test_a_run_uses_the_average_of_its_last_checkpoints_if_it_is_better(tmp_path: Path) -> None:
+    noisy = {"training.learning_rate": 0.04, "training.decay": "none", "training.steps": 90}
+    settings = {**SMALL, **noisy, "training.average_checkpoints": 3, "training.metric": "loss"}
+    run = regard.train("dates", settings, out=tmp_path / "run")
+    steps = [RunFolder(run.path).checkpoints / f"step-{step}" for step in (70, 80, 90)]
+    average = average_weights([Checkpoint(path) for path in steps])
+    last, averaged = run.events[-2], run.events[-1]
+    assert (last["step"], averaged["step"]) == (90, 90)
+    best = RunFolder(run.path).best().path.name
+    assert best == ("mean-90" if averaged["best"] else f"step-{last['step']}")
+    assert averaged["best"], "this test needs settings with which the average is better"
+    saved = load_file(run.path / "checkpoints" / "mean-90" / "model.safetensors")
+    assert all(torch.equal(saved[name], average[name]) for name in average)
+    assert regard.load(run.path).predict("3 mai 2009").text is not None
+    again = regard.train("dates", settings, out=run.path)
+    assert again.events == run.events
+
+
+def test_a_run_uses_its_moving_average(tmp_path: Path) -> None:
+    run = regard.train("dates", {**SMALL, "training.ema_decay": 0.9}, out=tmp_path / "run")
+    best = RunFolder(run.path).best().path
+    model = load_file(best / "model.safetensors")
+    optimizer = load_file(best / "optimizer.safetensors")
+    assert not torch.equal(model["encoder.embedding.weight"], optimizer["weights/encoder.embedding.weight"])
 
 
 def train(path: Path) -> None:
     regard.train("dates", SETTINGS, out=path)
 
 
-def end(path: Path) -> dict[str, Any]:
-    """The model that is used, the last state, and what happened, without the clock."""
+def read_result(path: Path) -> dict[str, Any]:
+    """The best checkpoint, hashes of its files and of the last checkpoint's, and the events without times."""
     best = RunFolder(path).best().path
     files = {
         file.name: sha256(file) for folder in (best, path / "checkpoints" / "step-60") for file in folder.iterdir()
     }
-    events = [{k: v for k, v in event.items() if "time" not in k and "second" not in k} for event in _events(path)]
-    return {"best": best.name, **files, "events": events}
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    return read_events(RunFolder(path).events)
+    events = read_events(RunFolder(path).events)
+    untimed = [{k: v for k, v in event.items() if "time" not in k and "second" not in k} for event in events]
+    return {"best": best.name, **files, "events": untimed}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("means") / "run"
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("averages") / "run"
     train(path)
     assert RunFolder(path).best().path.name == "mean-60"
     return path
 
 
-def test_a_signal_between_saves_does_not_change_what_the_mean_is_of(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_saved_on_a_signal_is_not_averaged(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = loop.take_step
 
@@ -73,50 +145,50 @@ def test_a_signal_between_saves_does_not_change_what_the_mean_is_of(
             train(tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "step-57").exists()
     train(tmp_path / "run")
-    assert end(tmp_path / "run") == end(undisturbed)
+    assert read_result(tmp_path / "run") == read_result(uninterrupted)
 
 
-@pytest.mark.parametrize("moment", ["save_average", "save"])
-def test_killed_before_or_after_the_mean_is_written_it_ends_the_same(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+@pytest.mark.parametrize("function", ["save_average", "save"])
+def test_a_run_killed_before_or_after_the_average_is_saved_ends_the_same(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    whole: Callable[..., Any] = getattr(checkpoints, moment)
+    save: Callable[..., Any] = getattr(checkpoints, function)
 
-    def die(*given: Any) -> Any:
-        if any(isinstance(part, checkpoints.RunProgress) and part.averaged for part in given):
+    def die(*args: Any) -> Any:
+        if any(isinstance(arg, checkpoints.RunProgress) and arg.averaged for arg in args):
             raise KeyboardInterrupt
-        return whole(*given)
+        return save(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, moment, die)
+        patch.setattr(checkpoints, function, die)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "run")
-    assert (tmp_path / "run" / "checkpoints" / "mean-60").exists() == (moment == "save")
+    assert (tmp_path / "run" / "checkpoints" / "mean-60").exists() == (function == "save")
     assert RunFolder(tmp_path / "run").best().path.name == "step-60"
     train(tmp_path / "run")
-    assert end(tmp_path / "run") == end(undisturbed)
+    assert read_result(tmp_path / "run") == read_result(uninterrupted)
 
 
-@pytest.mark.parametrize("harm", ["flip", "half", "lose"])
-def test_a_damaged_mean_is_noticed_and_made_again(
-    undisturbed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
+@pytest.mark.parametrize("damage", ["flip a bit", "remove the manifest", "remove the folder"])
+def test_a_damaged_average_is_detected_and_computed_again(
+    uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    shutil.copytree(undisturbed, tmp_path / "run")
-    mean = tmp_path / "run" / "checkpoints" / "mean-60"
-    if harm == "flip":
-        content = bytearray((mean / "model.safetensors").read_bytes())
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    average = tmp_path / "run" / "checkpoints" / "mean-60"
+    if damage == "flip a bit":
+        content = bytearray((average / "model.safetensors").read_bytes())
         content[-7] ^= 1
-        (mean / "model.safetensors").write_bytes(content)
-    elif harm == "half":
-        (mean / "manifest.json").unlink()
+        (average / "model.safetensors").write_bytes(content)
+    elif damage == "remove the manifest":
+        (average / "manifest.json").unlink()
     else:
-        shutil.rmtree(mean)
+        shutil.rmtree(average)
     assert RunFolder(tmp_path / "run").best().path.name == "step-60"
     assert "mean-60" in caplog.text
     train(tmp_path / "run")
-    assert end(tmp_path / "run") == end(undisturbed)
+    assert read_result(tmp_path / "run") == read_result(uninterrupted)
 
 
-def test_what_the_mean_is_of_cannot_be_changed_on_the_way(undisturbed: Path) -> None:
+def test_save_every_cannot_change_on_resume_if_checkpoints_are_averaged(uninterrupted: Path) -> None:
     with pytest.raises(regard.ConfigError, match=r"training.save_every was 5 and is now 20"):
-        regard.train("dates", {**SETTINGS, "training.save_every": 20}, out=undisturbed)
+        regard.train("dates", {**SETTINGS, "training.save_every": 20}, out=uninterrupted)

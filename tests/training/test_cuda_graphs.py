@@ -20,7 +20,7 @@ from regard.training import loop
 from regard.training import objective as objective_module
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.objective import Objective
-from regard.training.optim import build_optimizer, set_rate
+from regard.training.optim import build_optimizer, set_learning_rate
 from regard.training.step import compute_gradients
 from tests_shared import SMALL, teaching
 
@@ -237,7 +237,7 @@ def test_a_recorded_update_is_the_update(device: str) -> None:
         update = GraphedUpdate(optimizer)
         torch.manual_seed(3)
         for step, batch in enumerate(batches(device) * 2):
-            set_rate(optimizer, 0.01 / (step + 1))
+            set_learning_rate(optimizer, 0.01 / (step + 1))
             compute_gradients(net, objective, [batch], 1, recorder)
             update() if recorded else optimizer.step()
         assert (update.replay is not None) == recorded

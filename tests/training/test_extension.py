@@ -1,4 +1,4 @@
-"""Extending a run: more steps or more patience, with the same weights as if it had had them from the start."""
+"""Extending a run: with more steps or more patience, the weights are those of a run with these settings from the start."""
 
 from pathlib import Path
 from typing import Any
@@ -24,35 +24,36 @@ def train(path: Path, settings: dict[str, Any]) -> regard.Run:
     return regard.train("dates", {**OPEN_ENDED, **settings}, out=path)
 
 
-def weights(path: Path, step: int) -> list[str]:
-    place = RunFolder(path).checkpoints / f"step-{step}"
-    return [sha256(place / name) for name in ("model.safetensors", "optimizer.safetensors")]
+def hash_weights(path: Path, step: int) -> list[str]:
+    checkpoint = RunFolder(path).checkpoints / f"step-{step}"
+    return [sha256(checkpoint / name) for name in ("model.safetensors", "optimizer.safetensors")]
 
 
-def validated(run: regard.Run) -> list[tuple[int, float]]:
+def read_validations(run: regard.Run) -> list[tuple[int, float]]:
     return [(event["step"], event["loss"]) for event in run.events if event["event"] == "validation"]
 
 
-def test_a_finished_run_goes_on_as_if_it_had_been_longer_from_the_start(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", {"training.steps": 40})
+def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
+    longer = train(tmp_path / "longer", {"training.steps": 40})
     train(tmp_path / "run", {"training.steps": 20})
     extended = regard.train(tmp_path / "run", {"training.steps": 40})
     assert extended.steps == 40
-    assert weights(tmp_path / "run", 40) == weights(tmp_path / "whole", 40)
-    assert validated(extended) == validated(whole)
+    assert hash_weights(tmp_path / "run", 40) == hash_weights(tmp_path / "longer", 40)
+    assert read_validations(extended) == read_validations(longer)
     assert RunFolder(tmp_path / "run").settings().training.steps == 40
 
 
 def test_an_unfinished_run_can_be_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = train(tmp_path / "whole", {"training.steps": 30})
+    longer = train(tmp_path / "longer", {"training.steps": 30})
     with stopped_at(15, monkeypatch):
         train(tmp_path / "run", {"training.steps": 20})
-    assert validated(regard.train(tmp_path / "run", {"training.steps": 30})) == validated(whole)
-    assert weights(tmp_path / "run", 30) == weights(tmp_path / "whole", 30)
+    extended = regard.train(tmp_path / "run", {"training.steps": 30})
+    assert read_validations(extended) == read_validations(longer)
+    assert hash_weights(tmp_path / "run", 30) == hash_weights(tmp_path / "longer", 30)
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear"])
-def test_a_schedule_that_depends_on_the_steps_is_not_extended(tmp_path: Path, decay: str) -> None:
+def test_a_decay_that_depends_on_the_steps_cannot_be_extended(tmp_path: Path, decay: str) -> None:
     path = tmp_path / "run"
     train(path, {"training.decay": decay, "training.steps": 10})
     with pytest.raises(
@@ -62,7 +63,7 @@ def test_a_schedule_that_depends_on_the_steps_is_not_extended(tmp_path: Path, de
     assert RunFolder(path).settings().training.steps == 10
 
 
-def test_a_run_is_not_made_shorter(tmp_path: Path) -> None:
+def test_a_run_cannot_be_shortened(tmp_path: Path) -> None:
     train(tmp_path / "run", {"training.steps": 20})
     with pytest.raises(regard.ConfigError, match=r"training.steps was 20 and is now 10"):
         regard.train(tmp_path / "run", {"training.steps": 10})
@@ -81,10 +82,10 @@ def test_more_patience_continues_a_run_that_stopped_early(tmp_path: Path, capfd:
     assert regard.train(path, {"training.patience": 100}).steps == 40
 
 
-def test_the_mean_of_checkpoints_is_tried_at_the_new_end(tmp_path: Path) -> None:
+def test_checkpoints_are_averaged_at_the_new_end(tmp_path: Path) -> None:
     settings = {"training.average_checkpoints": 2, "training.learning_rate": 0.08, "training.metric": "loss"}
     train(tmp_path / "run", {**settings, "training.steps": 20})
     extended = regard.train(tmp_path / "run", {"training.steps": 40})
-    means = [event["of"] for event in extended.events if "of" in event]
-    assert means == ["mean-20", "mean-40"]
+    averages = [event["of"] for event in extended.events if "of" in event]
+    assert averages == ["mean-20", "mean-40"]
     assert RunFolder(tmp_path / "run").best().problem() is None

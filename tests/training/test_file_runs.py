@@ -1,4 +1,4 @@
-"""Runs on files, with segmentations drawn at random: stopped anywhere they end the same, whatever befell the cache."""
+"""Runs on files with sampled segmentations resume bit-identically, even if the cache is lost or damaged."""
 
 import json
 import random
@@ -32,10 +32,10 @@ SETTINGS = {
 
 
 def lines(count: int) -> Iterator[str]:
-    drawn = random.Random(5)
+    rng = random.Random(5)
     for _ in range(count):
-        said = [drawn.choice(["lauf", "geh", "red", "stell"]) + drawn.choice(["en", "ung", "bar"]) for _ in range(3)]
-        yield f"{' '.join(said)}\t{' '.join(reversed(said)).upper()}\n"
+        words = [rng.choice(["lauf", "geh", "red", "stell"]) + rng.choice(["en", "ung", "bar"]) for _ in range(3)]
+        yield f"{' '.join(words)}\t{' '.join(reversed(words)).upper()}\n"
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
-def train(corpus: Path, out: Path, **changes: Any) -> None:
-    regard.train("pairs", {"data.train": str(corpus), **SETTINGS, **changes}, out=out)
+def train(corpus: Path, out: Path) -> None:
+    regard.train("pairs", {"data.train": str(corpus), **SETTINGS}, out=out)
 
 
 def train_until(step: int, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,8 @@ def train_until(step: int, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPa
         train(corpus, out)
 
 
-def end(path: Path) -> tuple[dict[str, str], list[object]]:
+def read_result(path: Path) -> tuple[dict[str, str], list[object]]:
+    """The hashes of the files of the last checkpoint, and the events without times."""
     files = {file.name: sha256(file) for file in (path / "checkpoints" / "step-20").iterdir()}
     timed = {"time", "tokens_per_second"}
     events = read_events(RunFolder(path).events)
@@ -68,88 +69,89 @@ def end(path: Path) -> tuple[dict[str, str], list[object]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], list[object]]:
-    path = tmp_path_factory.mktemp("undisturbed") / "run"
+def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], list[object]]:
+    path = tmp_path_factory.mktemp("uninterrupted") / "run"
     train(corpus, path)
-    return end(path)
+    return read_result(path)
 
 
-def leave(place: Path) -> None:
-    del place
+def leave_unchanged(cache_folder: Path) -> None:
+    del cache_folder
 
 
-def flip_ids(place: Path) -> None:
-    """One bit, every size being as it was."""
-    flip(place, ("*.uint*",))
+def flip_ids(cache_folder: Path) -> None:
+    """Flip a bit of the token ids, which does not change the size of any file."""
+    flip(cache_folder, ("*.uint*",))
 
 
-def flip(place: Path, names: tuple[str, ...] = ("*.uint*", "*.npz", "dev.json")) -> None:
-    """One bit in each file of the corpus."""
-    for path in (path for name in names for path in place.glob(f"corpora/*/{name}")):
+def flip(cache_folder: Path, names: tuple[str, ...] = ("*.uint*", "*.npz", "dev.json")) -> None:
+    """Flip a bit in each file of the corpus."""
+    for path in (path for name in names for path in cache_folder.glob(f"corpora/*/{name}")):
         content = bytearray(path.read_bytes())
         content[0] ^= 1
         path.write_bytes(content)
 
 
-def cut(place: Path) -> None:
-    for path in place.glob("corpora/*/*.npz"):
+def truncate(cache_folder: Path) -> None:
+    for path in cache_folder.glob("corpora/*/*.npz"):
         path.write_bytes(path.read_bytes()[:100])
 
 
-@pytest.mark.parametrize("harm", [leave, shutil.rmtree, flip, cut])
-def test_stopped_in_any_epoch_it_ends_the_same_whatever_befell_the_cache(
+@pytest.mark.parametrize("damage", [leave_unchanged, shutil.rmtree, flip, truncate])
+def test_a_stopped_run_ends_the_same_even_if_the_cache_is_damaged(
     corpus: Path,
-    undisturbed: object,
-    own_cache: Path,
+    uninterrupted: object,
+    cache_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    harm: Callable[[Path], None],
+    damage: Callable[[Path], None],
 ) -> None:
     for step in (3, 14):
         train_until(step, corpus, tmp_path / "run", monkeypatch)
-        harm(own_cache)
+        damage(cache_folder)
     train(corpus, tmp_path / "run")
-    assert end(tmp_path / "run") == undisturbed
+    assert read_result(tmp_path / "run") == uninterrupted
 
 
-def trust(path: Path) -> str:
-    """The hash that is expected, whatever the file holds."""
+def read_expected_hash(path: Path) -> str:
+    """Return the hash in the manifest instead of the hash of the file."""
     return str(json.loads((path.parent / "manifest.json").read_text())[path.name])
 
 
 @pytest.mark.parametrize(
-    ("guard", "harm"),
+    ("safeguard", "damage"),
     [
-        pytest.param((BatchSampler, "epoch_at", lambda *_: 0), leave, id="epoch of the segmentations"),
-        pytest.param((cache, "sha256", trust), flip_ids, id="hash of the cache"),
+        pytest.param((BatchSampler, "epoch_at", lambda *_: 0), leave_unchanged, id="epoch of the segmentations"),
+        pytest.param((cache, "sha256", read_expected_hash), flip_ids, id="hash of the cache"),
     ],
 )
-def test_without_the_guard_it_ends_otherwise(
+def test_without_a_safeguard_the_weights_differ(
     corpus: Path,
-    undisturbed: tuple[dict[str, str], list[object]],
-    own_cache: Path,
+    uninterrupted: tuple[dict[str, str], list[object]],
+    cache_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    guard: tuple[object, str, Callable[..., object]],
-    harm: Callable[[Path], None],
+    safeguard: tuple[object, str, Callable[..., object]],
+    damage: Callable[[Path], None],
 ) -> None:
     train_until(14, corpus, tmp_path / "run", monkeypatch)
-    harm(own_cache)
-    monkeypatch.setattr(*guard)
+    damage(cache_folder)
+    monkeypatch.setattr(*safeguard)
     train(corpus, tmp_path / "run")
-    assert end(tmp_path / "run")[0] != undisturbed[0]
+    assert read_result(tmp_path / "run")[0] != uninterrupted[0]
 
 
-def test_a_file_that_changes_while_training_runs_is_told_when_it_goes_on(
-    corpus: Path, undisturbed: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_changed_file_is_reported_on_resume(
+    corpus: Path, uninterrupted: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = tmp_path / "train.tsv"
-    shutil.copy(corpus, own)
-    train_until(14, own, tmp_path / "run", monkeypatch)
-    before = own.read_bytes()
-    own.write_bytes(before + b"one\tmore\n")
+    file = tmp_path / "train.tsv"
+    shutil.copy(corpus, file)
+    train_until(14, file, tmp_path / "run", monkeypatch)
+    before = file.read_bytes()
+    file.write_bytes(before + b"one\tmore\n")
     with pytest.raises(regard.DataError, match=r"train.tsv: the data has changed since .*run was started"):
-        train(own, tmp_path / "run")
-    own.write_bytes(before)
-    train(own, tmp_path / "run")
-    assert end(tmp_path / "run")[0]["model.safetensors"] == undisturbed[0]["model.safetensors"]  # type: ignore[index]
+        train(file, tmp_path / "run")
+    file.write_bytes(before)
+    train(file, tmp_path / "run")
+    weights = read_result(tmp_path / "run")[0]["model.safetensors"]
+    assert weights == uninterrupted[0]["model.safetensors"]  # type: ignore[index]

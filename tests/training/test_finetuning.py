@@ -1,4 +1,4 @@
-"""Fine-tuning: a run that starts from another run's weights, tokenizers and model."""
+"""Fine-tuning: a run starts with the weights, tokenizers and model of another run."""
 
 import json
 import logging
@@ -21,20 +21,20 @@ SHORT = {"training.steps": 4, "training.validate_every": 2, "training.save_every
 FROZEN = {**SHORT, "training.learning_rate": 1e-30, "training.weight_decay": 0.0}
 
 
-def tune(start: Path, out: Path, **more: object) -> RunFolder:
-    overrides = {"training.init_from": str(start), **OTHER_DATES, **SHORT, **more}
+def fine_tune(init_from: Path, out: Path, **settings: object) -> RunFolder:
+    overrides = {"training.init_from": str(init_from), **OTHER_DATES, **SHORT, **settings}
     regard.train("dates", overrides, out=out)
     return RunFolder(out)
 
 
-def last_weights(folder: RunFolder) -> str:
+def hash_last_weights(folder: RunFolder) -> str:
     return sha256(folder.all_checkpoints()[0].path / "model.safetensors")
 
 
-def test_a_fine_tuned_run_starts_with_the_best_weights_tokenizers_and_model_of_another(
+def test_a_fine_tuned_run_starts_with_the_best_weights_tokenizers_and_model_of_its_initial_run(
     small_run: RunFolder, tmp_path: Path
 ) -> None:
-    tuned = tune(small_run.path, tmp_path / "tuned", **FROZEN)
+    tuned = fine_tune(small_run.path, tmp_path / "tuned", **FROZEN)
     assert tuned.best().weights_hash == small_run.best().weights_hash
     assert (tuned.path / "tokenizer.json").read_bytes() == (small_run.path / "tokenizer.json").read_bytes()
     settings, before = tuned.settings(), small_run.settings()
@@ -44,42 +44,44 @@ def test_a_fine_tuned_run_starts_with_the_best_weights_tokenizers_and_model_of_a
     assert json.loads((tuned.best().path / "state.json").read_text())["data"][name] == small_run.best().weights_hash
 
 
-def test_a_fine_tuned_run_resumes_to_the_bit_without_the_run_that_it_started_from(
+def test_a_fine_tuned_run_resumes_bit_identically_without_its_initial_run(
     small_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(small_run.path, tmp_path / "start")
-    undisturbed = tune(tmp_path / "start", tmp_path / "one")
+    shutil.copytree(small_run.path, tmp_path / "initial")
+    uninterrupted = fine_tune(tmp_path / "initial", tmp_path / "one")
     with stopped_at(3, monkeypatch):
-        tune(tmp_path / "start", tmp_path / "other")
-    shutil.rmtree(tmp_path / "start")
+        fine_tune(tmp_path / "initial", tmp_path / "other")
+    shutil.rmtree(tmp_path / "initial")
     regard.train(tmp_path / "other")
-    assert last_weights(RunFolder(tmp_path / "other")) == last_weights(undisturbed)
+    assert hash_last_weights(RunFolder(tmp_path / "other")) == hash_last_weights(uninterrupted)
 
 
-def test_initial_weights_that_changed_since_are_reported_on_resume(
+def test_changed_initial_weights_are_reported_on_resume(
     small_run: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shutil.copytree(small_run.path, tmp_path / "start")
-    tune(tmp_path / "start", tmp_path / "tuned", **FROZEN)
+    shutil.copytree(small_run.path, tmp_path / "initial")
+    fine_tune(tmp_path / "initial", tmp_path / "tuned", **FROZEN)
     with caplog.at_level(logging.WARNING):
         regard.train(tmp_path / "tuned")
         assert "has changed" not in caplog.text
-        shutil.rmtree(tmp_path / "start")
-        regard.train("dates", {**SMALL, **SHORT}, out=tmp_path / "start")
+        shutil.rmtree(tmp_path / "initial")
+        regard.train("dates", {**SMALL, **SHORT}, out=tmp_path / "initial")
         regard.train(tmp_path / "tuned")
-    assert f"{tmp_path / 'start'} has changed since this run started from it" in caplog.text
+    assert f"{tmp_path / 'initial'} has changed since this run started from it" in caplog.text
 
 
-def test_a_model_of_another_shape_is_rejected_with_what_differs(small_run: RunFolder, tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_rejected_with_the_settings_that_differ(
+    small_run: RunFolder, tmp_path: Path
+) -> None:
     with pytest.raises(regard.ConfigError, match=r"do not fit this model: model.embedding is 16 there and 17 here"):
-        tune(small_run.path, tmp_path / "tuned", **{"model.embedding": 17})
+        fine_tune(small_run.path, tmp_path / "tuned", **{"model.embedding": 17})
     with pytest.raises(regard.ConfigError, match=r"was trained with a different tokenizer.lowercase"):
-        tune(small_run.path, tmp_path / "tuned", **{"tokenizer.lowercase": True})
+        fine_tune(small_run.path, tmp_path / "tuned", **{"tokenizer.lowercase": True})
     assert not RunFolder(tmp_path / "tuned").exists()
 
 
-def test_settings_that_change_no_shape_may_differ(small_run: RunFolder, tmp_path: Path) -> None:
-    tuned = tune(small_run.path, tmp_path / "tuned", **{"model.dropout": 0.4})
+def test_settings_that_do_not_affect_shapes_may_differ(small_run: RunFolder, tmp_path: Path) -> None:
+    tuned = fine_tune(small_run.path, tmp_path / "tuned", **{"model.dropout": 0.4})
     assert tuned.settings().model.dropout == 0.4
 
 
@@ -91,25 +93,25 @@ def pairs(tmp_path: Path) -> Path:
     return path
 
 
-def test_on_pairs_of_ones_own_only_the_schedule_is_chosen(cli: Run, small_run: RunFolder, pairs: Path) -> None:
+def test_for_pairs_in_files_only_the_schedule_is_chosen(cli: Run, small_run: RunFolder, pairs: Path) -> None:
     done = cli("train", "--from", small_run.path, "--pairs", pairs, *words(SHORT), "--out", "tuned")
     assert done.returncode == 0, done.stderr
     assert "Data: 280 pairs of " in done.stderr
-    assert f"Tokenizer, model and initial weights: those of {small_run.path}." in done.stderr
-    assert "the learning rate is 0.000667, a third of the usual one" in done.stderr
+    assert f"Tokenizer, model and initial weights: from {small_run.path}." in done.stderr
+    assert "the learning rate is 0.000667, a third of that of a new model" in done.stderr
     assert "The model has no token for '§' (in " in done.stderr
     tuned = RunFolder(pairs.parent / "tuned")
     settings = tuned.settings()
     assert settings.model.model_copy(update={"dropout": 0.0}) == small_run.settings().model
     assert settings.tokenizer == small_run.settings().tokenizer
     assert settings.training.learning_rate == 0.000667
-    before = last_weights(tuned)
+    weights = hash_last_weights(tuned)
     again = cli("train", "--from", small_run.path, "--pairs", pairs, *words(SHORT), "--out", "tuned")
     assert again.returncode == 0, again.stderr
-    assert last_weights(tuned) == before
+    assert hash_last_weights(tuned) == weights
 
 
-def test_without_other_data_the_settings_of_the_run_are_used(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+def test_without_data_the_settings_of_the_initial_run_are_used(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     done = cli("train", "--from", small_run.path, *words(FROZEN), "--out", "tuned")
     assert done.returncode == 0, done.stderr
     tuned = RunFolder(tmp_path / "tuned")
@@ -117,7 +119,7 @@ def test_without_other_data_the_settings_of_the_run_are_used(cli: Run, small_run
     assert tuned.best().weights_hash == small_run.best().weights_hash
 
 
-def test_a_start_that_cannot_be_used_is_reported(cli: Run, small_run: RunFolder) -> None:
+def test_an_unusable_initial_run_is_reported(cli: Run, small_run: RunFolder) -> None:
     missing = cli("train", "dates", "--from", "nowhere")
     assert missing.returncode == 4
     assert "training.init_from: There is no model at nowhere" in missing.stderr

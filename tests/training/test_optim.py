@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, and clipping that refuses what is no number."""
+"""The learning rate as a pure function of the step, gradient clipping, and weight decay."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from regard.training.optim import build_optimizer, clip_gradients, learning_rate
 @pytest.mark.parametrize(
     ("decay", "middle"), [("none", 1.0), ("linear", 0.5), ("cosine", 0.5)], ids=["none", "linear", "cosine"]
 )
-def test_rises_to_its_peak_and_decays(decay: str, middle: float) -> None:
+def test_learning_rate_warms_up_to_its_peak_and_decays(decay: str, middle: float) -> None:
     settings = TrainingSettings.model_validate({"steps": 110, "warmup": 10, "learning_rate": 2.0, "decay": decay})
     assert learning_rate(1, settings) == pytest.approx(0.2)
     assert learning_rate(10, settings) == pytest.approx(2.0)
@@ -19,19 +19,19 @@ def test_rises_to_its_peak_and_decays(decay: str, middle: float) -> None:
     assert learning_rate(110, settings) == pytest.approx(2.0 if decay == "none" else 0.0)
 
 
-def test_goes_with_one_over_the_root_of_the_step_after_its_peak() -> None:
+def test_inverse_sqrt_decay_divides_by_the_square_root_of_the_step() -> None:
     settings = TrainingSettings(steps=1000, warmup=100, learning_rate=2.0, decay="inverse_sqrt")
     assert learning_rate(50, settings) == pytest.approx(1.0)
     assert learning_rate(100, settings) == pytest.approx(2.0)
     assert learning_rate(400, settings) == pytest.approx(1.0)
 
 
-def test_falls_as_often_as_a_plateau_was_found() -> None:
+def test_plateau_decay_multiplies_by_the_factor_at_each_plateau() -> None:
     settings = TrainingSettings(warmup=0, learning_rate=2.0, decay="plateau", plateau_factor=0.1)
-    assert [learning_rate(7, settings, falls) for falls in range(3)] == pytest.approx([2.0, 0.2, 0.02])
+    assert [learning_rate(7, settings, plateaus) for plateaus in range(3)] == pytest.approx([2.0, 0.2, 0.02])
 
 
-def test_clipping_scales_to_the_norm_and_tells_the_old_one() -> None:
+def test_clipping_scales_the_gradient_and_returns_its_norm() -> None:
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, 4.0]])
     assert clip_gradients(model.parameters(), 1.0).item() == pytest.approx(5.0)
@@ -39,14 +39,14 @@ def test_clipping_scales_to_the_norm_and_tells_the_old_one() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_clipping_tells_what_is_no_number_and_touches_nothing(bad: float) -> None:
+def test_clipping_leaves_a_gradient_that_is_not_finite_unchanged(bad: float) -> None:
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, bad]])
     assert not clip_gradients(model.parameters(), 1.0).isfinite()
     assert model.weight.grad[0, 0] == 3.0
 
 
-def test_matrices_decay_and_vectors_do_not() -> None:
+def test_weight_decay_applies_to_matrices_but_not_to_vectors() -> None:
     model = nn.Linear(2, 3)
     groups = build_optimizer(model, TrainingSettings(weight_decay=0.5)).param_groups
     decays = {parameter.dim(): group["weight_decay"] for group in groups for parameter in group["params"]}

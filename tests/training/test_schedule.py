@@ -1,4 +1,4 @@
-"""Schedules: a step advances them by one position, unless a deadline rescales them; then the run ends on time."""
+"""Schedules: a step advances the schedule by one position, unless a deadline rescales it so the run ends on time."""
 
 import json
 import time
@@ -24,7 +24,7 @@ from tests_shared import SMALL, stopped_at
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that a test sets by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -33,31 +33,36 @@ class Clock:
         return self.now
 
 
-def simulate(seconds: float, pace: Callable[[float], float], length: int = 400, **given: Any) -> tuple[float, Schedule]:
-    """Train against a deadline with steps that take `pace(elapsed)` and validations that take two seconds."""
+def simulate(
+    seconds: float, step_seconds: Callable[[float], float], length: int = 400, **options: Any
+) -> tuple[float, Schedule]:
+    """Simulate training with a deadline: steps take `step_seconds(elapsed)`, validations two seconds.
+
+    Return the duration of the run and its last schedule.
+    """
     clock = Clock()
-    deadline = Deadline(seconds, clock.now, clock=clock, **given)
+    deadline = Deadline(seconds, clock.now, clock=clock, **options)
     schedule, step = Schedule.of(length), 0
     while step < schedule.end:
         if deadline.is_due():
             schedule = deadline.revise(schedule, step, length // 10)
-        taken = pace(clock.now - 100)
-        clock.now += taken
+        duration = step_seconds(clock.now - 100)
+        clock.now += duration
         step += 1
-        deadline.note_step(taken)
+        deadline.note_step(duration)
         if schedule.validates(step, length // 10):
             clock.now += 2
             deadline.note_validation(2.0)
     return clock.now - 100, schedule
 
 
-def test_without_a_deadline_positions_are_steps() -> None:
+def test_without_a_deadline_positions_equal_steps() -> None:
     schedule = Schedule.of(100)
     assert [schedule.position(step) for step in range(101)] == list(map(float, range(101)))
     assert [step for step in range(1, 101) if schedule.validates(step, 30)] == [30, 60, 90, 100]
 
 
-def test_a_revision_keeps_the_past_and_meets_the_new_end() -> None:
+def test_a_revision_changes_only_later_steps_and_reaches_the_new_end() -> None:
     schedule = Schedule.of(100)
     revised = schedule.revised(40, end=60)
     assert [revised.position(step) for step in range(41)] == [schedule.position(step) for step in range(41)]
@@ -77,40 +82,40 @@ def test_the_learning_rate_is_continuous_across_a_revision() -> None:
     assert rates[-1] == 0
 
 
-def test_a_schedule_survives_json() -> None:
+def test_a_schedule_can_be_saved_as_json() -> None:
     schedule = Schedule.of(100).revised(40, end=60, thinning=2, threads=1)
     assert Schedule.from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
 
 
 @pytest.mark.parametrize(
-    ("name", "pace"),
+    "step_seconds",
     [
-        ("as expected", lambda _: 0.25),
-        ("ten times as fast", lambda _: 0.025),
-        ("ten times as slow", lambda _: 2.5),
-        ("slower from the middle on", lambda elapsed: 0.1 if elapsed < 60 else 0.4),
-        ("faster from the middle on", lambda elapsed: 0.4 if elapsed < 60 else 0.1),
+        pytest.param(lambda _: 0.25, id="as expected"),
+        pytest.param(lambda _: 0.025, id="ten times as fast"),
+        pytest.param(lambda _: 2.5, id="ten times as slow"),
+        pytest.param(lambda elapsed: 0.1 if elapsed < 60 else 0.4, id="slower from the middle on"),
+        pytest.param(lambda elapsed: 0.4 if elapsed < 60 else 0.1, id="faster from the middle on"),
     ],
 )
-def test_a_run_ends_within_a_tenth_of_its_deadline(name: str, pace: Callable[[float], float]) -> None:
-    taken, _ = simulate(120, pace)
-    assert 108 <= taken <= 132, name
+def test_a_run_ends_within_ten_percent_of_its_deadline(step_seconds: Callable[[float], float]) -> None:
+    duration, _ = simulate(120, step_seconds)
+    assert 108 <= duration <= 132
 
 
-def test_validations_that_would_take_too_long_are_thinned_out() -> None:
-    taken, schedule = simulate(40, lambda _: 0.1)
+def test_validations_are_skipped_if_they_would_take_too_long() -> None:
+    duration, schedule = simulate(40, lambda _: 0.1)
     assert schedule.current.thinning > 1
-    assert 36 <= taken <= 44
+    assert 36 <= duration <= 44
 
 
-def test_a_deadline_does_not_go_beyond_the_most_steps() -> None:
-    taken, schedule = simulate(120, lambda _: 0.01, most=2_000)
+def test_a_deadline_does_not_exceed_the_maximum_number_of_steps() -> None:
+    duration, schedule = simulate(120, lambda _: 0.01, max_steps=2_000)
     assert schedule.end == 2_000
-    assert taken < 60
+    assert duration < 60
 
 
-def test_one_thread_is_tried_where_several_have_become_slow_and_kept_only_if_it_is_faster() -> None:
-    def run(alone: float) -> list[int | None]:
+def test_one_thread_is_tried_if_several_become_slow_and_used_only_if_it_is_faster() -> None:
+    def run(seconds_on_one_thread: float) -> list[int | None]:
         clock = Clock()
         deadline = Deadline(100, clock.now, threads=2, clock=clock)
         schedule, step, used = Schedule.of(1000), 0, []
@@ -118,17 +123,18 @@ def test_one_thread_is_tried_where_several_have_become_slow_and_kept_only_if_it_
             if deadline.is_due():
                 schedule = deadline.revise(schedule, step, 100)
                 used.append(schedule.current.threads)
-            taken = (alone if schedule.current.threads == 1 else 1.0) if clock.now > 120 else 0.1
-            clock.now += taken
+            slow = seconds_on_one_thread if schedule.current.threads == 1 else 1.0
+            duration = slow if clock.now > 120 else 0.1
+            clock.now += duration
             step += 1
-            deadline.note_step(taken)
+            deadline.note_step(duration)
         return used
 
-    kept, taken_back = run(0.2), run(1.5)
-    assert kept[0] is None
-    assert kept[-1] == 1
-    assert 1 in taken_back
-    assert taken_back[-1] is None
+    faster, slower = run(0.2), run(1.5)
+    assert faster[0] is None
+    assert faster[-1] == 1
+    assert 1 in slower
+    assert slower[-1] is None
 
 
 MINUTES = 0.15
@@ -137,60 +143,63 @@ WITHOUT_STEPS = {key: value for key, value in SMALL.items() if key != "training.
 
 @pytest.fixture(scope="module")
 def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, float]:
-    """A run of nine seconds, and how long it took."""
+    """A run with a deadline of nine seconds, and its duration."""
     path = tmp_path_factory.mktemp("runs") / "timed"
     started = time.monotonic()
     regard.train("dates", WITHOUT_STEPS, out=path, minutes=MINUTES)
     return RunFolder(path), time.monotonic() - started
 
 
-def test_a_preset_trains_for_the_minutes_that_are_given(timed: tuple[RunFolder, float]) -> None:
+def test_a_preset_trains_for_the_given_minutes(timed: tuple[RunFolder, float]) -> None:
     folder, seconds = timed
     assert 0.75 * 60 * MINUTES <= seconds <= 1.25 * 60 * MINUTES
-    progress = _newest(folder)
+    progress = _read_progress(folder)
     assert progress.schedule.length == 750
     assert progress.step == progress.schedule.end
 
 
-def test_a_killed_run_follows_the_schedule_that_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends with the weights of an undisturbed run with the same schedule, to the bit."""
+def test_a_killed_run_resumes_with_its_saved_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its final weights are bit-identical to those of an uninterrupted run with the same schedule."""
     overrides = {**WITHOUT_STEPS, "training.save_every": 1, "training.validate_every": 250}
-    killed, undisturbed = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "undisturbed")
+    killed, uninterrupted = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "uninterrupted")
     with stopped_at(8, monkeypatch):
         regard.train("dates", overrides, out=killed.path, minutes=0.05)
-    schedule = _newest(killed).schedule
+    schedule = _read_progress(killed).schedule
     assert len(schedule.segments) > 1
     regard.train("dates", overrides, out=killed.path, minutes=0.05)
-    assert _newest(killed).schedule == schedule
+    assert _read_progress(killed).schedule == schedule
     with monkeypatch.context() as patch:
         patch.setattr(loop, "build_schedule", lambda *_: schedule)
-        regard.train("dates", overrides, out=undisturbed.path)
-    weights = [_weights(folder) for folder in (killed, undisturbed)]
+        regard.train("dates", overrides, out=uninterrupted.path)
+    weights = [_read_weights(folder) for folder in (killed, uninterrupted)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
-def _newest(folder: RunFolder) -> RunProgress:
+def _read_progress(folder: RunFolder) -> RunProgress:
     newest = folder.newest()
     assert newest is not None
     return RunProgress.from_json(newest.state)
 
 
-def _weights(folder: RunFolder) -> dict[str, Tensor]:
+def _read_weights(folder: RunFolder) -> dict[str, Tensor]:
     newest = folder.newest()
     assert newest is not None
     return load_file(newest.path / "model.safetensors")
 
 
-def test_minutes_and_steps_exclude_each_other(tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_minutes_and_steps_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         regard.train("dates", {"training.steps": 5}, out=tmp_path / "run", minutes=1)
-    for deadline in (["--minutes", "1"], ["training.minutes=1"]):
-        done = cli("train", "dates", "training.steps=5", *deadline)
-        assert done.returncode == 2
-        assert "exclude each other" in done.stderr
 
 
-def test_a_deadline_among_the_settings_is_one_with_pairs_too(cli: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("deadline", [["--minutes", "1"], ["training.minutes=1"]], ids=["option", "setting"])
+def test_minutes_and_steps_exclude_each_other_on_the_command_line(deadline: list[str], cli: Callable[..., Any]) -> None:
+    done = cli("train", "dates", "training.steps=5", *deadline)
+    assert done.returncode == 2
+    assert "exclude each other" in done.stderr
+
+
+def test_the_setting_minutes_is_a_deadline_for_pairs_too(cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_text("".join(f"{number}\t{number}\n" for number in range(100, 400)))
     done = cli("train", "--pairs", "pairs.tsv", "training.minutes=0.05", "training.device=cpu")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What TensorBoard reads is what happened, once, even after a run was killed and went on."""
+"""TensorBoard shows each step of a run once, even after the run was killed and resumed."""
 
 import sys
 from pathlib import Path
@@ -16,15 +16,18 @@ from tests_shared import SMALL
 TRACKED = {**SMALL, "training.steps": 20, "training.track": "tensorboard"}
 
 
-def scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """The curves as TensorBoard itself reads them."""
-    found = EventAccumulator(str(path), purge_orphaned_data=True).Reload()
-    return {tag: [(point.step, point.value) for point in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+Curves = dict[str, list[tuple[int, float]]]
 
 
-def numbers(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """The same curves from events.jsonl."""
-    curves: dict[str, list[tuple[int, float]]] = {}
+def read_scalars(path: Path) -> Curves:
+    """Read the curves with TensorBoard."""
+    events = EventAccumulator(str(path), purge_orphaned_data=True).Reload()
+    return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def read_numbers(path: Path) -> Curves:
+    """Read the same curves from events.jsonl."""
+    curves: Curves = {}
     for event in read_events(path):
         for name, value in event.items():
             if name not in {"event", "step", "time", "best", "signatures"}:
@@ -32,7 +35,7 @@ def numbers(path: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def same(one: dict[str, list[tuple[int, float]]], other: dict[str, list[tuple[int, float]]]) -> bool:
+def are_equal(one: Curves, other: Curves) -> bool:
     return one.keys() == other.keys() and all(
         [step for step, _ in one[tag]] == [step for step, _ in other[tag]]
         and [value for _, value in one[tag]] == pytest.approx([value for _, value in other[tag]], rel=1e-6)
@@ -40,11 +43,13 @@ def same(one: dict[str, list[tuple[int, float]]], other: dict[str, list[tuple[in
     )
 
 
-def test_a_run_killed_between_checkpoints_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_between_checkpoints_writes_each_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take = loop.take_step
 
     def die(run: loop.TrainingState) -> tuple[float, int]:
-        if run.progress.step == 17:  # the last checkpoint is of step 10, and step 15 has been told
+        if run.progress.step == 17:  # after the checkpoint of step 10 and the log of step 15
             raise KeyboardInterrupt
         return take(run)
 
@@ -53,43 +58,43 @@ def test_a_run_killed_between_checkpoints_is_told_once(tmp_path: Path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             regard.train("dates", TRACKED, out=tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    before = scalars(folder.path / "tensorboard")
+    before = read_scalars(folder.path / "tensorboard")
     assert [step for step, _ in before["train/loss"]] == [5, 10, 15]
     regard.train("dates", TRACKED, out=folder.path)
-    after = scalars(folder.path / "tensorboard")
+    after = read_scalars(folder.path / "tensorboard")
     assert [step for step, _ in after["train/loss"]] == [5, 10, 15, 20]
-    assert same(after, numbers(folder.events))
+    assert are_equal(after, read_numbers(folder.events))
 
 
-def test_without_the_mark_steps_would_be_told_twice(tmp_path: Path) -> None:
-    """The control of the test above: it is the mark that hides what was overwritten."""
+def test_without_the_start_mark_a_step_would_be_written_twice(tmp_path: Path) -> None:
+    """The negative control of the test above: the start mark hides the overwritten steps."""
     with lock_folder(tmp_path) as locked:
         for step in (0, 0):
             board = tracking.TensorBoard(locked.directory, step)
             board.write("train", step=5, loss=1.0)
             board.close()
-        assert scalars(tmp_path)["train/loss"] == [(5, 1.0)]
+        assert read_scalars(tmp_path)["train/loss"] == [(5, 1.0)]
         board = tracking.TensorBoard(locked.directory, 5)
         board.write("train", step=5, loss=2.0)
         board.close()
-    assert scalars(tmp_path)["train/loss"] == [(5, 1.0), (5, 2.0)]
+    assert read_scalars(tmp_path)["train/loss"] == [(5, 1.0), (5, 2.0)]
 
 
-def test_numbers_are_taken_and_other_things_left(tmp_path: Path) -> None:
+def test_only_numbers_of_events_with_a_step_are_written(tmp_path: Path) -> None:
     with lock_folder(tmp_path) as locked:
         board = tracking.TensorBoard(locked.directory, 0)
         with EventLog(locked.directory, lambda _: True, [board]) as events:
             events.write("validation", step=7, best=True, bleu=31.5, signature="nrefs:1")
             events.write("note", text="no step", size=3)
-    assert scalars(tmp_path) == {"validation/bleu": [(7, 31.5)]}
+    assert read_scalars(tmp_path) == {"validation/bleu": [(7, 31.5)]}
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["validation", "note"]
 
 
-def test_nothing_is_tracked_unless_asked_for(small_run: RunFolder) -> None:
+def test_nothing_is_tracked_by_default(small_run: RunFolder) -> None:
     assert not (small_run.path / "tensorboard").exists()
 
 
-def test_without_the_package_nothing_begins_and_the_command_is_given(
+def test_without_the_package_training_fails_with_the_command_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "tensorboard", raising=False)

@@ -208,8 +208,8 @@ def _find(what: str, settings: RunSettings) -> None:
     if what == "learning-rate":
         found, key, unit = lr_finder.find_learning_rate(settings), "training.learning_rate", "loss"
     else:
-        found, key, unit = lr_finder.find_batch(settings), "training.batch_tokens", "tokens/s"
-    every = max(1, len(found.tried) // 20)
-    for value, outcome in found.tried[::every]:
+        found, key, unit = lr_finder.find_batch_tokens(settings), "training.batch_tokens", "tokens/s"
+    every = max(1, len(found.trials) // 20)
+    for value, outcome in found.trials[::every]:
         click.echo(f"{key}={value:<10.3g} {unit} {outcome:,.4g}", err=True)
     click.echo(f"{key}={found.suggestion:.2g}" if what == "learning-rate" else f"{key}={found.suggestion:.0f}")

@@ -1,4 +1,4 @@
-"""Settings for pairs that nobody has set anything for: chosen from what the pairs are like, each with its reason."""
+"""Automatic configuration: choose settings from statistics of the training pairs, and give a reason for each choice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,167 +15,176 @@ from regard.data.survey.survey import Split, without_warnings
 from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
 from regard.runs.settings import RunSettings
-from regard.training.finetuning import INIT_FROM, inherited_settings
+from regard.training.finetuning import INIT_FROM, read_inherited_settings
 
-Form = Literal["sentences", "words", "symbols"]
+TextKind = Literal["sentences", "words", "symbols"]
 
-_UNSPACED = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"}
-"""Scripts in which no space stands between words."""
+_UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"}
+"""Scripts that do not separate words by spaces."""
 
 VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
-"""(pairs, size): the vocabulary for fewer than this number of pairs; 32,000 for more."""
+"""(pairs, size): the vocabulary size for fewer than this number of pairs; 32,000 for more."""
 
-_PASSES = ((1_000, 100), (5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
-"""(pairs, passes): without a deadline, the most passes over fewer than this number of pairs; 10 for more."""
+_MAX_EPOCHS = ((1_000, 100), (5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
+"""(pairs, epochs): without a deadline, the maximum number of epochs for fewer than this number of pairs; 10 for more."""
 
-_REPEATED = 4
+_MIN_SYMBOL_COUNT = 4
 """Symbols occur at least this often on average; words that are mostly distinct are not symbols."""
 
-_SAME_ORDER = 0.3
+_MIN_ORDER_CORRELATION = 0.3
 """The correlation of positions from which targets are treated as following the order of their sources. Pronunciations
 reach 0.68 to 0.92, inflections 0.36 to 0.72, unrelated pairs about 0, reversed ones −0.6 to −0.9.
 """
 
-_SAMPLED = 2_000
-"""Pairs on which the order is measured."""
+_ORDER_SAMPLES = 2_000
+"""The number of pairs on which the order is measured."""
 
-FEWEST_STEPS = 500
-"""Steps that even a small corpus gets, if there is time."""
+MIN_STEPS = 500
+"""The minimum number of steps if there is time, even for a small corpus."""
 
-_SMALLEST_BATCH, _FEWEST_BATCHES = 256, 10
-"""The fewest tokens in a batch, and the fewest batches in an epoch unless they would be smaller than that."""
+_MIN_BATCH_TOKENS, _MIN_BATCHES = 256, 10
+"""The minimum number of tokens in a batch, and of batches in an epoch. The first takes precedence."""
 
-_MOST_LETTERS = 0.6
-"""So many letters of a form stand in its lemma; of a word in another language fewer do."""
+_MIN_KEPT_LETTERS = 0.6
+"""Inflected forms keep at least this share of the letters of their lemma; translations of a word keep fewer."""
 
-_FINE_TUNING_RATE = 1 / 3
-"""The learning rate of fine-tuning, as a share of that of a new model."""
+_FINE_TUNING_FACTOR = 1 / 3
+"""The learning rate of fine-tuning, as a share of the learning rate of a new model."""
 
 
 class ChosenSettings(NamedTuple):
-    """Settings, and for people why they are what they are."""
+    """Settings, and a list of sentences that explain them to the user."""
 
     settings: RunSettings
     reasons: list[str]
 
 
 @dataclass
-class _Choice:
-    """Groups of settings as they are decided on."""
+class _Choices:
+    """The groups of settings that have been chosen so far."""
 
-    keys: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, Any] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
-    def settle(self, reason: str, **keys: Any) -> None:
-        self.keys |= keys
+    def add(self, reason: str, **groups: Any) -> None:
+        self.groups |= groups
         self.reasons.append(reason)
 
 
 def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> ChosenSettings:
-    """Look at the training pairs and decide on tokenizer, model and schedule; what is overridden stands."""
-    files = resolve(FilesData, data.model_dump(mode="json"), _below("data.", overrides)).files("train")
+    """Choose the tokenizer, the model and the schedule from the training pairs. Overrides take precedence."""
+    files = resolve(FilesData, data.model_dump(mode="json"), _select_overrides("data.", overrides)).files("train")
     assert files is not None
     split = Split.of_files(str(files), files)
     survey, facts = compute_statistics(split, Characters())
     if not facts["pairs"]:
-        raise DataError(f"{data.train}: no pair is left to use: {describe_unreadable(survey)}")
-    choice = _Choice()
-    forms = (form_of(facts["source"]), form_of(facts["target"]))
+        raise DataError(f"{data.train} contains no usable pair: {describe_unreadable(survey)}")
+    choices = _Choices()
+    kinds = (detect_text_kind(facts["source"]), detect_text_kind(facts["target"]))
     scripts = [next(iter(facts[side]["scripts"]), "none") for side in ("source", "target")]
-    _describe_data(choice, facts, forms, scripts)
-    start = overrides.get(INIT_FROM)
-    if start is None:
-        _tokenizer(choice, facts, forms, scripts)
-        in_order = _may_be_in_order(facts, forms) and _order(split, forms) >= _SAME_ORDER
-        _model(choice, facts["pairs"], in_order=in_order, cuda=cuda)
+    _describe_data(choices, facts, kinds, scripts)
+    init_from = overrides.get(INIT_FROM)
+    if init_from is None:
+        _choose_tokenizer(choices, facts, kinds, scripts)
+        monotonic = _suits_monotonic_attention(facts, kinds) and _measure_order(split, kinds) >= _MIN_ORDER_CORRELATION
+        _choose_model(choices, facts["pairs"], monotonic=monotonic, cuda=cuda)
     else:
-        in_order = _inherit(choice, str(start))
-    _training(choice, facts, forms, in_order=in_order, cuda=cuda)
-    if start is not None:
-        _fine_tune(choice)
-    chosen = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
-    settings = resolve(RunSettings, chosen, {**choice.keys, **overrides})
-    wished = _below("tokenizer", overrides)
-    if start is None and "tags" in facts and not any("tags" in f"{key} {value}" for key, value in wished.items()):
-        # Of whatever tokenizer it came to be.
-        place = "tokenizer.source.tags" if settings.tokenizer.kind == "pair" else "tokenizer.tags"
-        settings = resolve(RunSettings, settings.model_dump(mode="json"), {place: True})
-    given = [f"Set by you: {key}={value}." for key, value in overrides.items() if key != INIT_FROM]
-    return ChosenSettings(settings, choice.reasons + given)
+        monotonic = _inherit_model(choices, str(init_from))
+    _choose_training(choices, facts, kinds, monotonic=monotonic, cuda=cuda)
+    if init_from is not None:
+        _lower_learning_rate(choices)
+    base = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
+    settings = resolve(RunSettings, base, {**choices.groups, **overrides})
+    requested = _select_overrides("tokenizer", overrides)
+    tags_set = any("tags" in f"{key} {value}" for key, value in requested.items())
+    if init_from is None and "tags" in facts and not tags_set:
+        # Only now is the kind of tokenizer known: an override may have replaced the one that was chosen.
+        key = "tokenizer.source.tags" if settings.tokenizer.kind == "pair" else "tokenizer.tags"
+        settings = resolve(RunSettings, settings.model_dump(mode="json"), {key: True})
+    set_by_user = [f"Set by you: {key}={value}." for key, value in overrides.items() if key != INIT_FROM]
+    return ChosenSettings(settings, choices.reasons + set_by_user)
 
 
-def _below(prefix: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _select_overrides(prefix: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the overrides whose keys start with a prefix, without that prefix."""
     return {key.removeprefix(prefix): value for key, value in overrides.items() if key.startswith(prefix)}
 
 
-def form_of(side: Mapping[str, Any]) -> Form:
-    """What stands on one side: sentences, single words, or a string of few symbols with spaces between (phonemes)."""
+def detect_text_kind(side: Mapping[str, Any]) -> TextKind:
+    """Whether one side of the pairs contains sentences, single words, or symbols separated by spaces (phonemes)."""
     words, chars = side["words"]["median"], side["chars"]["median"]
     letters_per_word = side["total_chars"] / max(1, side["total_words"]) - 1
-    repeated = side["total_words"] >= _REPEATED * side["distinct_words"]
+    repeated = side["total_words"] >= _MIN_SYMBOL_COUNT * side["distinct_words"]
     if words >= 2 and side["distinct_words"] <= 400 and letters_per_word <= 3 and repeated:
         return "symbols"
-    unspaced = next(iter(side["scripts"]), "") in _UNSPACED
+    unspaced = next(iter(side["scripts"]), "") in _UNSPACED_SCRIPTS
     return "sentences" if words >= 3 or (unspaced and chars >= 10) else "words"
 
 
-def _describe_data(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], scripts: Sequence[str]) -> None:
-    seen = " and ".join(
+def _describe_data(
+    choices: _Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], scripts: Sequence[str]
+) -> None:
+    sides = " and ".join(
         dict.fromkeys(
-            f"{form} in {script} script" if script != "none" else form
-            for form, script in zip(forms, scripts, strict=True)
+            f"{kind} in {script} script" if script != "none" else kind
+            for kind, script in zip(kinds, scripts, strict=True)
         )
     )
     tags = facts.get("tags")
-    marked = f", with {tags['distinct']} different tags after a tab" if tags else ""
-    choice.reasons.append(f"Data: {facts['pairs']:,} pairs of {seen}{marked}.")
+    tagged = f", with {tags['distinct']} distinct tags after a tab" if tags else ""
+    choices.reasons.append(f"Data: {facts['pairs']:,} pairs of {sides}{tagged}.")
 
 
-def _tokenizer(choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], scripts: Sequence[str]) -> None:
-    told, tokenizer = _segmentation(facts, forms, scripts)
-    each = ", each tag a token" if facts.get("tags") else ""
-    choice.settle(f"Tokenizer: {told}{each}.", tokenizer=tokenizer)
+def _choose_tokenizer(
+    choices: _Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], scripts: Sequence[str]
+) -> None:
+    description, tokenizer = _tokenizer_settings(facts, kinds, scripts)
+    tags = ", one token per tag" if facts.get("tags") else ""
+    choices.add(f"Tokenizer: {description}{tags}.", tokenizer=tokenizer)
 
 
-def _segmentation(
-    facts: Mapping[str, Any], forms: tuple[Form, Form], scripts: Sequence[str]
+def _tokenizer_settings(
+    facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], scripts: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
-    """What the tokens are called, and the tokenizer's settings."""
-    alike = scripts[0] == scripts[1]
-    if "sentences" in forms:
+    """Return a description of the tokens, and the settings of the tokenizer."""
+    shared = scripts[0] == scripts[1]
+    if "sentences" in kinds:
         size = next((size for pairs, size in VOCABULARIES if facts["pairs"] < pairs), 32_000)
         alphabet = max(facts["source"]["alphabet"], facts["target"]["alphabet"])
         size = max(size, 2 * alphabet)
-        both = "one vocabulary for both sides, which share a script" if alike else "a vocabulary for each script"
-        settings = {"kind": "bpe", "vocabulary": size, "shared": alike, "max_length": 512}
-        return f"{size:,} subwords (BPE), {both}", settings
+        vocabularies = "shared by both sides" if shared else "one vocabulary per side, because the scripts differ"
+        settings = {"kind": "bpe", "vocabulary": size, "shared": shared, "max_length": 512}
+        return f"BPE with {size:,} subwords, {vocabularies}", settings
     (source, source_side), (target, target_side) = (
-        ("symbols as they stand", {"kind": "word"}) if form == "symbols" else _characters(script)
-        for form, script in zip(forms, scripts, strict=True)
+        ("space-separated symbols", {"kind": "word"}) if kind == "symbols" else _character_settings(script)
+        for kind, script in zip(kinds, scripts, strict=True)
     )
     sides = {"source": source_side, "target": target_side}
-    if "symbols" in forms:
+    if "symbols" in kinds:
         return f"{source} → {target}", sides
-    both = "one alphabet" if alike else "an alphabet for each script"
+    vocabularies = "shared vocabulary" if shared else "one vocabulary per side"
     if source_side == target_side:
-        return f"{source}, {both}", {**source_side, "shared": alike}
-    return f"{source} → {target}, {both}", sides
+        return f"{source}, {vocabularies}", {**source_side, "shared": shared}
+    return f"{source} → {target}, {vocabularies}", sides
 
 
-def _characters(script: str) -> tuple[str, dict[str, Any]]:
-    """What the tokens are called, and the settings of a side: one of hundreds of syllables would rarely be seen."""
+def _character_settings(script: str) -> tuple[str, dict[str, Any]]:
+    """Return a description of the tokens of one side, and its settings.
+
+    Hangul syllables are decomposed into letters, because most of the thousands of syllables are rare.
+    """
     if script == "Hangul":
-        return "letters that 한 is taken apart into, ㅎㅏㄴ", {"kind": "char", "normalization": "nfd"}
+        return "Hangul letters (한 → ㅎㅏㄴ)", {"kind": "char", "normalization": "nfd"}
     return "characters", {"kind": "char"}
 
 
-def _model(choice: _Choice, pairs: int, *, in_order: bool, cuda: bool) -> None:
+def _choose_model(choices: _Choices, pairs: int, *, monotonic: bool, cuda: bool) -> None:
     dropout = 0.3 if pairs < 50_000 else 0.2 if pairs < 500_000 else 0.1
-    if in_order:
+    if monotonic:
         size, dropout = (128, 0.4) if pairs < 50_000 else (256, 0.3)
-        choice.settle(
-            f"Model: LSTM of {size} with hard monotonic attention, dropout {dropout}: answers follow the order of what "
-            "they answer.",
+        choices.add(
+            f"Model: LSTM with hard monotonic attention, hidden size {size}, dropout {dropout}, because targets "
+            "follow the order of their sources.",
             model={
                 "kind": "recurrent", "embedding": size, "dropout": dropout, "attention": "hard-monotonic",
                 "encoder": {"cell": "lstm", "hidden": size, "layers": 2, "bidirectional": True, "dropout": dropout},
@@ -184,10 +193,11 @@ def _model(choice: _Choice, pairs: int, *, in_order: bool, cuda: bool) -> None:
         )  # fmt: skip
         return
     if cuda:
-        tied = "all" if choice.keys["tokenizer"].get("shared") else "decoder"
+        tied = "all" if choices.groups["tokenizer"].get("shared") else "decoder"
         layers, size = (3, 256) if pairs < 20_000 else (6, 512) if pairs > 500_000 else (4, 256)
-        choice.settle(
-            f"Model: Transformer of {layers} + {layers} layers, {size} wide, dropout {dropout}, for so many pairs.",
+        choices.add(
+            f"Model: Transformer with {layers} + {layers} layers, size {size}, dropout {dropout}, for {pairs:,} pairs on "
+            "a GPU.",
             model={
                 "kind": "transformer", "size": size, "layers": layers, "heads": size // 64, "feedforward": 4 * size,
                 "norm": "pre", "dropout": dropout, "tied": tied,
@@ -195,8 +205,9 @@ def _model(choice: _Choice, pairs: int, *, in_order: bool, cuda: bool) -> None:
         )  # fmt: skip
         return
     size = 256 if pairs >= 5_000 else 128
-    choice.settle(
-        f"Model: GRU of {size} with additive attention, dropout {dropout}: without a GPU it learns fastest.",
+    choices.add(
+        f"Model: GRU with additive attention, hidden size {size}, dropout {dropout}, because it learns fastest on a "
+        "CPU.",
         model={
             "kind": "recurrent", "embedding": size, "dropout": dropout, "attention": "bahdanau",
             "encoder": {"cell": "gru", "hidden": size, "bidirectional": True},
@@ -205,75 +216,79 @@ def _model(choice: _Choice, pairs: int, *, in_order: bool, cuda: bool) -> None:
     )  # fmt: skip
 
 
-def _inherit(choice: _Choice, start: str) -> bool:
-    """The tokenizer and the model of the run to start from; returns whether it aligns in order."""
-    choice.settle(f"Tokenizer, model and initial weights: those of {start}.", **inherited_settings(start))
-    return "hard_monotonic" in str(choice.keys["model"].get("attention"))
+def _inherit_model(choices: _Choices, init_from: str) -> bool:
+    """Use the tokenizer and the model of the initial run; return whether its attention is monotonic."""
+    choices.add(f"Tokenizer, model and initial weights: from {init_from}.", **read_inherited_settings(init_from))
+    return "hard_monotonic" in str(choices.groups["model"].get("attention"))
 
 
-def _fine_tune(choice: _Choice) -> None:
-    """A lower learning rate keeps more of what the initial weights encode."""
-    training = choice.keys["training"]
-    training["learning_rate"] = round(training["learning_rate"] * _FINE_TUNING_RATE, 6)
-    choice.reasons.append(f"Fine-tuning: the learning rate is {training['learning_rate']}, a third of the usual one.")
+def _lower_learning_rate(choices: _Choices) -> None:
+    """Lower the learning rate for fine-tuning, which preserves more of what the initial weights encode."""
+    training = choices.groups["training"]
+    training["learning_rate"] = round(training["learning_rate"] * _FINE_TUNING_FACTOR, 6)
+    choices.reasons.append(
+        f"Fine-tuning: the learning rate is {training['learning_rate']}, a third of that of a new model."
+    )
 
 
-def _may_be_in_order(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> bool:
-    """Whether the pairs are of a kind that a monotonic alignment suits: letters and sounds, or words that tags inflect,
-    which keep most of their letters.
+def _suits_monotonic_attention(facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind]) -> bool:
+    """Whether the pairs are of a kind that a monotonic alignment suits: words and their pronunciations, or lemmas with
+    tags and their inflected forms, which keep most of the letters.
     """
-    inflects = set(forms) == {"words"} and "tags" in facts and facts["letters_kept"] >= _MOST_LETTERS
-    return inflects or set(forms) == {"words", "symbols"}
+    inflected = set(kinds) == {"words"} and "tags" in facts and facts["letters_kept"] >= _MIN_KEPT_LETTERS
+    return inflected or set(kinds) == {"words", "symbols"}
 
 
-def _order(split: Split, forms: tuple[Form, Form]) -> float:
-    """How far targets follow the order of their sources, measured on some of the pairs."""
+def _measure_order(split: Split, kinds: tuple[TextKind, TextKind]) -> float:
+    """Measure on a sample of the pairs how closely targets follow the order of their sources."""
     with without_warnings():
         rows = (row for row in split.read() if not row.problem)
-        sampled = list(islice(rows, 10 * _SAMPLED))
-    every = max(1, len(sampled) // _SAMPLED)
-    texts = [(row.source.partition(TAB)[0], row.target) for row in sampled[::every]]
+        candidates = list(islice(rows, 10 * _ORDER_SAMPLES))
+    every = max(1, len(candidates) // _ORDER_SAMPLES)
+    texts = [(row.source.partition(TAB)[0], row.target) for row in candidates[::every]]
     return correlate_order(
         [
-            (source.split() if forms[0] == "symbols" else source, target.split() if forms[1] == "symbols" else target)
+            (source.split() if kinds[0] == "symbols" else source, target.split() if kinds[1] == "symbols" else target)
             for source, target in texts
         ]
     )
 
 
-def _training(
-    choice: _Choice, facts: Mapping[str, Any], forms: tuple[Form, Form], *, in_order: bool, cuda: bool
+def _choose_training(
+    choices: _Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], *, monotonic: bool, cuda: bool
 ) -> None:
-    tokens = max(_tokens(facts, forms))
-    longest = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
-    usual = 512 if in_order and not cuda else 8_192 if cuda and facts["pairs"] >= 50_000 else 2_048
+    tokens = max(_estimate_tokens(facts, kinds))
+    max_length = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
+    batch = 512 if monotonic and not cuda else 8_192 if cuda and facts["pairs"] >= 50_000 else 2_048
     # A small corpus is split into several batches, so that an epoch has several updates.
-    usual = min(usual, max(_SMALLEST_BATCH, tokens // _FEWEST_BATCHES))
-    batch = max(usual, 2 * int(longest))
-    passes = next((passes for pairs, passes in _PASSES if facts["pairs"] < pairs), 10)
-    steps = max(FEWEST_STEPS, int(1.1 * passes * tokens / batch))
-    transformer = choice.keys["model"]["kind"] == "transformer"
-    metric, also = {"sentences": ("bleu", ["chrf"]), "symbols": ("wer", ["per"]), "words": ("accuracy", ["cer"])}[
-        forms[1]
-    ]
-    choice.settle(
-        f"Training: {batch:,} tokens per batch; the best model is chosen by {metric}.",
+    batch = min(batch, max(_MIN_BATCH_TOKENS, tokens // _MIN_BATCHES))
+    batch = max(batch, 2 * int(max_length))
+    epochs = next((epochs for pairs, epochs in _MAX_EPOCHS if facts["pairs"] < pairs), 10)
+    steps = max(MIN_STEPS, int(1.1 * epochs * tokens / batch))
+    transformer = choices.groups["model"]["kind"] == "transformer"
+    metric, extra_metrics = {
+        "sentences": ("bleu", ["chrf"]),
+        "symbols": ("wer", ["per"]),
+        "words": ("accuracy", ["cer"]),
+    }[kinds[1]]
+    choices.add(
+        f"Training: {batch:,} tokens per batch; the best checkpoint is selected by {metric}.",
         training={
-            "steps": steps, "max_epochs": passes, "batch_tokens": batch, "max_pair_length": max(256, int(longest)),
+            "steps": steps, "max_epochs": epochs, "batch_tokens": batch, "max_pair_length": max(256, int(max_length)),
             "warmup": max(50, steps // 20),
-            "learning_rate": 0.003 if in_order else 0.001 if transformer else 0.002,
-            "label_smoothing": 0.0 if in_order else 0.1, "ema_decay": 0.99 if in_order else 0.0, "precision": "auto",
+            "learning_rate": 0.003 if monotonic else 0.001 if transformer else 0.002,
+            "label_smoothing": 0.0 if monotonic else 0.1, "ema_decay": 0.99 if monotonic else 0.0, "precision": "auto",
             "validate_every": max(50, steps // 20), "save_every": max(50, steps // 20), "log_every": 20,
-            "validation_pairs": 500, "metric": metric, "extra_metrics": also, "patience": 6,
+            "validation_pairs": 500, "metric": metric, "extra_metrics": extra_metrics, "patience": 6,
         },
     )  # fmt: skip
 
 
-def _tokens(facts: Mapping[str, Any], forms: tuple[Form, Form]) -> tuple[int, int]:
-    """About how many tokens each side has in all."""
-    unit = "subword" if "sentences" in forms else "char"
+def _estimate_tokens(facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind]) -> tuple[int, int]:
+    """Estimate the total number of tokens of each side."""
+    unit = "subword" if "sentences" in kinds else "char"
     source, target = (
-        facts[side]["total_words"] + facts["pairs"] if form == "symbols" else facts[side]["tokens"][unit]
-        for side, form in zip(("source", "target"), forms, strict=True)
+        facts[side]["total_words"] + facts["pairs"] if kind == "symbols" else facts[side]["tokens"][unit]
+        for side, kind in zip(("source", "target"), kinds, strict=True)
     )
     return int(source), int(target)

@@ -1,4 +1,4 @@
-"""Weights in place of those that the optimizer moves: their moving average, or the mean of checkpoints."""
+"""Weight averaging: an exponential moving average of the weights, and the average of several checkpoints."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,22 +13,26 @@ from regard.runs.tensors import read_tensors
 
 @final
 class MovingAverage:
-    """w̄ ← β w̄ + (1 − β) w after each step, with β smaller in the first steps: min(β, (1 + n) / (10 + n))."""
+    """An exponential moving average (EMA) of a model's weights: w̄ ← β w̄ + (1 − β) w after each step.
 
-    def __init__(self, model: nn.Module, memory: float) -> None:
-        self.memory = memory
+    The decay β is smaller in the first steps: min(β, (1 + n) / (10 + n)) at step n.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
         self.weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        self._both = list(self.weights.values()), [parameter.detach() for parameter in model.parameters()]
+        self._averages = list(self.weights.values())
+        self._parameters = [parameter.detach() for parameter in model.parameters()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """After a step, counted from 1."""
-        memory = min(self.memory, (1 + step) / (10 + step))
-        torch._foreach_lerp_(*self._both, 1 - memory)
+        """Update the average after a step. Steps are counted from 1."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
 
     @contextmanager
-    def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """For a while, the model has the average's weights."""
+    def applied_to(self, model: nn.Module) -> Iterator[None]:
+        """Within the context, the model has the averaged weights."""
         self._swap(model)
         try:
             yield
@@ -38,13 +42,13 @@ class MovingAverage:
     @torch.no_grad()
     def _swap(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
-            kept = parameter.detach().clone()
+            weight = parameter.detach().clone()
             parameter.copy_(self.weights[name])
-            self.weights[name].copy_(kept)
+            self.weights[name].copy_(weight)
 
 
-def mean_of(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
-    """The mean of each weight over some checkpoints; what is no floating-point number is taken from the first."""
+def average_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
+    """Average the weights of checkpoints. Tensors that are not floating-point are those of the first checkpoint."""
     total: dict[str, Tensor] = {}
     for checkpoint in checkpoints:
         for name, tensor in read_tensors(checkpoint, "model.safetensors").items():
@@ -59,10 +63,10 @@ def mean_of(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def mean_in_place(model: nn.Module, checkpoints: Sequence[Checkpoint]) -> Iterator[None]:
-    """Within the context, the model has the average of the checkpoints' weights."""
+def averaged_weights(model: nn.Module, checkpoints: Sequence[Checkpoint]) -> Iterator[None]:
+    """Within the context, the model has the averaged weights of the checkpoints."""
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.load_state_dict(mean_of(checkpoints), strict=False)  # tied weights are stored once
+    model.load_state_dict(average_weights(checkpoints), strict=False)  # tied weights are stored once
     try:
         yield
     finally:

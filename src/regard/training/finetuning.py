@@ -1,4 +1,4 @@
-"""Fine-tuning: the settings of a run that starts from another run's weights. No torch here."""
+"""Fine-tuning: the settings of a run that starts from the weights of another run. This module does not need torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,24 +13,26 @@ INIT_FROM = "training.init_from"
 
 
 def resolve_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> RunSettings:
-    """The settings of a run. If the overrides name a run to start from, its model and tokenizer replace those of the
-    source; other overrides apply on top.
+    """Resolve the settings of a run.
+
+    If the overrides name an initial run, its model and tokenizer replace those of `source`. The other overrides are
+    applied last.
     """
-    start = overrides.get(INIT_FROM)
-    inherited = {} if start is None else inherited_settings(start)
+    init_from = overrides.get(INIT_FROM)
+    inherited = {} if init_from is None else read_inherited_settings(init_from)
     return resolve(RunSettings, source, {**inherited, **overrides})
 
 
-def inherited_settings(start: str | Path) -> dict[str, Any]:
-    """What a fine-tuned run takes over from the run that it starts from."""
-    folder, _ = open_initial(start)
+def read_inherited_settings(init_from: str | Path) -> dict[str, Any]:
+    """Read the settings that a fine-tuned run inherits from its initial run: tokenizer and model."""
+    folder, _ = open_initial_run(init_from)
     settings = folder.settings()
     return {name: getattr(settings, name).model_dump(mode="json") for name in ("tokenizer", "model")}
 
 
-def open_initial(start: str | Path) -> tuple[RunFolder, Checkpoint]:
-    """The run to start from, and its best checkpoint."""
+def open_initial_run(init_from: str | Path) -> tuple[RunFolder, Checkpoint]:
+    """Return the folder of the initial run, and its best checkpoint."""
     try:
-        return open_model(start)
+        return open_model(init_from)
     except ModelError as error:
         raise ModelError(f"{INIT_FROM}: {error}") from None

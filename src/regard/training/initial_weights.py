@@ -1,4 +1,4 @@
-"""The initial weights of a fine-tuned run, and their hash, which a resumed run keeps."""
+"""The initial weights of a fine-tuned run, and their hash, which is saved with every checkpoint."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,19 @@ from regard.models.seq2seq import Seq2Seq
 from regard.runs import checkpoints
 from regard.runs.checkpoints import LoadedModel
 from regard.runs.settings import RunSettings
-from regard.training.finetuning import INIT_FROM, open_initial
+from regard.training.finetuning import INIT_FROM, open_initial_run
 
 log = logging.getLogger(__name__)
 
-_WEIGHTS_OF = "initial weights of "
-"""Prefix of the initial weights' name among the hashes of what a run depends on."""
+_HASH_PREFIX = "initial weights of "
+"""The initial weights have a name with this prefix among the hashes of the data and the weights that a run uses."""
 
-_MOST_SAMPLED, _MOST_NAMED = 20_000, 8
-"""Training pairs that are searched for tokens unknown to the tokenizers, and how many of those tokens are named."""
+_MAX_SEARCHED, _MAX_LISTED = 20_000, 8
+"""The number of training pairs that are searched for unknown tokens, and the number of unknown tokens to list."""
 
 
-class Initial(NamedTuple):
-    """The model that a run starts from, and the hash of its weights; without `training.init_from`, nothing."""
+class InitialWeights(NamedTuple):
+    """The model whose weights a run starts from, and their hash. Both are empty without `training.init_from`."""
 
     loaded: LoadedModel | None = None
     fingerprint: Mapping[str, str] = {}
@@ -37,75 +37,80 @@ class Initial(NamedTuple):
         return None if self.loaded is None else self.loaded.tokenizers
 
     def initialize(self, model: Seq2Seq, settings: RunSettings) -> None:
-        """Copy the weights, if there are any, into a model of the same shape."""
+        """Copy the initial weights, if any, into a model with the same shapes."""
         if self.loaded is None:
             return
-        ours, theirs = (
-            {name: part.shape for name, part in each.state_dict().items()} for each in (model, self.loaded.model)
+        shapes, initial_shapes = (
+            {name: tensor.shape for name, tensor in module.state_dict().items()}
+            for module in (model, self.loaded.model)
         )
-        if ours != theirs:
+        if shapes != initial_shapes:
             changed = differences(self.loaded.settings.model, settings.model)
             listed = "; ".join(f"model.{key} is {old!r} there and {new!r} here" for key, (old, new) in changed.items())
             raise ConfigError(
                 f"{INIT_FROM}: the weights of {settings.training.init_from} do not fit this model: {listed}. Use the "
-                "same model settings, or train a new model without them."
+                f"same model settings, or train a new model without {INIT_FROM}."
             )
         model.load_state_dict(self.loaded.model.state_dict())
 
 
-def load_initial(settings: RunSettings, corpus: Corpus, teachers: TokenizerPair | None) -> Initial:
-    """Load what a new run starts from."""
-    start = settings.training.init_from
-    if start is None:
-        return Initial()
-    folder, chosen = open_initial(start)
-    loaded = checkpoints.load_model(folder, chosen)
+def load_initial_weights(
+    settings: RunSettings, corpus: Corpus, teacher_tokenizers: TokenizerPair | None
+) -> InitialWeights:
+    """Load the initial weights of a new run."""
+    init_from = settings.training.init_from
+    if init_from is None:
+        return InitialWeights()
+    folder, checkpoint = open_initial_run(init_from)
+    loaded = checkpoints.load_model(folder, checkpoint)
     changed = [f"tokenizer.{key}" for key in token_differences(loaded.settings.tokenizer, settings.tokenizer)]
     if changed:
         raise ConfigError(
-            f"{INIT_FROM}: {start} was trained with a different {', '.join(changed)}, and its weights fit only its "
-            f"own tokens. Copy `tokenizer:` from {folder.config}."
+            f"{INIT_FROM}: {init_from} was trained with a different {', '.join(changed)}, so its token ids do not "
+            f"match. Copy `tokenizer:` from {folder.config}."
         )
-    if teachers is not None and teachers.fingerprint() != loaded.tokenizers.fingerprint():
+    if teacher_tokenizers is not None and teacher_tokenizers.fingerprint() != loaded.tokenizers.fingerprint():
         raise ConfigError(
-            f"{INIT_FROM}: {start} and training.teachers have different vocabularies. Use only one of them."
+            f"{INIT_FROM}: {init_from} and training.teachers have different vocabularies. Use only one of them."
         )
-    first = Pairs.of(islice(corpus.train, _MOST_SAMPLED))
-    _report_unknown(loaded.tokenizers.source, "source", first.sources)
-    _report_unknown(loaded.tokenizers.target, "target", first.targets)
-    return Initial(loaded, {f"{_WEIGHTS_OF}{start}": loaded.checkpoint.weights_hash})
+    pairs = Pairs.of(islice(corpus.train, _MAX_SEARCHED))
+    _warn_of_unknown_tokens(loaded.tokenizers.source, "source", pairs.sources)
+    _warn_of_unknown_tokens(loaded.tokenizers.target, "target", pairs.targets)
+    return InitialWeights(loaded, {f"{_HASH_PREFIX}{init_from}": loaded.checkpoint.weights_hash})
 
 
-def recall_initial(settings: RunSettings, saved: Mapping[str, str] | str) -> Initial:
-    """The hash of the weights that a run with a checkpoint started from.
+def recall_initial_weights(settings: RunSettings, saved: Mapping[str, str]) -> InitialWeights:
+    """Return the hash of the weights that a resumed run started from.
 
-    The weights themselves are not needed any more, so they may have changed or be gone; a change is reported.
+    The weights themselves are no longer needed: a resumed run loads its own checkpoint. They may have been deleted; if
+    they have changed, log a warning.
     """
-    start = settings.training.init_from
-    if start is None or isinstance(saved, str):
-        return Initial()
-    fingerprint = {name: value for name, value in saved.items() if name.startswith(_WEIGHTS_OF)}
+    init_from = settings.training.init_from
+    if init_from is None:
+        return InitialWeights()
+    fingerprint = {name: value for name, value in saved.items() if name.startswith(_HASH_PREFIX)}
     try:
-        _, chosen = open_initial(start)
+        _, checkpoint = open_initial_run(init_from)
     except ModelError:
-        return Initial(None, fingerprint)
-    if chosen.weights_hash not in fingerprint.values():
+        return InitialWeights(None, fingerprint)
+    if checkpoint.weights_hash not in fingerprint.values():
         log.warning(
-            "%s has changed since this run started from it; it continues from its own checkpoint.", short_path(start)
+            "%s has changed since this run started from it. The run resumes from its own checkpoint.",
+            short_path(init_from),
         )
-    return Initial(None, fingerprint)
+    return InitialWeights(None, fingerprint)
 
 
-def _report_unknown(tokenizer: Tokenizer, side: str, texts: Sequence[str]) -> None:
-    """Report text that an inherited tokenizer has no token for, since the model cannot distinguish it."""
-    odd = [text for text, ids in zip(texts, tokenizer.ids(texts), strict=True) if UNKNOWN in ids]
-    if not odd:
+def _warn_of_unknown_tokens(tokenizer: Tokenizer, side: str, texts: Sequence[str]) -> None:
+    """Log a warning if texts contain characters or words that are not in the inherited vocabulary."""
+    affected = [text for text, ids in zip(texts, tokenizer.ids(texts), strict=True) if UNKNOWN in ids]
+    if not affected:
         return
     unknown = dict.fromkeys(
         text[slice(*span)]
-        for text, tokens in zip(odd, tokenizer.encode(odd), strict=True)
+        for text, tokens in zip(affected, tokenizer.encode(affected), strict=True)
         for token, span in zip(tokens.ids, tokens.offsets, strict=True)
         if token == UNKNOWN
     )
-    named = ", ".join(map(repr, islice(unknown, _MOST_NAMED))) + (" and others" if len(unknown) > _MOST_NAMED else "")
-    log.warning("The model has no token for %s (in %d of %d %ss).", named, len(odd), len(texts), side)
+    listed = ", ".join(map(repr, islice(unknown, _MAX_LISTED))) + (" and others" if len(unknown) > _MAX_LISTED else "")
+    log.warning("The model has no token for %s (in %d of %d %ss).", listed, len(affected), len(texts), side)

@@ -31,7 +31,7 @@ def train(settings: RunSettings, folder: RunFolder, started: float | None = None
     """
     started = time.monotonic() if started is None else started
     settings = settings.absolute().model_copy(update={"data": pin_data(settings.data)})
-    tracking.require(settings.training)
+    tracking.check_installed(settings.training)
     with report_disk_failures(folder), folder.lock() as locked:
         folder.reject_foreign()
         if folder.all_checkpoints():
@@ -41,7 +41,7 @@ def train(settings: RunSettings, folder: RunFolder, started: float | None = None
         with configure_torch(settings.training), ProgressDisplay() as display:
             state = start_training(settings, locked, corpus, display)
             _set_deadline(state, started)
-            listeners = tracking.listeners(settings.training, locked.directory, state.progress.step)
+            listeners = tracking.build_listeners(settings.training, locked.directory, state.progress.step)
             with (
                 EventLog(locked.directory, lambda event: is_before(state, event), listeners) as events,
                 stop_on_signals() as stop,
@@ -119,8 +119,8 @@ def _meet_deadline(state: TrainingState, events: EventLog, display: ProgressDisp
     schedule = progress.schedule = deadline.revise(before, step, training.validate_every)
     if schedule is before:
         return
-    assert deadline.pace is not None
-    pace = float(f"{deadline.pace:.3g}")
+    assert deadline.seconds_per_step is not None
+    pace = float(f"{deadline.seconds_per_step:.3g}")
     torch.set_num_threads(schedule.current.threads or training.threads)
     events.write("schedule", step=step, end=schedule.end, seconds_per_step=pace, threads=torch.get_num_threads())
     display.set_steps(schedule.end)

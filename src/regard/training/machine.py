@@ -1,4 +1,4 @@
-"""The machine that a run is on: its device, its threads, its disk."""
+"""The device, the CPU threads and the disk of the machine that trains."""
 
 import os
 from collections.abc import Iterator
@@ -13,23 +13,26 @@ from regard.runs.settings import TrainingSettings
 
 
 def resolve_device(name: str) -> torch.device:
+    """Return the device with this name; `auto` is the GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"training.device={name}: there is no CUDA device here. Use cpu or auto.")
+        raise ConfigError(f"training.device={name}: no CUDA device is available. Use cpu or auto.")
     return torch.device(name)
 
 
 def usable_threads() -> int:
-    """The number of CPU threads that may be used: OMP_NUM_THREADS, or by default one for each core."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if wanted.isdecimal() and int(wanted):
-        return int(wanted)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the maximum number of CPU threads: OMP_NUM_THREADS if it is set, else the number of usable cores."""
+    requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if requested.isdecimal() and int(requested):
+        return int(requested)
+    if hasattr(os, "sched_getaffinity"):  # Linux; macOS and Windows do not restrict a process to some of the cores
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def uses_bfloat16(settings: TrainingSettings, device: torch.device) -> bool:
-    """Whether matrix products are computed in bfloat16: if that is set, or where it is much faster (`auto`)."""
+    """Whether to use bfloat16 autocast: if it is set, or with `auto` if the device computes much faster in bfloat16."""
     if settings.precision != "auto":
         return settings.precision == "bfloat16"
     if device.type == "cuda":
@@ -38,8 +41,10 @@ def uses_bfloat16(settings: TrainingSettings, device: torch.device) -> bool:
 
 
 def _keeps_onednn(settings: TrainingSettings) -> bool:
-    """Whether oneDNN can stay enabled. On a CPU without bfloat16, torch disables it in the middle of a step, at the
-    first product in bfloat16, and a resumed run would round differently from an uninterrupted one.
+    """Whether oneDNN can stay enabled.
+
+    On a CPU without bfloat16 instructions, torch disables oneDNN in the middle of a step, at the first product in
+    bfloat16. A resumed run would then round differently from an uninterrupted one.
     """
     device = resolve_device(settings.device)
     return device.type != "cpu" or not uses_bfloat16(settings, device) or cpu_has_bfloat16()
@@ -47,14 +52,17 @@ def _keeps_onednn(settings: TrainingSettings) -> bool:
 
 @contextmanager
 def configure_torch(settings: TrainingSettings) -> Iterator[None]:
-    """Small operations on many threads wait more than they work; the count is set for the run alone.
+    """Set global options of torch for training, and restore them at the end of the context.
 
-    So is the rounding of denormal numbers to zero: a sharp softmax is full of them, and each costs a CPU a hundred
-    times the work of another. And so is attention without cuDNN's, which plans for a third of a second whenever it
-    sees a new shape.
+    - The number of CPU threads: small operations are slower on many threads.
+    - Denormal numbers are flushed to zero. A sharp softmax contains many of them, and a CPU takes a hundred times as
+      long for an operation on a denormal number as on a normal one.
+    - The cuDNN backend of scaled dot product attention is disabled, because it plans for a third of a second at each
+      new shape.
+    - oneDNN is disabled if torch would disable it during a step (see `_keeps_onednn`).
     """
-    before = torch.get_num_threads()
-    planned = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    threads = torch.get_num_threads()
+    cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.set_num_threads(settings.threads)
     torch.set_flush_denormal(True)
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -64,13 +72,14 @@ def configure_torch(settings: TrainingSettings) -> Iterator[None]:
         yield
     finally:
         torch.backends.mkldnn.enabled = onednn
-        torch.backends.cuda.enable_cudnn_sdp(planned)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
         torch.set_flush_denormal(False)
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 @contextmanager
 def report_disk_failures(folder: RunFolder) -> Iterator[None]:
+    """Raise `ResourceError` with a remedy if the disk fails, for example because it is full."""
     try:
         yield
     except OSError as error:

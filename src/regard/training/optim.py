@@ -1,4 +1,4 @@
-"""The optimizer: AdamW, a learning rate that is a pure function of progress, clipping."""
+"""The optimizer (AdamW), the learning rate as a pure function of the step, and gradient clipping."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from regard.runs.settings import TrainingSettings
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """AdamW; matrices decay, vectors (biases, gains) do not."""
+    """Build AdamW. Weight decay applies to matrices, not to vectors (biases, gains)."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     groups = [
@@ -21,13 +21,13 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
     device = next(model.parameters()).device
     if device.type != "cuda":
         return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, foreach=True)
-    # With the rate in a tensor, a recorded step can be played at any.
+    # A captured CUDA graph reads the learning rate from this tensor, so it can be replayed with any rate.
     rate = torch.tensor(settings.learning_rate, device=device)
     return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True, capturable=True)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of the next step."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -37,16 +37,16 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 _DECAYS: dict[str, Callable[[float], float]] = {
     "none": lambda _: 1.0,
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
 }
 
 
-def learning_rate(position: float, settings: TrainingSettings, falls: int = 0) -> float:
-    """The learning rate at a position of the schedule: a linear increase to the peak, then the decay.
+def learning_rate(position: float, settings: TrainingSettings, plateaus: int = 0) -> float:
+    """Return the learning rate at a position of the schedule: a linear warm-up to the peak, then the decay.
 
-    The position is the step, counted from 1, unless a deadline rescales the schedule. `falls` is the number of plateaus
-    that validation has found; only the decay `plateau` uses it.
+    The position is the step, counted from 1, unless a deadline rescales the schedule. `plateaus` is the number of
+    plateaus of the validation metric so far; only `decay="plateau"` uses it.
     """
     peak = settings.learning_rate
     if position <= settings.warmup:
@@ -54,17 +54,18 @@ def learning_rate(position: float, settings: TrainingSettings, falls: int = 0) -
     if settings.decay == "inverse_sqrt":
         return peak * math.sqrt(max(1, settings.warmup) / position)
     if settings.decay == "plateau":
-        return float(peak * settings.plateau_factor**falls)
-    done = (position - settings.warmup) / max(1, settings.steps - settings.warmup)
-    return peak * _DECAYS[settings.decay](min(1.0, done))
+        return float(peak * settings.plateau_factor**plateaus)
+    progress = (position - settings.warmup) / max(1, settings.steps - settings.warmup)
+    return peak * _DECAYS[settings.decay](min(1.0, progress))
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
-    """Scale the gradient to a norm of at most `largest` → its norm before. Where that is not finite, the gradient is
-    left as it is, and no step may be taken.
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale the gradient to a norm of at most `max_norm`, and return its norm before scaling.
+
+    A gradient whose norm is not finite is left unchanged. Do not update the weights with it.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(gradients, torch.where(norm.isfinite(), factor, 1.0))
     return norm

@@ -1,4 +1,4 @@
-"""Resuming a run: what must not have changed, and what may make the run longer."""
+"""Resuming a run: check that its settings and data have not changed, except for settings that extend the run."""
 
 from regard.config import differences
 from regard.errors import ConfigError, DataError
@@ -11,12 +11,14 @@ _OPEN_ENDED = {"none", "inverse_sqrt", "plateau"}
 
 
 def check_settings_unchanged(folder: RunFolder, settings: RunSettings) -> None:
+    """Raise `ConfigError` if settings of a run have changed that must stay the same."""
     before = folder.settings().absolute()
     extended = _allowed_extensions(folder, before.training, settings.training)
     changed = {key: values for key, values in differences(before, settings).items() if key not in extended}
-    saved = (before.training.save_every, settings.training.save_every)
-    if settings.training.average_checkpoints > 1 and saved[0] != saved[1]:  # may change if checkpoints are not averaged
-        changed["training.save_every"] = saved
+    intervals = (before.training.save_every, settings.training.save_every)
+    # This setting may change on resume unless it determines which checkpoints are averaged.
+    if settings.training.average_checkpoints > 1 and intervals[0] != intervals[1]:
+        changed["training.save_every"] = intervals
     if changed:
         listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items())
         raise ConfigError(
@@ -25,25 +27,21 @@ def check_settings_unchanged(folder: RunFolder, settings: RunSettings) -> None:
         )
 
 
-def check_data_unchanged(folder: RunFolder, before: dict[str, str] | str, now: dict[str, str]) -> None:
-    if isinstance(before, str):  # format 1 had one hash for all
-        raise DataError(
-            f"{folder.path} was started by an earlier version of regard, which saved no hash of each file: the model "
-            "can be used, but its training cannot be resumed. Choose another folder with --out."
-        )
+def check_data_unchanged(folder: RunFolder, before: dict[str, str], now: dict[str, str]) -> None:
+    """Raise `DataError` if the hashes of data files or teachers have changed."""
     # Files may be renamed, but their order is fixed: training files come before dev files.
     if list(before.values()) != list(now.values()):
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)] or list(now)
-        taught = all(name.startswith(TEACHER) for name in changed)
-        what, old = ("weights have", "weights") if taught else ("data has", "data")
+        only_teachers = all(name.startswith(TEACHER) for name in changed)
+        subject, noun = ("weights have", "weights") if only_teachers else ("data has", "data")
         raise DataError(
-            f"{' and '.join(changed)}: the {what} changed since {folder.path} was started. Restore the old {old} to "
-            "resume, or choose another folder with --out."
+            f"{' and '.join(changed)}: the {subject} changed since {folder.path} was started. Restore the old {noun} "
+            "to resume, or choose another folder with --out."
         )
 
 
 def _allowed_extensions(folder: RunFolder, before: TrainingSettings, after: TrainingSettings) -> set[str]:
-    """The settings that make a run longer and do not change what it has done so far."""
+    """Return the changed settings that extend a run without affecting the steps it has taken."""
     extended = {f"training.{key}" for key in ("steps", "patience") if getattr(after, key) > getattr(before, key)}
     if "training.steps" in extended and before.minutes is not None:
         raise ConfigError(

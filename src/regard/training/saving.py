@@ -8,14 +8,14 @@ from regard.formatting import quantity
 from regard.runs import checkpoints
 from regard.runs.events import EventLog, ProgressDisplay
 from regard.runs.folder import Checkpoint
-from regard.training.averaging import mean_in_place
+from regard.training.averaging import averaged_weights
 from regard.training.state import TrainingState
 
 
 def validate_model(state: TrainingState, events: EventLog, display: ProgressDisplay) -> None:
     """Score the model, or the moving average of its weights, and note whether it has improved."""
     training, progress = state.settings.training, state.progress
-    with state.average.in_place_of(state.model) if state.average is not None else contextlib.nullcontext():
+    with state.average.applied_to(state.model) if state.average is not None else contextlib.nullcontext():
         improved = _score(state, events, display)
     if improved:
         progress.stale = progress.waited = 0
@@ -72,7 +72,7 @@ def average_last_checkpoints(state: TrainingState, events: EventLog, display: Pr
     last = _last_checkpoints(state)
     display.say(f"Average of the last {quantity(len(last), 'checkpoint')}:")
     progress.averaged = True
-    with mean_in_place(state.model, last):
+    with averaged_weights(state.model, last):
         if _score(state, events, display, f"mean-{progress.step}"):
             checkpoints.save_average(state.locked, state.model, progress)
     save(state)
@@ -82,7 +82,7 @@ def _restore_average(state: TrainingState) -> None:
     """Compute the average again if it was lost or damaged."""
     name = state.progress.best_name
     if name is not None and Checkpoint(state.folder.checkpoints / name).problem() is not None:
-        with mean_in_place(state.model, _last_checkpoints(state)):
+        with averaged_weights(state.model, _last_checkpoints(state)):
             checkpoints.save_average(state.locked, state.model, state.progress)
 
 

@@ -16,92 +16,95 @@ log = logging.getLogger(__name__)
 
 
 VALIDATION_SHARE = 0.2
-"""Validations are thinned out if they would take more than this share of the remaining time."""
+"""The maximum share of the remaining time for validations; beyond it, some validations are skipped."""
 
 
 _FIRST_CHECK, _CHECKS = 0.02, 0.03
-"""Shares of the whole time: before the speed is measured first, and between later measurements."""
+"""Shares of the total time: before the first measurement of the speed, and between later measurements."""
 
 
 _TOLERANCE = 0.01
-"""The schedule is left alone if it would end this close to the deadline, as a share of the whole time."""
+"""The schedule is not revised if it ends this close to the deadline, as a share of the total time."""
 
 
 _RESERVE = 0.01, 3.0
-"""Time reserved for the end of the process: a share of the whole time, and the most seconds."""
+"""Time reserved for the end of the process: a share of the total time, and a maximum in seconds."""
 
 
-_FEWEST_STEPS = 3
-"""Steps that a measurement needs."""
+_MIN_STEPS = 3
+"""The minimum number of steps in a measurement."""
 
 
-_SLOWER = 1.6
-"""One thread is tried if steps on several become slower by this factor."""
+_SLOWDOWN = 1.6
+"""One thread is tried if steps on several threads become slower by this factor."""
 
 
 def build_batch_sampler(data: EncodedCorpus, settings: RunSettings) -> BatchSampler:
-    """The batch sampler of a run."""
+    """Build the batch sampler of a run."""
     training = settings.training
     if training.batch_tokens is None:
         return PairBatchSampler(data.sources.lengths, training.batch_size, settings.seed, data.sources.epoch_lengths)
-    longest = min(training.max_pair_length or training.batch_tokens, training.batch_tokens)
+    max_length = min(training.max_pair_length or training.batch_tokens, training.batch_tokens)
     lengths_N2 = data.lengths_N2
-    order = TokenBatchSampler(lengths_N2, training.batch_tokens, settings.seed, longest, data.epoch_lengths)
-    left_out = int((lengths_N2.max(1) > longest).sum())
-    if left_out == len(data):
+    sampler = TokenBatchSampler(lengths_N2, training.batch_tokens, settings.seed, max_length, data.epoch_lengths)
+    too_long = int((lengths_N2.max(1) > max_length).sum())
+    if too_long == len(data):
         raise DataError(
-            f"Every training pair has more than {longest:,} tokens on a side. Raise training.batch_tokens"
+            f"Every training pair has more than {max_length:,} tokens on a side. Increase training.batch_tokens"
             f"{' or training.max_pair_length' if training.max_pair_length else ''}."
         )
-    if left_out:
-        log.warning("%s of more than %d tokens on a side left out of training.", quantity(left_out, "pair"), longest)
-    return order
+    if too_long:
+        log.warning(
+            "Training leaves out %s with more than %d tokens on a side.", quantity(too_long, "pair"), max_length
+        )
+    return sampler
 
 
-def steps_per_epoch(order: BatchSampler, training: TrainingSettings) -> float:
-    """Optimizer steps in one pass over the training pairs."""
-    return order.steps_per_epoch / training.accumulate
+def steps_per_epoch(sampler: BatchSampler, training: TrainingSettings) -> float:
+    """Return the number of optimizer steps in an epoch."""
+    return sampler.steps_per_epoch / training.accumulate
 
 
-def max_steps(order: BatchSampler, training: TrainingSettings) -> int | None:
-    """The number of steps in `max_epochs` passes over the training pairs; None if there is no such limit."""
+def compute_max_steps(sampler: BatchSampler, training: TrainingSettings) -> int | None:
+    """Return the number of steps in `max_epochs` epochs, or None if the number of epochs is not limited."""
     if training.max_epochs is None:
         return None
-    return max(1, round(training.max_epochs * steps_per_epoch(order, training)))
+    return max(1, round(training.max_epochs * steps_per_epoch(sampler, training)))
 
 
-def build_schedule(order: BatchSampler, training: TrainingSettings) -> Schedule:
-    """The schedule of a new run."""
-    most = max_steps(order, training)
-    return Schedule.of(training.steps, None if most is None else min(training.steps, most))
+def build_schedule(sampler: BatchSampler, training: TrainingSettings) -> Schedule:
+    """Build the schedule of a new run."""
+    max_steps = compute_max_steps(sampler, training)
+    return Schedule.of(training.steps, None if max_steps is None else min(training.steps, max_steps))
 
 
 @dataclass
 class Deadline:
-    """Rescales a schedule so that the run ends on time, by the speed that it measures."""
+    """Rescales a schedule to the measured speed, so that the run ends on time."""
 
     seconds: float
-    """The time that the whole run may take."""
+    """The total time of the run."""
     started: float
-    """When it started, by `clock`."""
-    most: int | None = None
-    """The most steps, whatever time is left."""
+    """The start of the run, as a reading of `clock`."""
+    max_steps: int | None = None
+    """The maximum number of steps, even if there is time for more."""
     threads: int = 1
-    """CPU threads that the settings allow."""
+    """The number of CPU threads in the settings."""
     validations_after: int = 0
-    """Validations after the last step."""
+    """The number of validations after the last step."""
     validation_steps: float = 0.0
-    """Estimated duration of a validation, in steps; used until one has been measured."""
+    """The estimated duration of a validation, in steps; used until a validation has been measured."""
     clock: Callable[[], float] = time.monotonic
     _steps: int = field(default=0, init=False)
     _busy: float = field(default=0.0, init=False)
-    """Seconds that the steps since the last check took."""
-    _pace: float | None = field(default=None, init=False)
-    """Seconds per step: a moving average, in which recent steps count more."""
-    _overhead: float | None = field(default=None, init=False)
-    """Seconds that the last validation and its checkpoint took."""
+    """The duration of the steps since the last check, in seconds."""
+    _seconds_per_step: float | None = field(default=None, init=False)
+    """A moving average, in which recent steps have a larger weight."""
+    _validation_seconds: float | None = field(default=None, init=False)
+    """The duration of the last validation and its checkpoint."""
     _checked: float = field(default=0.0, init=False)
-    _before: float | None = field(default=None, init=False)
+    """The time of the last check, as a reading of `clock`."""
+    _seconds_on_all_threads: float | None = field(default=None, init=False)
     """Seconds per step on all threads, before one thread was tried."""
 
     def __post_init__(self) -> None:
@@ -109,73 +112,81 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until the run has to end."""
-        share, most = _RESERVE
-        return self.started + self.seconds - min(share * self.seconds, most) - self.clock()
+        """The seconds until the run has to end."""
+        share, max_seconds = _RESERVE
+        return self.started + self.seconds - min(share * self.seconds, max_seconds) - self.clock()
 
     @property
-    def pace(self) -> float | None:
-        """Seconds per step."""
-        return self._pace
+    def seconds_per_step(self) -> float | None:
+        """The measured speed; None before the first check."""
+        return self._seconds_per_step
 
     def note_step(self, seconds: float) -> None:
+        """Add the duration of a step to the measurement."""
         self._steps += 1
         self._busy += seconds
 
     def note_validation(self, seconds: float) -> None:
-        self._overhead = seconds
+        """Store the duration of a validation and its checkpoint."""
+        self._validation_seconds = seconds
 
     def is_due(self) -> bool:
-        """Whether it is time to measure and revise."""
-        return self._steps >= _FEWEST_STEPS and self.clock() - self._checked >= _CHECKS * self.seconds
+        """Whether it is time for the next check of the schedule."""
+        return self._steps >= _MIN_STEPS and self.clock() - self._checked >= _CHECKS * self.seconds
 
     def revise(self, schedule: Schedule, step: int, validate_every: int) -> Schedule:
-        """Rescale the schedule after `step` to end on time; return it unchanged if it already does."""
+        """Rescale the schedule after `step` to end on time, or return it unchanged if it already does."""
         recent = self._busy / self._steps
-        threads = self._threads(schedule.current.threads, recent)
-        unsettled = self._pace is None or threads != schedule.current.threads
-        self._pace = recent if self._pace is None or unsettled else 0.7 * recent + 0.3 * self._pace
+        threads = self._choose_threads(schedule.current.threads, recent)
+        if self._seconds_per_step is None or threads != schedule.current.threads:
+            speed = recent
+        else:
+            speed = 0.7 * recent + 0.3 * self._seconds_per_step
+        self._seconds_per_step = speed
         self._steps, self._busy, self._checked = 0, 0.0, self.clock()
-        overhead = self.validation_steps * self._pace if self._overhead is None else self._overhead
+        validation = self.validation_steps * speed if self._validation_seconds is None else self._validation_seconds
         left = max(0.0, self.left)
         thinning = schedule.current.thinning
-        while (to_come := schedule.validations_after(step, thinning * validate_every)) > 1:
-            if to_come * overhead <= VALIDATION_SHARE * left:
+        while (remaining := schedule.validations_after(step, thinning * validate_every)) > 1:
+            if remaining * validation <= VALIDATION_SHARE * left:
                 break
             thinning += 1
-        overheads = (to_come + self.validations_after) * overhead
-        end = step + max(1, int((left - overheads) / self._pace))
-        if self.most is not None:
-            end = max(step + 1, min(end, self.most))
-        off = abs(end - schedule.end) * self._pace
+        validations = (remaining + self.validations_after) * validation
+        end = step + max(1, int((left - validations) / speed))
+        if self.max_steps is not None:
+            end = max(step + 1, min(end, self.max_steps))
+        error = abs(end - schedule.end) * speed
         same = (thinning, threads) == (schedule.current.thinning, schedule.current.threads)
-        if same and off <= _TOLERANCE * self.seconds:
+        if same and error <= _TOLERANCE * self.seconds:
             return schedule
         return schedule.revised(step, end=end, thinning=thinning, threads=threads)
 
-    def _threads(self, now: int | None, recent: float) -> int | None:
-        """Switch to one thread if several have become much slower, because they wait for cores that another process
-        keeps busy. Switch back for good if one thread is slower still.
+    def _choose_threads(self, current: int | None, recent: float) -> int | None:
+        """Return the number of threads for the next steps, or None for the number in the settings.
+
+        Switch to one thread if several have become much slower, because they wait for cores that another process keeps
+        busy. Switch back permanently if one thread is even slower.
         """
         if self.threads == 1:
             return None
-        if self._before is None and self._pace is not None and recent > _SLOWER * self._pace:
-            self._before = recent
+        before, average = self._seconds_on_all_threads, self._seconds_per_step
+        if before is None and average is not None and recent > _SLOWDOWN * average:
+            self._seconds_on_all_threads = recent
             return 1
-        return None if now == 1 and self._before is not None and recent > self._before else now
+        return None if current == 1 and before is not None and recent > before else current
 
 
 def build_deadline(
     training: TrainingSettings, started: float, sampler: BatchSampler, train_pairs: int, dev_pairs: int
 ) -> Deadline:
-    """The deadline of a new run that started at `started`, a reading of `time.monotonic`."""
+    """Build the deadline of a new run that started at `started`, a reading of `time.monotonic`."""
     assert training.minutes is not None
-    validated = min(dev_pairs, training.validation_pairs or dev_pairs)
+    validation_pairs = min(dev_pairs, training.validation_pairs or dev_pairs)
     return Deadline(
         seconds=60 * training.minutes,
         started=started,
-        most=max_steps(sampler, training),
+        max_steps=compute_max_steps(sampler, training),
         threads=training.threads,
         validations_after=1 if training.average_checkpoints > 1 else 0,
-        validation_steps=validated * steps_per_epoch(sampler, training) / train_pairs,
+        validation_steps=validation_pairs * steps_per_epoch(sampler, training) / train_pairs,
     )

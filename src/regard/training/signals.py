@@ -1,4 +1,4 @@
-"""Signals: the first asks for an orderly stop, the second ends at once."""
+"""Signals: the first SIGINT or SIGTERM requests an orderly stop, the second one exits immediately."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from types import FrameType
 
 @dataclass
 class StopRequest:
-    """Whether somebody has asked the run to stop, and by which signal."""
+    """Whether a stop of the run has been requested, and by which signal."""
 
     by: signal.Signals | None = None
 
@@ -21,21 +21,24 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGINT and SIGTERM become a request that the loop looks at after each step."""
+    """Turn SIGINT and SIGTERM into a stop request, which the training loop checks after each step.
+
+    Outside the main thread, where Python does not allow signal handlers, the request is never set.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def request_stop(number: int, frame: FrameType | None) -> None:
         del frame
         if request:
             os._exit(128 + number)
         request.by = signal.Signals(number)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

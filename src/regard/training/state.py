@@ -26,7 +26,7 @@ from regard.runs.settings import RunSettings
 from regard.training.averaging import MovingAverage
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.distillation import TeacherModels, load_teachers, saved_teachers
-from regard.training.initial_weights import load_initial, recall_initial
+from regard.training.initial_weights import load_initial_weights, recall_initial_weights
 from regard.training.machine import resolve_device
 from regard.training.objective import Objective
 from regard.training.optim import build_optimizer, learning_rate
@@ -102,9 +102,9 @@ def start_training(
     finished = newest is not None and newest.progress.is_over(training)
     teachers = TeacherModels() if finished else load_teachers(settings, device)
     if newest is None:
-        initial = load_initial(settings, corpus, teachers.tokenizers)
+        initial = load_initial_weights(settings, corpus, teachers.tokenizers)
     else:
-        initial = recall_initial(settings, newest.state["data"])
+        initial = recall_initial_weights(settings, newest.state["data"])
     corpus_hashes = corpus.fingerprint()
     hashes = {**corpus_hashes, **teachers.fingerprint, **initial.fingerprint}
     if newest is not None:

@@ -13,7 +13,7 @@ from regard.ops.cuda_graphs import is_out_of_memory
 from regard.runs import checkpoints
 from regard.training.cuda_graphs import GraphedGradient
 from regard.training.objective import Objective
-from regard.training.optim import clip_gradients, set_rate
+from regard.training.optim import clip_gradients, set_learning_rate
 from regard.training.saving import save
 from regard.training.state import TrainingState
 
@@ -24,7 +24,7 @@ def take_step(state: TrainingState) -> tuple[float, int]:
     """Update the weights once. Return the average loss per token, and the number of tokens."""
     step, training = state.progress.step, state.settings.training
     batches = state.prefetched.pop(step, None) or state.batches(step)
-    set_rate(state.optimizer, state.learning_rate(step + 1))
+    set_learning_rate(state.optimizer, state.learning_rate(step + 1))
     objective = state.objective.at(state.progress.schedule.position(step))
     if state.gradient is not None and state.gradient.objective != objective:
         state.gradient = GraphedGradient(state.model, objective)

@@ -1,4 +1,4 @@
-"""Tracking: the numbers of a run for TensorBoard too, beside its own `events.jsonl`."""
+"""Experiment tracking: write the metrics of a run for TensorBoard, in addition to `events.jsonl`."""
 
 import os
 import socket
@@ -12,18 +12,18 @@ from regard.runs.events import EventListener
 from regard.runs.settings import TrainingSettings
 
 
-def require(training: TrainingSettings) -> None:
-    """Refuse to begin where what is to be tracked with is not installed."""
+def check_installed(training: TrainingSettings) -> None:
+    """Raise `ConfigError` if the package for tracking is not installed."""
     if training.track == "tensorboard" and find_spec("tensorboard") is None:
         raise ConfigError(
-            "training.track=tensorboard: the package tensorboard is not installed. pip install 'regard[track]' "
-            "installs it; or leave training.track out: events.jsonl holds the same numbers."
+            "training.track=tensorboard: the package tensorboard is not installed. Install it with "
+            "pip install 'regard[track]', or remove training.track: events.jsonl contains the same metrics."
         )
 
 
-def listeners(training: TrainingSettings, directory: Directory, step: int) -> list[EventListener]:
-    """Who else is told of the events of a run that goes on after a step."""
-    require(training)
+def build_listeners(training: TrainingSettings, directory: Directory, step: int) -> list[EventListener]:
+    """Build the event listeners of a run that starts or resumes after `step`."""
+    check_installed(training)
     if training.track != "tensorboard":
         return []
     with directory.subdirectory("tensorboard") as folder:
@@ -31,9 +31,10 @@ def listeners(training: TrainingSettings, directory: Directory, step: int) -> li
 
 
 class TensorBoard:
-    """Writes each number of an event that has a step, under `event/name`.
+    """Writes each number of an event that has a step, with the tag `event/name`.
 
-    What a killed run wrote after its last checkpoint is marked as overwritten, and TensorBoard shows one story.
+    A resumed run repeats the steps after its last checkpoint. A start mark makes TensorBoard discard what was written
+    for these steps before, so that each step has one value.
     """
 
     def __init__(self, directory: Directory, step: int) -> None:
@@ -42,7 +43,7 @@ class TensorBoard:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = Event, Summary
-        # The file is ours and stays open: TensorBoard's own writer opens its path again for every record.
+        # We open the file and keep it open, because TensorBoard's own writer opens the path for every record.
         name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter(directory.create(name))
         self._add(file_version="brain.Event:2")
@@ -56,12 +57,12 @@ class TensorBoard:
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
         if step is not None and numbers:
-            listed = [self._summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
-            self._add(step=step, wall_time=seconds, summary=self._summary(value=listed))
+            scalars = [self._summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
+            self._add(step=step, wall_time=seconds, summary=self._summary(value=scalars))
 
     def _add(self, wall_time: float | None = None, **fields: Any) -> None:
-        found = self._event(wall_time=time.time() if wall_time is None else wall_time, **fields)
-        self._records.write(found.SerializeToString())
+        event = self._event(wall_time=time.time() if wall_time is None else wall_time, **fields)
+        self._records.write(event.SerializeToString())
         self._records.flush()
 
     def close(self) -> None:
