@@ -1,4 +1,4 @@
-"""Extending a run: with more steps or more patience, the weights are those of a run with these settings from the start."""
+"""Extending a run by steps or patience gives the weights of a run that had these settings from the start."""
 
 from pathlib import Path
 from typing import Any
