@@ -26,7 +26,7 @@ VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
 """(pairs, size): the vocabulary size for fewer than this number of pairs; 32,000 for more."""
 
 _MAX_EPOCHS = ((1_000, 100), (5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
-"""(pairs, epochs): without a deadline, the maximum number of epochs for fewer than this number of pairs; 10 for more."""
+"""(pairs, epochs): without a deadline, the maximum number of epochs for fewer than this number of pairs; else 10."""
 
 _MIN_SYMBOL_COUNT = 4
 """Symbols occur at least this often on average; words that are mostly distinct are not symbols."""
@@ -196,8 +196,8 @@ def _choose_model(choices: _Choices, pairs: int, *, monotonic: bool, cuda: bool)
         tied = "all" if choices.groups["tokenizer"].get("shared") else "decoder"
         layers, size = (3, 256) if pairs < 20_000 else (6, 512) if pairs > 500_000 else (4, 256)
         choices.add(
-            f"Model: Transformer with {layers} + {layers} layers, size {size}, dropout {dropout}, for {pairs:,} pairs on "
-            "a GPU.",
+            f"Model: Transformer with {layers} + {layers} layers, size {size}, dropout {dropout}, for {pairs:,} pairs "
+            "on a GPU.",
             model={
                 "kind": "transformer", "size": size, "layers": layers, "heads": size // 64, "feedforward": 4 * size,
                 "norm": "pre", "dropout": dropout, "tied": tied,
