@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from regard.data.corpora import read_pairs, share
+from regard.data.corpora import hash_to_unit_interval, read_pairs
 from regard.data.settings import Files
 
 EXAMPLES = 10
@@ -38,8 +38,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         pairs = list(read_pairs(Files(path=args.pairs)))
         # Not the hash that training uses to hold pairs back.
-        test = [pair for pair in pairs if share(f"test {pair[0]}") < 0.01]
-        train = [pair for pair in pairs if share(f"test {pair[0]}") >= 0.01]
+        test = [pair for pair in pairs if hash_to_unit_interval(f"test {pair[0]}") < 0.01]
+        train = [pair for pair in pairs if hash_to_unit_interval(f"test {pair[0]}") >= 0.01]
         data = write_pairs(Path(folder) / "train.tsv", train)
         run = Path(args.out or f"{folder}/run")
         run_regard("train", "--pairs", data, "--minutes", args.minutes, "--out", run)
