@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from peers import joey, marian
 from regard.config import resolve
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
-from regard.decoding.beam import BeamOptions, beam
-from regard.decoding.rules import NotBefore
-from regard.decoding.search import Symbols
+from regard.decoding.beam import BeamOptions, beam_search
+from regard.decoding.rules import MinLength
+from regard.decoding.search import SpecialTokens
 from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel, TransformerModel
@@ -54,11 +54,13 @@ def build_search(model: Seq2Seq, job: Job) -> Search:
     """Return a function that runs our beam search and returns the best tokens of each sentence."""
     limits = torch.full((len(job.source.lengths_B),), job.tokens, device=job.source.lengths_B.device)
     options = BeamOptions(job.beam, 1, length_penalty=0.0)
-    rules = [NotBefore(END, job.tokens)]
+    rules = [MinLength(END, job.tokens)]
 
     @torch.inference_mode()
     def run() -> Tensor:
-        hypotheses = beam(model.decoder, model.encoder(job.source), Symbols(START, END, NEVER), limits, options, rules)
+        hypotheses = beam_search(
+            model.decoder, model.encoder(job.source), SpecialTokens(START, END, NEVER), limits, options, rules
+        )
         return torch.tensor([best.tokens for best, *_ in hypotheses])
 
     return run

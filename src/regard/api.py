@@ -1,4 +1,4 @@
-"""Train, load, predict: what most users need, in a few names."""
+"""The public Python interface: train a model, load it, predict with it."""
 
 import html
 import time
@@ -37,18 +37,25 @@ from regard.training.machine import resolve_device
 
 @dataclass(frozen=True)
 class Run:
-    """A finished training: where it lies, and what its best model reached on the dev set."""
+    """A finished training run.
+
+    Attributes:
+        path: The run folder.
+        best: The validation metrics of the best checkpoint; None if the run was never validated.
+        steps: The number of training steps.
+    """
 
     path: Path
     best: MetricValues | None
     steps: int
 
     def load(self) -> "Model":
+        """Load the best checkpoint of the run."""
         return load(self.path)
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened, in order: losses, validations."""
+        """The events of the run in order: training losses and validations."""
         return read_events(RunFolder(self.path).events)
 
 
@@ -59,16 +66,21 @@ def train(
     out: str | Path | None = None,
     minutes: float | None = None,
 ) -> Run:
-    """Train a preset, a file or a mapping of settings, or resume a run that was stopped.
+    """Train a model, or resume a run that was stopped.
 
-    With `minutes`, training ends at that time: the schedule is rescaled to the speed measured while training.
+    Args:
+        config: The name of a preset, the path of a YAML file or of a run folder, or a mapping of settings.
+        overrides: Settings that replace those of `config`, with dotted names. If `training.init_from` is among them,
+            the run starts from the weights of another run, and uses its model and its tokenizers (fine-tuning).
+        out: The run folder, by default `runs/NAME`; a mapping has no name, so it needs `out`. If the folder contains a
+            run with the same settings, the run is resumed.
+        minutes: Deadline in minutes. The schedule is rescaled to the speed that is measured during training.
+
+    Returns:
+        The finished run.
 
     >>> run = regard.train("dates", {"training.steps": 500}, out="runs/dates")
     >>> run = regard.train("dates", minutes=2, out="runs/two-minutes")
-
-    With `training.init_from` among the overrides, a new run starts from another run's weights, and takes over its model
-    and its tokenizers.
-
     >>> run = regard.train("dates", {"training.init_from": "runs/dates", "data.seed": 1}, out="runs/tuned")
     """
     started = time.monotonic()
@@ -83,50 +95,70 @@ def choose(
     overrides: Mapping[str, Any] | None = None,
     *,
     minutes: float | None = None,
-    say: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
     started: float | None = None,
 ) -> ChosenSettings:
-    """Choose settings for pairs in files, from statistics of the pairs and from the speed of this machine.
+    """Choose settings for a dataset of pairs, from statistics of the pairs and from the speed of this machine.
 
-    `minutes` is the deadline of the training, counted from `started` (a reading of `time.monotonic`, by default now).
-    Without it, training ends after 10 minutes at the latest. The reasons are passed to `say` as they are found.
+    Args:
+        data: Settings of the data: the files of pairs and their columns.
+        overrides: Settings that are fixed in advance, with dotted names.
+        minutes: Deadline of the training in minutes. Without it, training takes at most 10 minutes.
+        report: Called with each reason for a choice.
+        started: Start of the time until the deadline, as `time.monotonic()` returns it; by default now.
+
+    Returns:
+        The settings and the reasons for them.
 
     >>> chosen = regard.choose({"train": "pairs.tsv"})
     >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
     """
     started = time.monotonic() if started is None else started
-    given = with_deadline(overrides or {}, minutes)
-    minutes = resolve(TrainingSettings, {"minutes": given.pop("training.minutes", None)}, {}).minutes
-    own = {key.removeprefix("data."): value for key, value in given.items() if key.startswith("data.")}
-    files = pin_files(resolve(FilesData, data, own))
-    device = resolve_device(str(given.get("training.device", "auto")))
-    chosen = autoconfig.choose(files, given, cuda=device.type == "cuda")
+    overrides = with_deadline(overrides or {}, minutes)
+    minutes = resolve(TrainingSettings, {"minutes": overrides.pop("training.minutes", None)}, {}).minutes
+    data_overrides = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
+    files = pin_files(resolve(FilesData, data, data_overrides))
+    device = resolve_device(str(overrides.get("training.device", "auto")))
+    chosen = autoconfig.choose(files, overrides, cuda=device.type == "cuda")
     for reason in filter(None, [*chosen.reasons, describe_held_out(files)]):
-        say(reason)
+        report(reason)
     seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
-    ends, share = started + seconds, min(5.0, 0.05 * seconds)
+    deadline, share = started + seconds, min(5.0, 0.05 * seconds)
     pace = measure_speed(chosen.settings, share)
-    shrunk = budget.shrink(chosen, pace, ends - time.monotonic(), given)
+    shrunk = budget.shrink(chosen, pace, deadline - time.monotonic(), overrides)
     if shrunk is not chosen:
         pace = measure_speed(shrunk.settings, share)
-    fitted = budget.fit_schedule(shrunk, pace, minutes, ends - time.monotonic(), given)
+    fitted = budget.fit_schedule(shrunk, pace, minutes, deadline - time.monotonic(), overrides)
     for reason in fitted.reasons[len(chosen.reasons) :]:
-        say(reason)
+        report(reason)
     return fitted
 
 
 def load(path: str | Path, *others: str | Path) -> "Model":
-    """The model in a run's folder: the checkpoint that validation chose. Several answer together, as an ensemble.
+    """Load a trained model, or an ensemble of several.
 
-    >>> model = regard.load("runs/one", "runs/other")
+    Args:
+        path: A run folder, of which the best checkpoint is loaded.
+        others: Further models. An ensemble averages the probabilities that its models predict.
+
+    Returns:
+        The model in evaluation mode, on a GPU if there is one.
+
+    >>> model = regard.load("runs/dates")
+    >>> ensemble = regard.load("runs/dates", "runs/two-minutes")
     """
-    return Model.together(open_models(path, *others))
+    return Model.from_checkpoints(open_models(path, *others))
 
 
 class Model:
-    """A trained model, ready to be used.
+    """A trained model with its tokenizers. Load one with `regard.load`.
 
-    `step` is the training step of its weights; `scores` are their validation scores, or None if they are not known.
+    Attributes:
+        predictor: The torch module with its tokenizers.
+        settings: The settings of the run.
+        step: The training step of the weights.
+        scores: The validation metrics of the weights; None if they are not known.
+        members: The number of models in an ensemble; 1 otherwise.
     """
 
     def __init__(
@@ -144,18 +176,18 @@ class Model:
         self.members = members
 
     @classmethod
-    def open(cls, folder: RunFolder, chosen: Checkpoint) -> "Model":
-        settings, tokenizers, model, used = checkpoints.load_model(folder, chosen)
+    def from_checkpoint(cls, folder: RunFolder, checkpoint: Checkpoint) -> "Model":
+        settings, tokenizers, model, loaded = checkpoints.load_model(folder, checkpoint)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         predictor = Predictor(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
-        best = used.state.get("best") or {}
-        scores = MetricValues.from_json(best) if best.get("step") == used.step else None
-        return cls(predictor, settings, used.step, scores)
+        best = loaded.state.get("best") or {}
+        scores = MetricValues.from_json(best) if best.get("step") == loaded.step else None
+        return cls(predictor, settings, loaded.step, scores)
 
     @classmethod
-    def together(cls, opened: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":
-        """One model that says what those of `open_models` say in the mean; in all else it is as the first."""
-        models = [cls.open(*each) for each in opened]
+    def from_checkpoints(cls, opened: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":
+        """Load the model that `open_models` found, or an ensemble with the settings of the first."""
+        models = [cls.from_checkpoint(folder, checkpoint) for folder, checkpoint in opened]
         if len(models) == 1:
             return models[0]
         predictor = replace(
@@ -167,11 +199,11 @@ class Model:
 
     @property
     def _summary(self) -> dict[str, str]:
-        """The lines of `repr`, and of the table in notebooks."""
+        """Names and values for `repr` and for the table in notebooks."""
         tokenizers = self.predictor.tokenizers
-        together = f"ensemble of {self.members} models, the first: " if self.members > 1 else ""
+        prefix = f"ensemble of {self.members} models, the first: " if self.members > 1 else ""
         summary = {
-            "architecture": together + self.settings.model.architecture,
+            "architecture": prefix + self.settings.model.architecture,
             "parameters": f"{sum(parameter.numel() for parameter in self.network.parameters()):,}",
             "vocabulary": f"{len(tokenizers.source):,} source tokens, {len(tokenizers.target):,} target tokens",
             "step": f"{self.step:,}",
@@ -208,11 +240,23 @@ class Model:
     def predict(
         self, source: str | Sequence[str], *, batch_size: int = 64, attention: bool = True, **search: Any
     ) -> Prediction | list[Prediction]:
-        """The answer to a text, or to each of a list, in order; without `attention` it is quicker.
+        """Predict the output for a text, or for each text of a list.
 
-        `search` are settings of the search (`beam=5`, `sample=True, temperature=0.7` …) and wishes: `prefix`, what an
-        answer begins with, `must_say`, phrases that it contains, `banned`, phrases that it does not. With `nbest` above
-        1 the other answers are `.alternatives` of the best.
+        Args:
+            source: A text, or a list of texts.
+            batch_size: Texts that are processed together.
+            attention: Whether to record attention weights. Without them, prediction is faster.
+            search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
+                and constraints: `prefix`, the start of the prediction; `must_say`, a list of phrases that it must
+                contain; `banned`, a list of phrases that it must not contain. For a list of texts, `prefix` and
+                `must_say` are lists with an item for each text.
+
+        Returns:
+            A prediction, or a list of predictions in the order of the texts. If `nbest` is above 1, the others are the
+            `alternatives` of the best.
+
+        >>> model.predict("3 mai 2009", beam=5, nbest=3, banned=["1999"]).alternatives
+        >>> model.predict(["3 mai 2009", "May 3, 2009"], prefix=["20", ""])
         """
         if isinstance(source, str):
             for name in ("prefix", "must_say"):
@@ -220,16 +264,16 @@ class Model:
                     search[name] = [search[name]]
             return self.predict([source], attention=attention, **search)[0]
         if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}, and must be at least 1.")
-        texts = _checked_texts("source", source)
-        wishes = Constraints(search.pop("prefix", ()), search.pop("must_say", ()), search.pop("banned", ()))
-        for name, given in (("prefix", wishes.prefixes), ("must_say", wishes.phrases)):
-            if given and len(given) != len(texts):
-                raise ConfigError(f"{name}: there are {len(given)} for {len(texts)} texts: give one for each.")
+            raise ConfigError(f"batch_size is {batch_size}, but must be at least 1.")
+        texts = _check_texts("source", source)
+        constraints = Constraints(search.pop("prefix", ()), search.pop("must_say", ()), search.pop("banned", ()))
+        for name, values in (("prefix", constraints.prefixes), ("must_say", constraints.phrases)):
+            if values and len(values) != len(texts):
+                raise ConfigError(f"{name}: there are {len(values)} values for {len(texts)} texts. Pass one for each.")
         options = resolve(SearchSettings, search, {})
-        found = self.predictor.translate(texts, options, wishes, batch_size=batch_size, attention=attention)
+        decoded = self.predictor.predict(texts, options, constraints, batch_size=batch_size, attention=attention)
         tokenizer = self.predictor.tokenizers.target
-        return [Prediction.best_of(text, answers, tokenizer) for text, answers in zip(texts, found, strict=True)]
+        return [Prediction.from_nbest(text, nbest, tokenizer) for text, nbest in zip(texts, decoded, strict=True)]
 
     @overload
     def score(self, source: str, target: str) -> float: ...  # type: ignore[overload-overlap] # a str is a sequence of str
@@ -237,24 +281,30 @@ class Model:
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[float]: ...
 
     def score(self, source: str | Sequence[str], target: str | Sequence[str]) -> float | list[float]:
-        """The log-probability of a target given its source, or of each pair of two lists."""
+        """Return log p(target | source) of a pair of texts, or of each pair of two lists.
+
+        >>> model.score("3 mai 2009", "2009-05-03")
+        """
         if isinstance(source, str) and isinstance(target, str):
             return self.predictor.score([source], [target])[0]
         if isinstance(source, str) or isinstance(target, str):
-            raise ConfigError("Score a text against a text, or a list against a list.")
-        sources, targets = _checked_texts("source", source), _checked_texts("target", target)
+            raise ConfigError("source and target must both be texts, or both lists of texts.")
+        sources, targets = _check_texts("source", source), _check_texts("target", target)
         if len(sources) != len(targets):
             raise ConfigError(
-                f"There are {len(sources)} sources and {len(targets)} targets. Give one target for each source."
+                f"There are {len(sources)} sources and {len(targets)} targets. Pass one target for each source."
             )
         return self.predictor.score(sources, targets)
 
     def trace(self, source: str) -> Trace:
-        """Everything that a picture of the prediction needs."""
+        """Predict the output for a text, and return it with all attention weights of the model.
+
+        >>> model.trace("3 mai 2009").save("trace.html")
+        """
         if not isinstance(source, str):
             raise ArgumentTypeError(f"source must be one text (str) to trace, not {type(source).__name__}.")
         settings = self.settings.model.model_dump(mode="json")
-        return Trace.of(self.predict(source), {"step": self.step, **settings})
+        return Trace(self.predict(source), {"step": self.step, **settings})
 
     def evaluate(
         self,
@@ -266,31 +316,39 @@ class Model:
         confidence: bool = False,
         **search: Any,
     ) -> Evaluation:
-        """How good the answers to sources are, held against references: one for each, or a list for each.
+        """Compute metrics of the predictions for sources against references.
 
-        In place of the two, a list of pairs; those with the same source share their references. `metrics` are names
-        (`"bleu"`, `"bleu:tokenize=none"`) or mappings; by default those the model was validated by, with accuracy,
-        chrF and loss. `search` are settings of the search, by default that of validation; `confidence` adds
-        intervals.
+        Args:
+            sources: The sources; or, without `references`, a list of (source, reference) pairs. Pairs with the same
+                source share their references.
+            references: A reference for each source, or a list of references for each.
+            metrics: Names (`"bleu"`, `"bleu:tokenize=none"`) or mappings. By default the metrics that the model was
+                validated with, and accuracy, chrF and loss.
+            batch_size: Texts that are processed together.
+            confidence: Whether to compute confidence intervals.
+            search: Settings of the search, by default those of validation.
 
-        >>> print(model.evaluate(sources, references, metrics=["bleu", "chrf"], beam=5))
+        Returns:
+            The metrics, and the predictions that they were computed from.
+
+        >>> print(model.evaluate(["3 mai 2009"], ["2009-05-03"], metrics=["bleu", "chrf"], beam=5))
         """
         if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}, and must be at least 1.")
+            raise ConfigError(f"batch_size is {batch_size}, but must be at least 1.")
         training = self.settings.training
         metrics = training.default_metrics if metrics is None else parse_metrics(metrics)
         options = resolve(SearchSettings, training.validation_search.model_dump(), search)
-        questions = EvaluationSet.read(sources, references)
-        note_tokenized(questions, metrics)
-        return evaluate(self.predictor, questions, metrics, options, batch_size=batch_size, confidence=confidence)
+        dataset = EvaluationSet.read(sources, references)
+        note_tokenized(dataset, metrics)
+        return evaluate(self.predictor, dataset, metrics, options, batch_size=batch_size, confidence=confidence)
 
 
-def _checked_texts(name: str, given: Iterable[str]) -> list[str]:
+def _check_texts(name: str, texts: Iterable[str]) -> list[str]:
     """Return the texts as a list. Raise ArgumentTypeError for anything else, with its index."""
-    if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise ArgumentTypeError(f"{name} must be a text (str) or a list of texts, not {type(given).__name__}.")
-    texts = list(given)
-    for place, text in enumerate(texts):
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise ArgumentTypeError(f"{name} must be a text (str) or a list of texts, not {type(texts).__name__}.")
+    texts = list(texts)
+    for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ArgumentTypeError(f"{name}[{place}] must be a text (str), not {type(text).__name__}.")
+            raise ArgumentTypeError(f"{name}[{index}] must be a text (str), not {type(text).__name__}.")
     return texts

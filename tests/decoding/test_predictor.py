@@ -1,4 +1,4 @@
-"""Text in, text out, through a trained model."""
+"""Predictions of a trained model, from text to text."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def model(small_run: RunFolder) -> regard.Model:
 
 
 def logits_of(model: regard.Model, source: list[int], target: list[int]) -> Tensor:
-    """The logits (T × V) after START and after each token of the target, computed on the device of the model."""
+    """Compute the logits (T × V) after START and after each token of the target, on the device of the model."""
     device = model.predictor.device
     with full_precision():
         logits_BTV: Tensor = model.network(
@@ -29,25 +29,31 @@ def logits_of(model: regard.Model, source: list[int], target: list[int]) -> Tens
     return logits_BTV[0]
 
 
-def test_a_list_gives_a_list_in_order(model: regard.Model) -> None:
-    together = model.predict(TEXTS)
-    assert [prediction.source for prediction in together] == TEXTS
-    for text, prediction in zip(TEXTS, together, strict=True):
-        alone = model.predict(text)
-        assert alone.text == prediction.text
-        assert alone.score == pytest.approx(prediction.score, abs=1e-5)
+def test_predictions_for_a_list_are_in_order_and_equal_those_for_single_texts(model: regard.Model) -> None:
+    batched = model.predict(TEXTS)
+    assert [prediction.source for prediction in batched] == TEXTS
+    for text, prediction in zip(TEXTS, batched, strict=True):
+        single = model.predict(text)
+        assert single.text == prediction.text
+        assert single.score == pytest.approx(prediction.score, abs=1e-5)
 
 
+@pytest.mark.parametrize("search", [{}, {"beam": 3}, {"sample": True}])
 @pytest.mark.parametrize("text", ["", "   ", " \t\u3000"])
-def test_an_empty_text_has_an_empty_answer(model: regard.Model, text: str) -> None:
-    for options in ({}, {"beam": 3}, {"sample": True}):
-        empty = model.predict(text, **options)
-        assert (empty.source, empty.text, empty.tokens, empty.truncated) == (text, "", [], False)
-        assert empty.attention.shape == (0, 0)
+def test_the_prediction_for_an_empty_text_is_empty(
+    model: regard.Model, text: str, search: dict[str, int | bool]
+) -> None:
+    empty = model.predict(text, **search)
+    assert (empty.source, empty.text, empty.tokens, empty.truncated) == (text, "", [], False)
+    assert empty.attention.shape == (0, 0)
+
+
+@pytest.mark.parametrize("text", ["   ", " \t\u3000"])
+def test_white_space_is_scored_like_an_empty_text(model: regard.Model, text: str) -> None:
     assert model.score(text, "2009") == model.score("", "2009")
 
 
-def test_several_predictions_widen_the_beam(model: regard.Model) -> None:
+def test_nbest_widens_the_beam(model: regard.Model) -> None:
     best = model.predict("3 mai 2009", nbest=3)
     assert len(best.alternatives) == 2
     assert best.text == model.predict("3 mai 2009", nbest=3, beam=3).text
@@ -61,29 +67,30 @@ def test_attention_has_a_row_for_each_token_and_a_column_for_each_source_token(m
         assert "".join(prediction.source_tokens) == prediction.source
 
 
-def test_the_attention_shown_is_the_one_used(model: regard.Model) -> None:
-    """Recorded while searching, step by step, it is that of the second pass."""
+def test_attention_weights_equal_those_of_the_search(model: regard.Model) -> None:
+    """The weights of the second pass equal those that are recorded step by step during the search."""
     text = "3 mai 2009"
-    shown = model.predict(text).attention
+    weights = model.predict(text).attention
     with regard.record(model.network) as trace:
-        model.predictor.translate([text])
-    np.testing.assert_allclose(trace.weights["decoder.attention"][0, : len(shown)].cpu().numpy(), shown, atol=1e-6)
+        model.predictor.predict([text])
+    recorded = trace.weights["decoder.attention"][0, : len(weights)].cpu().numpy()
+    np.testing.assert_allclose(recorded, weights, atol=1e-6)
 
 
-def test_the_score_is_the_log_probability_of_the_answer(model: regard.Model) -> None:
+def test_the_score_is_the_log_probability_of_the_prediction(model: regard.Model) -> None:
     for prediction in model.predict(TEXTS[2:]):
         tokenizers = model.predictor.tokenizers
         [source], [target] = tokenizers.source.ids([prediction.source]), tokenizers.target.ids([prediction.text])
         with torch.no_grad():
             logits = logits_of(model, source, target)
-        said = target if prediction.truncated else [*target, END]
-        expected = sum(float(logits[step].log_softmax(-1)[token]) for step, token in enumerate(said))
+        tokens = target if prediction.truncated else [*target, END]
+        expected = sum(float(logits[step].log_softmax(-1)[token]) for step, token in enumerate(tokens))
         assert prediction.score == pytest.approx(expected, abs=1e-4)
         if not prediction.truncated:
             assert prediction.score == pytest.approx(model.score(prediction.source, prediction.text), abs=1e-4)
 
 
-def test_scoring_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
+def test_the_score_of_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
     tokenizers = model.predictor.tokenizers
     [source], [target] = tokenizers.source.ids(["3 mai 2009"]), tokenizers.target.ids(["2009-05-03"])
     with torch.no_grad():
@@ -96,25 +103,27 @@ def test_scoring_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
         model.score(["a", "b"], ["c"])
 
 
-def test_predicting_leaves_a_model_in_training_as_it_was(model: regard.Model) -> None:
+def test_prediction_restores_training_mode(model: regard.Model) -> None:
     model.network.train()
     model.predict("3 mai 2009")
     assert model.network.training
     model.network.eval()
 
 
-def test_a_source_that_is_too_long_is_cut_and_said(model: regard.Model, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_is_too_long_is_truncated_with_a_warning(
+    model: regard.Model, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("WARNING"):
         prediction = model.predict("3 mai 2009 " * 200)
     assert len(prediction.source_tokens) == 1000
     assert "Truncated 1 source to 1,000 tokens" in caplog.text
 
 
-def test_half_a_character_is_replaced(model: regard.Model) -> None:
+def test_an_unpaired_surrogate_is_replaced(model: regard.Model) -> None:
     assert model.predict("\ud800 3 mai 2009").text == model.predict("? 3 mai 2009").text
 
 
-def test_no_gradient_is_kept(model: regard.Model) -> None:
+def test_prediction_computes_no_gradient(model: regard.Model) -> None:
     model.predict("3 mai 2009")
     assert all(parameter.grad is None for parameter in model.network.parameters())
     assert torch.is_grad_enabled()
@@ -125,72 +134,77 @@ def test_a_beam_of_one_is_greedy_search(model: regard.Model) -> None:
     assert [p.text for p in model.predict(TEXTS, beam=1, length_penalty=2.0)] == [p.text for p in greedy]
 
 
-def test_nbest_are_alternatives_sorted_distinct_and_scored_as_the_model_scores_them(
-    model: regard.Model,
-) -> None:
+def test_alternatives_are_sorted_distinct_and_scored_by_the_model(model: regard.Model) -> None:
     for text, best in zip(TEXTS, model.predict(TEXTS, beam=4, nbest=4, length_penalty=0.0), strict=True):
-        answers = [best, *best.alternatives]
-        assert len(answers) == (4 if text else 1)
-        assert len({answer.text for answer in answers}) == len(answers)
-        whole = [answer for answer in answers if text and not answer.truncated]
-        assert [a.score for a in whole] == sorted((a.score for a in whole), reverse=True)
-        for answer in whole:
-            assert answer.score == pytest.approx(model.score(text, answer.text), abs=1e-3)
-            assert answer.attention.shape == (len(answer.tokens), len(answer.source_tokens))
+        nbest = [best, *best.alternatives]
+        assert len(nbest) == (4 if text else 1)
+        assert len({prediction.text for prediction in nbest}) == len(nbest)
+        ended = [prediction for prediction in nbest if text and not prediction.truncated]
+        assert [p.score for p in ended] == sorted((p.score for p in ended), reverse=True)
+        for prediction in ended:
+            assert prediction.score == pytest.approx(model.score(text, prediction.text), abs=1e-3)
+            assert prediction.attention.shape == (len(prediction.tokens), len(prediction.source_tokens))
 
 
-def test_wishes_are_granted_by_every_strategy(model: regard.Model) -> None:
-    for search in ({}, {"beam": 3}, {"sample": True}):
-        begun = model.predict("3 mai 2009", prefix="19", **search)
-        assert begun.text.startswith("19")
-        said = model.predict(["3 mai 2009", "x"], must_say=[["777", "-4"], []], **search)
-        assert "777" in said[0].text
-        assert "-4" in said[0].text
-        without = model.predict(TEXTS, banned=["0", "1-"], **search)
-        assert not any("0" in answer.text or "1-" in answer.text for answer in without)
+@pytest.mark.parametrize("search", [{}, {"beam": 3}, {"sample": True}])
+def test_every_strategy_satisfies_constraints(model: regard.Model, search: dict[str, int | bool]) -> None:
+    assert model.predict("3 mai 2009", prefix="19", **search).text.startswith("19")
+    first, _ = model.predict(["3 mai 2009", "x"], must_say=[["777", "-4"], []], **search)
+    assert "777" in first.text
+    assert "-4" in first.text
+    predictions = model.predict(TEXTS, banned=["0", "1-"], **search)
+    assert not any("0" in prediction.text or "1-" in prediction.text for prediction in predictions)
 
 
-def test_drawing_is_decided_by_its_seed(model: regard.Model) -> None:
-    once, again, other = (
+def test_samples_are_determined_by_the_seed(model: regard.Model) -> None:
+    first, second, other = (
         [p.text for p in model.predict(TEXTS, sample=True, temperature=3.0, seed=seed)] for seed in (1, 1, 2)
     )
-    assert once == again
-    assert once != other
+    assert first == second
+    assert first != other
     several = model.predict("3 mai 2009", sample=True, temperature=3.0, nbest=4)
     assert len(several.alternatives) == 3
 
 
-def test_minimum_risk_takes_the_answer_most_like_the_others(model: regard.Model) -> None:
-    found = model.predict("3 mai 2009", mbr_samples=8, temperature=1.5, nbest=2)
-    assert found.text
-    assert found.text == model.predict("3 mai 2009", mbr_samples=8, temperature=1.5).text
+def test_the_minimum_bayes_risk_prediction_does_not_depend_on_nbest(model: regard.Model) -> None:
+    best = model.predict("3 mai 2009", mbr_samples=8, temperature=1.5, nbest=2)
+    assert best.text
+    assert best.text == model.predict("3 mai 2009", mbr_samples=8, temperature=1.5).text
 
 
-def test_a_coverage_penalty_ranks_by_what_was_looked_at(model: regard.Model) -> None:
-    plain = model.predict(TEXTS[2], beam=6, nbest=6)
-    covering = model.predict(TEXTS[2], beam=6, nbest=6, coverage_penalty=50.0)
+def test_a_coverage_penalty_ranks_by_attention_to_the_source(model: regard.Model) -> None:
+    default = model.predict(TEXTS[2], beam=6, nbest=6)
+    reranked = model.predict(TEXTS[2], beam=6, nbest=6, coverage_penalty=50.0)
 
-    def covered(answer: regard.Prediction) -> float:
-        return float(np.log(np.clip(answer.attention.sum(0), 1e-9, 1.0)).sum())
+    def coverage(prediction: regard.Prediction) -> float:
+        return float(np.log(np.clip(prediction.attention.sum(0), 1e-9, 1.0)).sum())
 
-    assert {a.text for a in (plain, *plain.alternatives)} == {a.text for a in (covering, *covering.alternatives)}
-    whole = [a for a in (covering, *covering.alternatives) if not a.truncated]
-    assert covered(whole[0]) >= covered(whole[-1])
-
-
-def test_a_beam_that_nobody_speaks_of_has_room_for_the_answers(model: regard.Model) -> None:
-    for search in ({"nbest": 3}, {"nbest": 4, "groups": 2}):
-        ours, wide = model.predict(TEXTS[2], **search), model.predict(TEXTS[2], **search, beam=search["nbest"])
-        assert [found.text for found in ours.alternatives] == [found.text for found in wide.alternatives]
-        assert len(ours.alternatives) == search["nbest"] - 1
+    assert {p.text for p in (default, *default.alternatives)} == {p.text for p in (reranked, *reranked.alternatives)}
+    ended = [p for p in (reranked, *reranked.alternatives) if not p.truncated]
+    assert coverage(ended[0]) >= coverage(ended[-1])
 
 
-def test_search_settings_that_do_not_fit_are_refused(model: regard.Model) -> None:
-    with pytest.raises(regard.ConfigError, match="has no 3 answers"):
-        model.predict("x", beam=2, nbest=3)
-    with pytest.raises(regard.ConfigError, match="Did you mean 'beam'"):
-        model.predict("x", baem=2)
-    with pytest.raises(regard.ConfigError, match="must divide the beam"):
-        model.predict("x", beam=4, groups=3)
-    with pytest.raises(regard.ConfigError, match="give one for each"):
+@pytest.mark.parametrize("search", [{"nbest": 3}, {"nbest": 4, "groups": 2}])
+def test_the_default_beam_fits_nbest_and_groups(model: regard.Model, search: dict[str, int]) -> None:
+    default, explicit = model.predict(TEXTS[2], **search), model.predict(TEXTS[2], **search, beam=search["nbest"])
+    assert [p.text for p in default.alternatives] == [p.text for p in explicit.alternatives]
+    assert len(default.alternatives) == search["nbest"] - 1
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"beam": 2, "nbest": 3}, "cannot return 3 predictions"),
+        ({"baem": 2}, "Did you mean 'beam'"),
+        ({"beam": 4, "groups": 3}, "not divisible by 3 groups"),
+        ({"beam": 4, "sample": True}, "exclude each other"),
+    ],
+)
+def test_invalid_search_settings_are_rejected(model: regard.Model, search: dict[str, int], message: str) -> None:
+    with pytest.raises(regard.ConfigError, match=message):
+        model.predict("x", **search)
+
+
+def test_a_list_of_texts_needs_a_prefix_for_each(model: regard.Model) -> None:
+    with pytest.raises(regard.ConfigError, match="prefix: there are 1 values for 2 texts"):
         model.predict(["x", "y"], prefix=["1"])

@@ -1,4 +1,4 @@
-"""Greedy search over a decoder that is a table, where every answer can be worked out by hand."""
+"""Greedy search over a decoder that is a lookup table, so that every result can be computed by hand."""
 
 import math
 
@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.decoding.search import Symbols, greedy
+from regard.decoding.search import SpecialTokens, greedy_search
 from regard.models.contracts import Decoded, Decoder, Memory, reorder, repeat_for_hypotheses
 
 START, END, A, B = 0, 1, 2, 3
-SYMBOLS = Symbols(START, END, never=(START,))
+SPECIAL = SpecialTokens(START, END, suppressed=(START,))
 
 
-class Table(Decoder):
-    """p(next | last token) by look-up; the state counts steps, the memory is a bonus for each token."""
+class TableDecoder(Decoder):
+    """p(next | last token) from a table; the state counts steps, and the memory is added to the logits."""
 
     def __init__(self, rows: dict[int, list[float]]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Table(Decoder):
         return self.table[token_B] + repeat_for_hypotheses(keys, len(token_B)), state + 1
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
-        return Decoded(self.table[tokens_BT] + memory.summary_BD.unsqueeze(1))
+        return Decoded.of_logits(self.table[tokens_BT] + memory.summary_BD.unsqueeze(1))
 
 
 def memory(*bonuses: list[float]) -> Memory:
@@ -37,40 +37,40 @@ def memory(*bonuses: list[float]) -> Memory:
     return Memory(summary.unsqueeze(1), torch.ones(len(bonuses), 1, dtype=torch.bool), summary)
 
 
-ABOUT_TO_END = Table({START: [0.0, 0.1, 0.7, 0.2], A: [0.0, 0.3, 0.1, 0.6], B: [0.0, 0.8, 0.1, 0.1]})
-FOREVER = Table({START: [0.0, 0.1, 0.9, 0.0], A: [0.0, 0.1, 0.9, 0.0]})
+ENDS_SOON = TableDecoder({START: [0.0, 0.1, 0.7, 0.2], A: [0.0, 0.3, 0.1, 0.6], B: [0.0, 0.8, 0.1, 0.1]})
+NEVER_ENDS = TableDecoder({START: [0.0, 0.1, 0.9, 0.0], A: [0.0, 0.1, 0.9, 0.0]})
 
 
-def test_takes_the_likeliest_token_at_each_step() -> None:
-    [found] = greedy(ABOUT_TO_END, memory([0.0] * 4), SYMBOLS, torch.tensor([9]))
-    assert found.tokens == [A, B]
-    assert found.score == pytest.approx(math.log(0.7 * 0.6 * 0.8), abs=1e-5)
-    assert not found.truncated
+def test_chooses_the_most_likely_token_at_each_step() -> None:
+    [hypothesis] = greedy_search(ENDS_SOON, memory([0.0] * 4), SPECIAL, torch.tensor([9]))
+    assert hypothesis.tokens == [A, B]
+    assert hypothesis.score == pytest.approx(math.log(0.7 * 0.6 * 0.8), abs=1e-5)
+    assert not hypothesis.truncated
 
 
-def test_an_answer_without_end_is_cut_at_its_own_limit() -> None:
-    first, second = greedy(FOREVER, memory([0.0] * 4, [0.0] * 4), SYMBOLS, torch.tensor([3, 5]))
+def test_a_hypothesis_that_does_not_end_is_truncated_at_the_limit_of_its_sentence() -> None:
+    first, second = greedy_search(NEVER_ENDS, memory([0.0] * 4, [0.0] * 4), SPECIAL, torch.tensor([3, 5]))
     assert (first.tokens, first.truncated) == ([A] * 3, True)
     assert (second.tokens, second.truncated) == ([A] * 5, True)
     assert first.score == pytest.approx(3 * math.log(0.9), abs=1e-5)
 
 
-def test_batch_mates_change_nothing() -> None:
-    mates = memory([0.0] * 4, [0.0, 0.0, -9.0, 0.0])
-    found = greedy(ABOUT_TO_END, mates, SYMBOLS, torch.tensor([9, 9]))
-    alone = [
-        greedy(ABOUT_TO_END, reorder(mates, torch.tensor([row])), SYMBOLS, torch.tensor([9]))[0] for row in range(2)
+def test_results_do_not_depend_on_the_batch() -> None:
+    pair = memory([0.0] * 4, [0.0, 0.0, -9.0, 0.0])
+    batched = greedy_search(ENDS_SOON, pair, SPECIAL, torch.tensor([9, 9]))
+    single = [
+        greedy_search(ENDS_SOON, reorder(pair, torch.tensor([row])), SPECIAL, torch.tensor([9]))[0] for row in range(2)
     ]
-    assert [answer.tokens for answer in found] == [answer.tokens for answer in alone] == [[A, B], [B]]
-    assert [answer.score for answer in found] == pytest.approx([answer.score for answer in alone])
+    assert [h.tokens for h in batched] == [h.tokens for h in single] == [[A, B], [B]]
+    assert [h.score for h in batched] == pytest.approx([h.score for h in single])
 
 
-def test_what_must_never_be_said_is_never_said() -> None:
-    tempted = Table({START: [0.98, 0.01, 0.01, 0.0], A: [0.98, 0.02, 0.0, 0.0]})
-    [found] = greedy(tempted, memory([0.0, 0.0, 1.0, 0.0]), SYMBOLS, torch.tensor([9]))
-    assert found.tokens == [A]
+def test_suppressed_tokens_are_not_generated() -> None:
+    decoder = TableDecoder({START: [0.98, 0.01, 0.01, 0.0], A: [0.98, 0.02, 0.0, 0.0]})
+    [hypothesis] = greedy_search(decoder, memory([0.0, 0.0, 1.0, 0.0]), SPECIAL, torch.tensor([9]))
+    assert hypothesis.tokens == [A]
 
 
-def test_no_room_gives_an_empty_answer() -> None:
-    [found] = greedy(FOREVER, memory([0.0] * 4), SYMBOLS, torch.tensor([0]))
-    assert found.tokens == []
+def test_a_limit_of_zero_returns_an_empty_hypothesis() -> None:
+    [hypothesis] = greedy_search(NEVER_ENDS, memory([0.0] * 4), SPECIAL, torch.tensor([0]))
+    assert hypothesis.tokens == []

@@ -117,7 +117,7 @@ def command(
     from regard.api import Model
 
     test = _read_test(folder, chosen, files)
-    found = Model.together(opened).evaluate(
+    found = Model.from_checkpoints(opened).evaluate(
         test.sources, test.targets, metrics=wanted, batch_size=batch_size, confidence=confidence, **search
     )
     if out:

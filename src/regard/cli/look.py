@@ -48,8 +48,8 @@ def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
     from regard.inspection import curves, terminal_plot
 
     for output in outputs:
-        curves.check_ending(output)
-    panels = curves.panels(folders)
+        curves.check_extension(output)
+    panels = curves.read_panels(folders)
     for output in outputs:
         curves.draw(panels, output)
         click.echo(f"wrote {output}", err=True)
@@ -72,21 +72,21 @@ def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:
     from regard.inspection.trace import caption
 
     for output in outputs:
-        figures.check_ending(output)
-    prediction = Model.open(folder, chosen).predict(text)
+        figures.check_extension(output)
+    prediction = Model.from_checkpoint(folder, chosen).predict(text)
     for output in outputs:
         figures.save(prediction, output)
         click.echo(f"wrote {output}", err=True)
     if outputs:
         return
     console = Console(highlight=False)
-    shown = f"{heatmap.isolated(text)} → {heatmap.isolated(prediction.text)}"
+    shown = f"{heatmap.isolate(text)} → {heatmap.isolate(prediction.text)}"
     click.echo(f"{shown}   (log-probability {prediction.score:.4f})")
     if which := caption(prediction):
         click.echo(which)
     click.echo()
     drawing = (prediction.attention, prediction.source_tokens, prediction.tokens)
     if console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}:
-        console.print(heatmap.colored(*drawing, width=console.width))
+        console.print(heatmap.to_color(*drawing, width=console.width))
     else:
-        click.echo(heatmap.plain(*drawing, width=console.width if console.is_terminal else 100))
+        click.echo(heatmap.to_text(*drawing, width=console.width if console.is_terminal else 100))

@@ -84,7 +84,7 @@ def command(
 
     from regard.api import Model
 
-    loaded = Model.together(opened)
+    loaded = Model.from_checkpoints(opened)
     lines: Iterable[str] = _stdin(replace_invalid=replace_invalid) if from_stdin else texts
     truncated, odd, unknown = 0, 0, dict[str, None]()
     # Several batches at a time, so that each has texts of similar length, but not all, so that memory use is constant.

@@ -186,7 +186,9 @@ def _chosen(
 
     from regard.api import choose
 
-    chosen = choose(data, overrides, minutes=minutes, say=lambda reason: click.echo(reason, err=True), started=started)
+    chosen = choose(
+        data, overrides, minutes=minutes, report=lambda reason: click.echo(reason, err=True), started=started
+    )
     click.echo(f"The resolved settings are written to {begun.config}; change any with key=value.", err=True)
     return chosen.settings
 

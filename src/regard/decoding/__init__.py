@@ -1,1 +1,1 @@
-"""Search over any decoder, and text in, text out."""
+"""Decoding: greedy search, beam search and sampling over any decoder, and the predictor from text to text."""

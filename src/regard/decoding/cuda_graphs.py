@@ -1,4 +1,4 @@
-"""Steps of a decoder on a GPU: while the shapes of its state stay the same, one recorded step is played again.
+"""Decoder steps as CUDA graphs: while the shapes of the decoder's state stay the same, a captured step is replayed.
 
 N hypotheses, V vocabulary.
 """
@@ -10,71 +10,73 @@ from torch import Tensor
 from regard.models.contracts import Decoder, Keys, State, map_state, preallocated
 from regard.ops import cuda_graphs
 
-WAIT = 2
-"""Steps of one form that are taken as usual, before the next is recorded: a recording costs about two."""
+WARMUP_STEPS = 2
+"""Steps with the same shapes before a graph is captured: a capture costs about two steps."""
 
 
 @final
 class GraphedDecoder:
-    """`step` as the decoder's own, for a search that takes one step after another.
+    """Computes the steps of a decoder, for a search that takes one step after another.
 
-    What a step gives is written over by the next. A tensor that stays where it is from step to step, such as a store of
-    keys and values, is read where it is; all others are copied to where the recording reads them.
+    The outputs of a step are overwritten by the next. An input at the same address at every step, such as a
+    preallocated cache of keys and values, is read in place. All other inputs are copied to the inputs of the graph.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.keys: Keys = None
-        self.form: list[Any] = []
-        self.places: list[int] = []
-        self.seen = 0
-        self.able = True
-        """Until memory does not hold a recording."""
-        self.recording: cuda_graphs.Recording | None = None
+        self.signature: list[Any] = []
+        """Shapes and dtypes of the tensors in the inputs, and all other values."""
+        self.addresses: list[int] = []
+        self.steps_seen = 0
+        """Steps with this signature."""
+        self.can_capture = True
+        """Whether no capture has run out of memory."""
+        self.graph: cuda_graphs.Recording | None = None
 
-    def step(self, token_N: Tensor, state: State, keys: Keys, taken: int) -> tuple[Tensor, State]:
-        """The step after so many."""
-        state = preallocated(state, taken + 1)
+    def step(self, token_N: Tensor, state: State, keys: Keys, steps: int) -> tuple[Tensor, State]:
+        """Take the next step after `steps` steps."""
+        state = preallocated(state, steps + 1)
         tensors: list[Tensor] = []
-        form: list[Any] = []
+        signature: list[Any] = []
 
-        def noted(leaf: Any) -> Any:
+        def add_leaf(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
                 tensors.append(leaf)
-                form.append((leaf.shape, leaf.dtype))
+                signature.append((leaf.shape, leaf.dtype))
             else:
-                form.append(leaf)
+                signature.append(leaf)
             return leaf
 
-        map_state((token_N, state), noted)
-        if keys is not self.keys or form != self.form:
-            self.keys, self.form, self.seen, self.recording = keys, form, 0, None
-        places = [tensor.data_ptr() for tensor in tensors]
-        if self.recording is None and self.seen == WAIT and self.able:
-            stays = [now == before for now, before in zip(places, self.places, strict=True)]
+        map_state((token_N, state), add_leaf)
+        if keys is not self.keys or signature != self.signature:
+            self.keys, self.signature, self.steps_seen, self.graph = keys, signature, 0, None
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if self.graph is None and self.steps_seen == WARMUP_STEPS and self.can_capture:
+            in_place = [now == before for now, before in zip(addresses, self.addresses, strict=True)]
             try:
-                self._record(token_N, state, stays)
+                self._capture(token_N, state, in_place)
             except RuntimeError as error:
                 if not cuda_graphs.is_out_of_memory(error):
                     raise
-                self.able = False
-        self.seen, self.places = self.seen + 1, places
-        if self.recording is None:
+                self.can_capture = False
+        self.steps_seen, self.addresses = self.steps_seen + 1, addresses
+        if self.graph is None:
             return self.decoder.step(token_N, state, keys)
-        found: tuple[Tensor, State] = self.recording.play(tensors)
-        return found
+        output: tuple[Tensor, State] = self.graph.play(tensors)
+        return output
 
-    def _record(self, token_N: Tensor, state: State, stays: list[bool]) -> None:
+    def _capture(self, token_N: Tensor, state: State, in_place: list[bool]) -> None:
         inputs: list[Tensor] = []
 
-        def settled(leaf: Any) -> Any:
+        def add_input(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
-                inputs.append(leaf if stays[len(inputs)] else leaf.clone())
+                inputs.append(leaf if in_place[len(inputs)] else leaf.clone())
                 return inputs[-1]
             return leaf
 
-        token_N, state = map_state((token_N, state), settled)
-        replay, given = cuda_graphs.recorder(token_N.device).record(
+        token_N, state = map_state((token_N, state), add_input)
+        replay, output = cuda_graphs.recorder(token_N.device).record(
             lambda: self.decoder.step(token_N, state, self.keys)
         )
-        self.recording = cuda_graphs.Recording(replay, inputs, given)
+        self.graph = cuda_graphs.Recording(replay, inputs, output)

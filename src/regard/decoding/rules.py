@@ -1,6 +1,6 @@
-"""Rules: what may not be said next, or is made less likely, given what has been said.
+"""Rules of the search: mask the log-probabilities of next tokens, or lower them, given the tokens generated so far.
 
-B sentences, N hypotheses, T tokens said so far, V vocabulary.
+B sentences, N hypotheses, T tokens generated so far, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 
-class Said(NamedTuple):
-    """What each hypothesis has said so far, and the number of the sentence that it answers."""
+class Generated(NamedTuple):
+    """The tokens that each hypothesis has generated so far, and the index of its sentence."""
 
     tokens_NT: Tensor
     sentence_N: Tensor
@@ -25,125 +25,128 @@ class Said(NamedTuple):
 
 
 class ConstraintProgress(NamedTuple):
-    """How much of what must be said a hypothesis has said, in tokens: now, and after each token that may come next."""
+    """The number of required tokens that each hypothesis contains: now, and after each possible next token."""
 
     now_N: Tensor
-    then_NV: Tensor
+    next_NV: Tensor
 
 
 class Rule(ABC):
     """Changes the log-probabilities of the next token."""
 
-    only_bars: bool = True
-    """Whether all that it does is to make tokens impossible."""
+    only_masks: bool = True
+    """Whether the rule only sets log-probabilities to −∞, and changes no others."""
 
     @abstractmethod
-    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        """The log-probabilities as the rule leaves them; it may write to what it is given."""
+    def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
+        """Return the adjusted log-probabilities. May modify `log_p_NV` in place."""
 
-    def progress(self, said: Said, vocabulary: int) -> ConstraintProgress | None:  # noqa: ARG002
-        """Towards what the rule makes answers say, None where that is nothing: a beam keeps places for hypotheses that
-        are further than others.
+    def progress(self, generated: Generated, vocabulary: int) -> ConstraintProgress | None:  # noqa: ARG002
+        """Return the progress toward the tokens that the rule requires, or None if it requires none. A beam reserves
+        slots for hypotheses with more progress than others.
         """
         return None
 
 
 @final
 @dataclass(frozen=True)
-class Never(Rule):
-    """Tokens that are never said."""
+class SuppressedTokens(Rule):
+    """Never generate these tokens."""
 
     tokens: tuple[int, ...]
 
-    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        del said
-        for token in self.tokens:  # few, and no list of them has to go to the device at every step
+    def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
+        del generated
+        for token in self.tokens:  # a loop over a few tokens copies no index tensor to the device at every step
             log_p_NV[:, token] = -torch.inf
         return log_p_NV
 
 
 @final
 @dataclass(frozen=True)
-class NotBefore(Rule):
-    """A token (the end) that is not said before so many others."""
+class MinLength(Rule):
+    """Do not generate the end token before `length` other tokens."""
 
-    token: int
+    end: int
     length: int
 
-    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        return Never((self.token,))(log_p_NV, said) if said.steps < self.length else log_p_NV
+    def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
+        if generated.steps >= self.length:
+            return log_p_NV
+        return SuppressedTokens((self.end,))(log_p_NV, generated)
 
 
 @final
 @dataclass(frozen=True)
-class Banned(Rule):
-    """Sequences of tokens that are not said: the last token is barred where the others stand before it."""
+class BannedPhrases(Rule):
+    """Do not generate these sequences of tokens: mask the last token of a sequence after its other tokens."""
 
     sequences: tuple[tuple[int, ...], ...]
 
-    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        for *before, last in self.sequences:
-            if len(before) <= said.steps:
-                stands_N = torch.ones_like(said.sentence_N, dtype=torch.bool)
-                for token_N, token in zip(said.tokens_NT[:, said.steps - len(before) :].unbind(1), before, strict=True):
-                    stands_N = stands_N & (token_N == token)
-                log_p_NV[:, last].masked_fill_(stands_N, -torch.inf)
+    def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
+        for *prefix, last in self.sequences:
+            if len(prefix) <= generated.steps:
+                matches_N = torch.ones_like(generated.sentence_N, dtype=torch.bool)
+                suffix_NT = generated.tokens_NT[:, generated.steps - len(prefix) :]
+                for token_N, token in zip(suffix_NT.unbind(1), prefix, strict=True):
+                    matches_N = matches_N & (token_N == token)
+                log_p_NV[:, last].masked_fill_(matches_N, -torch.inf)
         return log_p_NV
 
 
 @final
 @dataclass(frozen=True)
-class NoRepeat(Rule):
-    """No sequence of `length` tokens is said twice."""
+class NoRepeatNgram(Rule):
+    """Do not generate the same n-gram of `length` tokens twice."""
 
     length: int
 
-    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
+    def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
         context = self.length - 1
-        if said.steps < self.length:
+        if generated.steps < self.length:
             return log_p_NV
-        windows_NWL = said.tokens_NT.unfold(1, self.length, 1)
-        same_NW = (windows_NWL[..., :context] == said.tokens_NT[:, None, said.steps - context :]).all(-1)
-        # What followed the same tokens before is barred; a place that followed others bars nothing.
-        bar_NV = torch.zeros_like(log_p_NV).scatter_reduce(1, windows_NWL[..., -1], same_NW.to(log_p_NV.dtype), "amax")
-        return log_p_NV.masked_fill_(bar_NV > 0, -torch.inf)
+        windows_NWL = generated.tokens_NT.unfold(1, self.length, 1)
+        same_NW = (windows_NWL[..., :context] == generated.tokens_NT[:, None, generated.steps - context :]).all(-1)
+        # Mask each token that has followed the same context before.
+        mask_NV = torch.zeros_like(log_p_NV).scatter_reduce(1, windows_NWL[..., -1], same_NW.to(log_p_NV.dtype), "amax")
+        return log_p_NV.masked_fill_(mask_NV > 0, -torch.inf)
 
 
 @final
 @dataclass(frozen=True)
-class Repetition(Rule):
-    """What has been said is less likely to be said again: log p times the penalty (after Keskar et al. 2019)."""
+class RepetitionPenalty(Rule):
+    """Multiply log p of tokens that have been generated already by the penalty (after Keskar et al. 2019)."""
 
     penalty: float
-    only_bars = False
+    only_masks = False
 
-    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        if said.steps == 0:
+    def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
+        if generated.steps == 0:
             return log_p_NV
-        return log_p_NV.scatter_(1, said.tokens_NT, log_p_NV.gather(1, said.tokens_NT) * self.penalty)
+        return log_p_NV.scatter_(1, generated.tokens_NT, log_p_NV.gather(1, generated.tokens_NT) * self.penalty)
 
 
 @final
 @dataclass(frozen=True)
-class Prefix(Rule):
-    """Each answer begins with the given tokens of its sentence."""
+class ForcedPrefix(Rule):
+    """Start the hypotheses of each sentence with the sentence's prefix."""
 
     prefixes: Sequence[Sequence[int]]
-    only_bars = False
+    only_masks = False
 
-    def __call__(self, log_p_NV: Tensor, said: Said) -> Tensor:
-        if said.steps >= self._padded.shape[1]:
+    def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
+        if generated.steps >= self._padded.shape[1]:
             return log_p_NV
-        forced_B = self._padded[:, said.steps].to(log_p_NV.device)
-        forced_N1 = forced_B[said.sentence_N].unsqueeze(1)
+        forced_B = self._padded[:, generated.steps].to(log_p_NV.device)
+        forced_N1 = forced_B[generated.sentence_N].unsqueeze(1)
         tokens_V = torch.arange(log_p_NV.shape[1], device=log_p_NV.device)
-        barred_NV = (forced_N1 >= 0) & (tokens_V != forced_N1)
-        # What is forced is possible, however unlikely or unwelcome to other rules.
-        return torch.where(forced_N1 >= 0, log_p_NV.clamp_min(-1e9), log_p_NV).masked_fill_(barred_NV, -torch.inf)
+        masked_NV = (forced_N1 >= 0) & (tokens_V != forced_N1)
+        # A forced token stays possible even if it is very unlikely or masked by another rule.
+        return torch.where(forced_N1 >= 0, log_p_NV.clamp_min(-1e9), log_p_NV).masked_fill_(masked_NV, -torch.inf)
 
     @cached_property
     def _padded(self) -> Tensor:
-        """The prefixes filled up to the longest with −1."""
-        longest = max(map(len, self.prefixes), default=0)
-        rows = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in self.prefixes]
-        return torch.tensor(rows, dtype=torch.long).view(len(rows), longest)
+        """The prefixes, padded with −1 to the longest."""
+        max_length = max(map(len, self.prefixes), default=0)
+        rows = [[*prefix, *[-1] * (max_length - len(prefix))] for prefix in self.prefixes]
+        return torch.tensor(rows, dtype=torch.long).view(len(rows), max_length)

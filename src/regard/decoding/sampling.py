@@ -16,9 +16,9 @@ from regard.decoding.search import Hypothesis
 
 @final
 @dataclass(frozen=True)
-class Draw:
-    """log p divided by the temperature; then only the k likeliest tokens, the likeliest with the share p together
-    (Holtzman et al. 2020), and those at least min_p times as likely as the likeliest.
+class Sampler:
+    """Sample a token from p^(1 / temperature), restricted to the k most likely tokens, to the most likely tokens whose
+    probabilities add up to p (Holtzman et al. 2020), and to tokens at least min_p times as likely as the most likely.
     """
 
     generator: torch.Generator
@@ -28,20 +28,20 @@ class Draw:
     min_p: float = 0.0
 
     def __call__(self, log_p_NV: Tensor) -> Tensor:
-        # A draw from NaN would end the process on a GPU; the score of the hypothesis stays NaN, and is reported.
-        p_NV = self.kept(log_p_NV).nan_to_num(nan=1.0)
+        # On a GPU, sampling from NaN would abort the process. The score of the hypothesis stays NaN and is reported.
+        p_NV = self.probabilities(log_p_NV).nan_to_num(nan=1.0)
         return torch.multinomial(p_NV, 1, generator=self.generator).squeeze(-1)
 
-    def kept(self, log_p_NV: Tensor) -> Tensor:
-        """The probabilities that are drawn from, not yet made to sum to 1."""
+    def probabilities(self, log_p_NV: Tensor) -> Tensor:
+        """Return the probabilities to sample from, not normalized."""
         p_NV = (log_p_NV / self.temperature).softmax(-1)
         if self.top_k:
-            least_N1 = p_NV.topk(min(self.top_k, p_NV.shape[-1]), dim=-1).values[:, -1:]
-            p_NV = p_NV.masked_fill(p_NV < least_N1, 0.0)
+            threshold_N1 = p_NV.topk(min(self.top_k, p_NV.shape[-1]), dim=-1).values[:, -1:]
+            p_NV = p_NV.masked_fill(p_NV < threshold_N1, 0.0)
         if self.top_p < 1:
             sorted_NV, order_NV = (p_NV / p_NV.sum(-1, keepdim=True)).sort(-1, descending=True)
-            beyond_NV = sorted_NV.cumsum(-1) - sorted_NV >= self.top_p  # what stands before has the share already
-            p_NV = p_NV.masked_fill(beyond_NV.gather(-1, order_NV.argsort(-1)), 0.0)
+            excluded_NV = sorted_NV.cumsum(-1) - sorted_NV >= self.top_p  # more likely tokens add up to p already
+            p_NV = p_NV.masked_fill(excluded_NV.gather(-1, order_NV.argsort(-1)), 0.0)
         return p_NV.masked_fill(p_NV < self.min_p * p_NV.amax(-1, keepdim=True), 0.0)
 
 

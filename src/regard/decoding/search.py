@@ -1,6 +1,7 @@
-"""Search: from a memory to the tokens of an answer, through the contract of `Decoder` alone; `beam.py` goes on with it.
+"""Greedy search and sampling, and the batch of hypotheses that they share with beam search (`beam.py`).
 
-Sentences whose search is over leave the batch, several at a time.
+A search uses a model only through the `Decoder` contract. Finished sentences are removed from the batch, several at a
+time.
 
 B sentences, K hypotheses of each, N = B K, T steps, V vocabulary.
 """
@@ -14,21 +15,21 @@ from torch import Tensor
 
 from regard.attention.record import anything_recorded
 from regard.decoding.cuda_graphs import GraphedDecoder
-from regard.decoding.rules import ConstraintProgress, Never, Rule, Said
+from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
 from regard.models.contracts import Decoder, Keys, Memory, State, reorder
 
 
-class Symbols(NamedTuple):
-    """The tokens that search must know of: with which to begin and to end, and which never to say."""
+class SpecialTokens(NamedTuple):
+    """The start token, the end token, and tokens that are never generated."""
 
     start: int
     end: int
-    never: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] = ()
 
 
 class Hypothesis(NamedTuple):
-    """An answer: its tokens without the end, the log-probability of all it says, whether it had to be cut, and by what
-    it was ranked.
+    """The tokens of a hypothesis without the end token, its log-probability, whether it was truncated at the length
+    limit, and the value by which it is ranked.
     """
 
     tokens: list[int]
@@ -37,157 +38,169 @@ class Hypothesis(NamedTuple):
     rank: float = 0.0
 
     @property
-    def place(self) -> tuple[bool, float]:
-        """By which answers are put in order, the best first: what had to be cut comes after what ended by itself."""
+    def sort_key(self) -> tuple[bool, float]:
+        """Sorts the best hypothesis first, and truncated hypotheses after all others."""
         return self.truncated, -self.rank
 
 
-Choose = Callable[[Tensor], Tensor]
-"""From the log-probabilities (N, V) to a token for each."""
+ChooseToken = Callable[[Tensor], Tensor]
+"""Maps log-probabilities (N, V) to a token for each row (N)."""
 
 
-def likeliest(log_p_NV: Tensor) -> Tensor:
+def choose_most_likely(log_p_NV: Tensor) -> Tensor:
     return log_p_NV.argmax(-1)
 
 
 @dataclass
 class SearchBatch:
-    """The sentences whose search goes on, by their numbers in what was given."""
+    """The hypotheses of unfinished sentences. `sentence_B` are the indices of these sentences in the input."""
 
     decoder: Decoder
     keys: Keys
     state: State
     token_N: Tensor
-    said_NT: Tensor
-    numbers_B: Tensor
+    generated_NT: Tensor
+    sentence_B: Tensor
     rules: Sequence[Rule]
-    playback: GraphedDecoder | None = None
-    """What takes the steps in the decoder's place, on a GPU."""
+    graphed: GraphedDecoder | None = None
+    """Replays the decoder's steps as CUDA graphs; None if they cannot be captured."""
 
     @classmethod
     def begin(
-        cls, decoder: Decoder, memory: Memory, symbols: Symbols, rules: Sequence[Rule], rows: Tensor, hypotheses: int
+        cls,
+        decoder: Decoder,
+        memory: Memory,
+        special: SpecialTokens,
+        rules: Sequence[Rule],
+        rows: Tensor,
+        hypotheses: int,
     ) -> "SearchBatch":
         keys, state = decoder.begin(memory)
-        numbers_B = torch.arange(len(rows), device=rows.device)
-        state = reorder(state, numbers_B.repeat_interleave(hypotheses)) if hypotheses > 1 else state
-        token_N = torch.full((len(rows) * hypotheses,), symbols.start, device=rows.device)
-        said_NT = token_N.new_empty(len(token_N), 0)
-        # A recorded step gives no weights, and no gradient.
-        plays = rows.is_cuda and not anything_recorded() and not torch.is_grad_enabled()
-        playback = GraphedDecoder(decoder) if plays else None
-        return cls(decoder, keys, state, token_N, said_NT, numbers_B, [Never(symbols.never), *rules], playback)
+        sentence_B = torch.arange(len(rows), device=rows.device)
+        state = reorder(state, sentence_B.repeat_interleave(hypotheses)) if hypotheses > 1 else state
+        token_N = torch.full((len(rows) * hypotheses,), special.start, device=rows.device)
+        generated_NT = token_N.new_empty(len(token_N), 0)
+        # A replayed graph records no attention weights and no gradient.
+        can_replay = rows.is_cuda and not anything_recorded() and not torch.is_grad_enabled()
+        graphed = GraphedDecoder(decoder) if can_replay else None
+        rules = [SuppressedTokens(special.suppressed), *rules]
+        return cls(decoder, keys, state, token_N, generated_NT, sentence_B, rules, graphed)
 
     @property
     def hypotheses(self) -> int:
-        return len(self.token_N) // len(self.numbers_B)
+        return len(self.token_N) // len(self.sentence_B)
 
     @property
-    def said(self) -> Said:
-        return Said(self.said_NT, self.numbers_B.repeat_interleave(self.hypotheses))
+    def generated(self) -> Generated:
+        return Generated(self.generated_NT, self.sentence_B.repeat_interleave(self.hypotheses))
 
-    def log_p(self) -> tuple[Tensor, Tensor]:
-        """Of each next token: as the model has it, but where it is barred, and as the rules leave it."""
-        if self.playback is None:
+    def next_log_p(self) -> tuple[Tensor, Tensor]:
+        """Take a step of the decoder. Return the log-probabilities of the model, valid where no rule masks them, and
+        those adjusted by the rules.
+        """
+        if self.graphed is None:
             logits_NV, self.state = self.decoder.step(self.token_N, self.state, self.keys)
         else:
-            taken = self.said_NT.shape[1]
-            logits_NV, self.state = self.playback.step(self.token_N, self.state, self.keys, taken)
+            steps = self.generated_NT.shape[1]
+            logits_NV, self.state = self.graphed.step(self.token_N, self.state, self.keys, steps)
         log_p_NV = _log_softmax(logits_NV.float())
-        # What is barred is never said, and nobody asks how likely it was: without other rules there is nothing to keep.
-        ruled_NV = log_p_NV if all(rule.only_bars for rule in self.rules) else log_p_NV.clone()
-        said = self.said
+        # A masked token is never generated, so its probability is not needed: rules that only mask may work in place.
+        adjusted_NV = log_p_NV if all(rule.only_masks for rule in self.rules) else log_p_NV.clone()
+        generated = self.generated
         for rule in self.rules:
-            ruled_NV = rule(ruled_NV, said)
-        return log_p_NV, ruled_NV
+            adjusted_NV = rule(adjusted_NV, generated)
+        return log_p_NV, adjusted_NV
 
     def progress(self, vocabulary: int) -> ConstraintProgress | None:
-        """Towards what the answers must say; None where nothing is asked of them."""
-        found = (rule.progress(self.said, vocabulary) for rule in self.rules)
-        return next((progress for progress in found if progress is not None), None)
+        """Return the progress toward required tokens; None if no rule requires any."""
+        by_rule = (rule.progress(self.generated, vocabulary) for rule in self.rules)
+        return next((progress for progress in by_rule if progress is not None), None)
 
-    def say(self, token_N: Tensor, from_N: Tensor | None = None) -> None:
-        """Go on with these tokens, each said by the hypothesis it comes from, one of the same sentence."""
-        if from_N is not None:
-            self.state = reorder(self.state, from_N, block=self.hypotheses)
-            self.said_NT = self.said_NT.index_select(0, from_N)
+    def append(self, token_N: Tensor, parent_N: Tensor | None = None) -> None:
+        """Append a token to each hypothesis, or to the hypothesis `parent_N` of the same sentence."""
+        if parent_N is not None:
+            self.state = reorder(self.state, parent_N, block=self.hypotheses)
+            self.generated_NT = self.generated_NT.index_select(0, parent_N)
         self.token_N = token_N
-        self.said_NT = torch.cat([self.said_NT, token_N.unsqueeze(1)], dim=1)
+        self.generated_NT = torch.cat([self.generated_NT, token_N.unsqueeze(1)], dim=1)
 
-    def leave(self, rows_B: Tensor) -> Tensor:
-        """Go on with some of the sentences alone → the rows of their hypotheses, as they stood."""
+    def keep_sentences(self, rows_B: Tensor) -> Tensor:
+        """Remove all other sentences. Return the previous rows of the remaining hypotheses."""
         offsets_K = torch.arange(self.hypotheses, device=rows_B.device)
         rows_N = (rows_B.unsqueeze(1) * self.hypotheses + offsets_K).flatten()
         self.keys = reorder(self.keys, rows_B)
         self.state = reorder(self.state, rows_N, block=self.hypotheses, blocks=rows_B)
-        self.token_N, self.said_NT, self.numbers_B = self.token_N[rows_N], self.said_NT[rows_N], self.numbers_B[rows_B]
+        self.token_N, self.generated_NT = self.token_N[rows_N], self.generated_NT[rows_N]
+        self.sentence_B = self.sentence_B[rows_B]
         return rows_N
 
 
 def _log_softmax(logits_NV: Tensor) -> Tensor:
-    """In place and piece by piece on a CPU, where fresh memory of this size costs more than the sums."""
+    """Compute the log-softmax; on a CPU in place and in chunks, because allocating a large tensor costs more there."""
     if logits_NV.device.type != "cpu" or logits_NV.requires_grad:
         return logits_NV.log_softmax(-1)
-    for piece in torch.split(logits_NV, max(1, 2**17 // logits_NV.shape[1])):
-        piece.copy_(piece.log_softmax(-1))
+    for chunk in torch.split(logits_NV, max(1, 2**17 // logits_NV.shape[1])):
+        chunk.copy_(chunk.log_softmax(-1))
     return logits_NV
 
 
-def greedy(
-    decoder: Decoder, memory: Memory, symbols: Symbols, limits_B: Tensor, rules: Sequence[Rule] = ()
+def greedy_search(
+    decoder: Decoder, memory: Memory, special: SpecialTokens, limits_B: Tensor, rules: Sequence[Rule] = ()
 ) -> list[Hypothesis]:
-    """The likeliest token at each step; a row ends at END, or after `limits_B` tokens, truncated."""
-    return [found for [found] in walk(decoder, memory, symbols, limits_B, likeliest, rules)]
+    """Choose the most likely token at each step. A hypothesis is truncated after `limits_B` tokens."""
+    nbest = decode_stepwise(decoder, memory, special, limits_B, choose_most_likely, rules)
+    return [hypothesis for [hypothesis] in nbest]
 
 
-def walk(
+def decode_stepwise(
     decoder: Decoder,
     memory: Memory,
-    symbols: Symbols,
+    special: SpecialTokens,
     limits_B: Tensor,
-    choose: Choose,
+    choose: ChooseToken,
     rules: Sequence[Rule] = (),
-    answers: int = 1,
+    hypotheses: int = 1,
 ) -> list[list[Hypothesis]]:
-    """One token after another, as `choose` has it, for so many answers to each sentence."""
-    found: dict[int, list[Hypothesis]] = {}
-    limits_N = limits_B.repeat_interleave(answers)
-    batch = SearchBatch.begin(decoder, memory, symbols, rules, limits_B, answers)
+    """Choose one token after another with `choose`, independently for several hypotheses of each sentence."""
+    results: dict[int, list[Hypothesis]] = {}
+    limits_N = limits_B.repeat_interleave(hypotheses)
+    batch = SearchBatch.begin(decoder, memory, special, rules, limits_B, hypotheses)
     score_N = torch.zeros(len(limits_N), dtype=torch.float64, device=limits_B.device)
     ended_N = limits_N <= 0
-    cut_N = ended_N.clone()
+    truncated_N = ended_N.clone()
     while True:
-        over_B = ended_N.view(-1, answers).all(1)
-        over = int(over_B.sum())
-        if worth_leaving(over, len(over_B)):
-            lengths_N = _lengths(batch.said_NT, symbols.end)
-            rows_B = over_B.nonzero().squeeze(1)
-            told = (batch.said_NT, lengths_N, score_N, cut_N)
-            parts = (part.view(len(over_B), answers, -1)[rows_B].tolist() for part in told)
-            for number, *own in zip(batch.numbers_B[rows_B].tolist(), *parts, strict=True):
-                found[number] = [
-                    Hypothesis(tokens[:length], score, cut, score)
-                    for tokens, [length], [score], [cut] in zip(*own, strict=True)
+        finished_B = ended_N.view(-1, hypotheses).all(1)
+        finished = int(finished_B.sum())
+        if worth_compacting(finished, len(finished_B)):
+            lengths_N = _lengths(batch.generated_NT, special.end)
+            rows_B = finished_B.nonzero().squeeze(1)
+            columns = (batch.generated_NT, lengths_N, score_N, truncated_N)
+            values = (column.view(len(finished_B), hypotheses, -1)[rows_B].tolist() for column in columns)
+            for sentence, *rows in zip(batch.sentence_B[rows_B].tolist(), *values, strict=True):
+                results[sentence] = [
+                    Hypothesis(tokens[:length], score, truncated, score)
+                    for tokens, [length], [score], [truncated] in zip(*rows, strict=True)
                 ]
-            if over == len(over_B):
+            if finished == len(finished_B):
                 break
-            rows_N = batch.leave((~over_B).nonzero().squeeze(1))
-            score_N, limits_N, ended_N, cut_N = (part[rows_N] for part in (score_N, limits_N, ended_N, cut_N))
-        log_p_NV, ruled_NV = batch.log_p()
-        token_N = torch.where(ended_N, symbols.end, choose(ruled_NV))
+            rows_N = batch.keep_sentences((~finished_B).nonzero().squeeze(1))
+            score_N, limits_N = score_N[rows_N], limits_N[rows_N]
+            ended_N, truncated_N = ended_N[rows_N], truncated_N[rows_N]
+        log_p_NV, adjusted_NV = batch.next_log_p()
+        token_N = torch.where(ended_N, special.end, choose(adjusted_NV))
         score_N = score_N + torch.where(ended_N, 0.0, log_p_NV.gather(-1, token_N.unsqueeze(-1)).squeeze(-1))
-        batch.say(token_N)
-        at_limit_N = batch.said_NT.shape[1] >= limits_N
-        cut_N = cut_N | (~ended_N & (token_N != symbols.end) & at_limit_N)
-        ended_N = ended_N | (token_N == symbols.end) | at_limit_N
-    return [found[number] for number in range(len(found))]
+        batch.append(token_N)
+        at_limit_N = batch.generated_NT.shape[1] >= limits_N
+        truncated_N = truncated_N | (~ended_N & (token_N != special.end) & at_limit_N)
+        ended_N = ended_N | (token_N == special.end) | at_limit_N
+    return [results[sentence] for sentence in range(len(results))]
 
 
-def worth_leaving(over: int, rows: int) -> bool:
-    """Whether so many of the sentences of a batch are over that it pays to move the others together."""
-    return over * 8 >= rows
+def worth_compacting(finished: int, sentences: int) -> bool:
+    """Whether enough sentences of a batch are finished to pay for copying the others into a smaller batch."""
+    return finished * 8 >= sentences
 
 
-def _lengths(said_NT: Tensor, end: int) -> Tensor:
-    """How many tokens stand before the first END."""
-    return ((said_NT == end).cumsum(1) == 0).sum(1)
+def _lengths(generated_NT: Tensor, end: int) -> Tensor:
+    """Count the tokens before the first end token."""
+    return ((generated_NT == end).cumsum(1) == 0).sum(1)

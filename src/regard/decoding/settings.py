@@ -1,4 +1,4 @@
-"""What may be set in decoding."""
+"""Settings of decoding."""
 
 from typing import Any, Self
 
@@ -8,30 +8,48 @@ from regard.config import MAY_CHANGE_ON_RESUME, Settings
 
 
 class SearchSettings(Settings):
-    """How an answer is looked for: greedily, with a beam, or by drawing."""
+    """Search strategy: greedy search, beam search, sampling or minimum Bayes risk."""
 
     beam: PositiveInt = Field(
-        1, description="hypotheses kept at each step; 1 is greedy search. By default as many as nbest and groups need"
+        1, description="beam width; 1 is greedy search. By default the smallest width that fits nbest and groups"
     )
-    nbest: PositiveInt = Field(1, description="answers to each source, the best first")
+    nbest: PositiveInt = Field(1, description="predictions for each source, best first")
     length_penalty: NonNegativeFloat = Field(0.6, description="α: log p is divided by ((5 + length) / 6)^α")
-    coverage_penalty: NonNegativeFloat = Field(0.0, description="β, for source tokens that no answer token looked at")
-    groups: PositiveInt = Field(1, description="diverse groups that a beam is divided into")
-    diversity_penalty: NonNegativeFloat = Field(0.5, description="what a token costs that another group has just said")
-    sample: bool = Field(False, description="draw each token instead of taking the likeliest")
-    temperature: PositiveFloat = Field(1.0, description="of drawing: below 1 bolder, above 1 freer")
-    top_k: NonNegativeInt = Field(0, description="draw from the k likeliest tokens; 0 is all")
-    top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest tokens that have this share together")
-    min_p: float = Field(0.0, ge=0, lt=1, description="draw from tokens at least this share as likely as the likeliest")
-    mbr_samples: NonNegativeInt = Field(0, description="draw so many answers, take the one most like the others (chrF)")
-    no_repeat_ngram: NonNegativeInt = Field(0, description="no sequence of so many tokens is said twice; 0 is no guard")
-    repetition_penalty: float = Field(1.0, ge=1, description="what tokens already said are made less likely by")
-    min_length: NonNegativeInt = Field(0, description="tokens before an answer may end")
-    seed: NonNegativeInt = Field(0, description="of drawing")
+    coverage_penalty: NonNegativeFloat = Field(
+        0.0, description="β: penalty for source tokens that receive little attention, applied to finished hypotheses"
+    )
+    groups: PositiveInt = Field(1, description="groups of diverse beam search; they split the beam equally")
+    diversity_penalty: NonNegativeFloat = Field(
+        0.5, description="penalty on a token for each hypothesis of an earlier group that has it at the same step"
+    )
+    sample: bool = Field(False, description="sample each token instead of choosing the most likely one")
+    temperature: PositiveFloat = Field(
+        1.0, description="sampling temperature: below 1 more conservative, above 1 more diverse"
+    )
+    top_k: NonNegativeInt = Field(0, description="sample from the k most likely tokens; 0 is off")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="sample from the most likely tokens whose probabilities add up to p; 1 is off"
+    )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="sample from tokens at least min_p times as likely as the most likely one; 0 is off",
+    )
+    mbr_samples: NonNegativeInt = Field(
+        0,
+        description="minimum Bayes risk: sample N predictions, choose the most similar to the others (chrF); 0 is off",
+    )
+    no_repeat_ngram: NonNegativeInt = Field(0, description="do not generate an n-gram of this size twice; 0 is off")
+    repetition_penalty: float = Field(
+        1.0, ge=1, description="multiplies the log-probability of tokens already generated; 1 is off"
+    )
+    min_length: NonNegativeInt = Field(0, description="minimum number of tokens in a prediction")
+    seed: NonNegativeInt = Field(0, description="random seed of sampling")
 
     @model_validator(mode="before")
     @classmethod
-    def _wide_enough(cls, values: Any) -> Any:
+    def _set_default_beam(cls, values: Any) -> Any:
         """By default, the beam is the smallest multiple of `groups` that holds `nbest` hypotheses."""
         if not isinstance(values, dict) or values.get("sample") or values.get("mbr_samples"):
             return values
@@ -41,18 +59,22 @@ class SearchSettings(Settings):
         return {"beam": -(-nbest // groups) * groups, **values}
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_combination(self) -> Self:
         if self.beam % self.groups:
-            raise ValueError(f"groups: {self.groups} groups must divide the beam of {self.beam}.")
+            raise ValueError(f"groups: the beam width {self.beam} is not divisible by {self.groups} groups.")
         if self.sample and self.beam > 1:
-            raise ValueError("sample: drawing and a beam exclude each other; draw several answers with nbest.")
+            raise ValueError("sample: sampling and beam search exclude each other. Use nbest for several samples.")
         if not self.sample and not self.mbr_samples and self.nbest > self.beam:
-            raise ValueError(f"nbest: a beam of {self.beam} has no {self.nbest} answers. Widen the beam.")
+            raise ValueError(f"nbest: a beam of {self.beam} cannot return {self.nbest} predictions. Use a wider beam.")
         return self
 
 
 class DecodingSettings(Settings):
-    """An answer has at most `max_length_ratio` · (source length) + `max_length_extra` tokens."""
+    """Length limit: a prediction has at most `max_length_ratio` · (source length) + `max_length_extra` tokens."""
 
-    max_length_ratio: PositiveFloat = Field(2.0, json_schema_extra=MAY_CHANGE_ON_RESUME)
-    max_length_extra: NonNegativeInt = Field(20, json_schema_extra=MAY_CHANGE_ON_RESUME)
+    max_length_ratio: PositiveFloat = Field(
+        2.0, json_schema_extra=MAY_CHANGE_ON_RESUME, description="target tokens allowed for each source token"
+    )
+    max_length_extra: NonNegativeInt = Field(
+        20, json_schema_extra=MAY_CHANGE_ON_RESUME, description="target tokens allowed in addition"
+    )

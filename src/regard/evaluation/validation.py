@@ -110,7 +110,7 @@ def evaluate(
     if any(measure.of_answers for measure in metrics):
         distinct = list(dict.fromkeys(questions.sources))
         begun = time.perf_counter()
-        found = [best for best, *_ in predictor.translate(distinct, search, batch_size=batch_size)]
+        found = [best for best, *_ in predictor.predict(distinct, search, batch_size=batch_size)]
         seconds = time.perf_counter() - begun
         tokens = sum(len(answer.target) for answer in found)
         said = dict(zip(distinct, (answer.text for answer in found), strict=True))

@@ -1,1 +1,1 @@
-"""What a model looks at: predictions, traces and figures."""
+"""Inspection: predictions with their attention weights, traces, figures, learning curves and `explain`."""

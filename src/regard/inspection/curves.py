@@ -1,4 +1,4 @@
-"""Learning curves: the numbers that a run has written in its `events.jsonl`, as panels to be drawn, and as a figure."""
+"""Learning curves: read the values in the `events.jsonl` of runs, and draw them as a figure."""
 
 import math
 from collections.abc import Sequence
@@ -13,34 +13,36 @@ from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Told apart by people who see fewer colors, too (Okabe and Ito)."""
+"""Colors that people with color blindness can distinguish (Okabe and Ito)."""
 
-_WIDE = 30.0
-"""A loss whose largest value is more times its smallest is drawn on a logarithmic scale."""
+_LOG_SCALE_RATIO = 30.0
+"""A loss is drawn on a logarithmic scale if its largest value exceeds its smallest by this factor."""
 
-_BOOKKEEPING = {"event", "step", "time", "best", "pairs", "tokens_per_second"}
+_NOT_PLOTTED = {"event", "step", "time", "best", "pairs", "tokens_per_second"}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One number of one run over its steps; `validated` where it was measured on the dev set."""
+    """A value of one run over its steps; `validated` if it was computed on the dev set."""
 
     run: str
     validated: bool
     steps: list[int]
     values: list[float]
-    best: int | None
-    """The step of the model that was kept."""
+    best_step: int | None
+    """The step of the best checkpoint."""
 
     @property
-    def kept(self) -> float | None:
-        """The value of the model that was kept, where it was measured."""
-        return self.values[self.steps.index(self.best)] if self.validated and self.best in self.steps else None
+    def best_value(self) -> float | None:
+        """The validation value at the best checkpoint; None if there is none."""
+        if not self.validated or self.best_step not in self.steps:
+            return None
+        return self.values[self.steps.index(self.best_step)]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that share their axes."""
+    """Curves that share a pair of axes."""
 
     name: str
     curves: list[Curve]
@@ -48,73 +50,75 @@ class Panel:
     @property
     def logarithmic(self) -> bool:
         values = [value for curve in self.curves for value in curve.values]
-        return self.name == "loss" and min(values) > 0 and max(values) > _WIDE * min(values)
+        return self.name == "loss" and min(values) > 0 and max(values) > _LOG_SCALE_RATIO * min(values)
 
 
-def panels(folders: Sequence[RunFolder]) -> list[Panel]:
-    """Training and validation loss in one, then each other number in its own, those of validation first."""
+def read_panels(folders: Sequence[RunFolder]) -> list[Panel]:
+    """Read a panel for training and validation loss, then one for each other value, validation first."""
     last_parts = [folder.path.name for folder in folders]
     names = last_parts if len(set(last_parts)) == len(folders) else [str(folder.path) for folder in folders]
-    found: dict[str, list[Curve]] = {}
+    curves: dict[str, list[Curve]] = {}
     for validated in (True, False):
         for run, folder in zip(names, folders, strict=True):
-            for name, curve in _curves(run, folder, validated=validated):
-                found.setdefault(name, []).append(curve)
-    return [Panel(name, found[name]) for name in sorted(found, key=lambda name: name != "loss")]
+            for name, curve in _read_curves(run, folder, validated=validated):
+                curves.setdefault(name, []).append(curve)
+    return [Panel(name, curves[name]) for name in sorted(curves, key=lambda name: name != "loss")]
 
 
-def runs_of(shown: Sequence[Panel]) -> list[str]:
-    """The names of the runs, in order."""
-    return list(dict.fromkeys(curve.run for panel in shown for curve in panel.curves))
+def run_names(panels: Sequence[Panel]) -> list[str]:
+    """Return the names of the runs, in order."""
+    return list(dict.fromkeys(curve.run for panel in panels for curve in panel.curves))
 
 
-def _curves(run: str, folder: RunFolder, *, validated: bool) -> list[tuple[str, Curve]]:
+def _read_curves(run: str, folder: RunFolder, *, validated: bool) -> list[tuple[str, Curve]]:
     events = [event for event in read_events(folder.events) if "step" in event]
     if not events:
-        raise ModelError(f"{folder.path} has no learning curves: nothing is written in {folder.events} yet.")
+        raise ModelError(f"{folder.path} has no learning curves: {folder.events} contains no values yet.")
     best = max((event["step"] for event in events if event.get("best") is True), default=None)
     points: dict[str, dict[int, float]] = {}
     for event in events:
         for name, value in event.items() if event["event"] == ("validation" if validated else "train") else ():
-            if name not in _BOOKKEEPING and _is_number(value):
+            if name not in _NOT_PLOTTED and _is_number(value):
                 points.setdefault(name, {})[event["step"]] = float(value)
-    return [(name, Curve(run, validated, list(found), list(found.values()), best)) for name, found in points.items()]
+    return [(name, Curve(run, validated, list(values), list(values.values()), best)) for name, values in points.items()]
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check_ending(path: Path) -> None:
-    """Refuse a file whose ending names no format."""
+def check_extension(path: Path) -> None:
+    """Raise ConfigError if the extension of a file is not a format for figures."""
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"{path}: learning curves are drawn as one of {', '.join(FORMATS)}.")
+        raise ConfigError(f"{path}: learning curves are drawn as {', '.join(FORMATS)}. Use one of these extensions.")
 
 
-def draw(shown: Sequence[Panel], path: Path) -> None:
-    """A figure with a panel beside the other: training thin, validation with its points, the model kept marked."""
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    """Draw the panels in a grid. Training is a thin line, validation has points, and the best checkpoint is marked."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    check_ending(path)
-    runs = runs_of(shown)
-    across = min(3, len(shown))
-    down = -(-len(shown) // across)
+    check_extension(path)
+    runs = run_names(panels)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 9}
     with rc_context(settings), fonts_for("".join(runs)):
-        handles = _legend([curve for panel in shown for curve in panel.curves], runs)
-        width = 3.9 * across
-        # Some nine characters go to an inch, and a handle takes another half.
-        columns = max(1, min(len(handles), int(width / (0.7 + max(len(entry.get_label()) for entry in handles) / 12))))
-        figure = Figure(figsize=(width, 2.8 * down + 0.2 * -(-len(handles) // columns)), layout="constrained")
+        handles = _legend([curve for panel in panels for curve in panel.curves], runs)
+        width = 3.9 * columns
+        # An inch fits about twelve characters; a legend entry has a handle of 0.7 inches.
+        label_width = max(len(entry.get_label()) for entry in handles) / 12
+        legend_columns = max(1, min(len(handles), int(width / (0.7 + label_width))))
+        legend_rows = -(-len(handles) // legend_columns)
+        figure = Figure(figsize=(width, 2.8 * rows + 0.2 * legend_rows), layout="constrained")
         FigureCanvasAgg(figure)
-        last = max(step for panel in shown for curve in panel.curves for step in curve.steps)
-        for place, panel in enumerate(shown, start=1):
-            axes = figure.add_subplot(down, across, place)
+        last_step = max(step for panel in panels for curve in panel.curves for step in curve.steps)
+        for index, panel in enumerate(panels, start=1):
+            axes = figure.add_subplot(rows, columns, index)
             _draw_panel(axes, panel, runs)
-            axes.set_xlim(0, last * 1.03)
-        figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False)
+            axes.set_xlim(0, last_step * 1.03)
+        figure.legend(handles=handles, loc="outside upper left", ncols=legend_columns, frameon=False)
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
         figure.savefig(path, dpi=160, metadata=metadata)
 
@@ -122,12 +126,14 @@ def draw(shown: Sequence[Panel], path: Path) -> None:
 def _draw_panel(axes: Any, panel: Panel, runs: Sequence[str]) -> None:
     for curve in panel.curves:
         color = COLORS[runs.index(curve.run) % len(COLORS)]
-        axes.plot(curve.steps, curve.values, color=color, **_form(validated=curve.validated, points=len(curve.steps)))
-        if curve.kept is not None:
-            point = (curve.best, curve.kept)
+        axes.plot(
+            curve.steps, curve.values, color=color, **_line_style(validated=curve.validated, points=len(curve.steps))
+        )
+        if curve.best_value is not None:
+            point = (curve.best_step, curve.best_value)
             axes.plot(*point, "D", color=color, markersize=6.5, markeredgecolor="white", zorder=4)
-            if len(runs) == 1:  # the values of several would hide each other
-                note = axes.annotate(f"{curve.kept:.3g}", point, (0, 8), textcoords="offset points", ha="center")
+            if len(runs) == 1:  # the labels of several runs would overlap
+                note = axes.annotate(f"{curve.best_value:.3g}", point, (0, 8), textcoords="offset points", ha="center")
                 note.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8})
     if panel.logarithmic:
         axes.set_yscale("log")
@@ -140,7 +146,7 @@ def _draw_panel(axes: Any, panel: Panel, runs: Sequence[str]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _form(*, validated: bool, points: int) -> dict[str, Any]:
+def _line_style(*, validated: bool, points: int) -> dict[str, Any]:
     if not validated:
         return {"linewidth": 0.9, "alpha": 0.5}
     return {"linewidth": 1.6, "marker": "o" if points <= 40 else "", "markersize": 3}
@@ -149,15 +155,15 @@ def _form(*, validated: bool, points: int) -> dict[str, Any]:
 def _legend(curves: Sequence[Curve], runs: Sequence[str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    grey = "#555555" if len(runs) > 1 else COLORS[0]
+    gray = "#555555" if len(runs) > 1 else COLORS[0]
     handles = [
-        Line2D([], [], color=COLORS[place % len(COLORS)], linewidth=3, label=run)
-        for place, run in enumerate(runs)
+        Line2D([], [], color=COLORS[index % len(COLORS)], linewidth=3, label=run)
+        for index, run in enumerate(runs)
         if len(runs) > 1
     ]
     if any(not curve.validated for curve in curves):
-        handles.append(Line2D([], [], color=grey, label="training", **_form(validated=False, points=1)))
+        handles.append(Line2D([], [], color=gray, label="training", **_line_style(validated=False, points=1)))
     if any(curve.validated for curve in curves):
-        handles.append(Line2D([], [], color=grey, label="validation", **_form(validated=True, points=1)))
-        handles.append(Line2D([], [], color=grey, marker="D", linestyle="", markersize=6, label="the model kept"))
+        handles.append(Line2D([], [], color=gray, label="validation", **_line_style(validated=True, points=1)))
+        handles.append(Line2D([], [], color=gray, marker="D", linestyle="", markersize=6, label="best checkpoint"))
     return handles

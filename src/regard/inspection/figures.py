@@ -1,4 +1,4 @@
-"""Figures: an alignment as SVG, PNG or PDF, in fonts that have its characters."""
+"""Figures of attention weights as SVG, PNG or PDF, in fonts that contain the characters of the tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,39 +18,39 @@ _CELL = 0.28
 """Width and height of a cell in inches; a line of text fits into it."""
 
 _BAR_WIDTH, _BAR_HEIGHT, _BAR_GAP = 0.14, 2.5, 0.15
-"""Of the color bar in inches; it is never taller than the map."""
+"""Size of the color bar in inches; it is never taller than the heat map."""
 
 
-def check_ending(path: Path) -> None:
-    """Refuse a file whose ending names no format."""
+def check_extension(path: Path) -> None:
+    """Raise ConfigError if the extension of a file is not a known format."""
     known = (*FORMATS, ".html", ".json")
     if path.suffix.lower() not in known:
-        raise ConfigError(f"{path}: the ending says how to draw, and it must be one of {', '.join(known)}.")
+        raise ConfigError(f"{path}: the extension selects the format, and must be one of {', '.join(known)}.")
 
 
 def save(prediction: Prediction, path: Path) -> None:
-    """Write the alignment in the format that the file's ending names."""
-    check_ending(path)
+    """Write the attention weights in the format that the file's extension selects."""
+    check_extension(path)
     if path.suffix.lower() in FORMATS:
         draw(prediction, path)
     else:
-        Trace.of(prediction).save(path)
+        Trace(prediction).save(path)
 
 
 def draw(prediction: Prediction, path: Path) -> None:
-    """A heat map: a row for each token of the output, a column for each token of the source."""
+    """Draw a heat map with a row for each token of the output and a column for each token of the source."""
     from matplotlib import rc_context
 
     text = "".join(map(label, [*prediction.source_tokens, *prediction.tokens]))
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "regard", "text.parse_math": False}
     with rc_context(settings), fonts_for(text):
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        build(prediction).savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.1, metadata=metadata)
+        build_figure(prediction).savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.1, metadata=metadata)
 
 
-def build(prediction: Prediction) -> Any:
-    """Draw the map as a matplotlib figure of exactly its size. Labels and color bar are outside the figure, so save it
-    with `bbox_inches="tight"`.
+def build_figure(prediction: Prediction) -> Any:
+    """Draw the heat map as a matplotlib figure of exactly its size. Labels and color bar are outside the figure, so save
+    it with `bbox_inches="tight"`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

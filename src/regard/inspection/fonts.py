@@ -1,4 +1,4 @@
-"""Fonts: the installed families that together have the characters of a text."""
+"""Fonts: find installed families that together contain the characters of a text."""
 
 import logging
 import unicodedata
@@ -10,20 +10,20 @@ from functools import cache
 log = logging.getLogger(__name__)
 
 DEFAULT = "DejaVu Sans"
-"""Comes with matplotlib."""
+"""Distributed with matplotlib."""
 
 _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
 
 
 @contextmanager
 def fonts_for(text: str) -> Iterator[None]:
-    """Draw with font families that have the characters of a text. A character that no installed font has is drawn as a
-    box; this is reported once.
+    """Draw with font families that contain the characters of a text. A character that no installed font contains is
+    drawn as a box, with one warning.
     """
     from matplotlib import rc_context
 
     # Spaces, joiners and direction marks are invisible, so no font needs to have them.
-    visible = frozenset(sign for sign in text if unicodedata.category(sign) not in _INVISIBLE)
+    visible = frozenset(character for character in text if unicodedata.category(character) not in _INVISIBLE)
     with _silent_matplotlib(), rc_context({"font.family": list(_families(visible))}):
         yield
 
@@ -43,34 +43,34 @@ def _silent_matplotlib() -> Iterator[None]:
 
 
 @cache
-def _families(signs: frozenset[str]) -> tuple[str, ...]:
-    families, missing = _cover(signs, _known_families())
+def _families(characters: frozenset[str]) -> tuple[str, ...]:
+    families, missing = _cover(characters, _known_families())
     if missing and _add_new_fonts():
-        families, missing = _cover(signs, _known_families())
+        families, missing = _cover(characters, _known_families())
     if missing:
         log.warning(
-            "No installed font has %s, so figures may show boxes instead. Install fonts that do, for example: "
+            "No installed font contains %s, so figures may show boxes instead. Install fonts that do, for example: "
             "apt-get install %s",
             " ".join(sorted(missing)),
-            " ".join(sorted({_package(sign) for sign in missing})),
+            " ".join(sorted({_package(character) for character in missing})),
         )
     return families
 
 
-def _cover(signs: frozenset[str], families: Iterable[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The first families that together have the characters in `signs`, and the characters that none of them has."""
-    used, missing = [DEFAULT], signs - _having(DEFAULT, signs)
+def _cover(characters: frozenset[str], families: Iterable[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the first families that together contain the characters, and the characters that none contains."""
+    used, missing = [DEFAULT], characters - _supported(DEFAULT, characters)
     for family in families:
         if not missing:
             break
-        if found := _having(family, missing):
+        if supported := _supported(family, missing):
             used.append(family)
-            missing -= found
+            missing -= supported
     return tuple(used), missing
 
 
-def _having(family: str, signs: frozenset[str]) -> frozenset[str]:
-    """The characters in `signs` that a family has."""
+def _supported(family: str, characters: frozenset[str]) -> frozenset[str]:
+    """Return the characters that a family contains."""
     from matplotlib import font_manager, ft2font
 
     # A bare name would be parsed as a fontconfig pattern, in which "-" and ":" have a meaning.
@@ -80,11 +80,11 @@ def _having(family: str, signs: frozenset[str]) -> frozenset[str]:
         font = ft2font.FT2Font(file.path, face_index=file.face_index)
     except (OSError, RuntimeError, ValueError):  # removed or damaged since it was listed
         return frozenset()
-    return frozenset(sign for sign in signs if font.get_char_index(ord(sign)))
+    return frozenset(character for character in characters if font.get_char_index(ord(character)))
 
 
 def _known_families() -> list[str]:
-    """The families that matplotlib knows, sans-serif Noto fonts first: they are designed to be used together."""
+    """Return the families that matplotlib knows, sans-serif Noto fonts first: they are designed to be used together."""
     from matplotlib import font_manager
 
     names = {font.name for font in font_manager.fontManager.ttflist}
@@ -105,7 +105,7 @@ def _add_new_fonts() -> bool:
     return bool(new)
 
 
-def _package(sign: str) -> str:
-    """The Debian package that has a font for a character."""
-    wide = unicodedata.east_asian_width(sign) in {"W", "F"} and unicodedata.category(sign) != "So"
+def _package(character: str) -> str:
+    """Return the Debian package with a font for a character."""
+    wide = unicodedata.east_asian_width(character) in {"W", "F"} and unicodedata.category(character) != "So"
     return "fonts-noto-cjk" if wide else "fonts-noto-core"

@@ -1,4 +1,4 @@
-"""Heat maps of weights (T target tokens × S source tokens) as text, in color, and as HTML."""
+"""Heat maps of attention weights (T target tokens × S source tokens) as text, in color, and as HTML."""
 
 import html as markup
 import unicodedata
@@ -18,7 +18,7 @@ _DARK, _BRIGHT = np.array([24, 24, 60]), np.array([255, 214, 64])
 
 
 def label(token: str) -> str:
-    """How a token is shown: blanks get a sign, and a mark that joins another letter gets a place to stand."""
+    """Return a visible label of a token: ␣ for white space, and a dotted circle before a combining character."""
     if token.isspace():
         return "␣"
     if token and unicodedata.category(token[0]) in {"Mn", "Me", "Mc"}:
@@ -32,28 +32,28 @@ _REORDERED = {"R", "AL", "AN", "RLE", "RLO", "RLI", "LRE", "LRO", "LRI", "FSI"}
 """Bidirectional classes of characters that reorder the text around them."""
 
 
-def isolated(text: str) -> str:
+def isolate(text: str) -> str:
     """Isolate a text with right-to-left parts (U+2068, U+2069), so that the rest of the line stays in order."""
-    if any(unicodedata.bidirectional(sign) in _REORDERED for sign in text):
+    if any(unicodedata.bidirectional(character) in _REORDERED for character in text):
         return f"\u2068{text}\u2069"
     return text
 
 
-def plain(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> str:
-    """The map in block characters, for files and pipes."""
+def to_text(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> str:
+    """Draw the heat map in block characters, for files and pipes."""
     return "\n".join(line.plain.rstrip() for line in _lines(weights_TS, source, target, width, color=False))
 
 
-def colored(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> Text:
-    """The map in colors, for terminals that have them."""
+def to_color(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> Text:
+    """Draw the heat map in colors, for a terminal."""
     return Text("\n").join(_lines(weights_TS, source, target, width, color=True))
 
 
 def _lines(
     weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int, *, color: bool
 ) -> Iterator[Text]:
-    """One row for each target token under the source's; a source too wide is shown in parts."""
-    columns, rows = ([isolated(label(token)) for token in tokens] for tokens in (source, target))
+    """Draw a header of source tokens, and a line for each target token. A source that is too wide is split into parts."""
+    columns, rows = ([isolate(label(token)) for token in tokens] for tokens in (source, target))
     margin = max([2, *map(cell_len, rows)])
     cell = max([2, *(cell_len(column) + 1 for column in columns)])
     per_part = max(1, (width - margin - 2) // cell)
@@ -61,7 +61,7 @@ def _lines(
         if start:
             yield Text()
         part = slice(start, start + per_part)
-        header = "".join(_fit(column, cell) for column in columns[part])
+        header = "".join(_pad(column, cell) for column in columns[part])
         yield Text(" " * (margin + 2) + header)
         for row, weights_S in zip(rows, weights_TS, strict=True):
             line = Text(" " * (margin - cell_len(row)) + row + "  ")
@@ -70,36 +70,36 @@ def _lines(
             yield line
 
 
-def _fit(text: str, width: int) -> str:
+def _pad(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
 
 
 def _cell(weight: float, width: int, *, color: bool) -> Text:
     if color:
-        return Text(" " * width, Style(bgcolor=Color.from_rgb(*_mix(weight))))
+        return Text(" " * width, Style(bgcolor=Color.from_rgb(*_blend(weight))))
     return Text(_SHADES[round(max(0.0, min(1.0, weight)) * (len(_SHADES) - 1))] * width)
 
 
-def _mix(weight: float) -> list[int]:
+def _blend(weight: float) -> list[int]:
     share = max(0.0, min(1.0, weight)) ** 0.7
     return [round(value) for value in _DARK + (_BRIGHT - _DARK) * share]
 
 
-def html(weights_TS: Weights, source: Sequence[str], target: Sequence[str]) -> str:
-    """The map as an HTML table with nothing from elsewhere; tokens are text, never markup."""
+def to_html(weights_TS: Weights, source: Sequence[str], target: Sequence[str]) -> str:
+    """Draw the heat map as a self-contained HTML table. Tokens are escaped."""
 
-    def show(token: str) -> str:
+    def header_cell(token: str) -> str:
         return f'<th style="padding:2px 5px;font-weight:normal"><bdi>{markup.escape(label(token))}</bdi></th>'
 
-    header = "".join(map(show, source))
+    header = "".join(map(header_cell, source))
     body = []
     for token, weights_S in zip(target, weights_TS, strict=True):
         cells = "".join(
             f'<td title="{markup.escape(label(token))} ← {markup.escape(label(other))}: {weight:.3f}" '
-            f'style="background:rgb{tuple(_mix(float(weight)))};min-width:1.2em"></td>'
+            f'style="background:rgb{tuple(_blend(float(weight)))};min-width:1.2em"></td>'
             for other, weight in zip(source, weights_S, strict=True)
         )
-        body.append(f"<tr>{show(token)}{cells}</tr>")
+        body.append(f"<tr>{header_cell(token)}{cells}</tr>")
     return (
         '<table style="border-collapse:collapse;font-family:sans-serif">'
         f"<tr><th></th>{header}</tr>{''.join(body)}</table>"

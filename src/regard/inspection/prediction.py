@@ -1,4 +1,4 @@
-"""Prediction: an answer that can be looked at."""
+"""Prediction: the output of a model with its attention weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from regard.data.tokens.pretokenization import MARK
 from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer, Tokens
-from regard.decoding.predictor import DecodedText, kind_of
+from regard.decoding.predictor import DecodedText, attention_role
 from regard.inspection import heatmap
 
 Weights = NDArray[np.float32]
@@ -16,13 +16,24 @@ Weights = NDArray[np.float32]
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """An answer, its log-probability, and what the model looked at while it wrote each token.
+    """A predicted text, its log-probability, and the attention weights of each of its tokens.
 
-    `attention` is T × S: a row for each token of the answer, a column for each token of the source.
-    `attentions` holds those of every attention in the model, by its name; `alternatives` the other answers, where
-    several were asked for; `unknown` what of the source the model has no token for. In a vocabulary of subwords or
-    words, a token of either side that starts a word begins with "▁"; `offsets` are the spans of the source tokens in
-    the text.
+    `print` shows the attention weights as a heat map, and so does a notebook.
+
+    Attributes:
+        source: The source text.
+        text: The predicted text.
+        score: The log-probability of the prediction.
+        tokens: The tokens of the prediction. In a vocabulary of subwords or words, "▁" marks the start of a word.
+        source_tokens: The tokens of the source.
+        offsets: The span of each source token in the source text.
+        truncated: Whether the prediction was truncated at the length limit.
+        unknown: The parts of the source that have no token in the vocabulary.
+        attentions: The weights of every attention in the model, by name: queries × keys, or heads × queries × keys.
+        alternatives: The other predictions if `nbest` is above 1, best first.
+
+    >>> prediction = model.predict("3 mai 2009")
+    >>> prediction.attention[0].argmax()  # the source token with the largest weight for the first token
     """
 
     source: str
@@ -37,36 +48,38 @@ class Prediction:
     alternatives: list["Prediction"] = field(default_factory=list)
 
     @classmethod
-    def best_of(cls, source: str, found: Sequence[DecodedText], tokenizer: Tokenizer) -> "Prediction":
-        """The first of several answers, with the others as its alternatives."""
-        best, *others = (cls.of(source, answer, tokenizer) for answer in found)
+    def from_nbest(cls, source: str, nbest: Sequence[DecodedText], tokenizer: Tokenizer) -> "Prediction":
+        """Return the first of the n-best, with the others as its alternatives."""
+        best, *others = (cls.from_decoded(source, decoded, tokenizer) for decoded in nbest)
         return replace(best, alternatives=others)
 
     @classmethod
-    def of(cls, source: str, found: DecodedText, tokenizer: Tokenizer) -> "Prediction":
-        spelled = [source[start:end] for start, end in found.source.offsets]
-        strange = (text for text, token in zip(spelled, found.source.ids, strict=True) if token == UNKNOWN)
+    def from_decoded(cls, source: str, decoded: DecodedText, tokenizer: Tokenizer) -> "Prediction":
+        spelled = [source[start:end] for start, end in decoded.source.offsets]
+        unknown = (text for text, token in zip(spelled, decoded.source.ids, strict=True) if token == UNKNOWN)
         return cls(
             source=source,
-            text=found.text,
-            score=found.score,
-            tokens=tokenizer.tokens(found.target),
-            source_tokens=_with_word_starts(source, found.source, spelled),
-            offsets=found.source.offsets,
-            truncated=found.truncated,
-            unknown=list(dict.fromkeys(strange)),
-            attentions={name: weights.numpy() for name, weights in found.attentions.items()},
+            text=decoded.text,
+            score=decoded.score,
+            tokens=tokenizer.tokens(decoded.target),
+            source_tokens=_mark_word_starts(source, decoded.source, spelled),
+            offsets=decoded.source.offsets,
+            truncated=decoded.truncated,
+            unknown=list(dict.fromkeys(unknown)),
+            attentions={name: weights.numpy() for name, weights in decoded.attentions.items()},
         )
 
     @property
     def attention_name(self) -> str | None:
-        """The name in the model of the attention that `attention` shows; None if the model has none."""
-        reading = [name for name in self.attentions if kind_of(name) == "cross"]
-        return reading[-1] if reading else None
+        """The name of the attention whose weights `attention` returns; None if the model has no cross-attention."""
+        names = [name for name in self.attentions if attention_role(name) == "cross"]
+        return names[-1] if names else None
 
     @property
     def attention(self) -> Weights:
-        """The weights of the last attention that reads the source; of several heads, their mean."""
+        """The weights of the last cross-attention (T × S), averaged over its heads. They have a row for each token of
+        the prediction and a column for each token of the source. Zeros if the model has no cross-attention.
+        """
         if self.attention_name is None:
             return np.zeros((len(self.tokens), len(self.source_tokens)), dtype=np.float32)
         weights = self.attentions[self.attention_name]
@@ -76,28 +89,28 @@ class Prediction:
         return f"Prediction({self.text!r}, score={self.score:.4f})"
 
     def __str__(self) -> str:
-        return heatmap.plain(self.attention, self.source_tokens, self.tokens)
+        return heatmap.to_text(self.attention, self.source_tokens, self.tokens)
 
     def _repr_html_(self) -> str:
-        return heatmap.html(self.attention, self.source_tokens, self.tokens)
+        return heatmap.to_html(self.attention, self.source_tokens, self.tokens)
 
 
-def _with_word_starts(source: str, tokens: Tokens, spelled: Sequence[str]) -> list[str]:
-    """The tokens as the user wrote them, with the mark of a word start if the token has it in the vocabulary.
+def _mark_word_starts(source: str, tokens: Tokens, spelled: Sequence[str]) -> list[str]:
+    """Return the tokens as they are spelled in the source, with the word-start mark of the vocabulary.
 
     An unknown token has no text in the vocabulary. In a vocabulary with marks, it starts a word if it is the first
     token after a space.
     """
-    marked = any(text.startswith(MARK) for text in tokens.texts)
-    shown = []
+    has_marks = any(text.startswith(MARK) for text in tokens.texts)
+    marked_tokens = []
     before = ""
     for token, text, spelling, (start, _) in zip(tokens.ids, tokens.texts, spelled, tokens.offsets, strict=True):
         if token == UNKNOWN:
             first = before != MARK and (start == 0 or source[start - 1].isspace())
-            starts = marked and first and not spelling.isspace()
+            starts = has_marks and first and not spelling.isspace()
         else:
             starts = text.startswith(MARK)
         before = text
-        has_mark = spelling.startswith(MARK)  # the user wrote it
-        shown.append(MARK + spelling.strip() if starts and not has_mark else spelling)
-    return shown
+        has_mark = spelling.startswith(MARK)  # the source text contains the mark itself
+        marked_tokens.append(MARK + spelling.strip() if starts and not has_mark else spelling)
+    return marked_tokens

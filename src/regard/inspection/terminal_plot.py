@@ -1,4 +1,4 @@
-"""Curves in a terminal: lines in braille dots, two across and four down in a character, with axes and marks."""
+"""Learning curves in a terminal: lines of braille dots (2 × 4 in a character), with axes and markers."""
 
 import math
 from collections.abc import Sequence
@@ -7,148 +7,150 @@ from itertools import pairwise
 import numpy as np
 from rich.text import Text
 
-from regard.inspection.curves import COLORS, Curve, Panel, runs_of
+from regard.inspection.curves import COLORS, Curve, Panel, run_names
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""The bit of each dot of a braille character, by row and column."""
+"""The bit of each dot in a braille character, by row and column."""
 
 _HEIGHT = 8
 
 
 class _Canvas:
-    """Characters of dots; a mark takes the place of a character, and the last to draw decides its color."""
+    """A grid of braille characters. A marker replaces a character; the last line or marker determines its color."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
         self._bits = np.zeros((height, width), dtype=np.uint8)
-        self._marks: dict[tuple[int, int], str] = {}
+        self._markers: dict[tuple[int, int], str] = {}
         self._styles: dict[tuple[int, int], str] = {}
 
-    def line(self, points: Sequence[tuple[float, float]], style: str) -> None:
-        """Through points (across, up), each from 0 to 1."""
-        wide, high = 2 * self.width - 1, 4 * self.height - 1
-        dots = [(across * wide, (1 - up) * high) for across, up in points]
+    def draw_line(self, points: Sequence[tuple[float, float]], style: str) -> None:
+        """Draw a line through points (x, y), with coordinates from 0 to 1."""
+        max_column, max_row = 2 * self.width - 1, 4 * self.height - 1
+        dots = [(x * max_column, (1 - y) * max_row) for x, y in points]
         for (x, y), (next_x, next_y) in pairwise([*dots, dots[-1]]):
             count = math.ceil(max(abs(next_x - x), abs(next_y - y))) + 1
             for column, row in zip(np.linspace(x, next_x, count), np.linspace(y, next_y, count), strict=True):
-                place = (round(row) // 4, round(column) // 2)
-                self._bits[place] |= _DOTS[round(row) % 4][round(column) % 2]
-                self._styles[place] = style
+                cell = (round(row) // 4, round(column) // 2)
+                self._bits[cell] |= _DOTS[round(row) % 4][round(column) % 2]
+                self._styles[cell] = style
 
-    def mark(self, across: float, up: float, sign: str, style: str) -> None:
-        row, column = round((1 - up) * (4 * self.height - 1)) // 4, round(across * (2 * self.width - 1)) // 2
-        self._marks[row, column] = sign
+    def draw_marker(self, x: float, y: float, marker: str, style: str) -> None:
+        row, column = round((1 - y) * (4 * self.height - 1)) // 4, round(x * (2 * self.width - 1)) // 2
+        self._markers[row, column] = marker
         self._styles[row, column] = style
 
-    def row(self, number: int) -> Text:
+    def row(self, index: int) -> Text:
         line = Text()
         for column in range(self.width):
-            place = (number, column)
-            dots = chr(0x2800 + int(self._bits[place])) if self._bits[place] else " "
-            line.append(self._marks.get(place, dots), self._styles.get(place))
+            cell = (index, column)
+            dots = chr(0x2800 + int(self._bits[cell])) if self._bits[cell] else " "
+            line.append(self._markers.get(cell, dots), self._styles.get(cell))
         return line
 
 
 def plot(panels: Sequence[Panel], width: int = 100) -> Text:
-    """Every panel under the other. Training is a line, validation has its points marked, and the model that was kept
-    is ◆; of several runs each is a letter, and the model that was kept its capital.
+    """Draw the panels below each other.
+
+    Training is a line; validation has markers, and ◆ is the best checkpoint. If there are several runs, the markers of
+    each are a letter, and its capital is the best checkpoint.
     """
-    runs = runs_of(panels)
-    last = max(step for panel in panels for curve in panel.curves for step in curve.steps)
-    lines = [line for panel in panels for line in [Text(), *_panel(panel, runs, last, width)]]
+    runs = run_names(panels)
+    last_step = max(step for panel in panels for curve in panel.curves for step in curve.steps)
+    lines = [line for panel in panels for line in [Text(), *_panel(panel, runs, last_step, width)]]
     return Text("\n").join([*_legend(panels, runs), *lines])
 
 
 def _legend(panels: Sequence[Panel], runs: Sequence[str]) -> list[Text]:
-    """Each run with the model that was kept of it."""
+    """List the runs with the validation values of their best checkpoints."""
     lines = []
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         curves = [(panel.name, curve) for panel in panels for curve in panel.curves if curve.run == run]
-        kept = [f"{name} {_number(curve.kept)}" for name, curve in curves if curve.kept is not None]
-        best = curves[0][1].best
-        told = f"   kept: step {best:,}, {', '.join(kept)}" if kept else "   not validated yet"
-        sign = f"{_sign(place)}  " if len(runs) > 1 else ""
-        lines.append(Text.assemble((sign, _style(place)), run, told))
+        values = [f"{name} {_format(curve.best_value)}" for name, curve in curves if curve.best_value is not None]
+        best_step = curves[0][1].best_step
+        summary = f"   best: step {best_step:,}, {', '.join(values)}" if values else "   not validated yet"
+        marker = f"{_marker(index)}  " if len(runs) > 1 else ""
+        lines.append(Text.assemble((marker, _style(index)), run, summary))
     return lines
 
 
-def _sign(run: int) -> str:
+def _marker(run: int) -> str:
     return chr(ord("a") + run % 26)
 
 
 def _style(run: int) -> str:
-    # Black is the last of the colors, and invisible on a dark terminal.
+    # The last color is black, which is invisible on a dark terminal.
     return COLORS[run % (len(COLORS) - 1)]
 
 
-def _panel(panel: Panel, runs: Sequence[str], last: int, width: int) -> list[Text]:
+def _panel(panel: Panel, runs: Sequence[str], last_step: int, width: int) -> list[Text]:
     low, high = _range(panel)
-    ticks = [_number(_value(panel, low + (high - low) * share)) for share in (1.0, 0.5, 0.0)]
+    ticks = [_format(_from_axis(panel, low + (high - low) * share)) for share in (1.0, 0.5, 0.0)]
     margin = max(7, *map(len, ticks))
     canvas = _Canvas(max(10, width - margin - 2), _HEIGHT)
-    # Training first, so that the points of validation stand on top.
+    # Training first, so that the markers of validation are on top.
     for curve in sorted(panel.curves, key=lambda curve: curve.validated):
-        heights = [(_height(panel, value) - low) / (high - low) for value in curve.values]
-        points = [(step / last, height) for step, height in zip(curve.steps, heights, strict=True)]
-        _draw(canvas, curve, points, runs)
+        heights = [(_to_axis(panel, value) - low) / (high - low) for value in curve.values]
+        points = [(step / last_step, height) for step, height in zip(curve.steps, heights, strict=True)]
+        _draw_curve(canvas, curve, points, runs)
     labels = {0: ticks[0], _HEIGHT // 2: ticks[1], _HEIGHT - 1: ticks[2]}
     rows = [
-        Text(f"{labels.get(number, ''):>{margin}} {'┤' if number in labels else '│'}") + canvas.row(number)
-        for number in range(_HEIGHT)
+        Text(f"{labels.get(index, ''):>{margin}} {'┤' if index in labels else '│'}") + canvas.row(index)
+        for index in range(_HEIGHT)
     ]
-    end = f"{last:,}"
+    end = f"{last_step:,}"
     return [
-        Text.assemble((panel.name.replace("_", " "), "bold"), _note(panel)),
+        Text.assemble((panel.name.replace("_", " "), "bold"), _describe(panel)),
         *rows,
         Text(" " * (margin + 1) + "└" + "─" * canvas.width),
         Text(" " * (margin + 2) + "0" + "step".center(canvas.width - 1 - len(end)) + end),
     ]
 
 
-def _draw(canvas: _Canvas, curve: Curve, points: Sequence[tuple[float, float]], runs: Sequence[str]) -> None:
+def _draw_curve(canvas: _Canvas, curve: Curve, points: Sequence[tuple[float, float]], runs: Sequence[str]) -> None:
     run = runs.index(curve.run)
     style = _style(run) if curve.validated else f"dim {_style(run)}"
-    sign = _sign(run) if len(runs) > 1 else "o"
-    canvas.line(_means(points, 2 * canvas.width), style)
+    marker = _marker(run) if len(runs) > 1 else "o"
+    canvas.draw_line(_average(points, 2 * canvas.width), style)
     if curve.validated and len(points) <= canvas.width // 3:
         for point in points:
-            canvas.mark(*point, sign, style)
+            canvas.draw_marker(*point, marker, style)
     elif len(runs) > 1:
-        canvas.mark(*points[-1], sign, style)
-    if curve.kept is not None:
-        best = points[curve.steps.index(curve.best or 0)]
-        canvas.mark(*best, "◆" if len(runs) == 1 else sign.upper(), f"bold {style}")
+        canvas.draw_marker(*points[-1], marker, style)
+    if curve.best_value is not None:
+        best = points[curve.steps.index(curve.best_step or 0)]
+        canvas.draw_marker(*best, "◆" if len(runs) == 1 else marker.upper(), f"bold {style}")
 
 
-def _means(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """No more points than there are dots across: each then stands for its neighbors."""
-    parts = np.array_split(np.array(points), min(most, len(points)))
+def _average(points: Sequence[tuple[float, float]], max_points: int) -> list[tuple[float, float]]:
+    """Average neighboring points, so that there are at most `max_points`."""
+    parts = np.array_split(np.array(points), min(max_points, len(points)))
     return [(float(part[:, 0].mean()), float(part[:, 1].mean())) for part in parts]
 
 
-def _note(panel: Panel) -> str:
-    """What must be known to read a panel: which curve is which, and its scale."""
+def _describe(panel: Panel) -> str:
+    """Describe how curves are drawn, and the scale, if a reader needs it."""
     notes = []
     if {curve.validated for curve in panel.curves} == {True, False}:
-        notes.append("training: line, validation: marks")
+        notes.append("training: line, validation: markers")
     if panel.logarithmic:
-        notes.append("logarithmic")
+        notes.append("logarithmic scale")
     return f"   ({'; '.join(notes)})" if notes else ""
 
 
 def _range(panel: Panel) -> tuple[float, float]:
-    heights = [_height(panel, value) for curve in panel.curves for value in curve.values]
+    heights = [_to_axis(panel, value) for curve in panel.curves for value in curve.values]
     low, high = min(heights), max(heights)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _height(panel: Panel, value: float) -> float:
+def _to_axis(panel: Panel, value: float) -> float:
     return math.log(value) if panel.logarithmic else value
 
 
-def _value(panel: Panel, height: float) -> float:
+def _from_axis(panel: Panel, height: float) -> float:
     return math.exp(height) if panel.logarithmic else height
 
 
-def _number(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.3g}"

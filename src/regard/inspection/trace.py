@@ -1,12 +1,12 @@
-"""Trace: everything that a picture of a prediction needs, as one JSON document or one HTML file."""
+"""Trace: a prediction with all attention weights of the model, as a JSON document or an HTML page."""
 
 import html as markup
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.decoding.predictor import kind_of
+from regard.decoding.predictor import attention_role
 from regard.errors import ConfigError
 from regard.formatting import quantity, to_json
 from regard.inspection import heatmap
@@ -17,21 +17,27 @@ FORMAT = 1
 
 @dataclass(frozen=True, repr=False)
 class Trace:
-    """A prediction with all its attentions; `document` is what `save` writes as JSON."""
+    """A prediction with all attention weights of the model.
+
+    Attributes:
+        prediction: The prediction.
+        model: The settings of the model and its training step.
+
+    >>> trace = model.trace("3 mai 2009")
+    >>> trace.save("trace.html")
+    >>> trace.document["attention"][0]["shape"]
+    """
 
     prediction: Prediction
-    model: dict[str, Any]
-
-    @classmethod
-    def of(cls, prediction: Prediction, model: dict[str, Any] | None = None) -> "Trace":
-        return cls(prediction, model or {})
+    model: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        found = self.prediction
+        prediction = self.prediction
         lines = [
-            f"source: {found.source!r} ({quantity(len(found.source_tokens), 'token')})",
-            f"output: {found.text!r} ({quantity(len(found.tokens), 'token')}), log-probability {found.score:.4f}",
-            *(f"{name}: {' × '.join(map(str, weights.shape))}" for name, weights in found.attentions.items()),
+            f"source: {prediction.source!r} ({quantity(len(prediction.source_tokens), 'token')})",
+            f"output: {prediction.text!r} ({quantity(len(prediction.tokens), 'token')}), "
+            f"log-probability {prediction.score:.4f}",
+            *(f"{name}: {' × '.join(map(str, weights.shape))}" for name, weights in prediction.attentions.items()),
         ]
         return "\n".join(["Trace(", *(f"  {line}" for line in lines), ")"])
 
@@ -45,40 +51,41 @@ class Trace:
 
     @property
     def _title(self) -> str:
-        found = self.prediction
+        prediction = self.prediction
         return (
-            f"<bdi>{markup.escape(found.source)}</bdi> → <bdi>{markup.escape(found.text)}</bdi>, "
-            f"log-probability {found.score:.4f}"
+            f"<bdi>{markup.escape(prediction.source)}</bdi> → <bdi>{markup.escape(prediction.text)}</bdi>, "
+            f"log-probability {prediction.score:.4f}"
         )
 
     @property
     def document(self) -> dict[str, Any]:
-        found = self.prediction
+        """The trace as `save` writes it to a JSON file."""
+        prediction = self.prediction
         return {
             "format": FORMAT,
             "model": self.model,
-            "source": {"text": found.source, "tokens": found.source_tokens, "offsets": found.offsets},
+            "source": {"text": prediction.source, "tokens": prediction.source_tokens, "offsets": prediction.offsets},
             "hypotheses": [
                 {
-                    "text": answer.text,
-                    "tokens": answer.tokens,
-                    "score": answer.score,
-                    "truncated": answer.truncated,
+                    "text": hypothesis.text,
+                    "tokens": hypothesis.tokens,
+                    "score": hypothesis.score,
+                    "truncated": hypothesis.truncated,
                 }
-                for answer in (found, *found.alternatives)
+                for hypothesis in (prediction, *prediction.alternatives)
             ],
             "attention": [
-                {"name": name, "kind": kind_of(name), "shape": list(weights.shape), "data": weights.tolist()}
-                for name, weights in found.attentions.items()
+                {"name": name, "kind": attention_role(name), "shape": list(weights.shape), "data": weights.tolist()}
+                for name, weights in prediction.attentions.items()
             ],
         }
 
     def to_html(self) -> str:
-        """One page that works offline, with a table for each attention."""
-        found = self.prediction
+        """Return an HTML page that works offline, with a heat map of each attention and head."""
+        prediction = self.prediction
         tables = "".join(
-            f"<h2>{markup.escape(name)}</h2>{heatmap.html(weights, *_labels(name, found))}"
-            for name, weights in _maps(found)
+            f"<h2>{markup.escape(name)}</h2>{heatmap.to_html(weights, *_labels(name, prediction))}"
+            for name, weights in _maps(prediction)
         )
         return (
             '<!doctype html><html><head><meta charset="utf-8"><title>regard</title></head>'
@@ -87,40 +94,40 @@ class Trace:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as .json or .html."""
+        """Write the trace to a .json or .html file."""
         path = Path(path)
         if path.suffix not in {".json", ".html"}:
-            raise ConfigError(f"{path}: a trace is saved as .json or .html.")
+            raise ConfigError(f"{path}: a trace is saved as .json or .html. Use one of these extensions.")
         text = self.to_html() if path.suffix == ".html" else to_json(self.document, ensure_ascii=False)
         path.write_text(text, "utf-8")
 
 
-def caption(found: Prediction) -> str:
-    """The name of the map that `Prediction.attention` shows; empty if the model has only one."""
-    name = found.attention_name
+def caption(prediction: Prediction) -> str:
+    """Return the name of the weights in `Prediction.attention`; empty if the model has no others."""
+    name = prediction.attention_name
     if name is None:
-        return "The model has no attention to its source."
-    count = len(list(_maps(found)))
+        return "The model has no cross-attention."
+    count = len(list(_maps(prediction)))
     if count == 1:
         return ""
-    heads = "" if found.attentions[name].ndim == 2 else f", average of {len(found.attentions[name])} heads"
+    heads = "" if prediction.attentions[name].ndim == 2 else f", average of {len(prediction.attentions[name])} heads"
     return f"{name}{heads}\n(save as .html to see all {count} maps)"
 
 
-def _labels(name: str, found: Prediction) -> tuple[list[str], list[str]]:
-    """What the columns and the rows of a map stand for."""
-    given = ["<s>", *found.tokens[:-1]] if found.tokens else []
-    kinds = {
-        "encoder": (found.source_tokens, found.source_tokens),
-        "self": (given, found.tokens),
-        "cross": (found.source_tokens, found.tokens),
+def _labels(name: str, prediction: Prediction) -> tuple[list[str], list[str]]:
+    """Return the labels of the columns and of the rows of a heat map."""
+    inputs = ["<s>", *prediction.tokens[:-1]] if prediction.tokens else []
+    labels = {
+        "encoder": (prediction.source_tokens, prediction.source_tokens),
+        "self": (inputs, prediction.tokens),
+        "cross": (prediction.source_tokens, prediction.tokens),
     }
-    return kinds[kind_of(name.split(",", maxsplit=1)[0])]
+    return labels[attention_role(name.split(",", maxsplit=1)[0])]
 
 
-def _maps(found: Prediction) -> Iterator[tuple[str, Weights]]:
-    """Every map there is: one of each attention, or one of each of its heads."""
-    for name, weights in found.attentions.items():
+def _maps(prediction: Prediction) -> Iterator[tuple[str, Weights]]:
+    """Yield the weights of each attention, or of each of its heads, with a name."""
+    for name, weights in prediction.attentions.items():
         if weights.ndim == 2:
             yield name, weights
         else:
