@@ -1,4 +1,4 @@
-"""How models and traces are printed, at a prompt and in a notebook."""
+"""Models and traces in an interactive session and in a notebook."""
 
 import re
 
@@ -14,10 +14,10 @@ def model(small_run: RunFolder) -> regard.Model:
     return regard.load(small_run.path)
 
 
-def test_a_model_shows_what_it_is(model: regard.Model) -> None:
+def test_a_model_is_displayed_with_its_properties(model: regard.Model) -> None:
     tokenizers = model.predictor.tokenizers
     assert model.scores is not None
-    facts = [
+    values = [
         "bidirectional GRU 1 × 16 encoder, GRU 1 × 16 decoder (bahdanau), additive attention",
         f"{sum(parameter.numel() for parameter in model.network.parameters()):,}",
         f"{len(tokenizers.source):,} source tokens, {len(tokenizers.target):,} target tokens",
@@ -26,14 +26,14 @@ def test_a_model_shows_what_it_is(model: regard.Model) -> None:
         f"accuracy {model.scores['accuracy']:.2%}, loss {model.scores.loss:.4f} on 40 pairs",
     ]
     assert repr(model).startswith("Model(\n")
-    assert [line.partition(":")[2].strip() for line in repr(model).split("\n")[1:-1]] == facts
-    assert re.findall(r"<td[^>]*>(.*?)</td>", model._repr_html_()) == facts
+    assert [line.partition(":")[2].strip() for line in repr(model).split("\n")[1:-1]] == values
+    assert re.findall(r"<td[^>]*>(.*?)</td>", model._repr_html_()) == values
 
 
-def test_an_ensemble_shows_how_many_models_it_has(small_run: RunFolder, second_run: RunFolder) -> None:
-    shown = repr(regard.load(small_run.path, second_run.path))
-    assert "ensemble of 2 models" in shown
-    assert "accuracy" not in shown
+def test_an_ensemble_is_displayed_with_the_number_of_models(small_run: RunFolder, second_run: RunFolder) -> None:
+    displayed = repr(regard.load(small_run.path, second_run.path))
+    assert "ensemble of 2 models" in displayed
+    assert "accuracy" not in displayed
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_an_ensemble_shows_how_many_models_it_has(small_run: RunFolder, second_r
         ({"kind": "recurrent", "attention": "luong-general", "decoder": {"order": "luong"}}, "(luong), general attent"),
     ],
 )
-def test_every_kind_of_model_has_a_description(settings: dict[str, object], expected: str) -> None:
+def test_every_kind_of_model_describes_its_architecture(settings: dict[str, object], expected: str) -> None:
     assert expected in OneModel.model_validate({"model": settings}).model.architecture
 
 
-def test_a_trace_shows_its_source_output_and_shapes(model: regard.Model) -> None:
+def test_a_trace_is_displayed_with_source_output_and_shapes(model: regard.Model) -> None:
     trace = model.trace("3 mai <2009>")
     output = trace.prediction
     shape = f"decoder.attention: {len(output.tokens)} × 12"

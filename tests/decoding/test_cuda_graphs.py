@@ -189,5 +189,6 @@ def test_replayed_steps_do_not_change_results(
     captured = cuda_graphs.Recording
     monkeypatch.setattr(cuda_graphs, "Recording", lambda replay, *args: captured(counted(replay), *args))
     assert_same(search_with(GraphedDecoder), search_with(lambda _: None))
-    # Learned positions depend on the step, and other scores than dot products read a cache of growing size.
+    # Not replayed: learned positions, which depend on the step, and a score that is not a dot product, whose cache
+    # cannot be preallocated.
     assert (replays > 10) == (name not in {"learned", "additive"})

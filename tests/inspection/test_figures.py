@@ -1,20 +1,22 @@
-"""Figures of alignments: readable, complete, and drawn whichever fonts are installed."""
+"""Figures of attention weights: complete, readable, and drawn with any installed fonts."""
 
 import math
-import re
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
-from matplotlib import font_manager, get_data_path
+from matplotlib import colormaps, font_manager, get_data_path, rcParams
+from matplotlib.image import imread
 
 from regard.inspection import figures, fonts
 from regard.inspection.prediction import Prediction
 from regard.runs.folder import RunFolder
+from tests_svg import read_labels
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,55 +30,66 @@ def prediction(source: list[str], output: list[str], heads: int = 0) -> Predicti
     if heads:
         names = [f"decoder.layers.{layer}.cross_attention.attention" for layer in range(2)]
         attentions = {name: np.stack([weights] * heads) for name in names}
-    offsets = [(place, place + 1) for place in range(len(source))]
+    offsets = [(index, index + 1) for index in range(len(source))]
     return Prediction("".join(source), "".join(output), -0.5, output, source, offsets, attentions=attentions)
 
 
-def texts_in(path: Path) -> dict[str, tuple[float, float]]:
-    """Every text of an SVG file: its rotation and its size."""
-    found = re.findall(r'<text style="font-size: (\d+)px;.*?rotate\((-?[\d.]+).*?>(.*?)</text>', path.read_text())
-    return {text: (float(angle), float(size)) for size, angle, text in found}
-
-
 @pytest.fixture
-def only_own_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine with no fonts but those that come with matplotlib."""
-    own = [font for font in font_manager.fontManager.ttflist if font.fname.startswith(get_data_path())]
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+def only_matplotlib_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without other fonts than those of matplotlib."""
+    bundled = [font for font in font_manager.fontManager.ttflist if font.fname.startswith(get_data_path())]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", bundled)
     monkeypatch.setattr(font_manager, "findSystemFonts", list)
-    forget_fonts()
+    clear_font_caches()
     yield
-    forget_fonts()
+    clear_font_caches()
 
 
-def forget_fonts() -> None:
+def clear_font_caches() -> None:
     fonts._families.cache_clear()
     font_manager.fontManager._findfont_cached.cache_clear()
 
 
-def test_a_figure_names_every_token_and_is_the_same_each_time(tmp_path: Path) -> None:
-    shown = prediction(["日", "é", "ك"], ["x", "y"])
-    for name in ("one.svg", "two.svg", "one.png", "one.pdf"):
-        figures.save(shown, tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 1000
-    assert set(texts_in(tmp_path / "one.svg")) >= {"日", "é", "ك", "x", "y", "source", "output"}
-    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+def test_a_figure_labels_every_token_and_is_reproducible(tmp_path: Path) -> None:
+    for name in ("first.svg", "second.svg"):
+        figures.save(prediction(["日", "é", "ك"], ["x", "y"]), tmp_path / name)
+    assert set(read_labels(tmp_path / "first.svg")) >= {"日", "é", "ك", "x", "y", "source", "output"}
+    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
 
 
-@pytest.mark.usefixtures("only_own_fonts")
-def test_without_a_font_for_a_character_the_figure_is_drawn_and_the_remedy_is_reported_once(
+def test_the_color_of_each_cell_is_its_weight(tmp_path: Path) -> None:
+    weights = np.array([[1.0, 0.0, 0.25], [0.5, 0.75, 0.1]], dtype=np.float32)
+    figure = figures.build_figure(
+        replace(prediction(["a", "b", "c"], ["x", "y"]), attentions={"decoder.attention": weights})
+    )
+    figure.savefig(tmp_path / "map.png", dpi=100)  # without bbox_inches: the heat map alone
+    pixels = imread(tmp_path / "map.png")
+    assert pixels.shape == (56, 84, 4)
+    centers = pixels[14::28, 14::28]
+    np.testing.assert_allclose(centers, colormaps["viridis"](weights), atol=1 / 255)
+
+
+@pytest.mark.parametrize("extension", [".png", ".pdf"])
+def test_the_format_of_a_figure_is_selected_by_the_extension(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"figure{extension}"
+    figures.save(prediction(["a", "b"], ["x"]), path)
+    assert path.read_bytes().startswith({".png": b"\x89PNG", ".pdf": b"%PDF"}[extension])
+
+
+@pytest.mark.usefixtures("only_matplotlib_fonts")
+def test_a_character_without_a_font_is_reported_once_with_the_remedy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a.svg", "a.png", "a.pdf"):
         figures.save(prediction(["日", "क"], ["x"]), tmp_path / name)
         assert (tmp_path / name).stat().st_size > 1000
     [record] = caplog.records
-    assert "No installed font has क 日" in record.getMessage()
+    assert record.getMessage().startswith("No installed font contains क 日, so")
     assert record.getMessage().endswith("apt-get install fonts-noto-cjk fonts-noto-core")
 
 
 def build_font(path: Path, family: str, letters: str) -> None:
-    """A font whose letters are squares."""
+    """Build a font with squares for letters."""
     pen = TTGlyphPen(None)
     pen.moveTo((0, 0))
     for point in ((0, 700), (700, 700), (700, 0)):
@@ -95,21 +108,21 @@ def build_font(path: Path, family: str, letters: str) -> None:
     builder.save(path)
 
 
-@pytest.mark.usefixtures("only_own_fonts")
-def test_a_font_installed_after_matplotlib_listed_its_fonts_is_found_whatever_its_name(
+@pytest.mark.usefixtures("only_matplotlib_fonts")
+def test_a_font_that_is_installed_later_is_found(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures.save(prediction(["日"], ["x"]), tmp_path / "before.png")
     build_font(tmp_path / "han.ttf", "Test-Han: Sans", "日月")
     (tmp_path / "broken.ttf").write_bytes(b"not a font")
     caplog.clear()
-    forget_fonts()
+    clear_font_caches()
     installed = [str(tmp_path / name) for name in ("broken.ttf", "han.ttf")]
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: installed)
     figures.save(prediction(["日"], ["x"]), tmp_path / "after.png")
-    figures.save(prediction(["日"], ["x"]), tmp_path / "after.svg")
     assert caplog.records == []
-    assert "Test-Han: Sans" in (tmp_path / "after.svg").read_text()
+    with fonts.fonts_for("日"):
+        assert rcParams["font.family"] == [fonts.DEFAULT, "Test-Han: Sans"]
     assert (tmp_path / "before.png").read_bytes() != (tmp_path / "after.png").read_bytes()
 
 
@@ -127,53 +140,62 @@ def test_look_writes_every_file_and_warns_once_without_fonts(
 
 def test_labels_wider_than_their_column_are_slanted_and_do_not_overlap(tmp_path: Path) -> None:
     figures.save(prediction(SENTENCE, TRANSLATION), tmp_path / "sentence.svg")
-    found = texts_in(tmp_path / "sentence.svg")
-    assert {found[token] for token in SENTENCE} == {(-45.0, 10.0)}
-    assert {found[token][0] for token in TRANSLATION} == {0.0}
-    # The distance between the baselines of two slanted labels leaves room for a line of text.
-    column = figures.build(prediction(SENTENCE, TRANSLATION)).get_figwidth() * 72 / len(SENTENCE)
+    labels = read_labels(tmp_path / "sentence.svg")
+    assert {labels[token] for token in SENTENCE} == {(-45.0, 10.0)}
+    assert {labels[token].rotation for token in TRANSLATION} == {0.0}
+    # The distance between the baselines of two slanted labels is larger than the line height.
+    column = figures.build_figure(prediction(SENTENCE, TRANSLATION)).get_figwidth() * 72 / len(SENTENCE)
     assert column * math.sin(math.pi / 4) > 1.3 * 10
     figures.save(prediction(list("2009年"), list("2009")), tmp_path / "date.svg")
-    assert {texts_in(tmp_path / "date.svg")[letter][0] for letter in "2009年"} == {0.0}
+    labels = read_labels(tmp_path / "date.svg")
+    assert {labels[letter].rotation for letter in "2009年"} == {0.0}
 
 
 @pytest.mark.parametrize("rows", [1, 4, 40])
-def test_the_color_bar_is_no_taller_than_the_map(rows: int) -> None:
-    shown, bar = (axes.get_position() for axes in figures.build(prediction(["a", "b"], ["x"] * rows)).axes)
-    assert bar.height <= shown.height
-    assert bar.y1 == pytest.approx(shown.y1)
+def test_the_color_bar_is_not_taller_than_the_heat_map(rows: int) -> None:
+    heat_map, bar = (axes.get_position() for axes in figures.build_figure(prediction(["a", "b"], ["x"] * rows)).axes)
+    assert bar.height <= heat_map.height
+    assert bar.y1 == pytest.approx(heat_map.y1)
 
 
-def test_a_figure_of_one_of_several_maps_names_it(tmp_path: Path) -> None:
-    figures.save(prediction(["a", "b"], ["x"], heads=4), tmp_path / "several.svg")
-    drawn = (tmp_path / "several.svg").read_text()
-    assert ">decoder.layers.1.cross_attention.attention, average of 4 heads<" in drawn
-    assert ">(save as .html to see all 8 maps)<" in drawn
-    figures.save(prediction(["a", "b"], ["x"]), tmp_path / "one.svg")
-    assert "decoder" not in (tmp_path / "one.svg").read_text()
+@pytest.mark.parametrize(
+    ("heads", "title"),
+    [
+        (0, ""),
+        (4, "decoder.layers.1.cross_attention.attention, average of 4 heads\n(save as .html to see all 8 maps)"),
+    ],
+)
+def test_the_title_names_the_attention_if_there_are_several(heads: int, title: str) -> None:
+    figure = figures.build_figure(prediction(["a", "b"], ["x"], heads=heads))
+    assert figure.axes[0].get_title(loc="left") == title
 
 
-def test_tokens_are_not_read_as_mathematics_and_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
+def test_tokens_are_not_parsed_as_mathematics(tmp_path: Path) -> None:
     figures.save(prediction(["$x$", "a_b"], ["$\\frac$"]), tmp_path / "a.svg")
-    assert set(texts_in(tmp_path / "a.svg")) >= {"$x$", "a_b", "$\\frac$"}
-    figures.save(prediction([], []), tmp_path / "empty.png")
-    assert (tmp_path / "empty.png").stat().st_size > 500
+    assert set(read_labels(tmp_path / "a.svg")) >= {"$x$", "a_b", "$\\frac$"}
 
 
-@pytest.mark.usefixtures("only_own_fonts")
-def test_right_to_left_letters_are_joined_and_in_order(tmp_path: Path) -> None:
+def test_an_empty_prediction_has_a_figure_with_one_empty_cell() -> None:
+    figure = figures.build_figure(prediction([], []))
+    [image] = figure.axes[0].images
+    assert image.get_array().tolist() == [[0.0]]
+    assert figure.axes[0].get_xticks().tolist() == figure.axes[0].get_yticks().tolist() == []
+
+
+@pytest.mark.usefixtures("only_matplotlib_fonts")
+def test_right_to_left_letters_are_joined_and_ordered(tmp_path: Path) -> None:
     def width(token: str) -> float:
-        figure = figures.build(prediction([token], ["x"]))
+        figure = figures.build_figure(prediction([token], ["x"]))
         [text] = [tick.label2 for tick in figure.axes[0].xaxis.get_major_ticks()]
         text.set_rotation(0)
         return float(text.get_window_extent(figure.canvas.get_renderer()).width)
 
-    assert width("كتاب") < 0.9 * width("ك\u200cت\u200cا\u200cب")  # with non-joiners, each letter has its isolated form
-    # Hebrew letters, and the same letters reversed by hand and forced to run from left to right, look the same.
+    assert width("كتاب") < 0.9 * width("ك\u200cت\u200cا\u200cب")  # non-joiners keep the isolated form of each letter
+    # Hebrew letters are drawn like the reversed letters with a left-to-right override.
     for name, token in (("given", "xאי"), ("forced", "x\u202dיא\u202c"), ("wrong", "x\u202dאי\u202c")):
         figures.save(prediction([token], ["x"]), tmp_path / f"{name}.png")
     given, forced, wrong = ((tmp_path / f"{name}.png").read_bytes() for name in ("given", "forced", "wrong"))
     assert given == forced
     assert given != wrong
     figures.save(prediction(["كتاب"], ["x"]), tmp_path / "word.svg")
-    assert "كتاب" in texts_in(tmp_path / "word.svg")
+    assert "كتاب" in read_labels(tmp_path / "word.svg")

@@ -49,7 +49,7 @@ def draw(prediction: Prediction, path: Path) -> None:
 
 
 def build_figure(prediction: Prediction) -> Any:
-    """Draw the heat map as a matplotlib figure of exactly its size. Labels and color bar are outside the figure, so save
+    """Draw the heat map as a matplotlib figure of its exact size. Labels and color bar are outside the figure, so save
     it with `bbox_inches="tight"`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -52,7 +52,7 @@ def to_color(weights_TS: Weights, source: Sequence[str], target: Sequence[str], 
 def _lines(
     weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int, *, color: bool
 ) -> Iterator[Text]:
-    """Draw a header of source tokens, and a line for each target token. A source that is too wide is split into parts."""
+    """Draw a header of source tokens and a line for each target token. Split a source that is too wide into parts."""
     columns, rows = ([isolate(label(token)) for token in tokens] for tokens in (source, target))
     margin = max([2, *map(cell_len, rows)])
     cell = max([2, *(cell_len(column) + 1 for column in columns)])
