@@ -1,4 +1,4 @@
-"""What every model obeys with every mechanism, and with every cell.
+"""Properties of every model, with every attention mechanism and every recurrent cell.
 
 B rows, T target steps, S source positions, V vocabulary.
 """
@@ -57,8 +57,8 @@ TRANSFORMERS: list[dict[str, Any]] = [
 ]
 
 
-def described() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Every mechanism with one layer and two, and in Luong's order; every cell with two; every way to do without
+def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Every mechanism with one and two layers, and in Luong's order; every cell with two layers; every model without
     attention; the Transformer with every option and score.
     """
     for mechanism in regard.mechanisms():
@@ -67,9 +67,9 @@ def described() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
             yield f"{mechanism.name}-{layers}", RECURRENT, changes
         yield f"luong {mechanism.name}", RECURRENT, {"decoder.order": "luong", "attention": mechanism.name}
     for options in CELLS:
-        both = {f"{side}.{key}": value for side in ("encoder", "decoder") for key, value in options.items()}
-        deep = {**both, "encoder.layers": 2, "decoder.layers": 2, "encoder.initial_state": "learned"}
-        yield " ".join(map(str, options.values())), RECURRENT, deep
+        changes = {f"{side}.{key}": value for side in ("encoder", "decoder") for key, value in options.items()}
+        changes |= {"encoder.layers": 2, "decoder.layers": 2, "encoder.initial_state": "learned"}
+        yield " ".join(map(str, options.values())), RECURRENT, changes
     for options in ORDERS:
         changes = {f"decoder.{key}": value for key, value in options.items()}
         yield f"{options}", RECURRENT, {**changes, "encoder.reverse": True}
@@ -82,7 +82,7 @@ def described() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
         yield f"transformer {options}", TRANSFORMER, options
 
 
-MODELS = {name: (base, changes) for name, base, changes in described()}
+MODELS = {name: (base, changes) for name, base, changes in configurations()}
 
 
 @pytest.fixture(params=MODELS)
@@ -98,37 +98,37 @@ TOKENS = torch.tensor([[2, 5, 6, 7], [2, 8, 0, 0], [2, 4, 9, 0], [2, 10, 10, 4]]
 
 
 def logits(model: Seq2Seq) -> Tensor:
-    found: Tensor = model(SOURCE, TOKENS).logits_BTV
-    return found
+    logits_BTV: Tensor = model(SOURCE, TOKENS).logits_BTV
+    return logits_BTV
 
 
 def test_forward_equals_chained_steps(model: Seq2Seq) -> None:
     memory = model.encoder(SOURCE)
-    whole = model.decoder(TOKENS, memory).logits_BTV
+    expected = model.decoder(TOKENS, memory).logits_BTV
     keys, state = model.decoder.begin(memory)
     for step in range(TOKENS.shape[1]):
         logits, state = model.decoder.step(TOKENS[:, step], state, keys)
-        torch.testing.assert_close(logits, whole[:, step])
+        torch.testing.assert_close(logits, expected[:, step])
 
 
-def test_padding_and_batch_mates_change_nothing(model: Seq2Seq) -> None:
-    together = logits(model)
-    assert torch.isfinite(together).all()
+def test_a_row_gives_the_same_logits_alone_and_in_a_batch(model: Seq2Seq) -> None:
+    batched = logits(model)
+    assert torch.isfinite(batched).all()
     for row, length in enumerate(SOURCE.lengths_B.tolist()):
         alone = Padded(SOURCE.tokens_BT[row : row + 1, : max(1, length)], SOURCE.lengths_B[row : row + 1])
-        torch.testing.assert_close(model(alone, TOKENS[row : row + 1]).logits_BTV, together[row : row + 1])
+        torch.testing.assert_close(model(alone, TOKENS[row : row + 1]).logits_BTV, batched[row : row + 1])
 
 
-def test_what_stands_in_the_padding_cannot_matter(model: Seq2Seq) -> None:
-    scribbled = torch.where(SOURCE.valid_BT, SOURCE.tokens_BT, V - 1)
-    assert torch.equal(logits(model), model(Padded(scribbled, SOURCE.lengths_B), TOKENS).logits_BTV)
+def test_tokens_in_the_padding_have_no_effect(model: Seq2Seq) -> None:
+    changed = torch.where(SOURCE.valid_BT, SOURCE.tokens_BT, V - 1)
+    assert torch.equal(logits(model), model(Padded(changed, SOURCE.lengths_B), TOKENS).logits_BTV)
 
 
 def test_masked_positions_have_weight_zero(model: Seq2Seq) -> None:
     with regard.record(model) as trace:
         logits(model)
     for name, weights in trace.weights.items():
-        if "self_attention" in name:  # the target looks at itself: at nothing that is to come
+        if "self_attention" in name:  # masked self-attention of the target: no weight on future positions
             assert (weights.triu(1) == 0).all()
             continue
         assert weights.shape[-1] == 5
@@ -144,14 +144,13 @@ def test_reordering_then_stepping_equals_stepping_then_reordering(model: Seq2Seq
     keys, state = model.decoder.begin(memory)
     _, state = model.decoder.step(TOKENS[:, 0], state, keys)
     logits, after = model.decoder.step(TOKENS[:, 1], state, keys)
-    moved = reorder(memory, rows)
-    moved_keys, _ = model.decoder.begin(moved)
-    again, moved_after = model.decoder.step(TOKENS[rows, 1], reorder(state, rows), moved_keys)
-    torch.testing.assert_close(again, logits[rows])
-    torch.testing.assert_close(moved_after.layers, reorder(after.layers, rows))
+    reordered_keys, _ = model.decoder.begin(reorder(memory, rows))
+    reordered_logits, reordered_after = model.decoder.step(TOKENS[rows, 1], reorder(state, rows), reordered_keys)
+    torch.testing.assert_close(reordered_logits, logits[rows])
+    torch.testing.assert_close(reordered_after.layers, reorder(after.layers, rows))
 
 
-def test_the_future_cannot_matter(model: Seq2Seq) -> None:
+def test_future_tokens_have_no_effect(model: Seq2Seq) -> None:
     changed = TOKENS.clone()
     changed[:, 2:] = 3
     before, after = logits(model), model(SOURCE, changed).logits_BTV
@@ -165,33 +164,33 @@ def test_gradients_reach_every_parameter(model: Seq2Seq) -> None:
     for term in decoded.loss_terms:
         loss = loss + term(decoded.logits_BTV[..., 0], torch.ones_like(TOKENS, dtype=torch.bool))
     loss.backward()
-    untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
-    assert untouched == []
+    without_gradient = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert without_gradient == []
 
 
-def test_dropout_is_off_in_evaluation_and_on_in_training(model: Seq2Seq) -> None:
+def test_dropout_is_applied_only_in_training(model: Seq2Seq) -> None:
     assert torch.equal(logits(model), logits(model))
     model.train()
     assert not torch.equal(logits(model), logits(model))
 
 
 def test_hypotheses_share_the_keys_of_their_sentence(model: Seq2Seq) -> None:
-    """Two rows of state for each row of keys: as if the keys had been copied."""
+    """Two rows of state for each row of keys give the same logits as repeated keys."""
     memory = model.encoder(SOURCE)
     twice = torch.arange(4).repeat_interleave(2)
     tokens = torch.tensor([4, 5, 6, 7, 8, 9, 10, 4])
     keys, state = model.decoder.begin(memory)
-    copied_keys, copied = model.decoder.begin(reorder(memory, twice))
+    repeated_keys, repeated_state = model.decoder.begin(reorder(memory, twice))
     state = reorder(state, twice)
     for _ in range(3):
-        shared_logits, state = model.decoder.step(tokens, state, keys)
-        logits, copied = model.decoder.step(tokens, copied, copied_keys)
-        torch.testing.assert_close(shared_logits, logits)
+        logits, state = model.decoder.step(tokens, state, keys)
+        expected, repeated_state = model.decoder.step(tokens, repeated_state, repeated_keys)
+        torch.testing.assert_close(logits, expected)
         tokens = tokens.roll(1)
 
 
-def test_hypotheses_that_move_within_their_sentence_move_as_any_rows_do(model: Seq2Seq) -> None:
-    """What a state may spare itself where rows keep to blocks, and where blocks go, changes nothing."""
+def test_reordering_by_blocks_equals_reordering_by_rows(model: Seq2Seq) -> None:
+    """The optimizations of a state for rows that stay in their block, and for selected blocks, change nothing."""
     memory = model.encoder(SOURCE)
     keys, state = model.decoder.begin(memory)
     state = reorder(state, torch.arange(4).repeat_interleave(3))
@@ -205,10 +204,10 @@ def test_hypotheses_that_move_within_their_sentence_move_as_any_rows_do(model: S
         torch.testing.assert_close(logits, expected)
         rows = moves.roll(step, dims=1).flatten()
         state, plain, token = reorder(state, rows, block=3), reorder(plain, rows), token.roll(1)
-    stay = torch.tensor([3, 1])
-    rows = (3 * stay.unsqueeze(1) + torch.arange(3)).flatten()
-    keys, plain_keys = reorder(keys, stay), reorder(plain_keys, stay)
-    state, plain = reorder(state, rows, block=3, blocks=stay), reorder(plain, rows)
+    blocks = torch.tensor([3, 1])
+    rows = (3 * blocks.unsqueeze(1) + torch.arange(3)).flatten()
+    keys, plain_keys = reorder(keys, blocks), reorder(plain_keys, blocks)
+    state, plain = reorder(state, rows, block=3, blocks=blocks), reorder(plain, rows)
     logits, state = model.decoder.step(token[:6], state, keys)
     expected, plain = model.decoder.step(token[:6], plain, plain_keys)
     torch.testing.assert_close(logits, expected)

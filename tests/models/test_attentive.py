@@ -1,4 +1,4 @@
-"""Decoders in every order but Bahdanau's, without attention, and with copying: against plain loops in NumPy."""
+"""Decoders of all orders except Bahdanau's, without attention, and with copying, against loops in NumPy."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def rnn(w: Weights, cell: str, x: Array, h: Array) -> Array:
 
 
 def encode(w: Weights, source: list[int]) -> tuple[list[Array], Array]:
-    """A bidirectional simple network over the source: its states, and both last ones."""
+    """Run a bidirectional RNN over the source; return its states, and the concatenated last states."""
     xs = [w["encoder.embedding.weight"][token] for token in source]
     forward, backward = [np.zeros(4)], [np.zeros(4)]
     for x in xs:
@@ -74,28 +74,28 @@ def logits(w: Weights, hidden: Array) -> Array:
 def decode(w: Weights, source: list[int], tokens: list[int], order: str, *, feeding: bool, copy: bool) -> Array:
     memory, summary = encode(w, source)
     state = np.tanh(w["decoder.bridge.weight"] @ summary + w["decoder.bridge.bias"])
-    fed = np.zeros(5 if order == "luong" else 8)
-    said = []
+    feed = np.zeros(5 if order == "luong" else 8)
+    results = []
     for token in tokens:
         y = w["decoder.embedding.weight"][token]
-        state = rnn(w, "decoder.layers.cells.0", np.concatenate([y, fed]) if feeding else y, state)
+        state = rnn(w, "decoder.layers.cells.0", np.concatenate([y, feed]) if feeding else y, state)
         context, weights = attend(w, state, memory)
-        told = [state]
+        inputs = [state]
         if order == "conditional":
             state = rnn(w, "decoder.second.cells.0", context, state)
-            told = [state, y]
-        hidden = features(w, *told, context)
-        fed = hidden if order == "luong" else context
-        found = logits(w, hidden)
+            inputs = [state, y]
+        hidden = features(w, *inputs, context)
+        feed = hidden if order == "luong" else context
+        result = logits(w, hidden)
         if copy:
-            known = np.concatenate([*told, context])
-            gate = sigmoid(w["decoder.readout.generate.weight"] @ known + w["decoder.readout.generate.bias"])
-            p = gate * softmax(found)
+            gate_inputs = np.concatenate([*inputs, context])
+            gate = sigmoid(w["decoder.readout.generate.weight"] @ gate_inputs + w["decoder.readout.generate.bias"])
+            p = gate * softmax(result)
             for weight, copied in zip(weights, source, strict=True):
                 p[copied] += (1 - gate[0]) * weight
-            found = np.log(p)
-        said.append(found)
-    return np.stack(said)
+            result = np.log(p)
+        results.append(result)
+    return np.stack(results)
 
 
 ORDERS = [("luong", True), ("luong", False), ("simple", True), ("conditional", False)]
@@ -103,45 +103,46 @@ ORDERS = [("luong", True), ("luong", False), ("simple", True), ("conditional", F
 
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize(("order", "feeding"), ORDERS)
-def test_equals_plain_loops(order: str, feeding: bool, copy: bool) -> None:
+def test_equals_numpy_loops(order: str, feeding: bool, copy: bool) -> None:
     options = {"decoder__order": order, "decoder__input_feeding": feeding, "decoder__copy_source": copy}
     model = build(encoder__cell="rnn", decoder__cell="rnn", **options)
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-    found = model(pad(SOURCES), torch.tensor(TOKENS)).logits_BTV.detach().numpy()
+    actual = model(pad(SOURCES), torch.tensor(TOKENS)).logits_BTV.detach().numpy()
     for row, (source, tokens) in enumerate(zip(SOURCES, TOKENS, strict=True)):
         expected = decode(weights, source, tokens, order, feeding=feeding, copy=copy)
-        np.testing.assert_allclose(found[row], expected, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(actual[row], expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("context", ["initial", "every_step"])
 @pytest.mark.parametrize("summary", ["last", "mean", "max"])
-def test_without_attention_equals_plain_loops(context: str, summary: str) -> None:
+def test_without_attention_equals_numpy_loops(context: str, summary: str) -> None:
     fixed = {"kind": "fixed", "embedding": 3, "decoder": {"cell": "rnn", "hidden": 5}, "context": context}
     model = build(model={**fixed, "encoder": {"cell": "rnn", "hidden": 4, "summary": summary}})
     w = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-    found = model(pad(SOURCES), torch.tensor(TOKENS)).logits_BTV.detach().numpy()
+    actual = model(pad(SOURCES), torch.tensor(TOKENS)).logits_BTV.detach().numpy()
     for row, (source, tokens) in enumerate(zip(SOURCES, TOKENS, strict=True)):
         states, last = encode(w, source)
         c = {"last": last, "mean": np.mean(states, 0), "max": np.max(states, 0)}[summary]
         state = np.tanh(w["decoder.bridge.weight"] @ c + w["decoder.bridge.bias"])
-        read = c if context == "every_step" else np.zeros(0)
+        context_input = c if context == "every_step" else np.zeros(0)
         for step, token in enumerate(tokens):
             y = w["decoder.embedding.weight"][token]
-            state = rnn(w, "decoder.layers.cells.0", np.concatenate([y, read]), state)
-            np.testing.assert_allclose(found[row, step], logits(w, features(w, state, y, read)), rtol=1e-8)
+            state = rnn(w, "decoder.layers.cells.0", np.concatenate([y, context_input]), state)
+            expected = logits(w, features(w, state, y, context_input))
+            np.testing.assert_allclose(actual[row, step], expected, rtol=1e-8)
 
 
-def test_a_reversed_source_is_read_from_its_end_and_handed_on_in_order() -> None:
-    plain = build(encoder__bidirectional=False)
-    turned = build(encoder__bidirectional=False, encoder__reverse=True)
-    turned.load_state_dict(plain.state_dict())
-    straight = plain.encoder(pad([[7, 6, 5, 4], [4, 8]]))
-    reversed_ = turned.encoder(pad(SOURCES))
-    torch.testing.assert_close(reversed_.summary_BD, straight.summary_BD)
-    torch.testing.assert_close(reversed_.slots_BSD[0], straight.slots_BSD[0].flip(0))
+def test_a_reversing_encoder_reads_from_the_end_and_returns_slots_in_source_order() -> None:
+    forward = build(encoder__bidirectional=False)
+    reversing = build(encoder__bidirectional=False, encoder__reverse=True)
+    reversing.load_state_dict(forward.state_dict())
+    expected = forward.encoder(pad([[7, 6, 5, 4], [4, 8]]))
+    actual = reversing.encoder(pad(SOURCES))
+    torch.testing.assert_close(actual.summary_BD, expected.summary_BD)
+    torch.testing.assert_close(actual.slots_BSD[0], expected.slots_BSD[0].flip(0))
 
 
-def test_copying_needs_one_vocabulary() -> None:
+def test_copying_requires_a_shared_vocabulary_and_attention_weights() -> None:
     with pytest.raises(regard.ConfigError, match="copies tokens"):
         resolve(RunSettings, "dates", {"model.decoder.copy_source": True})
     with pytest.raises(regard.ConfigError, match="has no weights to copy with"):

@@ -1,4 +1,4 @@
-"""The Bahdanau decoder against an independent implementation, written with plain loops over rows and slots."""
+"""The Bahdanau decoder against an independent implementation in NumPy, with loops over rows and slots."""
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ def gru(weights: dict[str, Array], prefix: str, x: Array, h: Array) -> Array:
     return z * h + (1 - z) * n
 
 
-def logits_of(weights: dict[str, Array], source: list[int], tokens: list[int], hidden: int) -> Array:
+def compute_logits(weights: dict[str, Array], source: list[int], tokens: list[int], hidden: int) -> Array:
     embedded = [weights["encoder.embedding.weight"][token] for token in source]
     forward, backward = [np.zeros(hidden)], [np.zeros(hidden)]
     for x in embedded:
@@ -34,7 +34,7 @@ def logits_of(weights: dict[str, Array], source: list[int], tokens: list[int], h
     annotations = [np.concatenate([f, b]) for f, b in zip(forward[1:], reversed(backward[1:]), strict=True)]
     summary = np.concatenate([forward[-1], backward[-1]])
     state = np.tanh(weights["decoder.bridge.weight"] @ summary + weights["decoder.bridge.bias"])
-    found = []
+    logits = []
     for token in tokens:
         scores = [
             weights["decoder.attention.score.v"][0]
@@ -52,8 +52,8 @@ def logits_of(weights: dict[str, Array], source: list[int], tokens: list[int], h
             weights["decoder.readout.hidden.weight"] @ np.concatenate([state, y, context])
             + weights["decoder.readout.hidden.bias"]
         )
-        found.append(weights["decoder.readout.output.weight"] @ features + weights["decoder.readout.output.bias"])
-    return np.stack(found)
+        logits.append(weights["decoder.readout.output.weight"] @ features + weights["decoder.readout.output.bias"])
+    return np.stack(logits)
 
 
 def build() -> Seq2Seq:
@@ -62,10 +62,10 @@ def build() -> Seq2Seq:
     return build_model(resolve(RecurrentModel, {"embedding": 3}, overrides), 9, 9).double().eval()
 
 
-def test_equals_plain_loops() -> None:
+def test_equals_numpy_loops() -> None:
     model = build()
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-    sources, tokens = [[4, 5, 6, 7], [8, 4]], [[2, 5, 6], [2, 7, 8]]
-    ours = model(pad(sources), torch.tensor(tokens)).logits_BTV.detach().numpy()
-    for row, (source, given) in enumerate(zip(sources, tokens, strict=True)):
-        np.testing.assert_allclose(ours[row], logits_of(weights, source, given, hidden=4), rtol=1e-10)
+    sources, targets = [[4, 5, 6, 7], [8, 4]], [[2, 5, 6], [2, 7, 8]]
+    actual = model(pad(sources), torch.tensor(targets)).logits_BTV.detach().numpy()
+    for row, (source, tokens) in enumerate(zip(sources, targets, strict=True)):
+        np.testing.assert_allclose(actual[row], compute_logits(weights, source, tokens, hidden=4), rtol=1e-10)

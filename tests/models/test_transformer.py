@@ -1,4 +1,4 @@
-"""The Transformer against torch.nn's and against Hugging Face's Marian, weight by weight; and its published sizes."""
+"""The Transformer against those of torch.nn and Hugging Face (Marian), with equal weights; and its published sizes."""
 
 from typing import Any
 
@@ -27,55 +27,55 @@ def build(**changes: Any) -> Seq2Seq:
     torch.manual_seed(0)
     model = build_model(resolve(TransformerModel, {**SMALL, **changes}, {}), V, V).double().eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # also biases and norms, which start at 0 and 1
+        for parameter in model.parameters():  # also biases and norms, which are initialized to 0 and 1
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
-def put(target: nn.Module, source: nn.Module) -> None:
+def copy_weights(target: nn.Module, source: nn.Module) -> None:
     target.load_state_dict(source.state_dict())
 
 
-def put_attention(target: nn.MultiheadAttention, source: regard.MultiHeadAttention) -> None:
+def copy_attention(target: nn.MultiheadAttention, source: regard.MultiHeadAttention) -> None:
     parts = (source.to_query, source.to_key, source.to_value)
     assert target.in_proj_weight is not None
     target.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
     target.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
-    put(target.out_proj, source.output)
+    copy_weights(target.out_proj, source.output)
 
 
 @torch.no_grad()
-def torchs(model: Seq2Seq, activation: str, first: bool) -> nn.Transformer:
-    """torch.nn.Transformer with the same weights; it norms what comes out of either stack, which ours does only where
-    the norm comes first.
+def to_torch(model: Seq2Seq, activation: str, pre_norm: bool) -> nn.Transformer:
+    """Return a torch.nn.Transformer with the same weights. It normalizes the output of both stacks; ours does so only
+    with pre-norm.
     """
-    theirs = nn.Transformer(
-        SIZE, HEADS, LAYERS, LAYERS, INNER, 0.0, activation, norm_first=first, batch_first=True, dtype=torch.float64
+    module = nn.Transformer(
+        SIZE, HEADS, LAYERS, LAYERS, INNER, 0.0, activation, norm_first=pre_norm, batch_first=True, dtype=torch.float64
     ).eval()
     assert isinstance(model.encoder, TransformerEncoder)
     assert isinstance(model.decoder, TransformerDecoder)
-    for ours, layer in zip(model.encoder.layers, theirs.encoder.layers, strict=True):
+    for ours, layer in zip(model.encoder.layers, module.encoder.layers, strict=True):
         assert isinstance(ours, EncoderLayer)
-        put_attention(layer.self_attn, ours.attention)
-        put(layer.linear1, ours.feedforward.inner)
-        put(layer.linear2, ours.feedforward.outer)
-        put(layer.norm1, ours.after_attention.norm)
-        put(layer.norm2, ours.after_feedforward.norm)
-    for own, layer in zip(model.decoder.layers, theirs.decoder.layers, strict=True):
-        assert isinstance(own, DecoderLayer)
-        put_attention(layer.self_attn, own.self_attention)
-        put_attention(layer.multihead_attn, own.cross_attention)
-        put(layer.linear1, own.feedforward.inner)
-        put(layer.linear2, own.feedforward.outer)
-        put(layer.norm1, own.after_self.norm)
-        put(layer.norm2, own.after_cross.norm)
-        put(layer.norm3, own.after_feedforward.norm)
-    if first:
-        put(theirs.encoder.norm, model.encoder.norm)
-        put(theirs.decoder.norm, model.decoder.norm)
+        copy_attention(layer.self_attn, ours.attention)
+        copy_weights(layer.linear1, ours.feedforward.inner)
+        copy_weights(layer.linear2, ours.feedforward.outer)
+        copy_weights(layer.norm1, ours.after_attention.norm)
+        copy_weights(layer.norm2, ours.after_feedforward.norm)
+    for ours, layer in zip(model.decoder.layers, module.decoder.layers, strict=True):
+        assert isinstance(ours, DecoderLayer)
+        copy_attention(layer.self_attn, ours.self_attention)
+        copy_attention(layer.multihead_attn, ours.cross_attention)
+        copy_weights(layer.linear1, ours.feedforward.inner)
+        copy_weights(layer.linear2, ours.feedforward.outer)
+        copy_weights(layer.norm1, ours.after_self.norm)
+        copy_weights(layer.norm2, ours.after_cross.norm)
+        copy_weights(layer.norm3, ours.after_feedforward.norm)
+    if pre_norm:
+        copy_weights(module.encoder.norm, model.encoder.norm)
+        copy_weights(module.decoder.norm, model.decoder.norm)
     else:
-        theirs.encoder.norm = theirs.decoder.norm = None
-    return theirs
+        module.encoder.norm = module.decoder.norm = None
+    return module
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -83,13 +83,13 @@ def torchs(model: Seq2Seq, activation: str, first: bool) -> nn.Transformer:
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_equals_torch(norm: str, activation: str) -> None:
     model = build(norm=norm, activation=activation)
-    theirs = torchs(model, activation, norm == "pre")
+    module = to_torch(model, activation, norm == "pre")
     assert isinstance(model.encoder, TransformerEncoder)
     assert isinstance(model.decoder, TransformerDecoder)
     x, y = model.encoder.embedding(SOURCE.tokens_BT), model.decoder.embedding(TOKENS)
     padding = ~SOURCE.valid_BT
     future = nn.Transformer.generate_square_subsequent_mask(TOKENS.shape[1], dtype=torch.float64)
-    hidden = theirs(
+    hidden = module(
         x, y, tgt_mask=future, src_key_padding_mask=padding, memory_key_padding_mask=padding, tgt_is_causal=True
     )
     torch.testing.assert_close(model(SOURCE, TOKENS).logits_BTV, model.decoder.output(hidden), rtol=1e-9, atol=1e-9)
@@ -98,9 +98,9 @@ def test_equals_torch(norm: str, activation: str) -> None:
 def test_equals_marian() -> None:
     pytest.importorskip("transformers")
     model = build(tied="all")
-    theirs = marian(model, resolve(TransformerModel, {**SMALL, "tied": "all"}, {}), V, 64)
+    module = marian(model, resolve(TransformerModel, {**SMALL, "tied": "all"}, {}), V, 64)
     with torch.no_grad():
-        expected = theirs(
+        expected = module(
             input_ids=SOURCE.tokens_BT, attention_mask=SOURCE.valid_BT.long(), decoder_input_ids=TOKENS
         ).logits
     torch.testing.assert_close(model(SOURCE, TOKENS).logits_BTV, expected, rtol=1e-5, atol=1e-5)
@@ -109,9 +109,7 @@ def test_equals_marian() -> None:
 @pytest.mark.parametrize(
     ("name", "vocabulary", "millions"), [("transformer-base", 37_000, 65), ("transformer-big", 37_000, 213)]
 )
-def test_the_published_sizes_have_the_published_numbers_of_parameters(
-    name: str, vocabulary: int, millions: int
-) -> None:
+def test_published_sizes_have_the_published_number_of_parameters(name: str, vocabulary: int, millions: int) -> None:
     settings = resolve(RunSettings, {"data": "dates", "model": name}, {})
     with torch.device("meta"):
         model = build_model(settings.model, vocabulary, vocabulary)
@@ -119,7 +117,7 @@ def test_the_published_sizes_have_the_published_numbers_of_parameters(
     assert count / 1e6 == pytest.approx(millions, rel=0.035)
 
 
-def test_a_size_by_name_can_be_changed() -> None:
+def test_settings_override_a_named_size() -> None:
     settings = resolve(RunSettings, {"data": "dates"}, {"model": "transformer-tiny", "model.dropout": 0.2})
     assert isinstance(settings.model, TransformerModel)
     assert (settings.model.size, settings.model.layers, settings.model.dropout) == (128, 4, 0.2)
@@ -127,20 +125,20 @@ def test_a_size_by_name_can_be_changed() -> None:
         resolve(RunSettings, {"data": "dates"}, {"model": "transfomer"})
 
 
-def test_tied_matrices_are_one() -> None:
-    for tied, matrices in (("none", 3), ("decoder", 2), ("all", 1)):
-        model = build(tied=tied)
-        assert isinstance(model.encoder, TransformerEncoder)
-        assert isinstance(model.decoder, TransformerDecoder)
-        tables = {
-            model.encoder.embedding.tokens.weight,
-            model.decoder.embedding.tokens.weight,
-            model.decoder.output.weight,
-        }
-        assert len(tables) == matrices
+@pytest.mark.parametrize(("tied", "count"), [("none", 3), ("decoder", 2), ("all", 1)])
+def test_tied_layers_share_a_matrix(tied: str, count: int) -> None:
+    model = build(tied=tied)
+    assert isinstance(model.encoder, TransformerEncoder)
+    assert isinstance(model.decoder, TransformerDecoder)
+    matrices = {
+        model.encoder.embedding.tokens.weight,
+        model.decoder.embedding.tokens.weight,
+        model.decoder.output.weight,
+    }
+    assert len(matrices) == count
 
 
-def test_embeddings_can_be_one_only_with_one_vocabulary() -> None:
+def test_tying_all_embeddings_requires_a_shared_vocabulary() -> None:
     with pytest.raises(regard.ConfigError, match=r"tokenizer\.shared=true"):
         resolve(
             RunSettings,
@@ -149,38 +147,38 @@ def test_embeddings_can_be_one_only_with_one_vocabulary() -> None:
         )
 
 
-def test_rotary_positions_see_distances_alone() -> None:
-    """A sentence moved as a whole (behind padding that nobody sees) is read as before."""
+def test_rotary_positions_depend_on_distances_only() -> None:
+    """Shifting queries and keys by the same offset does not change the output."""
     heads = regard.MultiHeadAttention(8, 2, rotary=True).double()
     x = torch.randn(1, 5, 8, dtype=torch.float64)
-    here = heads.read(x, heads.prepare(x), heads.attention.begin(heads.prepare(x))).context_BTD
+    expected = heads.read(x, heads.prepare(x), heads.attention.begin(heads.prepare(x))).context_BTD
     keys = heads.prepare(x, start=7)
-    there = heads.read(x, keys, heads.attention.begin(keys), start=7).context_BTD
-    torch.testing.assert_close(here, there)
-    unturned = heads.read(x, keys, heads.attention.begin(keys), start=6).context_BTD
-    assert not torch.allclose(here, unturned)
+    shifted = heads.read(x, keys, heads.attention.begin(keys), start=7).context_BTD
+    torch.testing.assert_close(shifted, expected)
+    other_distance = heads.read(x, keys, heads.attention.begin(keys), start=6).context_BTD
+    assert not torch.allclose(other_distance, expected)
 
 
-def test_the_cache_grows_by_doubling_and_forgets_nothing() -> None:
+def test_the_cache_grows_by_doubling_and_keeps_all_steps() -> None:
     model = build(layers=1)
     tokens = torch.randint(4, V, (2, 100))
     source = Padded(SOURCE.tokens_BT[:2], SOURCE.lengths_B[:2])
     memory = model.encoder(source)
-    whole = model.decoder(tokens, memory).logits_BTV
+    expected = model.decoder(tokens, memory).logits_BTV
     keys, state = model.decoder.begin(memory)
-    rooms = set()
+    capacities = set()
     for step in range(100):
         logits, state = model.decoder.step(tokens[:, step], state, keys)
-        torch.testing.assert_close(logits, whole[:, step])
-        rooms.add(state.layers.cache.stores[0].values_BHSD.shape[2])
-    assert rooms == {32, 64, 128}
+        torch.testing.assert_close(logits, expected[:, step])
+        capacities.add(state.layers.cache.stores[0].values_BHSD.shape[2])
+    assert capacities == {32, 64, 128}
 
 
-def test_layers_worked_out_again_have_the_same_gradients_and_keep_less() -> None:
+def test_gradient_checkpointing_saves_memory_and_keeps_the_gradients() -> None:
     settings = {"size": 16, "heads": 2, "layers": 3, "feedforward": 32, "dropout": 0.3}
     source = Padded(torch.randint(4, 20, (3, 7)), torch.tensor([7, 5, 2]))
-    given = torch.randint(4, 20, (3, 6))
-    found, kept = [], []
+    tokens = torch.randint(4, 20, (3, 6))
+    gradients, saved = [], []
     for gradient_checkpointing in (False, True):
         torch.manual_seed(0)
         model = build_model(
@@ -188,21 +186,21 @@ def test_layers_worked_out_again_have_the_same_gradients_and_keep_less() -> None
         )
         sizes: list[int] = []
 
-        def note(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+        def record_size(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
             sizes.append(tensor.numel())
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss = model(source, given).logits_BTV.square().mean()
+        with torch.autograd.graph.saved_tensors_hooks(record_size, lambda tensor: tensor):
+            loss = model(source, tokens).logits_BTV.square().mean()
         loss.backward()
-        kept.append(sum(sizes))
-        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    assert kept[1] < kept[0] / 2
-    for name in found[0]:
-        torch.testing.assert_close(found[0][name], found[1][name])
+        saved.append(sum(sizes))
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert saved[1] < saved[0] / 2
+    for name in gradients[0]:
+        torch.testing.assert_close(gradients[0][name], gradients[1][name])
 
 
-def test_the_compiler_takes_positions_as_constants() -> None:
+def test_torch_compile_treats_sinusoidal_positions_as_constants() -> None:
     marks = vars(torch.compiler.assume_constant_result(lambda: None))
     assert marks
     assert vars(transformer._sinusoids).items() >= marks.items()
