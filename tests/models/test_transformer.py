@@ -203,4 +203,4 @@ def test_gradient_checkpointing_saves_memory_and_keeps_the_gradients() -> None:
 def test_torch_compile_treats_sinusoidal_positions_as_constants() -> None:
     marks = vars(torch.compiler.assume_constant_result(lambda: None))
     assert marks
-    assert vars(transformer._sinusoids).items() >= marks.items()
+    assert vars(transformer._get_sinusoids).items() >= marks.items()

@@ -83,8 +83,8 @@ class FixedDecoder(Decoder):
         self.dropout = Dropout(settings.dropout)
         self.bridge = nn.Linear(memory, settings.decoder.initial_state_size)
         self.layers = layers.Stack(settings.decoder, settings.embedding + context)
-        known = settings.decoder.hidden + settings.embedding
-        self.readout = Readout(known, context, settings.readout, vocabulary, settings.dropout_before_output)
+        inputs = settings.decoder.hidden + settings.embedding
+        self.readout = Readout(inputs, context, settings.readout, vocabulary, settings.dropout_before_output)
         if settings.tied != "none":
             self.readout.tie_to(self.embedding)
 

@@ -22,14 +22,14 @@ from regard.ops.dropout import Dropout
 from regard.ops.layer_norm import LayerNorm
 
 
-def _norm(settings: TransformerModel) -> nn.Module:
+def _build_norm(settings: TransformerModel) -> nn.Module:
     if settings.normalization == "rms":
         return nn.RMSNorm(settings.size, eps=1e-6)
     # With post-norm, the normalized output is also the residual input of the next sublayer.
     return LayerNorm(settings.size, for_products=settings.norm == "pre")
 
 
-def _attention(settings: TransformerModel, score: Score, scope: str, *, rotary: bool) -> MultiHeadAttention:
+def _build_attention(settings: TransformerModel, score: Score, scope: str, *, rotary: bool) -> MultiHeadAttention:
     return MultiHeadAttention(
         settings.size,
         settings.heads,
@@ -69,7 +69,7 @@ class Residual(nn.Module):
 
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
-        self.norm = _norm(settings)
+        self.norm = _build_norm(settings)
         self.dropout = Dropout(settings.dropout)
         self.pre_norm = settings.norm == "pre"
 
@@ -112,7 +112,7 @@ class Embedding(nn.Module):
                 assert isinstance(start, int)
                 max_length = start + tokens_BT.shape[1]
             positions = 1 << max(8, (max_length - 1).bit_length())
-            sinusoids_TD = _sinusoids(positions, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)
+            sinusoids_TD = _get_sinusoids(positions, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)
             if isinstance(start, Tensor):
                 x_BTD = x_BTD + sinusoids_TD.index_select(0, start)
             else:
@@ -124,7 +124,7 @@ class Embedding(nn.Module):
 _SINUSOIDS: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
 
-def _sinusoids(positions: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _get_sinusoids(positions: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return sinusoidal positions, computed once. The tensor stays at its address, because CUDA graphs may read it."""
     key = positions, size, dtype, device
     if key not in _SINUSOIDS:
@@ -134,7 +134,7 @@ def _sinusoids(positions: int, size: int, dtype: torch.dtype, device: torch.devi
 
 
 # Equivalent to torch.compiler.assume_constant_result, which would import the compiler and take seconds at startup.
-_sinusoids._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_get_sinusoids._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @final
@@ -143,7 +143,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
-        self.attention = _attention(settings, settings.encoder_score, "global", rotary=True)
+        self.attention = _build_attention(settings, settings.encoder_score, "global", rotary=True)
         self.feedforward = FeedForward(settings)
         self.after_attention, self.after_feedforward = Residual(settings), Residual(settings)
 
@@ -162,7 +162,7 @@ class TransformerEncoder(Encoder):
         self.embedding = Embedding(settings, vocabulary)
         self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
         self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
-        self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()
+        self.norm = _build_norm(settings) if settings.norm == "pre" else nn.Identity()
         _init_weights(self.layers)
 
     def forward(self, source: Padded) -> Memory:
@@ -203,8 +203,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
-        self.self_attention = _attention(settings, settings.self_score, "causal", rotary=True)
-        self.cross_attention = _attention(settings, settings.cross_score, "global", rotary=False)
+        self.self_attention = _build_attention(settings, settings.self_score, "causal", rotary=True)
+        self.cross_attention = _build_attention(settings, settings.cross_score, "global", rotary=False)
         self.feedforward = FeedForward(settings)
         self.after_self, self.after_cross = Residual(settings), Residual(settings)
         self.after_feedforward = Residual(settings)
@@ -240,7 +240,7 @@ class TransformerDecoder(Decoder):
         self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
         layers = settings.decoder_layers or settings.layers
         self.layers = nn.ModuleList(DecoderLayer(settings) for _ in range(layers))
-        self.norm = _norm(settings) if settings.norm == "pre" else nn.Identity()
+        self.norm = _build_norm(settings) if settings.norm == "pre" else nn.Identity()
         self.output = nn.Linear(settings.size, vocabulary, bias=False)
         _init_weights(self.layers)
         if settings.tied == "none":
@@ -251,7 +251,7 @@ class TransformerDecoder(Decoder):
     def begin(self, memory: Memory) -> tuple[tuple[LayerKeys, ...], TransformerState]:
         layers = self._layers()
         packed = (layer.self_attention.packed() for layer in layers)
-        keys = [LayerKeys(*pair) for pair in zip(self._keys(memory), packed, strict=True)]
+        keys = [LayerKeys(*pair) for pair in zip(self._prepare_keys(memory), packed, strict=True)]
         rows, device = len(memory.slots_BSD), memory.slots_BSD.device
         attentions = [layer.cross_attention.attention for layer in layers]
         pasts = (
@@ -282,11 +282,11 @@ class TransformerDecoder(Decoder):
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         x_BTD = self.embedding(tokens_BT)
-        for layer, key in zip(self._layers(), self._keys(memory), strict=True):
+        for layer, key in zip(self._layers(), self._prepare_keys(memory), strict=True):
             x_BTD = self.run_layer(layer, x_BTD, key)
         return Decoded(self.norm(x_BTD), self.output, self.output.out_features, (self.output.weight,))
 
-    def _keys(self, memory: Memory) -> tuple[Keys, ...]:
+    def _prepare_keys(self, memory: Memory) -> tuple[Keys, ...]:
         return tuple(
             layer.cross_attention.prepare(memory.slots_BSD, allowed=memory.allowed_BS) for layer in self._layers()
         )
