@@ -1,6 +1,7 @@
-# make demo    train a date normalizer on built-in data and look at what it attends to
-# make test    every test
-# make check   formatting, lint, strict types
+# make demo     train a date normalizer on built-in data and draw its attention weights
+# make test     run all tests
+# make check    check formatting, lint and types
+# make format   format the code and fix lint
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -28,10 +29,10 @@ format: .venv/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# torch first and from the tested set: a looser range may take a build of several gigabytes.
+# Install torch first, in the tested version: another one may be a build of several gigabytes.
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "regard needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+		{ echo "regard needs Python 3.11 or newer. Set its path with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'

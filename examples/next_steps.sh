@@ -1,14 +1,14 @@
 #!/bin/sh
-# What to try after `make demo`; the first argument is the run it trained.
+# Print what to try after `make demo`. The first argument is the run that it trained.
 run=${1:-runs/demo}
 cat <<TEXT
 
-Trained, tested and looked at. The model lies in $run. What to try next:
+The model is trained, tested and stored in $run. What to try next:
 
-  . .venv/bin/activate                                            so that \`regard\` is found
-  regard predict $run "le 14 juillet 1989" "14. Juli 1989"     ask it something
-  regard look $run "14. Juli 1989" -o alignment.svg            a figure for a paper
-  regard train dates model.attention=entmax15 --out runs/entmax15 
-  regard mechanisms                                               what else there is
-  regard train --pairs FILE.tsv                                   your own pairs, nothing to set
+  Activate the environment     . .venv/bin/activate
+  Normalize other dates        regard predict $run "le 14 juillet 1989" "14. Juli 1989"
+  Save a figure                regard look $run "14. Juli 1989" -o alignment.svg
+  List attention mechanisms    regard mechanisms
+  Train with another one       regard train dates model.attention=entmax15 --out runs/entmax15
+  Train on your own pairs      regard train --pairs FILE.tsv
 TEXT

@@ -1,4 +1,4 @@
-"""What tests share: a small run, trained once, and the command line as a user has it."""
+"""Shared fixtures: small runs, trained once, and the command line."""
 
 import atexit
 import os
@@ -11,11 +11,11 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # kernels run as plain Python, where it is set before Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported
 
 import regard
 from regard.runs.folder import RunFolder
-from tests_command import Result, warm
+from tests_command import Result, run_preloaded
 from tests_shared import SMALL
 
 torch.set_num_threads(1)
@@ -26,7 +26,7 @@ atexit.register(shutil.rmtree, os.environ["REGARD_CACHE"], ignore_errors=True)
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run that has learned nothing much, quickly."""
+    """Train a small model for a few steps."""
     path = tmp_path_factory.mktemp("runs") / "small"
     regard.train("dates", SMALL, out=path)
     return RunFolder(path)
@@ -34,7 +34,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="session")
 def second_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Another architecture, trained on the same data: the same tokenizers."""
+    """Train another architecture on the same data, with the same tokenizers."""
     path = tmp_path_factory.mktemp("runs") / "second"
     regard.train("dates", {**SMALL, "model.decoder.order": "luong"}, out=path)
     return RunFolder(path)
@@ -42,32 +42,32 @@ def second_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Callable[..., Result]:
-    """Run `regard …` in a process of its own, in an empty folder; a fresh one where its start matters."""
+    """Run `regard …` in a separate process, in an empty folder. `start=run_fresh` starts a new interpreter."""
 
     def run(
         *arguments: str | Path,
         stdin: bytes | str = b"",
         cwd: Path = tmp_path,
         timeout: float = 120,
-        start: Callable[[list[str], bytes, Path, float], Result] = warm,
+        start: Callable[[list[str], bytes, Path, float], Result] = run_preloaded,
     ) -> Result:
-        given = stdin.encode() if isinstance(stdin, str) else stdin
-        return start(list(map(str, arguments)), given, cwd, timeout)
+        content = stdin.encode() if isinstance(stdin, str) else stdin
+        return start(list(map(str, arguments)), content, cwd, timeout)
 
     return run
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, object, object]:
-    """Skip what torch cannot compute on an ARM CPU whose features it cannot read."""
+    """Skip tests in half precision on an ARM CPU whose features torch cannot read."""
     try:
         return (yield)
     except RuntimeError as error:
         if "Failed to initialize cpuinfo" in str(error):
-            pytest.skip("torch computes in half precision only where it can read /sys: mount it")
+            pytest.skip("half precision needs /sys, which is not mounted")
         raise
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest come first, so that no worker is left with one of them at the end."""
+    """Run the slowest tests first, so that all workers finish at about the same time."""
     items.sort(key=lambda item: "test_readme" not in item.nodeid)

@@ -1,4 +1,4 @@
-"""Every command and every example of the README and the guides runs, in order, and prints what the page states."""
+"""The commands and examples of the README and the guides run in order, and print the outputs quoted on the page."""
 
 import os
 import re
@@ -10,52 +10,52 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ("attention", "recurrent", "training", "tokenization", "evaluation")
-NOT_HERE = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)
+SKIPPED = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
-STATED = re.compile(r"# → (.+)$", flags=re.MULTILINE)
-"""What a page says that a command prints: lines, with commas between."""
+QUOTED = re.compile(r"# → (.+)$", flags=re.MULTILINE)
+"""The quoted output of a command: lines, separated by commas."""
 
-Done = dict[str, subprocess.CompletedProcess[str]]
+Results = dict[str, subprocess.CompletedProcess[str]]
 
 
-def follow(place: Path, *pages: Path) -> Done:
-    """What each block of some pages printed, one after the other in one folder."""
+def run_pages(folder: Path, *pages: Path) -> Results:
+    """Run all code blocks of some pages, one after the other in one folder, and check the quoted outputs."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done: Done = {}
-    for language, block in (found for page in pages for found in BLOCK.findall(page.read_text("utf-8"))):
-        code = NOT_HERE.sub("", block)
+    results: Results = {}
+    for language, block in (match for page in pages for match in BLOCK.findall(page.read_text("utf-8"))):
+        code = SKIPPED.sub("", block)
         program = ["bash", "-euo", "pipefail", "-c"] if language == "bash" else [sys.executable, "-W", "error", "-c"]
-        done[code] = subprocess.run(
+        results[code] = subprocess.run(
             [*program, code],
-            cwd=place,
+            cwd=folder,
             env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done[code].returncode == 0, f"{code}\n{done[code].stdout}\n{done[code].stderr}"
-        printed = iter(done[code].stdout.splitlines())
-        for answer in (answer for stated in STATED.findall(code) for answer in stated.split(", ")):
-            assert answer in printed, f"{code}\n{answer} is not printed, or not in its place:\n{done[code].stdout}"
-    return done
+        assert results[code].returncode == 0, f"{code}\n{results[code].stdout}\n{results[code].stderr}"
+        printed = iter(results[code].stdout.splitlines())
+        for line in (line for quoted in QUOTED.findall(code) for line in quoted.split(", ")):
+            assert line in printed, f"{code}\n{line} is not printed, or in another order:\n{results[code].stdout}"
+    return results
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_every_example_of_a_guide_runs(guide: str, tmp_path: Path) -> None:
-    assert len(follow(tmp_path, ROOT / "docs" / f"{guide}.md")) >= 2
+def test_examples_of_a_guide_run(guide: str, tmp_path: Path) -> None:
+    assert len(run_pages(tmp_path, ROOT / "docs" / f"{guide}.md")) >= 2
 
 
-def test_every_example_of_the_readme_runs_and_its_model_knows_dates(tmp_path: Path) -> None:
-    """`regard evaluate … --min accuracy=0.99` passed on 1,000 unseen dates; and it answers as the text says. The guide
-    to models goes on with what the README has trained.
+def test_examples_of_the_readme_run_and_its_model_is_accurate(tmp_path: Path) -> None:
+    """`regard evaluate … --min accuracy=0.99` passes on 1,000 unseen dates, and predictions are as quoted. The guide to
+    models uses the model of the README.
     """
-    done = follow(tmp_path, ROOT / "README.md", ROOT / "docs" / "models.md")
-    assert len(done) >= 9
-    [commands] = [found for code, found in done.items() if "regard evaluate runs/dates" in code]
+    results = run_pages(tmp_path, ROOT / "README.md", ROOT / "docs" / "models.md")
+    assert len(results) >= 9
+    [commands] = [result for code, result in results.items() if "regard evaluate runs/dates" in code]
     assert "on 1,000 pairs" in commands.stdout
     assert commands.stdout.count("2009-05-03\n") >= 3
     assert "1989-07-14" in commands.stdout
-    [python] = [found for code, found in done.items() if "model.trace" in code]
+    [python] = [result for code, result in results.items() if "model.trace" in code]
     assert python.stdout.startswith("2009-05-03 ")
     assert "█" in python.stdout

@@ -1,4 +1,4 @@
-"""`regard …` in processes of their own, for tests: fresh ones, or ones that have torch in memory from the start."""
+"""Run `regard …` in a separate process: a new interpreter, or a fork of one that has imported torch."""
 
 import multiprocessing
 import os
@@ -8,52 +8,57 @@ import sys
 import tempfile
 import warnings
 from functools import cache
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
 
 Result = subprocess.CompletedProcess[str]
 
 PRELOADED = ["torch._dynamo", "regard.api", "regard.cli.train", "regard.cli.predict", "regard.cli.evaluate"]
 STREAMS = ("stdin", "stdout", "stderr")
 NOISE = re.compile(r"^(.*Can't open MIDR_EL1 sysfs entry|Error in cpuinfo: .*)\n", flags=re.MULTILINE)
-"""What torch's libraries print on an ARM CPU where /sys is not mounted, as in a chroot."""
+"""Messages of torch's libraries on an ARM CPU if /sys is not mounted, as in a chroot."""
 
 
-def fresh(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
-    """As a user's shell would start it."""
+def run_fresh(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
+    """Start a new interpreter, as a shell does."""
     command = [sys.executable, "-m", "regard", *words]
     env = {**os.environ, "PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, input=stdin, capture_output=True, cwd=cwd, timeout=timeout, env=env, check=False)
     return Result(command, done.returncode, done.stdout.decode(), NOISE.sub("", done.stderr.decode()))
 
 
-def warm(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
-    """The same, forked from a process that has imported torch and regard: it saves seconds each time."""
-    with tempfile.TemporaryDirectory() as place:
+def run_preloaded(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
+    """Fork a process that has imported torch and regard, which saves seconds. Without fork, start a new one."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return run_fresh(words, stdin, cwd, timeout)
+    with tempfile.TemporaryDirectory() as folder:
         for name in STREAMS:
-            Path(place, name).write_bytes(stdin if name == "stdin" else b"")
-        process = _server().Process(target=_become, args=(words, cwd, place, dict(os.environ)))
+            Path(folder, name).write_bytes(stdin if name == "stdin" else b"")
+        process = _fork_context().Process(target=_run_main, args=(words, cwd, folder, dict(os.environ)))
         process.start()
         process.join(timeout)
         if process.is_alive():
             process.kill()
             raise subprocess.TimeoutExpired(words, timeout)
         assert process.exitcode is not None
-        out, err = (Path(place, name).read_bytes().decode() for name in STREAMS[1:])
+        out, err = (Path(folder, name).read_bytes().decode() for name in STREAMS[1:])
         return Result(["regard", *words], process.exitcode, out, NOISE.sub("", err))
 
 
 @cache
-def _server() -> ForkServerContext:
+def _fork_context() -> "ForkServerContext":
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
 
 
-def _become(words: list[str], cwd: Path, place: str, env: dict[str, str]) -> None:
-    """`regard` with these words, reading and writing files in place of a terminal."""
+def _run_main(words: list[str], cwd: Path, folder: str, env: dict[str, str]) -> None:
+    """Run `regard` with these arguments, with files as standard streams."""
     for number, name in enumerate(STREAMS):
-        os.dup2(os.open(Path(place, name), os.O_RDONLY if name == "stdin" else os.O_WRONLY | os.O_APPEND), number)
+        os.dup2(os.open(Path(folder, name), os.O_RDONLY if name == "stdin" else os.O_WRONLY | os.O_APPEND), number)
         setattr(sys, name, open(number, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     os.chdir(cwd)
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""regard: sequence-to-sequence learning with attention. Train it, run it fast, and see what it looks at."""
+"""regard: sequence-to-sequence learning with attention. Train it, run it fast, and see what it attends to."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""`regard evaluate` in a real process: values with signatures, limits with exit codes, files in and out."""
+"""`regard evaluate` in a process: values with signatures, limits with exit codes, input and output files."""
 
 import json
 import shutil
@@ -20,20 +20,20 @@ SOURCES = ["3 mai 2009", "x", "May 3, 2009", "3 mai 2009"]
 
 
 @pytest.fixture
-def answers(small_run: RunFolder, tmp_path: Path) -> list[str]:
-    """Those of the model, and files of pairs in which it is right about the first source alone."""
-    found = [prediction.text for prediction in regard.load(small_run.path).predict(SOURCES, attention=False)]
-    targets = [found[0], "never this", "nor this", "or this"]
+def predictions(small_run: RunFolder, tmp_path: Path) -> list[str]:
+    """Predict SOURCES, and write files of pairs in which only the prediction for the first source is correct."""
+    texts = [prediction.text for prediction in regard.load(small_run.path).predict(SOURCES, attention=False)]
+    targets = [texts[0], "never this", "nor this", "or this"]
     lines = [f"{source}\t{target}\n" for source, target in zip(SOURCES, targets, strict=True)]
     (tmp_path / "half.tsv").write_text("".join(lines[:2]))
     (tmp_path / "all.tsv").write_text("".join(lines))
     (tmp_path / "three.tsv").write_text("".join(f"{n}\t{line}" for n, line in enumerate(lines)))
     (tmp_path / "a.txt").write_text("".join(f"{source}\n" for source in SOURCES))
     (tmp_path / "b.txt").write_text("".join(f"{target}\n" for target in targets))
-    return found
+    return texts
 
 
-def test_without_files_a_model_is_scored_on_its_own_test_set(cli: Run, small_run: RunFolder) -> None:
+def test_without_files_a_model_is_scored_on_its_test_set(cli: Run, small_run: RunFolder) -> None:
     done = cli("evaluate", small_run.path, "--json")
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)
@@ -45,7 +45,9 @@ def test_without_files_a_model_is_scored_on_its_own_test_set(cli: Run, small_run
     assert scores["step"] == small_run.best().step
 
 
-def test_a_table_goes_to_stdout_and_the_rest_to_stderr(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+def test_the_table_goes_to_stdout_and_everything_else_to_stderr(
+    cli: Run, small_run: RunFolder, predictions: list[str]
+) -> None:
     done = cli("evaluate", small_run.path, "--pairs", "half.tsv", "--metric", "accuracy", "bleu:tokenize=none")
     header, accuracy, bleu = done.stdout.splitlines()
     assert header.split() == ["metric", "on", "2", "pairs", "signature"]
@@ -56,7 +58,7 @@ def test_a_table_goes_to_stdout_and_the_rest_to_stderr(cli: Run, small_run: RunF
     assert "tokens/s" in done.stderr
 
 
-def test_every_measure_is_worked_out_with_confidence(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+def test_every_metric_has_a_confidence_interval(cli: Run, small_run: RunFolder, predictions: list[str]) -> None:
     command = ["evaluate", small_run.path, "--pairs", "all.tsv", "--metric", *KINDS, "--confidence", "--json"]
     scores = json.loads(cli(*command).stdout)
     assert list(scores["values"]) == list(KINDS)
@@ -67,16 +69,18 @@ def test_every_measure_is_worked_out_with_confidence(cli: Run, small_run: RunFol
     assert json.loads(cli(*command).stdout)["confidence"] == scores["confidence"]
 
 
-def test_limits_decide_the_exit_code(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+def test_limits_set_the_exit_code(cli: Run, small_run: RunFolder, predictions: list[str]) -> None:
     half = ["evaluate", small_run.path, "--pairs", "half.tsv"]
     assert cli(*half, "--min", "accuracy=0.5", "--max", "wer=50").returncode == 0
-    missed = cli(*half, "--min", "accuracy=0.6", "chrf=0", "--max", "wer=49.9")
-    assert missed.returncode == 1
-    assert "accuracy is 0.5000, below 0.6; wer is 50.0000, above 49.9." in missed.stderr
-    assert "50.00%" in missed.stdout
+    violated = cli(*half, "--min", "accuracy=0.6", "chrf=0", "--max", "wer=49.9")
+    assert violated.returncode == 1
+    assert "accuracy is 0.5000, below 0.6; wer is 50.0000, above 49.9." in violated.stderr
+    assert "50.00%" in violated.stdout
 
 
-def test_a_limit_is_of_the_measure_that_was_asked_for(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+def test_a_limit_applies_to_the_requested_metric_of_its_kind(
+    cli: Run, small_run: RunFolder, predictions: list[str]
+) -> None:
     half = ["evaluate", small_run.path, "--pairs", "half.tsv", "--json"]
     values = json.loads(cli(*half, "--metric", "bleu:tokenize=char", "--min", "bleu=0").stdout)["values"]
     assert list(values) == ["bleu:tokenize=char"]
@@ -85,49 +89,51 @@ def test_a_limit_is_of_the_measure_that_was_asked_for(cli: Run, small_run: RunFo
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--min", "acuracy=0.6"], "Did you mean 'accuracy'?"),
         (["--min", "accuracy"], "write METRIC=VALUE"),
         (["--min", "accuracy=high"], "write METRIC=VALUE"),
         (["--min", "accuracy=nan"], "write METRIC=VALUE"),
         (["--min", "=0.6"], "write METRIC=VALUE"),
-        (["--min", "wer=20"], "wer is the better the lower it is. Use --max wer=20."),
-        (["--max", "bleu=20"], "bleu is the better the higher it is. Use --min bleu=20."),
+        (["--min", "wer=20"], "lower wer is better. Use --max wer=20."),
+        (["--max", "bleu=20"], "higher bleu is better. Use --min bleu=20."),
         (["--metric", "bleu", "chrff"], "Did you mean 'chrf'?"),
-        (["--metric", "bleu:tokenize=none"], "Did you mean 'tokenize'?"),
+        (["--metric", "bleu:tokenze=none"], "Did you mean 'tokenize'?"),
         (["--set", "bean=5"], "Did you mean 'beam'?"),
         (["--set", "beam"], "write key=value"),
         (["--beam", "0"], "--beam"),
-        (["--source", "a"], "go together"),
+        (["--source", "a"], "must be used together"),
         (["--pairs", "a", "--source", "a", "--target", "b"], "not both"),
-        (["--columns", "1", "2"], "--columns and --header go with --pairs"),
+        (["--columns", "1", "2"], "--columns and --header need --pairs"),
         (["--pairs", "a", "--columns", "0", "1"], "columns"),
-        (["--out", "nowhere/answers.txt"], "there is no folder nowhere"),
-        (["--out", "answers.txt", "--metric", "loss"], "need no answers"),
+        (["--out", "nowhere/out.txt"], "there is no folder nowhere"),
+        (["--out", "out.txt", "--metric", "loss"], "need no predictions"),
     ],
 )
-def test_a_mistake_is_told_before_the_model_is_loaded(
-    cli: Run, small_run: RunFolder, options: list[str], words: str
+def test_a_usage_error_is_reported_before_the_model_is_loaded(
+    cli: Run, small_run: RunFolder, options: list[str], message: str
 ) -> None:
     done = cli("evaluate", small_run.path, *options)
     assert done.returncode == 2, done.stderr
-    assert words in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
 
 
-def test_answers_are_written_one_line_each(cli: Run, small_run: RunFolder, answers: list[str], tmp_path: Path) -> None:
+def test_predictions_are_written_one_per_line(
+    cli: Run, small_run: RunFolder, predictions: list[str], tmp_path: Path
+) -> None:
     files = ["--source", "a.txt", "--target", "b.txt"]
     done = cli("evaluate", small_run.path, *files, "--out", "out.txt", "--metric", "bleu", "--json")
     written = (tmp_path / "out.txt").read_text().splitlines()
-    assert written == answers
+    assert written == predictions
     references = (tmp_path / "b.txt").read_text().splitlines()
     expected = BLEU().corpus_score(written, [references]).score
     assert json.loads(done.stdout)["values"]["bleu"] == pytest.approx(expected)
 
 
-def test_columns_and_search_are_chosen(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+def test_columns_and_search_settings_can_be_given(cli: Run, small_run: RunFolder, predictions: list[str]) -> None:
     command = ["evaluate", small_run.path, "--pairs", "three.tsv", "--columns", "2", "3", "--json"]
     scores = json.loads(cli(*command, "--beam", "3", "--set", "length_penalty=0").stdout)
     assert scores["pairs"] == 4
@@ -135,34 +141,34 @@ def test_columns_and_search_are_chosen(cli: Run, small_run: RunFolder, answers: 
     assert cli(*command[:4], "--columns", "2", "9").returncode == 3
 
 
-def test_models_are_scored_together(
-    cli: Run, small_run: RunFolder, second_run: RunFolder, answers: list[str], tmp_path: Path
+def test_an_ensemble_is_scored(
+    cli: Run, small_run: RunFolder, second_run: RunFolder, predictions: list[str], tmp_path: Path
 ) -> None:
     files = ["--source", "a.txt", "--target", "b.txt"]
     search = ["--beam", "3", "--out", "out.txt", "--json"]
     done = cli("evaluate", small_run.path, "--with", second_run.path, *files, *search, "--metric", "chrf", "loss")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["model"], found["step"]) == (str(small_run.path), small_run.best().step)
-    assert found["with"] == [{"model": str(second_run.path), "step": second_run.best().step}]
+    report = json.loads(done.stdout)
+    assert (report["model"], report["step"]) == (str(small_run.path), small_run.best().step)
+    assert report["with"] == [{"model": str(second_run.path), "step": second_run.best().step}]
     model = regard.load(small_run.path, second_run.path)
     assert (tmp_path / "out.txt").read_text().splitlines() == [a.text for a in model.predict(SOURCES, beam=3)]
-    # −log of the mean of what the two say, over the tokens: a target's characters and its end.
+    # −log of the average probability, per token: the characters of a target and its end token.
     targets = (tmp_path / "b.txt").read_text().splitlines()
     tokens = sum(len(target) + 1 for target in targets)
-    assert found["values"]["loss"] == pytest.approx(-sum(model.score(SOURCES, targets)) / tokens, rel=1e-5)
-    alone = [regard.load(run.path).evaluate(SOURCES, targets, metrics=["loss"]) for run in (small_run, second_run)]
-    assert found["values"]["loss"] < sum(each["loss"] for each in alone) / 2  # −log is convex
+    assert report["values"]["loss"] == pytest.approx(-sum(model.score(SOURCES, targets)) / tokens, rel=1e-5)
+    single = [regard.load(run.path).evaluate(SOURCES, targets, metrics=["loss"]) for run in (small_run, second_run)]
+    assert report["values"]["loss"] < sum(member["loss"] for member in single) / 2  # −log is convex
     in_python = model.evaluate(SOURCES, targets, metrics=["chrf", "loss"], beam=3)
-    assert found["values"] == pytest.approx(in_python.scores.values)
+    assert report["values"] == pytest.approx(in_python.scores.values)
 
 
-def test_metrics_may_stand_before_the_model(cli: Run, small_run: RunFolder, answers: list[str]) -> None:
+def test_metrics_can_come_before_the_model(cli: Run, small_run: RunFolder, predictions: list[str]) -> None:
     done = cli("evaluate", "--json", "--pairs", "half.tsv", "--metric", "bleu", "per", small_run.path)
     assert list(json.loads(done.stdout)["values"]) == ["bleu", "per"]
 
 
-def test_a_model_is_evaluated_as_it_was_validated(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+def test_evaluation_uses_the_metrics_and_search_of_validation(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(small_run.path, tmp_path / "model")
     config = yaml.safe_load((tmp_path / "model" / "config.yaml").read_text("utf-8"))
     config["training"] |= {"metric": "wer", "extra_metrics": ["per"], "validation_search": {"beam": 2}}

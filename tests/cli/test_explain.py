@@ -1,4 +1,4 @@
-"""`regard explain` says what a config computes and why no faster path serves it."""
+"""`regard explain` prints what a config computes and why no faster path applies."""
 
 import subprocess
 from collections.abc import Callable
@@ -6,22 +6,22 @@ from collections.abc import Callable
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_the_path_of_each_attention_is_told_with_the_reasons(cli: Run) -> None:
-    told = cli("explain", "dates", "model.attention=transformer").stdout
-    assert "decoder.attention: Projected × Global × Softmax, 8 heads" in told
-    assert "training and prediction: fused" in told
-    assert "not fused: its weights are requested" in told
-    told = cli("explain", "dates").stdout
-    assert "vᵀ tanh(W q + U k)" in told
-    assert "training and prediction: chunked" in told
-    assert "not fused: the score Additive is not equivalent to a dot product" in told
-    told = cli("explain", "dates", "model.attention=chorowski").stdout
-    assert "runs step by step" in told
-    told = cli("explain", "dates", "model.decoder.order=conditional").stdout
-    assert told.count("attention is computed between the steps") == 2
+def test_the_path_of_each_attention_is_printed_with_reasons(cli: Run) -> None:
+    text = cli("explain", "dates", "model.attention=transformer").stdout
+    assert "decoder.attention: Projected × Global × Softmax, 8 heads" in text
+    assert "training and prediction: fused" in text
+    assert "not fused: its weights are requested" in text
+    text = cli("explain", "dates").stdout
+    assert "vᵀ tanh(W q + U k)" in text
+    assert "training and prediction: chunked" in text
+    assert "not fused: the score Additive is not equivalent to a dot product" in text
+    text = cli("explain", "dates", "model.attention=chorowski").stdout
+    assert "runs step by step" in text
+    text = cli("explain", "dates", "model.decoder.order=conditional").stdout
+    assert text.count("attention is computed between the steps") == 2
 
 
-def test_a_combination_without_meaning_is_refused_with_the_reason(cli: Run) -> None:
+def test_an_invalid_combination_is_rejected_with_the_reason(cli: Run) -> None:
     done = cli("explain", "dates", "model.attention=hard-monotonic", "model.attention.scope=local_p")
     assert done.returncode == 2
     assert "hard_monotonic moves its own window along the memory" in done.stderr

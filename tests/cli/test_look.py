@@ -1,7 +1,6 @@
-"""`regard look` in a terminal: with colors, without them, and with text that runs from right to left."""
+"""`regard look` in a terminal: with color, without color, and with right-to-left text."""
 
 import os
-import pty
 import subprocess
 import sys
 import threading
@@ -16,19 +15,20 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def look_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What `regard look` prints on a pseudo-terminal that has colors."""
+    """Return the output of `regard look` on a pseudo-terminal with colors."""
+    pty = pytest.importorskip("pty")
     try:
         leader, follower = pty.openpty()
     except OSError:
         pytest.skip("there is no pseudo-terminal: mount devpts on /dev/pts")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
-    printed: list[bytes] = []
+    chunks: list[bytes] = []
 
     def read() -> None:
         try:
-            while part := os.read(leader, 1 << 12):
-                printed.append(part)
+            while chunk := os.read(leader, 1 << 12):
+                chunks.append(chunk)
         except OSError:  # how Linux reports that the other end is closed
             pass
 
@@ -39,10 +39,10 @@ def look_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
         look.command.main(list(words), standalone_mode=False)
     reader.join()
     os.close(leader)
-    return b"".join(printed).decode()
+    return b"".join(chunks).decode()
 
 
-def test_without_color_a_terminal_gets_a_map_in_shades(
+def test_without_color_the_heat_map_is_drawn_in_shades(
     small_run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (str(small_run.path), "3 mai 2009")

@@ -1,4 +1,4 @@
-"""A run on one's own pairs remembers how they are read and where they are; every verb takes the same options."""
+"""Runs on data files: a run stores the columns and paths of its files; the options are the same for every verb."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ FORMS = [f"{stem}\t{stem}{end}\t{tag}\n" for stem in STEMS for end, tag in (("ed
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that was trained there on a file with a relative path, a header and three columns."""
+    """Return a folder with a run, trained there on a file with a relative path, a header and three columns."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "forms.tsv").write_text("lemma\tform\ttags\n" + "".join(FORMS))
     (folder / "test.tsv").write_text("lemma\tform\ttags\nbelk\tbelks\tSG\nfump\tfumped\tPST\n")
@@ -42,38 +42,38 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answered(cli: Run, project: Path, *arguments: str) -> tuple[int, str]:
-    """How many pairs were evaluated, and the references, by way of the loss."""
+def evaluate(cli: Run, project: Path, *arguments: str) -> tuple[int, str]:
+    """Return the number of evaluated pairs and the loss, which depends on the references."""
     done = cli("evaluate", "runs/forms", "--metric", "loss", "--json", *arguments, cwd=project)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    return found["pairs"], f"{found['values']['loss']:.6f}"
+    report = json.loads(done.stdout)
+    return report["pairs"], f"{report['values']['loss']:.6f}"
 
 
-def test_a_run_remembers_its_columns(cli: Run, project: Path) -> None:
-    remembered = answered(cli, project, "--pairs", "test.tsv")
-    assert remembered == answered(cli, project, "--pairs", "test.tsv", "--columns", "1+3", "2")
-    assert remembered != answered(cli, project, "--pairs", "test.tsv", "--columns", "1", "2")
-    assert remembered[0] == 2
-    assert answered(cli, project, "--pairs", "test.tsv", "--no-header")[0] == 3
+def test_a_run_stores_its_columns(cli: Run, project: Path) -> None:
+    default = evaluate(cli, project, "--pairs", "test.tsv")
+    assert default == evaluate(cli, project, "--pairs", "test.tsv", "--columns", "1+3", "2")
+    assert default != evaluate(cli, project, "--pairs", "test.tsv", "--columns", "1", "2")
+    assert default[0] == 2
+    assert evaluate(cli, project, "--pairs", "test.tsv", "--no-header")[0] == 3
 
 
-def test_a_run_remembers_that_there_was_a_header_and_reads_stdin(cli: Run, project: Path) -> None:
+def test_a_run_stores_whether_there_is_a_header_and_reads_stdin(cli: Run, project: Path) -> None:
     odd = "eins\tzwei\tdrei\nbelk\tbelks\tSG\nfump\tfumped\tPST\n"
     command = ["evaluate", "runs/forms", "--metric", "loss", "--json", "--pairs"]
-    found = [cli(*command, path, stdin=odd, cwd=project) for path in ("-", "/dev/stdin")]
-    assert [json.loads(done.stdout)["pairs"] for done in found] == [2, 2]
+    results = [cli(*command, path, stdin=odd, cwd=project) for path in ("-", "/dev/stdin")]
+    assert [json.loads(done.stdout)["pairs"] for done in results] == [2, 2]
 
 
-def test_a_run_is_evaluated_on_pairs_that_were_held_back(cli: Run, project: Path) -> None:
-    pairs, _ = answered(cli, project)
+def test_a_run_is_evaluated_on_held_out_pairs(cli: Run, project: Path) -> None:
+    pairs, _ = evaluate(cli, project)
     assert 20 < pairs < 90
     settings = RunFolder(project / "runs" / "forms").settings()
     corpus = regard.data.corpora.load_corpus(settings.data)
     assert len(list(corpus.test or [])) == pairs
 
 
-def test_a_run_goes_on_and_is_evaluated_in_another_folder(
+def test_a_run_is_resumed_and_evaluated_from_another_folder(
     cli: Run, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "moved"
@@ -90,7 +90,7 @@ def test_a_run_goes_on_and_is_evaluated_in_another_folder(
     regard.train("pairs", {"data": data, "tokenizer.tags": True, **TINY}, out=folder)
 
 
-def test_a_project_can_be_moved(cli: Run, project: Path, tmp_path: Path) -> None:
+def test_a_moved_data_file_can_be_given_by_its_new_path(cli: Run, project: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(project / "runs" / "forms", folder)
     shutil.rmtree(folder / "checkpoints" / "step-4")
@@ -110,7 +110,7 @@ def test_a_project_can_be_moved(cli: Run, project: Path, tmp_path: Path) -> None
     assert "the data has changed" in done.stderr
 
 
-def test_files_may_have_other_names_on_resume_but_not_other_places() -> None:
+def test_files_may_have_new_names_on_resume_but_not_a_new_order() -> None:
     run, saved = RunFolder(Path("run")), {"train.tsv": "1", "dev.tsv": "2"}
     check_data_unchanged(run, saved, {"moved/train.tsv": "1", "moved/dev.tsv": "2"})
     with pytest.raises(regard.DataError, match=r"dev\.tsv and train\.tsv: the data has changed"):
@@ -140,26 +140,28 @@ def test_teachers_are_found_from_another_folder(
 
 def test_every_path_in_settings_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {
+    settings = {
         "data": {"kind": "pronounce", "path": "words.dict"},
         "tokenizer": {"source": {"kind": "sentencepiece", "path": "letters.model"}, "target": "word"},
         "training": {"init_from": "runs/a", "teachers": ["runs/b", "/elsewhere/c"]},
     }
-    found = resolve(RunSettings, given, {}).absolute().model_dump(mode="json")
-    assert found["data"]["path"] == str(tmp_path / "words.dict")
-    assert found["tokenizer"]["source"]["path"] == str(tmp_path / "letters.model")
-    assert found["training"]["init_from"] == str(tmp_path / "runs" / "a")
-    assert found["training"]["teachers"]["runs"] == [str(tmp_path / "runs" / "b"), "/elsewhere/c"]
+    resolved = resolve(RunSettings, settings, {}).absolute().model_dump(mode="json")
+    assert resolved["data"]["path"] == str(tmp_path / "words.dict")
+    assert resolved["tokenizer"]["source"]["path"] == str(tmp_path / "letters.model")
+    assert resolved["training"]["init_from"] == str(tmp_path / "runs" / "a")
+    assert resolved["training"]["teachers"]["runs"] == [str(tmp_path / "runs" / "b"), "/elsewhere/c"]
 
 
-def test_without_a_test_set_the_message_says_how_to_give_one(cli: Run, project: Path, tmp_path: Path) -> None:
+def test_the_message_without_a_test_set_names_the_option_that_gives_one(
+    cli: Run, project: Path, tmp_path: Path
+) -> None:
     regard.train(project / "runs" / "forms", {"data.test_split": False}, out=tmp_path / "run")
     done = cli("evaluate", tmp_path / "run")
     assert done.returncode == 3
     assert "was trained without a test set. Give one with --pairs" in done.stderr
 
 
-def test_train_takes_a_test_file_names_and_the_same_command_again(cli: Run, tmp_path: Path) -> None:
+def test_train_accepts_a_test_file_and_column_names_and_can_be_repeated(cli: Run, tmp_path: Path) -> None:
     pairs = "".join(f"{stem}\t{stem.upper()}\n" for stem in STEMS)
     (tmp_path / "words.tsv").write_text("en\tde\n" + pairs)
     (tmp_path / "test.jsonl").write_text(json.dumps({"en": "belk", "de": "BELK"}) + "\n")
@@ -173,7 +175,7 @@ def test_train_takes_a_test_file_names_and_the_same_command_again(cli: Run, tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         ("x.tsv", "a\tb\n".encode("utf-16"), "iconv -f UTF-16 -t UTF-8 x.tsv > x.utf8.tsv"),
         (
@@ -186,11 +188,13 @@ def test_train_takes_a_test_file_names_and_the_same_command_again(cli: Run, tmp_
         ("x.tsv", b"source\ttarget\n", "the file has no data lines"),
     ],
 )
-def test_train_says_why_a_file_has_no_pair(cli: Run, tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_train_reports_why_a_file_has_no_pairs(
+    cli: Run, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     done = cli("train", "--pairs", name)
     assert done.returncode == 3
-    assert words in done.stderr
+    assert message in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -199,23 +203,23 @@ def test_pairs_on_stdin_are_checked_and_counted(cli: Run, path: str) -> None:
     text = "".join(f"Satz Nummer {n}\tsentence number {n}\n" for n in range(100, 150))
     done = cli("data", "check", path, stdin=text)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "No problems found."), done.stderr
-    named = cli("data", "check", path, "--columns", "translation.de", "translation.en", "--json", stdin="".join(
+    report = cli("data", "check", path, "--columns", "translation.de", "translation.en", "--json", stdin="".join(
         json.dumps({"translation": {"en": f"sentence {n}", "de": ""}}) + "\n" for n in range(9)
     ))  # fmt: skip
-    (problem,) = (found for found in json.loads(named.stdout)["problems"] if found["kind"] == "empty")
+    (problem,) = (entry for entry in json.loads(report.stdout)["problems"] if entry["kind"] == "empty")
     assert problem["examples"][0]["location"] == ("stdin:1" if path == "-" else "/dev/stdin:1")
     assert json.loads(cli("data", "stats", path, "--json", stdin=text).stdout)["splits"][0]["pairs"] == 50
     assert cli("data", "check", path).returncode == 3
 
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdin"])
-def test_training_pairs_are_not_read_from_a_pipe(cli: Run, path: str) -> None:
+def test_training_pairs_on_stdin_are_rejected(cli: Run, path: str) -> None:
     done = cli("train", "--pairs", path, stdin="ja\tyes\n")
     assert done.returncode == 3
     assert "training pairs are read several times. Write them to a file first." in done.stderr
 
 
-def test_a_header_is_reported_and_can_be_denied(cli: Run, tmp_path: Path) -> None:
+def test_a_detected_header_is_reported_and_can_be_overridden(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("en;de\n" + "".join(f"sentence number {n};Satz {n}\n" for n in range(30)))
     for verb in ("check", "stats"):
         done = cli("data", verb, "x.csv")

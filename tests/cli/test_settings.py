@@ -1,4 +1,4 @@
-"""Wrong settings: exit code 2 before data is read, with the key, the nearest name, the file and line."""
+"""Invalid settings: exit code 2 before data is read, with the key, the nearest name, the file and line."""
 
 import subprocess
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.config import resolve
+from regard.config import flatten, resolve
 from regard.errors import ConfigError
 from regard.runs.settings import NoConsistency, RunSettings
 
@@ -38,7 +38,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ("data.train=-5", "data.train = -5: input should be greater than 0"),
     ],
 )
-def test_a_wrong_override_is_named(cli: Run, tmp_path: Path, override: str, message: str) -> None:
+def test_an_invalid_override_is_reported_with_its_key(cli: Run, tmp_path: Path, override: str, message: str) -> None:
     done = cli("train", "dates", override)
     assert done.returncode == 2
     assert message in done.stderr
@@ -46,7 +46,7 @@ def test_a_wrong_override_is_named(cli: Run, tmp_path: Path, override: str, mess
     assert not (tmp_path / "runs").exists()
 
 
-def test_sizes_that_do_not_fit_are_told_before_data_is_read(cli: Run, tmp_path: Path) -> None:
+def test_incompatible_sizes_are_reported_before_data_is_read(cli: Run, tmp_path: Path) -> None:
     done = cli("train", "dates", "model.attention=luong-dot", "model.encoder.hidden=50")
     assert done.returncode == 2
     assert "decoder.hidden is 128 and the encoder states have size 100" in done.stderr
@@ -54,12 +54,12 @@ def test_sizes_that_do_not_fit_are_told_before_data_is_read(cli: Run, tmp_path: 
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_wrong_mechanism_is_answered_with_the_nearest(cli: Run) -> None:
+def test_an_unknown_mechanism_gets_the_nearest_as_suggestion(cli: Run) -> None:
     assert "Did you mean 'bahdanau'?" in cli("train", "dates", "model.attention=bahdanu").stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "suggestion"),
     [
         ("steps", "'training.steps'"),
         ("batch_size", "'training.batch_size'"),
@@ -70,8 +70,8 @@ def test_a_wrong_mechanism_is_answered_with_the_nearest(cli: Run) -> None:
         ("seeds", "'seed'"),
     ],
 )
-def test_a_setting_without_its_group_is_answered_with_the_whole_key(name: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"there is no setting '{name}'. Did you mean {meant}[?]"):
+def test_a_setting_without_its_group_gets_the_full_key_as_suggestion(name: str, suggestion: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no setting '{name}'. Did you mean {suggestion}[?]"):
         resolve(RunSettings, "dates", {name: 1})
 
 
@@ -84,7 +84,7 @@ def test_only_settings_of_the_chosen_kinds_are_suggested() -> None:
         resolve(RunSettings, {"data": "dates", "tokenizer": "bpe", "vocabulary": 100}, {})
 
 
-def test_a_file_without_settings_is_answered_with_the_options_for_data(cli: Run, tmp_path: Path) -> None:
+def test_for_a_file_without_settings_the_data_options_are_suggested(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("one\nun: deux: trois\n")
     (tmp_path / "words.en").write_text("one\n")
     for name, problem in (("words.txt", "words.txt:2 is not valid YAML"), ("words.en", "does not contain settings")):
@@ -97,7 +97,7 @@ def test_a_file_without_settings_is_answered_with_the_options_for_data(cli: Run,
     assert "words.txt: use --pairs, or --source and --target, for training data, --dev and --test for" in done.stderr
 
 
-def test_a_mistake_in_a_file_is_told_with_its_line(cli: Run, tmp_path: Path) -> None:
+def test_an_error_in_a_file_is_reported_with_its_line(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("data: dates\nmodel:\n  embeding: 32\ntraining: {steps: 5}\n")
     done = cli("train", "mine.yaml")
     assert done.returncode == 2
@@ -122,14 +122,14 @@ def test_runs_that_were_saved_with_a_weight_of_no_consistency_are_read() -> None
         ("data: {kind: files, train: {source: a}}\n", "set either path (one file of pairs)"),
     ],
 )
-def test_a_broken_file_is_told(cli: Run, tmp_path: Path, content: str, message: str) -> None:
+def test_an_invalid_file_is_reported(cli: Run, tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "mine.yaml").write_text(content)
     done = cli("train", "mine.yaml")
     assert done.returncode == 2
     assert message in done.stderr
 
 
-def test_what_is_neither_preset_nor_file_is_told(cli: Run) -> None:
+def test_an_unknown_preset_is_reported(cli: Run) -> None:
     done = cli("train", "dats")
     assert done.returncode == 2
     assert "Did you mean 'dates'?" in done.stderr
@@ -137,25 +137,22 @@ def test_what_is_neither_preset_nor_file_is_told(cli: Run) -> None:
 
 
 @pytest.mark.parametrize(("word", "name"), [("datse", "dates"), ("iwslt", "iwslt15-lstm"), ("sequence", "sequences")])
-def test_a_misspelled_or_shortened_preset_is_answered_with_the_nearest(word: str, name: str) -> None:
+def test_a_misspelled_or_shortened_preset_gets_the_nearest_as_suggestion(word: str, name: str) -> None:
     with pytest.raises(ConfigError, match=f"'{word}' is neither a preset nor a file. Did you mean '{name}'?"):
         resolve(RunSettings, word, {})
 
 
 @pytest.mark.parametrize("word", ["foo", "data", "translate", "x", "my-model", "words"])
-def test_a_word_unlike_any_preset_is_answered_without_a_guess(word: str) -> None:
+def test_a_word_unlike_any_preset_gets_no_suggestion(word: str) -> None:
     with pytest.raises(ConfigError, match=f"'{word}' is neither a preset nor a file. Presets: "):
         resolve(RunSettings, word, {})
 
 
-def test_debug_shows_the_traceback(cli: Run) -> None:
+def test_debug_prints_the_traceback(cli: Run) -> None:
     assert "Traceback" in cli("train", "dats", "--debug").stderr
 
 
-def test_a_mechanism_can_be_changed_in_one_part(tmp_path: Path) -> None:
-    from regard.config import flatten, resolve
-    from regard.runs.settings import RunSettings
-
+def test_one_part_of_a_mechanism_can_be_changed() -> None:
     changed = {"model.attention": "luong-local-m", "model.attention.scope.window": 3}
     flat = flatten(resolve(RunSettings, "dates", changed))
     assert flat["model.attention.score.kind"] == "general"
@@ -167,10 +164,13 @@ def test_a_mechanism_can_be_changed_in_one_part(tmp_path: Path) -> None:
     assert flat["model.attention.score.hidden"] == 7
 
 
-def test_another_kind_starts_from_its_own_settings(cli: Run) -> None:
-    for given in ("model.kind=fixed", "model=fixed"):
-        done = cli("explain", "dates", given)
-        assert done.returncode == 0, done.stderr
-        assert "fixed model" in done.stdout
+@pytest.mark.parametrize("override", ["model.kind=fixed", "model=fixed"])
+def test_another_kind_replaces_the_settings_of_the_old_one(cli: Run, override: str) -> None:
+    done = cli("explain", "dates", override)
+    assert done.returncode == 0, done.stderr
+    assert "fixed model" in done.stdout
+
+
+def test_another_kind_and_its_settings_can_be_given_together(cli: Run) -> None:
     done = cli("explain", "dates", "model.kind=transformer", "model.size=64", "tokenizer.shared=true")
     assert "encoder.layers.0.attention.attention: Dot × Global × Softmax, 4 heads" in done.stdout

@@ -1,4 +1,4 @@
-"""Streaming input: prompt answers on a slow pipe, full batches on a fast one."""
+"""Streaming input: low latency on a slow pipe, full batches on a fast one."""
 
 import subprocess
 import sys
@@ -13,26 +13,26 @@ from regard.runs.folder import RunFolder
 from tests_command import NOISE
 
 
-def test_predict_answers_each_line_of_a_pipe_before_the_input_ends(small_run: RunFolder) -> None:
+def test_predict_writes_each_line_of_a_pipe_before_the_input_ends(small_run: RunFolder) -> None:
     command = [sys.executable, "-m", "regard", "predict", str(small_run.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        limit = threading.Timer(60, process.kill)  # else a missing answer would be waited for forever
+        limit = threading.Timer(60, process.kill)  # otherwise a missing line would block forever
         limit.start()
         for line in ("3 mai 2009", "", "May 3, 2009"):
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
-            answer = process.stdout.readline()
-            assert answer.endswith("\n")
-            assert bool(answer.strip()) == bool(line)
+            output = process.stdout.readline()
+            assert output.endswith("\n")
+            assert bool(output.strip()) == bool(line)
         process.stdin.close()
         assert process.stdout.read() == ""
         assert process.wait(timeout=60) == 0
         limit.cancel()
 
 
-def test_predict_ends_when_its_reader_has_gone_even_if_the_input_stays_open(small_run: RunFolder) -> None:
+def test_predict_exits_if_its_reader_exits_while_the_input_stays_open(small_run: RunFolder) -> None:
     command = [sys.executable, "-m", "regard", "predict", str(small_run.path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -66,7 +66,7 @@ def test_a_pause_ends_a_chunk() -> None:
     assert list(chunks) == [[3]]
 
 
-def test_no_item_waits_for_a_steady_trickle_to_fill_a_chunk() -> None:
+def test_slow_steady_input_does_not_delay_items() -> None:
     def items() -> Iterator[float]:
         for _ in range(20):
             yield time.monotonic()
@@ -79,7 +79,7 @@ def test_no_item_waits_for_a_steady_trickle_to_fill_a_chunk() -> None:
     assert len(sizes) > 1
 
 
-def test_items_before_a_failure_come_before_it() -> None:
+def test_items_before_a_failure_are_yielded_first() -> None:
     def items() -> Iterator[int]:
         yield from (1, 2, 3)
         raise ValueError("the third was the last")

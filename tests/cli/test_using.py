@@ -1,6 +1,7 @@
-"""Predicting, looking: N lines in, N lines out, and models that cannot be used."""
+"""`regard predict` and `regard look`: N lines in, N lines out; ensembles; unusable models."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,26 +20,23 @@ from regard.data.batching import pad
 from regard.data.cache import sha256
 from regard.data.tokens.tokenizers import START
 from regard.runs.folder import RunFolder
-from tests_command import fresh
+from tests_command import run_fresh
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 BIAS = "decoder.bridge.bias"
 
 
-def test_lines_come_out_as_they_went_in(cli: Run, small_run: RunFolder) -> None:
+def test_lines_stay_in_order_and_empty_lines_stay_empty(cli: Run, small_run: RunFolder) -> None:
     lines = ["3 mai 2009", "", "a\u2028b\u0085c\x0bd", "Sunday, May 3, 2009", "", "2009年5月3日"]
     done = cli("predict", small_run.path, stdin="\n".join(lines) + "\n")
-    answers = done.stdout.removesuffix("\n").split("\n")
+    predictions = done.stdout.removesuffix("\n").split("\n")
     assert done.returncode == 0
-    assert len(answers) == len(lines)
-    assert [answer == "" for answer in answers] == [line == "" for line in lines]
-    for line, answer in zip(lines, answers, strict=True):
-        if line:
-            assert cli("predict", small_run.path, line).stdout == answer + "\n"
-            break
+    assert len(predictions) == len(lines)
+    assert [prediction == "" for prediction in predictions] == [line == "" for line in lines]
+    assert cli("predict", small_run.path, lines[0]).stdout == predictions[0] + "\n"
 
 
-def test_many_lines_keep_their_order_whatever_the_batch(cli: Run, small_run: RunFolder) -> None:
+def test_the_order_of_lines_does_not_depend_on_the_batch_size(cli: Run, small_run: RunFolder) -> None:
     text = "".join(f"{'x' * (n % 17)}{n}\n" for n in range(300))
     one = cli("predict", small_run.path, "--batch-size", "7", stdin=text)
     other = cli("predict", small_run.path, "-", "--batch-size", "64", stdin=text)
@@ -46,7 +44,7 @@ def test_many_lines_keep_their_order_whatever_the_batch(cli: Run, small_run: Run
     assert one.stdout.count("\n") == 300
 
 
-def test_json_holds_text_score_and_tokens(cli: Run, small_run: RunFolder) -> None:
+def test_json_contains_text_score_and_tokens(cli: Run, small_run: RunFolder) -> None:
     done = cli("predict", small_run.path, "--json", "--attention", "3 mai 2009")
     record = json.loads(done.stdout)
     assert record["source_tokens"] == list("3 mai 2009")
@@ -54,14 +52,14 @@ def test_json_holds_text_score_and_tokens(cli: Run, small_run: RunFolder) -> Non
     assert record["score"] < 0
 
 
-def test_what_the_model_has_no_token_for_is_told(cli: Run, small_run: RunFolder) -> None:
+def test_unknown_characters_are_reported(cli: Run, small_run: RunFolder) -> None:
     done = cli("predict", small_run.path, "--json", stdin="3 mai 2009\n3 §ai§ 2009\n\n¶ and §\n")
     assert [json.loads(line)["unknown"] for line in done.stdout.splitlines()] == [[], ["§"], [], ["¶", "§"]]
     assert "note: the model has no token for '§', '¶' (in 2 of the texts)." in done.stderr
     assert "no token" not in cli("predict", small_run.path, "3 mai 2009").stderr
 
 
-def test_a_beam_gives_its_best_answers_in_lines_or_as_json(cli: Run, small_run: RunFolder) -> None:
+def test_nbest_predictions_are_printed_as_lines_or_as_json(cli: Run, small_run: RunFolder) -> None:
     done = cli("predict", small_run.path, "--beam", "3", "--nbest", "2", "3 mai 2009", "May 3, 2009")
     assert done.returncode == 0, done.stderr
     scores = [line.split("\t") for line in done.stdout.splitlines()]
@@ -80,7 +78,7 @@ def test_a_beam_gives_its_best_answers_in_lines_or_as_json(cli: Run, small_run: 
         (["--set", "groups=2"], 1),
     ],
 )
-def test_without_a_beam_it_is_as_wide_as_the_predictions_need(
+def test_the_default_beam_is_as_large_as_nbest_and_groups_need(
     cli: Run, small_run: RunFolder, options: list[str], count: int
 ) -> None:
     done = cli("predict", small_run.path, *options, "3 mai 2009")
@@ -90,66 +88,71 @@ def test_without_a_beam_it_is_as_wide_as_the_predictions_need(
     assert all(("\t" in line) == (count > 1) for line in lines)
 
 
-def test_a_line_of_spaces_is_an_empty_line(cli: Run, small_run: RunFolder) -> None:
+def test_a_blank_line_has_an_empty_prediction(cli: Run, small_run: RunFolder) -> None:
     done = cli("predict", small_run.path, stdin="   \n3 mai 2009\n \t\u3000\n")
     assert [bool(line) for line in done.stdout.split("\n")] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--beam", "1", "--nbest", "2"], "Widen the beam"),
         (["--set", "temprature=2"], "Did you mean 'temperature'"),
         (["--beam", "4", "--set", "sample=true"], "exclude each other"),
     ],
 )
-def test_settings_of_the_search_are_checked_before_the_model_is_loaded(
-    cli: Run, small_run: RunFolder, options: list[str], words: str
+def test_search_settings_are_checked_before_the_model_is_loaded(
+    cli: Run, small_run: RunFolder, options: list[str], message: str
 ) -> None:
     done = cli("predict", small_run.path, *options, "3 mai 2009")
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
 
 
-def test_answers_begin_with_and_contain_what_is_wished_for(cli: Run, small_run: RunFolder) -> None:
-    wishes = ["--prefix", "20", "--must-say=-05-", "--must-say", "777", "--banned", "9"]
-    for options in ([], ["--beam", "4"]):
-        done = cli("predict", small_run.path, *options, *wishes, stdin="3 mai 2009\n\nMay 3, 2009\n")
-        assert done.returncode == 0, done.stderr
-        first, empty, second = done.stdout.splitlines()
-        assert empty == ""
-        for answer in (first, second):
-            assert answer.startswith("20")
-            assert "-05-" in answer
-            assert "777" in answer
-            assert "9" not in answer
+@pytest.mark.parametrize("options", [[], ["--beam", "4"]], ids=["greedy", "beam"])
+def test_predictions_satisfy_constraints(cli: Run, small_run: RunFolder, options: list[str]) -> None:
+    constraints = ["--prefix", "20", "--must-say=-05-", "--must-say", "777", "--banned", "9"]
+    done = cli("predict", small_run.path, *options, *constraints, stdin="3 mai 2009\n\nMay 3, 2009\n")
+    assert done.returncode == 0, done.stderr
+    first, empty, second = done.stdout.splitlines()
+    assert empty == ""
+    for prediction in (first, second):
+        assert prediction.startswith("20")
+        assert "-05-" in prediction
+        assert "777" in prediction
+        assert "9" not in prediction
+
+
+def test_a_phrase_outside_the_vocabulary_is_rejected(cli: Run, small_run: RunFolder) -> None:
     done = cli("predict", small_run.path, "--must-say", "2009年", "3 mai 2009")
     assert done.returncode == 2
     assert "must_say: the model's vocabulary lacks part of '2009年'" in done.stderr
 
 
-def test_models_answer_together(cli: Run, small_run: RunFolder, second_run: RunFolder) -> None:
+def test_ensembles_average_the_probabilities_of_their_models(
+    cli: Run, small_run: RunFolder, second_run: RunFolder
+) -> None:
     texts = ["3 mai 2009", "May 3, 2009"]
     command = ["predict", small_run.path, "--beam", "3", "--json"]
-    together = cli(*command, "--with", second_run.path, *texts)
-    assert together.returncode == 0, together.stderr
+    ensemble = cli(*command, "--with", second_run.path, *texts)
+    assert ensemble.returncode == 0, ensemble.stderr
     model = regard.load(small_run.path, second_run.path)
     one, other = regard.load(small_run.path), regard.load(second_run.path)
-    for text, line in zip(texts, together.stdout.splitlines(), strict=True):
-        found = json.loads(line)
-        assert found["text"] == model.predict(text, beam=3).text
-        if found["truncated"]:
+    for text, line in zip(texts, ensemble.stdout.splitlines(), strict=True):
+        record = json.loads(line)
+        assert record["text"] == model.predict(text, beam=3).text
+        if record["truncated"]:
             continue
-        assert found["score"] == pytest.approx(model.score(text, found["text"]), abs=1e-3)
-    alone, twice = (cli(*command, *more, *texts).stdout for more in ([], ["--with", small_run.path]))
+        assert record["score"] == pytest.approx(model.score(text, record["text"]), abs=1e-3)
+    single, twice = (cli(*command, *more, *texts).stdout for more in ([], ["--with", small_run.path]))
     assert [json.loads(line)["text"] for line in twice.splitlines()] == [one.predict(t, beam=3).text for t in texts]
-    assert [json.loads(line)["text"] for line in alone.splitlines()] == [one.predict(t, beam=3).text for t in texts]
-    # The first character of an answer is as likely as the two say in the mean.
-    mean = (_first(one, texts[0]) + _first(other, texts[0])) / 2
-    np.testing.assert_allclose(_first(model, texts[0]), mean, rtol=1e-4)
+    assert [json.loads(line)["text"] for line in single.splitlines()] == [one.predict(t, beam=3).text for t in texts]
+    average = (_first_probabilities(one, texts[0]) + _first_probabilities(other, texts[0])) / 2
+    np.testing.assert_allclose(_first_probabilities(model, texts[0]), average, rtol=1e-4)
 
 
-def _first(model: regard.Model, text: str) -> NDArray[np.float32]:
+def _first_probabilities(model: regard.Model, text: str) -> NDArray[np.float32]:
+    """Return the probabilities of the first target token."""
     tokenizers, device = model.predictor.tokenizers, model.predictor.device
     with torch.no_grad():
         source = pad(tokenizers.source.ids([text])).to(device)
@@ -157,14 +160,16 @@ def _first(model: regard.Model, text: str) -> NDArray[np.float32]:
     return logits[0, 0].softmax(-1).cpu().numpy()
 
 
-def test_models_with_other_tokens_do_not_answer_together(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+def test_models_with_different_tokenizers_are_rejected_as_an_ensemble(
+    cli: Run, small_run: RunFolder, tmp_path: Path
+) -> None:
     shutil.copytree(small_run.path, tmp_path / "other")
     path = tmp_path / "other" / "tokenizer.json"
     path.write_text(path.read_text().replace('"a"', '"ä"', 1))
     for manifest in (tmp_path / "other" / "checkpoints").glob("*/manifest.json"):
-        told = json.loads(manifest.read_text())
-        told["tokenizers"]["tokenizer.json"] = sha256(path)
-        manifest.write_text(json.dumps(told))
+        content = json.loads(manifest.read_text())
+        content["tokenizers"]["tokenizer.json"] = sha256(path)
+        manifest.write_text(json.dumps(content))
     for verb, *texts in (("predict", "3 mai 2009"), ("evaluate",)):
         done = cli(verb, small_run.path, "--with", tmp_path / "other", *texts)
         assert done.returncode == 4
@@ -172,13 +177,13 @@ def test_models_with_other_tokens_do_not_answer_together(cli: Run, small_run: Ru
         assert cli(verb, small_run.path, "--with", "nowhere", *texts).returncode == 4
 
 
-def test_endless_answers_are_cut_and_said(cli: Run, small_run: RunFolder) -> None:
+def test_predictions_are_truncated_at_the_length_limit(cli: Run, small_run: RunFolder) -> None:
     record = json.loads(cli("predict", small_run.path, "--json", "3 mai 2009").stdout)
     assert len(record["tokens"]) <= 2 * len("3 mai 2009") + 20
     assert isinstance(record["truncated"], bool)
 
 
-def test_bytes_that_are_not_utf8_are_placed_or_replaced(cli: Run, small_run: RunFolder) -> None:
+def test_bytes_that_are_not_utf8_are_reported_or_replaced(cli: Run, small_run: RunFolder) -> None:
     bad = b"3 mai 2009\nab\xffcd\n"
     done = cli("predict", small_run.path, stdin=bad)
     assert done.returncode == 3
@@ -191,25 +196,27 @@ def test_bytes_that_are_not_utf8_are_placed_or_replaced(cli: Run, small_run: Run
     assert cli("predict", small_run.path, stdin=b"a\0b\n").returncode == 3
 
 
-def test_windows_line_ends_are_left_out_with_a_notice(cli: Run, small_run: RunFolder) -> None:
+def test_windows_line_endings_are_removed_with_a_note(cli: Run, small_run: RunFolder) -> None:
     done = cli("predict", small_run.path, stdin=b"\xef\xbb\xbf3 mai 2009\r\n")
     assert done.stdout == cli("predict", small_run.path, "3 mai 2009").stdout
     assert "byte order mark" in done.stderr
     assert "CRLF" in done.stderr
 
 
-@pytest.mark.parametrize("where", ["> /dev/full", ">&-", "| true"])
+@pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", "| true"])
 @pytest.mark.parametrize("verb", ["predict", "evaluate", "data check"])
-def test_an_output_that_is_full_or_closed_is_no_traceback(small_run: RunFolder, verb: str, where: str) -> None:
+def test_a_full_or_closed_output_prints_no_traceback(small_run: RunFolder, verb: str, redirection: str) -> None:
+    if "/dev/full" in redirection and not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full")
     lines = "yes '3 mai 2009' | head -3000 | " if verb == "predict" else ""
-    command = f"set -o pipefail; {lines}{sys.executable} -m regard {verb} {small_run.path} {where}"
+    command = f"set -o pipefail; {lines}{sys.executable} -m regard {verb} {small_run.path} {redirection}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == (1 if where == "| true" else 7)
+    assert done.returncode == (1 if redirection == "| true" else 7)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
 
 
-def test_an_input_that_is_closed_is_told(small_run: RunFolder) -> None:
+def test_a_closed_input_is_reported(small_run: RunFolder) -> None:
     command = f"{sys.executable} -m regard predict {small_run.path} <&-"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -218,7 +225,7 @@ def test_an_input_that_is_closed_is_told(small_run: RunFolder) -> None:
 
 @pytest.fixture
 def broken(small_run: RunFolder, tmp_path: Path) -> RunFolder:
-    """A copy of a run with its one newest checkpoint, to be spoilt."""
+    """Return a copy of a run with only its newest checkpoint, to be damaged."""
     shutil.copytree(small_run.path, tmp_path / "model")
     folder = RunFolder(tmp_path / "model")
     for checkpoint in folder.all_checkpoints()[1:]:
@@ -238,7 +245,7 @@ def lose_tokenizer(folder: RunFolder) -> str:
 
 
 def change_tokenizer(folder: RunFolder) -> str:
-    """One letter for another, in a file that reads well."""
+    """Replace a character in a file that stays valid."""
     path = folder.path / "tokenizer.json"
     text = path.read_text("utf-8")
     assert text.count('"m": ') == text.count('"ǂ": ') + 1 == 1
@@ -246,7 +253,7 @@ def change_tokenizer(folder: RunFolder) -> str:
     return "tokenizer.json is missing, damaged or of another run"
 
 
-def spoil_tokenizer(folder: RunFolder) -> str:
+def damage_tokenizer(folder: RunFolder) -> str:
     (folder.path / "tokenizer.json").write_text("{")
     return "tokenizer.json is missing, damaged or of another run"
 
@@ -261,7 +268,7 @@ def lose_checkpoints(folder: RunFolder) -> str:
     return "it has no checkpoint yet"
 
 
-def come_from_the_future(folder: RunFolder) -> str:
+def raise_format_number(folder: RunFolder) -> str:
     path = folder.all_checkpoints()[0].path / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
     return "written by a newer version"
@@ -272,37 +279,37 @@ def lose_config(folder: RunFolder) -> str:
     return "there is no config.yaml in it"
 
 
-def spoil_manifest(folder: RunFolder) -> str:
+def damage_manifest(folder: RunFolder) -> str:
     (folder.all_checkpoints()[0].path / "manifest.json").write_text("{")
     return "manifest.json is damaged"
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         truncate,
         lose_tokenizer,
-        spoil_tokenizer,
+        damage_tokenizer,
         change_tokenizer,
         lose_model,
         lose_checkpoints,
-        come_from_the_future,
+        raise_format_number,
         lose_config,
-        spoil_manifest,
+        damage_manifest,
     ],
 )
-def test_a_model_that_cannot_be_used_is_told_in_under_a_second(
-    cli: Run, broken: RunFolder, spoil: Callable[[RunFolder], str]
+def test_an_unusable_model_is_reported_in_under_a_second(
+    cli: Run, broken: RunFolder, damage: Callable[[RunFolder], str]
 ) -> None:
-    told_in_under_a_second(cli, broken, spoil(broken))
+    check_reported_in_under_a_second(cli, broken, damage(broken))
 
 
-def told_in_under_a_second(cli: Run, folder: RunFolder, message: str) -> None:
+def check_reported_in_under_a_second(cli: Run, folder: RunFolder, message: str) -> None:
     times = []
     for _ in range(3):
-        begun = time.perf_counter()
-        done = cli("predict", folder.path, "3 mai 2009", start=fresh)
-        times.append(time.perf_counter() - begun)
+        start = time.perf_counter()
+        done = cli("predict", folder.path, "3 mai 2009", start=run_fresh)
+        times.append(time.perf_counter() - start)
         assert done.returncode == 4
         assert message in done.stderr
         assert "Traceback" not in done.stderr
@@ -317,33 +324,33 @@ CHANGES: list[tuple[Change, str, str]] = [
     (lambda t: t.pop(BIAS), f"tensor {BIAS} is missing", f"has no tensor {BIAS}"),
     (lambda t: t.update({"more": t[BIAS].clone()}), "tensor more has the shape", "config.yaml does not know: more"),
 ]
-"""What is done to the tensors, how it is told at once, and how by a model that was saved without their shapes."""
+"""A change of the tensors, the message from the manifest, and the message if the manifest has the new shapes."""
 
 
-def agree(folder: RunFolder, **changes: object) -> None:
-    """Make the manifest agree with what is there, as a careless tool might."""
+def update_manifest(folder: RunFolder, **changes: object) -> None:
+    """Make the manifest match the changed files."""
     path = folder.all_checkpoints()[0].path
     manifest = {**json.loads((path / "manifest.json").read_text()), **changes}
     manifest["files"]["model.safetensors"] = sha256(path / "model.safetensors")
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize(("change", "message", "later"), CHANGES, ids=["shape", "missing", "extra"])
-def test_a_tensor_that_does_not_fit_is_named(
-    cli: Run, broken: RunFolder, change: Change, message: str, later: str
+@pytest.mark.parametrize(("change", "message", "load_message"), CHANGES, ids=["shape", "missing", "extra"])
+def test_a_tensor_that_does_not_fit_is_reported_by_name(
+    cli: Run, broken: RunFolder, change: Change, message: str, load_message: str
 ) -> None:
     path = broken.all_checkpoints()[0].path / "model.safetensors"
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-    agree(broken)
-    told_in_under_a_second(cli, broken, message)
-    agree(broken, shapes={name: list(tensor.shape) for name, tensor in tensors.items()})
-    with pytest.raises(regard.ModelError, match=later):
+    update_manifest(broken)
+    check_reported_in_under_a_second(cli, broken, message)
+    update_manifest(broken, shapes={name: list(tensor.shape) for name, tensor in tensors.items()})
+    with pytest.raises(regard.ModelError, match=load_message):
         regard.load(broken.path)
 
 
-def test_tensors_that_overlap_are_refused(cli: Run, broken: RunFolder) -> None:
+def test_overlapping_tensors_are_rejected(cli: Run, broken: RunFolder) -> None:
     path = broken.all_checkpoints()[0].path / "model.safetensors"
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
@@ -352,11 +359,11 @@ def test_tensors_that_overlap_are_refused(cli: Run, broken: RunFolder) -> None:
     header[names[1]]["data_offsets"] = header[names[0]]["data_offsets"]
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
-    agree(broken)
-    told_in_under_a_second(cli, broken, "model.safetensors is damaged")
+    update_manifest(broken)
+    check_reported_in_under_a_second(cli, broken, "model.safetensors is damaged")
 
 
-def test_a_pickle_is_refused(cli: Run, tmp_path: Path) -> None:
+def test_a_pickle_is_rejected(cli: Run, tmp_path: Path) -> None:
     import pickle
 
     (tmp_path / "model.pt").write_bytes(b"PK\x03\x04")
@@ -368,7 +375,7 @@ def test_a_pickle_is_refused(cli: Run, tmp_path: Path) -> None:
     assert cli("predict", "nowhere", "x").returncode == 4
 
 
-def test_look_draws_in_the_terminal_and_as_figures(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+def test_look_draws_in_the_terminal_and_writes_figures(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     done = cli("look", small_run.path, "3 mai 2009")
     assert done.returncode == 0
     assert done.stdout.startswith("3 mai 2009 → ")

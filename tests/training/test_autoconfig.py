@@ -216,11 +216,11 @@ def test_several_seeds_are_trained_in_turn_and_summarized(cli: Callable[..., Any
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "Name a preset"),
-        (["train", "training.steps=3"], "Name a preset"),
+        (["train"], "Give a preset"),
+        (["train", "training.steps=3"], "Give a preset"),
         (["train", "--source", "a"], "--source and --target"),
         (["train", "--pairs", "a", "--source", "b", "--target", "c"], "--source and --target"),
-        (["train", "dates", "--dev", "x"], "--dev, --test, --columns and --header go with"),
+        (["train", "dates", "--dev", "x"], "--dev, --test, --columns and --header need"),
     ],
 )
 def test_options_that_cannot_be_combined_are_a_usage_error(
@@ -238,7 +238,7 @@ def test_a_run_cannot_be_resumed_with_other_files(cli: Callable[..., Any], tmp_p
     (tmp_path / "other.tsv").write_text("a\tb\n")
     done = cli("train", "--pairs", "other.tsv", *arguments)
     assert done.returncode == 2
-    assert "was started with other files (pairs.tsv)" in done.stderr
+    assert "was started with different files (pairs.tsv)" in done.stderr
 
 
 def test_overrides_of_a_group_of_settings_are_kept(tmp_path: Path) -> None:

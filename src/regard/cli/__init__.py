@@ -1,20 +1,29 @@
-"""The command line: one module for each verb, imported when it is used. Help needs no torch."""
+"""The command line: one module per verb, imported on first use. Help does not import torch."""
 
 import sys
 
 import click
 
-from regard.cli.failures import reported
+from regard.cli.failures import report_failures
 from regard.cli.verbs import regard
 
 
 def main() -> None:
-    """The entry point of the `regard` command."""
+    """Run the `regard` command."""
     arguments = sys.argv[1:]
-    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    debug = "--debug" in ours
-    with reported(debug=debug):
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in options
+    _use_utf8()
+    with report_failures(debug=debug):
         words = [word for word in arguments if word != "--debug"]
         code = regard.main(words, standalone_mode=False, prog_name="regard")
         if code:
             raise click.exceptions.Exit(code)
+
+
+def _use_utf8() -> None:
+    """Write UTF-8 on Windows, where redirected output has a legacy code page that lacks most scripts."""
+    if sys.platform == "win32":
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.reconfigure(encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.options import files_given, reading_given, reading_options
+from regard.cli.options import file_settings, reader_options, reader_settings
 from regard.config import presets, resolve
 from regard.data.files import Files
 from regard.data.settings import SPLITS, FilesData
@@ -39,23 +39,23 @@ Examples:
   regard data stats --source train.en.gz --target train.de.gz --json"""
 
 HELD_OUT = {"dev", "devel", "val", "valid", "validation", "test", "tst", "eval"}
-"""Words that, in the name of a file, say that nothing is learned from it."""
+"""Words in a file name that mark held-out data."""
 
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """Look at pairs before they are learned from: what is wrong with them, and what they are like."""
+    """Check pairs for problems, or print statistics, before training."""
 
 
-def inputs(function: Any) -> Any:
-    """Add the arguments and options for input files, the same for both verbs."""
+def input_options(function: Any) -> Any:
+    """Add the arguments and options for input files, which are the same for both verbs."""
     for option in (
-        reading_options,
-        click.option("--target", metavar="FILE"),
-        click.option("--source", metavar="FILE", help="With --target: two parallel files."),
-        click.option("--test", metavar="FILE"),
-        click.option("--dev", metavar="FILE"),
-        click.option("--train", metavar="FILE", help="A file of pairs, or SOURCE,TARGET; so for --dev and --test."),
+        reader_options,
+        click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source."),
+        click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target."),
+        click.option("--test", metavar="FILE", help="Test pairs, or SOURCE,TARGET."),
+        click.option("--dev", metavar="FILE", help="Validation pairs, or SOURCE,TARGET."),
+        click.option("--train", metavar="FILE", help="Training pairs, or SOURCE,TARGET for two parallel files."),
         click.argument("files", metavar="[FILE|PRESET|FILE.yaml|RUN]...", nargs=-1),
     ):
         function = option(function)
@@ -63,13 +63,36 @@ def inputs(function: Any) -> Any:
 
 
 @command.command(epilog=CHECK_EXAMPLES)
-@inputs
-@click.option("--ignore", metavar="NAME", multiple=True, help="Leave out a kind of problem, by its name.")
-@click.option("--max-chars", type=click.IntRange(1), default=1_000, show_default=True, help="More are very long.")
-@click.option("--max-words", type=click.IntRange(1), default=200, show_default=True, help="More are very long.")
-@click.option("--examples", type=click.IntRange(0), default=3, show_default=True, help="Places shown of each kind.")
-@click.option("--fix", metavar="FOLDER", type=click.Path(path_type=Path), help="Write a cleaned copy, as TSV, there.")
-@click.option("--json", "as_json", is_flag=True)
+@input_options
+@click.option("--ignore", metavar="NAME", multiple=True, help="Ignore the problem with this name.")
+@click.option(
+    "--max-chars",
+    metavar="N",
+    type=click.IntRange(1),
+    default=1_000,
+    show_default=True,
+    help="Flag texts with more characters.",
+)
+@click.option(
+    "--max-words",
+    metavar="N",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Flag texts with more words.",
+)
+@click.option(
+    "--examples",
+    metavar="N",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Examples printed per problem.",
+)
+@click.option(
+    "--fix", metavar="FOLDER", type=click.Path(path_type=Path), help="Write a cleaned copy, as TSV, to FOLDER."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def check(
     ignore: tuple[str, ...],
     max_chars: int,
@@ -77,18 +100,18 @@ def check(
     examples: int,
     fix: Path | None,
     as_json: bool,
-    **given: Any,
+    **inputs: Any,
 ) -> None:
-    """Find problems in pairs, with file, line and remedy; exit with 1 if there are errors or warnings.
+    """Find problems in pairs. Print file, line and remedy; exit with 1 if there are errors or warnings.
 
-    FILES are TSV, CSV or JSONL, plain or gzipped, one for each split (SOURCE,TARGET names two parallel files, - is
-    standard input), or one config, whose data is checked. Files with dev, val or test in their names are held-out data,
-    and are compared with the training data.
+    Give one FILE per split: TSV, CSV or JSONL, plain or gzipped. SOURCE,TARGET names two parallel files, and - is
+    standard input. Or give one preset, config file or run, to check its data. Files with dev, val or test in their
+    names are held-out data, and are compared with the training data.
 
-    --fix corrects what is certain, and removes lines with other errors or warnings from the training data. From
-    held-out data it removes only lines that do not contain a pair.
+    --fix corrects the problems that have one safe correction. It removes lines with other errors or warnings from the
+    training data. From held-out data it removes only lines that do not contain a pair.
     """
-    from regard.cli.reports import problems_as_json, problems_as_text
+    from regard.cli.reports import format_problems, problems_to_json
     from regard.data.survey import cleaning, problem_kinds, problems
     from regard.data.survey.scripts import Characters
     from regard.data.survey.survey import detect_tags, survey_split
@@ -96,43 +119,45 @@ def check(
     names = [kind.name for kind in problem_kinds.KINDS]
     for name in ignore:
         if name not in names:
-            raise ConfigError(f"There is no problem '{name}'.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+            suggestion = did_you_mean(name, names)
+            raise ConfigError(f"--ignore: there is no problem '{name}'.{suggestion} Known: {', '.join(names)}.")
     characters = Characters()
-    splits = _splits(**given)
+    splits = _open_splits(**inputs)
     if fix and any(split.by_language for split in splits):
-        raise ConfigError("--fix would write all languages to one file: give the files of each by itself.")
+        raise ConfigError("--fix would write all languages to one file. Check the files of each language separately.")
     tagged = detect_tags(splits[0])
     surveys = [survey_split(split, characters, tagged=tagged) for split in splits]
-    found = problems.find_problems(surveys, characters, problems.Limits(max_chars, max_words))
-    found = [finding for finding in found if finding.kind.name not in ignore]
-    shown = problems.read_examples(found, examples)
-    shown = {finding: shown[finding] for finding in found}
-    click.echo(problems_as_json(surveys, shown) if as_json else problems_as_text(surveys, shown))
+    findings = problems.find_problems(surveys, characters, problems.Limits(max_chars, max_words))
+    findings = [finding for finding in findings if finding.kind.name not in ignore]
+    rows = problems.read_examples(findings, examples)
+    rows = {finding: rows[finding] for finding in findings}
+    click.echo(problems_to_json(surveys, rows) if as_json else format_problems(surveys, rows))
     if fix:
-        for line in cleaning.summarize(cleaning.clean(surveys, found, fix)):
+        for line in cleaning.summarize(cleaning.clean(surveys, findings, fix)):
             click.echo(line, err=True)
         if tagged:
-            click.echo("Tags stand in the third column: --columns 1+3 2 of `regard train` reads them.", err=True)
-    if any(finding.severity != "note" for finding in found):
+            click.echo("The third column contains tags. To train with them, use --columns 1+3 2.", err=True)
+    if any(finding.severity != "note" for finding in findings):
         raise click.exceptions.Exit(1)
 
 
 @command.command(epilog=STATS_EXAMPLES)
-@inputs
-@click.option("--json", "as_json", is_flag=True)
-def stats(as_json: bool, **given: Any) -> None:
-    """Count pairs, words, characters, scripts and tokens; tell how long texts are, and what splits share."""
-    from regard.cli.reports import statistics_as_text
+@input_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def stats(as_json: bool, **inputs: Any) -> None:
+    """Count pairs, words, characters, scripts and tokens; show length distributions and overlap between splits."""
+    from regard.cli.reports import format_statistics
     from regard.data.survey import problem_kinds, problems
     from regard.data.survey.scripts import Characters
     from regard.data.survey.statistics import compute_statistics
     from regard.data.survey.survey import detect_tags
 
     characters = Characters()
-    splits = _splits(**given)
+    splits = _open_splits(**inputs)
     tagged = detect_tags(splits[0])
     measured = [compute_statistics(split, characters, tagged=tagged) for split in splits]
     surveys = [survey for survey, _ in measured]
+    statistics = [counts for _, counts in measured]
     overlaps = [
         finding
         for finding in problems.find_problems(surveys, characters, problems.Limits())
@@ -140,15 +165,15 @@ def stats(as_json: bool, **given: Any) -> None:
     ]
     if as_json:
         shared = [
-            {"kind": found.kind.name, "split": found.survey.name, "count": found.count, "details": found.details}
-            for found in overlaps
+            {"kind": overlap.kind.name, "split": overlap.survey.name, "count": overlap.count, "details": overlap.details}
+            for overlap in overlaps
         ]
-        click.echo(to_json({"splits": [told for _, told in measured], "shared": shared}, ensure_ascii=False))
+        click.echo(to_json({"splits": statistics, "shared": shared}, ensure_ascii=False))
     else:
-        click.echo(statistics_as_text([told for _, told in measured], overlaps))
+        click.echo(format_statistics(statistics, overlaps))
 
 
-def _splits(
+def _open_splits(
     files: tuple[str, ...],
     train: str | None,
     dev: str | None,
@@ -158,26 +183,26 @@ def _splits(
     columns: tuple[str, str] | None,
     header: bool | None,
 ) -> "list[Split]":
-    """What is to be read, what is learned from before what is held out."""
+    """Return the splits to read, training data before held-out data."""
     named = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path}
-    ways = [bool(files), bool(named), bool(source or target)]
-    if sum(ways) != 1 or bool(source) != bool(target):
+    forms = [bool(files), bool(named), bool(source or target)]
+    if sum(forms) != 1 or bool(source) != bool(target):
         raise click.UsageError("Give FILES, or --train, --dev and --test, or --source with --target.")
     if len(files) == 1 and _is_config(files[0]):
-        return _configured(files[0])
+        return _open_config_splits(files[0])
 
     from regard.data.lines import display_name
     from regard.data.survey.survey import Split
 
-    reading = reading_given(columns, header)
+    reader = reader_settings(columns, header)
     if source:
-        chosen = {f"{source} and {target}": {"source": source, "target": target}}
+        settings = {f"{source} and {target}": {"source": source, "target": target}}
     else:
-        # Shells sort, and put dev before train.
+        # Shell globs are sorted by name, so dev comes before train.
         ordered = sorted(files, key=lambda path: not HELD_OUT.isdisjoint(re.findall("[a-z]+", Path(path).name.lower())))
-        splits = named or {display_name(path): path for path in ordered}
-        chosen = {name: files_given(path, reading) for name, path in splits.items()}
-    return [Split.of_files(name, resolve(Files, given, {})) for name, given in chosen.items()]
+        paths = named or {display_name(path): path for path in ordered}
+        settings = {name: file_settings(path, reader) for name, path in paths.items()}
+    return [Split.of_files(name, resolve(Files, values, {})) for name, values in settings.items()]
 
 
 def _is_config(path: str) -> bool:
@@ -186,8 +211,8 @@ def _is_config(path: str) -> bool:
     return path in presets() and not Path(path).exists()
 
 
-def _configured(config: str) -> "list[Split]":
-    """The splits of the data of a config: its files, or what is built in."""
+def _open_config_splits(config: str) -> "list[Split]":
+    """Return the splits of a config's data: files, or a built-in corpus."""
     from regard.data.corpora import load_corpus
     from regard.data.survey.survey import Split
 

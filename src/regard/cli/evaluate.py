@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from regard.cli.options import SeveralWords, reading_given, reading_options, with_others
+from regard.cli.options import MultiValueCommand, ensemble_option, reader_options, reader_settings
 from regard.config import parse_override, resolve
 from regard.data.files import Files
 from regard.data.settings import FilesData
@@ -29,43 +29,57 @@ Examples:
   regard evaluate runs/german --pairs test.tsv --metric bleu:tokenize=none,lowercase=true
   regard evaluate runs/words --pairs test.tsv --columns 1 3 --metric wer per --max wer=25 --json
   regard evaluate runs/one --with runs/other --beam 5
-  regard evaluate runs/dates --pairs test.tsv --out answers.txt"""
+  regard evaluate runs/dates --pairs test.tsv --out predictions.txt"""
 
 
-def _names_a_metric(word: str) -> bool:
+def _is_metric(word: str) -> bool:
     return word.partition(":")[0].partition("=")[0] in KINDS
 
 
 class Limit(NamedTuple):
-    """What a value must reach, or not exceed, for the answer to be yes."""
+    """The minimum or maximum of a metric, set with --min or --max."""
 
-    measure: Metric
+    metric: Metric
     value: float
 
-    def missed(self, reached: float) -> str | None:
-        if self.measure.higher_is_better:
-            kept, side = reached >= self.value, "below"
+    def violation(self, reached: float) -> str | None:
+        """Return the message for a value outside the limit, or None."""
+        if self.metric.higher_is_better:
+            within, side = reached >= self.value, "below"
         else:
-            kept, side = reached <= self.value, "above"
-        return None if kept else f"{self.measure.label} is {reached:.4f}, {side} {self.value:g}"
+            within, side = reached <= self.value, "above"
+        return None if within else f"{self.metric.label} is {reached:.4f}, {side} {self.value:g}"
 
 
-@click.command(cls=SeveralWords, several=("--metric", "--min", "--max"), known=_names_a_metric, epilog=EXAMPLES)
+@click.command(cls=MultiValueCommand, multi_value=("--metric", "--min", "--max"), is_value=_is_metric, epilog=EXAMPLES)
 @click.argument("model")
-@click.option("--pairs", metavar="FILE", help="TSV, CSV or JSONL, plain or gzipped.")
-@reading_options
-@click.option("--source", metavar="FILE", help="With --target: two parallel files.")
-@click.option("--target", metavar="FILE")
-@click.option("--metric", "metrics", multiple=True, metavar="METRIC...", help=f"Of {', '.join(KINDS)}; see above.")
-@click.option("--beam", type=click.IntRange(1), help="Hypotheses kept; 1 is greedy. By default as in validation.")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting of the search, as of predict.")
-@with_others
-@click.option("--min", "minima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if it is not reached.")
-@click.option("--max", "maxima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if it is exceeded.")
-@click.option("--confidence", is_flag=True, help="Intervals of 95 %, from 1,000 resamples of the sentences.")
-@click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="For the answers.")
-@click.option("--json", "as_json", is_flag=True, help="Values, signatures, search, seconds as a JSON object.")
+@click.option("--pairs", metavar="FILE", help="Evaluate on this file: TSV, CSV or JSONL, plain or gzipped.")
+@reader_options
+@click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
+@click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
+@click.option("--metric", "metrics", multiple=True, metavar="METRIC...", help=f"One or more of {', '.join(KINDS)}.")
+@click.option(
+    "--beam",
+    metavar="K",
+    type=click.IntRange(1),
+    help="Beam size; 1 is greedy search. By default the beam size of validation.",
+)
+@click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting; see regard predict -h."
+)
+@ensemble_option
+@click.option("--min", "minima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if METRIC is below VALUE.")
+@click.option("--max", "maxima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if METRIC is above VALUE.")
+@click.option("--confidence", is_flag=True, help="Print 95 % confidence intervals, from 1,000 bootstrap resamples.")
+@click.option(
+    "--batch-size", metavar="N", type=click.IntRange(1), default=256, show_default=True, help="Texts per batch."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write predictions to FILE."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print values, signatures, search settings and time as a JSON object."
+)
 def command(
     model: str,
     pairs: str | None,
@@ -84,61 +98,62 @@ def command(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Score a model on pairs; without files, on the test set of its own corpus.
+    """Score a model on pairs. Without files, use the test set of the model's own corpus.
 
-    --pairs is read with the columns of the model's training file, unless --columns is given.
+    A file given with --pairs is read with the columns of the training file, unless --columns is given.
 
-    Without --metric, by what the model was validated by, with accuracy, chrf and loss. Whatever is not given is
-    taken from MODEL, also where others answer --with it.
+    Without --metric, the metrics of validation are computed, and accuracy, chrf and loss. In an ensemble (--with),
+    MODEL sets all defaults.
 
     \b
-    accuracy    share of answers that are a reference to the letter, 0 to 1
-    wer         per cent of answers that are no reference (words of a dictionary)
-    per, cer    per cent of edits, in symbols between white space, or characters
-    bleu        tokenize=13a|none|intl|char|zh, lowercase, smooth, references
-    chrf, ter   as sacrebleu has them; word_order=2 is chrF++
-    loss        −log p of a reference's token, in nats; perplexity is e^loss
+    accuracy    share of predictions that match a reference exactly, from 0 to 1
+    wer         percentage of predictions that match no reference (the WER of G2P)
+    per, cer    edit distance over space-separated symbols, or characters, in percent
+    bleu        options: tokenize=13a|none|intl|char|zh, lowercase, smooth, references
+    chrf, ter   as in sacrebleu; chrf:word_order=2 is chrF++
+    loss        −log p per reference token, in nats; perplexity is e^loss
 
-    Pairs with the same source share their references in accuracy, wer, per and cer; in bleu, chrf and ter
-    with references=by_source.
-    """  # noqa: D301 - click wants its \b as it stands
-    wanted = parse_metrics(metrics)
-    limits = [_limit("--min", text, wanted) for text in minima] + [_limit("--max", text, wanted) for text in maxima]
-    files = _files(pairs, source, target, reading_given(columns, header))
+    In accuracy, wer, per and cer, pairs with the same source share their references. For bleu, chrf and ter, set
+    references=by_source.
+    """  # noqa: D301 - click needs a literal \b
+    requested = parse_metrics(metrics)
+    limits = [_parse_limit("--min", text, requested) for text in minima]
+    limits += [_parse_limit("--max", text, requested) for text in maxima]
+    files = _resolve_files(pairs, source, target, reader_settings(columns, header))
     search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
     opened = open_models(model, *others)
-    folder, chosen = opened[0]
+    folder, checkpoint = opened[0]
     training = folder.settings().training
     resolve(SearchSettings, training.validation_search.model_dump(), search)
-    wanted = list(dict.fromkeys([*(wanted or training.default_metrics), *(limit.measure for limit in limits)]))
+    requested = list(dict.fromkeys([*(requested or training.default_metrics), *(limit.metric for limit in limits)]))
     if out:
-        _see_that_answers_can_be_written(out, wanted)
+        _check_output(out, requested)
 
     from regard.api import Model
 
-    test = _read_test(folder, chosen, files)
-    found = Model.from_checkpoints(opened).evaluate(
-        test.sources, test.targets, metrics=wanted, batch_size=batch_size, confidence=confidence, **search
+    test = _read_test(folder, checkpoint, files)
+    result = Model.from_checkpoints(opened).evaluate(
+        test.sources, test.targets, metrics=requested, batch_size=batch_size, confidence=confidence, **search
     )
     if out:
-        out.write_text("".join(answer.replace("\n", " ") + "\n" for answer in found.answers), "utf-8")
+        out.write_text("".join(answer.replace("\n", " ") + "\n" for answer in result.answers), "utf-8")
     if as_json:
-        more = [{"model": other, "step": its.step} for other, (_, its) in zip(others, opened[1:], strict=True)]
-        told = {"model": model, "step": chosen.step, **({"with": more} if more else {}), **found.to_json()}
-        click.echo(to_json(told))
+        members = [{"model": path, "step": member.step} for path, (_, member) in zip(others, opened[1:], strict=True)]
+        ensemble = {"with": members} if members else {}
+        click.echo(to_json({"model": model, "step": checkpoint.step, **ensemble, **result.to_json()}))
     else:
-        click.echo(str(found))
-        named = zip((model, *others), opened, strict=True)
-        names = ", with ".join(f"{name}, step {its.step}" for name, (_, its) in named)
-        click.echo(f"{names}, {_told(found)}", err=True)
-    missed = [text for limit in limits if (text := limit.missed(found[limit.measure.label]))]
-    if missed:
-        click.echo(f"regard: {'; '.join(missed)}.", err=True)
+        click.echo(str(result))
+        members_by_path = zip((model, *others), opened, strict=True)
+        names = ", with ".join(f"{path}, step {member.step}" for path, (_, member) in members_by_path)
+        click.echo(f"{names}, {_describe_search(result)}", err=True)
+    violations = [text for limit in limits if (text := limit.violation(result[limit.metric.label]))]
+    if violations:
+        click.echo(f"regard: {'; '.join(violations)}.", err=True)
         raise click.exceptions.Exit(1)
 
 
-def _limit(option: str, text: str, wanted: Sequence[Metric]) -> Limit:
-    """`bleu=40`: of the measure so called, or of the one that is wanted of that kind."""
+def _parse_limit(option: str, text: str, requested: Sequence[Metric]) -> Limit:
+    """Parse `bleu=40`. The metric is the requested one of that kind, if there is exactly one."""
     name, _, number = text.rpartition("=")
     try:
         value = float(number)
@@ -146,28 +161,28 @@ def _limit(option: str, text: str, wanted: Sequence[Metric]) -> Limit:
         value = math.nan
     if not name or not math.isfinite(value):
         raise ConfigError(f"{option} {text}: write METRIC=VALUE, for example --min accuracy=0.99 or --max wer=20.")
-    alike = [measure for measure in wanted if name == measure.kind]
-    measure = alike[0] if len(alike) == 1 else parse_metric(name)
-    right = "--min" if measure.higher_is_better else "--max"
-    if option != right:
-        better = "higher" if measure.higher_is_better else "lower"
-        raise ConfigError(f"{option} {text}: {measure.kind} is the better the {better} it is. Use {right} {text}.")
-    return Limit(measure, value)
+    same_kind = [metric for metric in requested if name == metric.kind]
+    metric = same_kind[0] if len(same_kind) == 1 else parse_metric(name)
+    valid_option = "--min" if metric.higher_is_better else "--max"
+    if option != valid_option:
+        better = "higher" if metric.higher_is_better else "lower"
+        raise ConfigError(f"{option} {text}: {better} {metric.kind} is better. Use {valid_option} {text}.")
+    return Limit(metric, value)
 
 
-def _files(pairs: str | None, source: str | None, target: str | None, reading: dict[str, Any]) -> Files | None:
+def _resolve_files(pairs: str | None, source: str | None, target: str | None, reader: dict[str, Any]) -> Files | None:
     if pairs and (source or target):
         raise click.UsageError("Give --pairs, or --source and --target, not both.")
     if bool(source) != bool(target):
-        raise click.UsageError("--source and --target go together.")
-    if reading and not pairs:
-        raise click.UsageError("--columns and --header go with --pairs.")
+        raise click.UsageError("--source and --target must be used together.")
+    if reader and not pairs:
+        raise click.UsageError("--columns and --header need --pairs.")
     if not (pairs or source):
         return None
-    return resolve(Files, {"path": pairs, "source": source, "target": target, **reading}, {})
+    return resolve(Files, {"path": pairs, "source": source, "target": target, **reader}, {})
 
 
-def _read_test(folder: RunFolder, chosen: Checkpoint, files: Files | None) -> "Pairs":
+def _read_test(folder: RunFolder, checkpoint: Checkpoint, files: Files | None) -> "Pairs":
     """Read the pairs of files, with the columns of the training file; without files, the run's test set."""
     from regard.data.corpora import Pairs, Stream, load_corpus, read_pairs
 
@@ -180,9 +195,9 @@ def _read_test(folder: RunFolder, chosen: Checkpoint, files: Files | None) -> "P
             f"{folder.path} was trained without a test set. Give one with --pairs, or --source and --target."
         )
     if isinstance(corpus.test, Stream):
-        # From changed files, other pairs would be held back, and the model may have been trained on some of them.
-        before = set(chosen.state["data"].values())
-        changed = [path for path, found in corpus.fingerprint().items() if found not in before]
+        # Changed files give a different test split, which may contain pairs that the model was trained on.
+        before = set(checkpoint.state["data"].values())
+        changed = [path for path, fingerprint in corpus.fingerprint().items() if fingerprint not in before]
         if changed:
             raise DataError(
                 f"{' and '.join(map(short_path, changed))} changed since {folder.path} was trained, so its test set "
@@ -191,17 +206,17 @@ def _read_test(folder: RunFolder, chosen: Checkpoint, files: Files | None) -> "P
     return Pairs.of(corpus.test)
 
 
-def _see_that_answers_can_be_written(out: Path, wanted: Sequence[Metric]) -> None:
+def _check_output(out: Path, metrics: Sequence[Metric]) -> None:
     if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}. Make it first.")
-    if not any(measure.of_answers for measure in wanted):
-        raise ConfigError("--out: loss and perplexity need no answers. Ask for a metric that does, as accuracy.")
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}. Create it first.")
+    if not any(metric.of_answers for metric in metrics):
+        raise ConfigError("--out: loss and perplexity need no predictions. Add a metric that does, such as accuracy.")
 
 
-def _told(found: "Evaluation") -> str:
-    """How the answers were looked for, and how long it took."""
-    if not found.answers:
-        return "no answers were looked for"
-    changed = found.search.model_dump(exclude_defaults=True)
+def _describe_search(result: "Evaluation") -> str:
+    """Describe the search settings and the time of an evaluation."""
+    if not result.answers:
+        return "no predictions needed"
+    changed = result.search.model_dump(exclude_defaults=True)
     search = ", ".join(f"{name} {value}" for name, value in changed.items()) or "greedy search"
-    return f"{search}; {found.seconds:.1f} s, {found.tokens_per_second:,.0f} tokens/s"
+    return f"{search}; {result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s"

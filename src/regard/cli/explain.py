@@ -17,10 +17,10 @@ Examples:
 @click.argument("config", metavar="PRESET|FILE.yaml|RUN")
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 def command(config: str, settings: tuple[str, ...]) -> None:
-    """Say what a config computes: the parts of each attention, the path it takes, and why not a faster one."""
+    """Print what a config computes: the parts of each attention, the kernel it uses, and why not a faster one."""
     source, _ = locate(config, None)
-    chosen = resolve(RunSettings, source, dict(parse_override(text) for text in settings))
+    resolved = resolve(RunSettings, source, dict(parse_override(text) for text in settings))
 
     from regard.inspection.explain import explain
 
-    click.echo(explain(chosen.model))
+    click.echo(explain(resolved.model))

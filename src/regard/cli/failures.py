@@ -1,5 +1,6 @@
-"""Failures at the command line: one paragraph on stderr and an exit code, never a traceback unless asked."""
+"""Failures at the command line: one paragraph on stderr and an exit code; a traceback only with --debug."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,11 @@ from regard.errors import RegardError, describe_disk_failure, is_disk_failure
 
 
 @contextmanager
-def reported(*, debug: bool) -> Iterator[None]:
-    """Run a command; whatever goes wrong in it ends the process with its code."""
+def report_failures(*, debug: bool) -> Iterator[None]:
+    """Run a command; print any failure and exit with its code."""
     try:
         if sys.stdout is None:
-            _end("Standard output is closed. Give it somewhere to go, for example > /dev/null.", 7)
+            _fail(f"Standard output is closed. Redirect it, for example with > {os.devnull}.", 7)
         yield
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
@@ -26,37 +27,43 @@ def reported(*, debug: bool) -> Iterator[None]:
         error.show()
         _exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _end("Stopped.", 130)
-    except BrokenPipeError:
-        # Whoever read the output has gone, as `head` does; there is nobody left to tell.
-        _exit(1)
+        _fail("Stopped.", 130)
     except RegardError as error:
         if debug:
             raise
-        _end(str(error), error.exit_code)
+        _fail(str(error), error.exit_code)
     except OSError as error:
+        if _is_broken_pipe(error):
+            _exit(1)
         if debug:
             raise
         if is_disk_failure(error):
             problem, remedy = describe_disk_failure(error, "The output")
-            _end(f"{problem}. {remedy.capitalize()} and try again.", 7)
-        _end(f"{error.filename or 'A file'}: {error.strerror}.", 3)
+            _fail(f"{problem}. {remedy.capitalize()} and try again.", 7)
+        _fail(f"{error.filename or 'A file'}: {error.strerror}.", 3)
     except MemoryError:
-        _end("Memory gave out. Try a smaller --batch-size or model.", 7)
+        _fail("Out of memory. Try a smaller --batch-size or model.", 7)
     except Exception as error:
         if debug:
             raise
         kind = type(error).__name__
-        _end(f"This is a bug in regard: {kind}: {error}. Please report it with what --debug prints.", 70)
+        _fail(f"This is a bug in regard: {kind}: {error}. Please report it with the output of --debug.", 70)
 
 
-def _end(message: str, code: int) -> None:
+def _is_broken_pipe(error: OSError) -> bool:
+    """Whether the reader of the output has exited, as `head` does. Windows reports this as an invalid argument."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    return sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
+
+
+def _fail(message: str, code: int) -> None:
     print(f"regard: {message}", file=sys.stderr)
     _exit(code)
 
 
 def _exit(code: int) -> None:
-    """End without a second complaint from an output that cannot be flushed."""
+    """Exit without a second error from an output that cannot be flushed."""
     try:
         sys.stdout.flush()
     except (OSError, AttributeError, ValueError):

@@ -21,27 +21,27 @@ Examples:
 @click.argument("words", metavar="[TEXT | RUN...]", nargs=-1)
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    help="A figure: .svg, .png, .pdf; of an alignment also .html, or the numbers as .json.",
+    help="Write a figure to FILE: .svg, .png or .pdf. For attention weights also .html, or .json for the numbers.",
 )  # fmt: skip
 def command(model: str, words: tuple[str, ...], outputs: tuple[Path, ...]) -> None:
-    """Draw which source tokens (across) the model looked at for each token of its answer (down).
+    """Draw the attention weights of a prediction: source tokens across, target tokens down.
 
-    Without a TEXT, draw the learning curves of the run, or of several over each other.
+    Without TEXT, draw the learning curves of a run, or of several runs in one figure.
     """
     others = [RunFolder(Path(word)) for word in words]
-    strangers = [other.path for other in others if not other.exists()]
-    if not strangers:
+    not_runs = [other.path for other in others if not other.exists()]
+    if not not_runs:
         _draw_curves([RunFolder(Path(model)), *others], outputs)
     elif len(words) == 1:
         _draw_alignment(model, words[0], outputs)
     else:
-        raise click.UsageError(f"Give one TEXT, in quotes, or runs alone: '{strangers[0]}' is no run.")
+        raise click.UsageError(f"Give one TEXT, in quotes, or only runs: '{not_runs[0]}' is not a run.")
 
 
 def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
     for folder in folders:
         if not folder.exists():
-            raise ModelError(f"{folder.path} holds no run: there is no {folder.config}.")
+            raise ModelError(f"{folder.path} is not a run: there is no {folder.config}.")
 
     from rich.console import Console
 
@@ -63,7 +63,7 @@ def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
 
 
 def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:
-    folder, chosen = open_model(model)
+    folder, checkpoint = open_model(model)
 
     from rich.console import Console
 
@@ -73,20 +73,20 @@ def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:
 
     for output in outputs:
         figures.check_extension(output)
-    prediction = Model.from_checkpoint(folder, chosen).predict(text)
+    prediction = Model.from_checkpoint(folder, checkpoint).predict(text)
     for output in outputs:
         figures.save(prediction, output)
         click.echo(f"wrote {output}", err=True)
     if outputs:
         return
     console = Console(highlight=False)
-    shown = f"{heatmap.isolate(text)} → {heatmap.isolate(prediction.text)}"
-    click.echo(f"{shown}   (log-probability {prediction.score:.4f})")
-    if which := caption(prediction):
-        click.echo(which)
+    title = f"{heatmap.isolate(text)} → {heatmap.isolate(prediction.text)}"
+    click.echo(f"{title}   (log-probability {prediction.score:.4f})")
+    if note := caption(prediction):
+        click.echo(note)
     click.echo()
-    drawing = (prediction.attention, prediction.source_tokens, prediction.tokens)
+    weights = (prediction.attention, prediction.source_tokens, prediction.tokens)
     if console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}:
-        console.print(heatmap.to_color(*drawing, width=console.width))
+        console.print(heatmap.to_color(*weights, width=console.width))
     else:
-        click.echo(heatmap.to_text(*drawing, width=console.width if console.is_terminal else 100))
+        click.echo(heatmap.to_text(*weights, width=console.width if console.is_terminal else 100))

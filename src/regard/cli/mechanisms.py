@@ -14,9 +14,9 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(as_json: bool) -> None:
-    """List the mechanisms of attention: each is one choice of score, scope and selection."""
+    """List the attention mechanisms. Each combines a score, a scope and a selection."""
     if as_json:
         click.echo(to_json([asdict(entry) for entry in mechanisms()], ensure_ascii=False))
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from regard.cli.options import with_others
+from regard.cli.options import ensemble_option
 from regard.cli.streaming import read_chunks
 from regard.config import parse_override, resolve
 from regard.data.lines import parse_lines
@@ -20,8 +20,8 @@ from regard.runs.folder import open_models
 if TYPE_CHECKING:
     from regard.inspection.prediction import Prediction
 
-MOST_NAMED = 8
-"""Unknown tokens that are told by name."""
+MAX_UNKNOWN = 8
+"""The maximum number of unknown tokens named in a message."""
 
 EXAMPLES = """\b
 Examples:
@@ -31,24 +31,30 @@ Examples:
   regard predict runs/dates --beam 5 --nbest 3 "3 mai 2009"
   regard predict runs/dates --set sample=true --set temperature=0.8 --nbest 5 "3 mai 2009"
   regard predict runs/dates --beam 5 --prefix 20 --must-say -05- --banned 1999 "3 mai 2009"
-  regard predict runs/one --with runs/other --beam 5 "3 mai 2009"
-  regard predict runs/dates --json --attention "3 mai 2009" """
+  regard predict runs/dates --json --attention "3 mai 2009"
+  regard predict runs/one --with runs/other --beam 5 < dates.txt"""
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
-@click.option("--beam", type=click.IntRange(1), help="Hypotheses kept at each step; 1 is greedy. [default: NBEST]")
-@click.option("--nbest", type=click.IntRange(1), default=1, show_default=True, help="Predictions for each text.")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any setting of the search, see below.")
-@click.option("--prefix", metavar="TEXT", help="What every answer begins with.")
-@click.option("--must-say", metavar="PHRASE", multiple=True, help="A phrase that every answer contains.")
-@click.option("--banned", metavar="PHRASE", multiple=True, help="A phrase that no answer contains.")
-@with_others
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a line: text, score, tokens.")
-@click.option("--attention", is_flag=True, help="With --json: the weights too.")
-@click.option("--replace-invalid", is_flag=True, help="Bytes that are not UTF-8 become U+FFFD, and are counted.")
+@click.option(
+    "--beam", metavar="K", type=click.IntRange(1), help="Beam size; 1 is greedy search. [default: as --nbest]"
+)
+@click.option(
+    "--nbest", metavar="N", type=click.IntRange(1), default=1, show_default=True, help="Predictions per text."
+)
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting, listed above.")
+@click.option("--prefix", metavar="TEXT", help="Start every prediction with TEXT.")
+@click.option("--must-say", metavar="PHRASE", multiple=True, help="Force every prediction to contain PHRASE.")
+@click.option("--banned", metavar="PHRASE", multiple=True, help="Prevent predictions from containing PHRASE.")
+@ensemble_option
+@click.option(
+    "--batch-size", metavar="N", type=click.IntRange(1), default=64, show_default=True, help="Texts per batch."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per prediction: text, score, tokens.")
+@click.option("--attention", is_flag=True, help="Include attention weights; needs --json.")
+@click.option("--replace-invalid", is_flag=True, help="Replace bytes that are not UTF-8 with U+FFFD, and count them.")
 def command(
     model: str,
     texts: tuple[str, ...],
@@ -64,55 +70,58 @@ def command(
     attention: bool,
     replace_invalid: bool,
 ) -> None:
-    """Predict the output of each TEXT, or of each line of stdin if there is none (or a single -).
+    """Predict the output of each TEXT. Without TEXT (or with a single -), read lines from stdin.
 
-    One line in, one line out, in order; the prediction for an empty line, or one of spaces, is empty. Lines from a
-    pipe are predicted as they arrive: in full batches while the input is fast, at once when it pauses. With --nbest
-    above 1, each text has NBEST lines, each with its log-probability and a tab before it.
+    Write one line per input line, in order. The prediction for an empty or blank line is empty. Lines from a pipe are
+    predicted as they arrive: in full batches while the input is fast, and at once when it pauses. With --nbest above
+    1, write N lines per text, each with its log-probability and a tab before the prediction.
 
-    Settings of the search: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k,
-    top_p, min_p, mbr_samples, no_repeat_ngram, repetition_penalty, min_length, seed.
+    Search settings: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k, top_p,
+    min_p, mbr_samples, no_repeat_ngram, repetition_penalty, min_length, seed.
     """
     search = {"nbest": nbest} | ({"beam": beam} if beam else {}) | dict(parse_override(text) for text in settings)
     nbest = resolve(SearchSettings, search, {}).nbest
     if attention and not as_json:
-        raise click.UsageError("--attention goes with --json; `regard look` draws the weights.")
+        raise click.UsageError("--attention needs --json. To draw the weights, use `regard look`.")
     from_stdin = not texts or texts == ("-",)
     if from_stdin and sys.stdin is None:
-        raise click.UsageError("Standard input is closed. Give TEXT, or a file with < FILE.")
+        raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
     opened = open_models(model, *others)
 
     from regard.api import Model
 
     loaded = Model.from_checkpoints(opened)
-    lines: Iterable[str] = _stdin(replace_invalid=replace_invalid) if from_stdin else texts
-    truncated, odd, unknown = 0, 0, dict[str, None]()
-    # Several batches at a time, so that each has texts of similar length, but not all, so that memory use is constant.
+    lines: Iterable[str] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else texts
+    truncated, texts_with_unknown, unknown = 0, 0, dict[str, None]()
+    # A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded.
     for chunk in read_chunks(lines, 16 * batch_size):
-        wishes = {"prefix": [prefix or ""] * len(chunk), "must_say": [must_say] * len(chunk), "banned": banned}
-        for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, **wishes, **search):
-            odd += bool(best.unknown)
-            if len(unknown) <= MOST_NAMED:
+        constraints = {"prefix": [prefix or ""] * len(chunk), "must_say": [must_say] * len(chunk), "banned": banned}
+        for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, **constraints, **search):
+            texts_with_unknown += bool(best.unknown)
+            if len(unknown) <= MAX_UNKNOWN:
                 unknown |= dict.fromkeys(best.unknown)
             for prediction in (best, *best.alternatives):
-                line = prediction.text.replace("\n", " ")  # which a model that writes bytes can say
+                line = prediction.text.replace("\n", " ")  # a byte-level model can generate line breaks
                 text = line if nbest == 1 else f"{prediction.score:.4f}\t{line}"
-                click.echo(_as_json(prediction, attention=attention) if as_json else text)
+                click.echo(_to_json(prediction, attention=attention) if as_json else text)
                 truncated += prediction.truncated
     if truncated:
         click.echo(
             f"note: {quantity(truncated, 'prediction')} reached the length limit and may be incomplete.", err=True
         )
     if unknown:
-        named = ", ".join(map(repr, islice(unknown, MOST_NAMED))) + (" and others" if len(unknown) > MOST_NAMED else "")
-        click.echo(f"note: the model has no token for {named} (in {odd:,} of the texts).", err=True)
+        names = ", ".join(map(repr, islice(unknown, MAX_UNKNOWN)))
+        more = " and others" if len(unknown) > MAX_UNKNOWN else ""
+        click.echo(
+            f"note: the model has no token for {names}{more} (in {texts_with_unknown:,} of the texts).", err=True
+        )
 
 
-def _stdin(*, replace_invalid: bool) -> Iterator[str]:
+def _read_stdin(*, replace_invalid: bool) -> Iterator[str]:
     replaced = 0
-    for line in parse_lines(_own_reader(), "stdin"):
+    for line in parse_lines(_open_stdin(), "stdin"):
         if line.problem and not (replace_invalid and line.text):
-            raise DataError(f"stdin, line {line.number}: {line.problem}. Mend the line, or see --replace-invalid.")
+            raise DataError(f"stdin, line {line.number}: {line.problem}. Correct the line, or use --replace-invalid.")
         replaced += line.problem is not None
         yield line.text
     if replaced:
@@ -122,7 +131,7 @@ def _stdin(*, replace_invalid: bool) -> Iterator[str]:
         )
 
 
-def _own_reader() -> BinaryIO:
+def _open_stdin() -> BinaryIO:
     """Open stdin separately: Python aborts at exit if another thread is still reading from sys.stdin."""
     try:
         return open(sys.stdin.fileno(), "rb", closefd=False)
@@ -130,7 +139,7 @@ def _own_reader() -> BinaryIO:
         return sys.stdin.buffer
 
 
-def _as_json(prediction: "Prediction", *, attention: bool) -> str:
+def _to_json(prediction: "Prediction", *, attention: bool) -> str:
     fields = {
         "source": prediction.source,
         "text": prediction.text,

@@ -12,10 +12,10 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True)
+@click.argument("name", required=False, metavar="[PRESET]")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(name: str | None, as_json: bool) -> None:
-    """List the presets, or print one as YAML, to be changed and trained."""
+    """List the presets, or print one as YAML, to edit and train."""
     if name:
         click.echo(find(name).read_text("utf-8"), nl=False)
     elif as_json:

@@ -1,4 +1,4 @@
-"""What `regard data` found, as text for people and as JSON for programs."""
+"""The reports of `regard data`, as text and as JSON."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,58 +15,60 @@ from regard.formatting import quantity, table, to_json
 from regard.inspection.heatmap import label
 
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
-_WIDEST = 70
+_MAX_WIDTH = 70
 
 Stats = Mapping[str, Any]
 
 
-def problems_as_text(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence[Row]]) -> str:
-    """A block for each kind of problem: how many, where, why, examples, and the remedy."""
+def format_problems(surveys: Sequence[Survey], examples: Mapping[Finding, Sequence[Row]]) -> str:
+    """Format one block per kind of problem: counts, reason, examples and remedy."""
     counts = table(["split", "pairs"], [[survey.name, f"{len(survey):,}"] for survey in surveys])
-    grouped = [list(group) for _, group in groupby(shown, key=lambda finding: finding.kind)]
-    blocks = [_block(findings, shown[findings[0]]) for findings in grouped]
-    return "\n\n".join([counts, *blocks, _verdict(grouped)])
+    grouped = [list(group) for _, group in groupby(examples, key=lambda finding: finding.kind)]
+    blocks = [_format_kind(findings, examples[findings[0]]) for findings in grouped]
+    return "\n\n".join([counts, *blocks, _summarize(grouped)])
 
 
-def _block(findings: Sequence[Finding], rows: Sequence[Row]) -> str:
-    """A kind of problem in all splits that have it; the examples are from the first."""
-    kind, severity = findings[0].kind, _worst(findings)
+def _format_kind(findings: Sequence[Finding], rows: Sequence[Row]) -> str:
+    """Format one kind of problem, with a line per split that has it; the examples are from the first split."""
+    kind, severity = findings[0].kind, _worst_severity(findings)
     lines = [f"{click.style(severity, fg=_COLORS[severity], bold=True)}: {kind.description} [{kind.name}]"]
-    for place, finding in enumerate(findings):
+    previous = ""
+    for finding in findings:
         share = finding.count / (len(finding.survey) + finding.survey.bad_lines)
-        news = finding.details if place == 0 or finding.details != findings[place - 1].details else ""
-        lines.append(f"  {finding.survey.name}: {finding.count:,} ({share:.2%}){'; ' if news else ''}{news}")
+        detail = f"; {finding.details}" if finding.details and finding.details != previous else ""
+        lines.append(f"  {finding.survey.name}: {finding.count:,} ({share:.2%}){detail}")
+        previous = finding.details
     for row in rows:
-        texts = [_short(text, locate_problem(kind, text)) for text in (row.source, row.target)]
+        texts = [_excerpt(text, locate_problem(kind, text)) for text in (row.source, row.target)]
         lines.append(f"  {row.location}  {row.problem or ' → '.join(texts)}")
     lines.append(f"  remedy: {kind.remedy}")
     return "\n".join(lines)
 
 
-def _worst(findings: Sequence[Finding]) -> str:
+def _worst_severity(findings: Sequence[Finding]) -> str:
     return min((finding.severity for finding in findings), key=list(_COLORS).index)
 
 
-def _short(text: str, place: int) -> str:
-    """The text round a place, such that it cannot upset a terminal: what is not printable is shown by its code."""
-    start = max(0, place - _WIDEST // 2) if place >= _WIDEST - 1 else 0
-    cut = text[start : start + _WIDEST]
-    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in cut)
-    return f"“{'…' if start else ''}{shown}{'…' if start + _WIDEST < len(text) else ''}”"
+def _excerpt(text: str, index: int) -> str:
+    """Return the text around an index, with escape codes for characters that a terminal would interpret."""
+    start = max(0, index - _MAX_WIDTH // 2) if index >= _MAX_WIDTH - 1 else 0
+    cut = text[start : start + _MAX_WIDTH]
+    escaped = "".join(char if char.isprintable() else repr(char)[1:-1] for char in cut)
+    return f"“{'…' if start else ''}{escaped}{'…' if start + _MAX_WIDTH < len(text) else ''}”"
 
 
-def _verdict(grouped: Sequence[Sequence[Finding]]) -> str:
+def _summarize(grouped: Sequence[Sequence[Finding]]) -> str:
     if not grouped:
         return "No problems found."
-    counts = Counter(_worst(findings) for findings in grouped)
-    told = ", ".join(quantity(counts[name], name) for name in _COLORS if counts[name])
+    counts = Counter(_worst_severity(findings) for findings in grouped)
+    summary = ", ".join(quantity(counts[name], name) for name in _COLORS if counts[name])
     if counts["error"] or counts["warning"]:
-        return f"{told}. --fix FOLDER writes a copy without errors and warnings; --ignore NAME leaves a kind out."
-    return f"{told}, and nothing that must be mended."
+        return f"{summary}. --fix FOLDER writes a copy without errors and warnings; --ignore NAME ignores a problem."
+    return f"{summary}, no errors or warnings."
 
 
-def problems_as_json(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence[Row]]) -> str:
-    found = [
+def problems_to_json(surveys: Sequence[Survey], examples: Mapping[Finding, Sequence[Row]]) -> str:
+    problems = [
         {
             "kind": finding.kind.name,
             "severity": finding.severity,
@@ -82,77 +84,77 @@ def problems_as_json(surveys: Sequence[Survey], shown: Mapping[Finding, Sequence
                 for row in rows
             ],
         }
-        for finding, rows in shown.items()
+        for finding, rows in examples.items()
     ]
     pairs = {survey.name: len(survey) for survey in surveys}
-    return to_json({"pairs": pairs, "problems": found}, ensure_ascii=False)
+    return to_json({"pairs": pairs, "problems": problems}, ensure_ascii=False)
 
 
-def statistics_as_text(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> str:
-    """Counts of all splits beside each other, then the two sides of each."""
+def format_statistics(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> str:
+    """Format the counts of all splits in one table, then the source and target of each split."""
     header = ["", *(stats["name"] for stats in splits)]
     rows = [
         ["pairs", *(f"{stats['pairs']:,}" for stats in splits)],
-        ["lines that are no pair", *(f"{stats['bad_lines']:,}" for stats in splits)],
+        ["lines without a pair", *(f"{stats['bad_lines']:,}" for stats in splits)],
     ]
-    full = [stats for stats in splits if stats["pairs"]]
-    if len(full) == len(splits):
+    non_empty = [stats for stats in splits if stats["pairs"]]
+    if len(non_empty) == len(splits):
         rows += [
             ["distinct pairs", *(f"{stats['distinct_pairs']:,}" for stats in splits)],
             ["distinct sources", *(f"{stats['source']['distinct']:,}" for stats in splits)],
             ["distinct targets", *(f"{stats['target']['distinct']:,}" for stats in splits)],
         ]
     parts = [table(header, rows)]
-    parts += [_split_as_text(stats) for stats in full]
+    parts += [_format_split(stats) for stats in non_empty]
     parts += [
-        f"{finding.kind.description}: {finding.count:,} of {finding.survey.name}, {finding.details}"
+        f"{finding.kind.description}: {finding.count:,} of {finding.survey.name}{', ' if finding.details else ''}{finding.details}"
         for finding in overlaps
     ]
     return "\n\n".join(parts)
 
 
-def _split_as_text(stats: Stats) -> str:
+def _format_split(stats: Stats) -> str:
     columns = ["mean", "median", "p95", "p99", "max"]
-    metrics = [
+    distributions = [
         ("source characters", stats["source"]["chars"]),
         ("target characters", stats["target"]["chars"]),
         ("source words", stats["source"]["words"]),
         ("target words", stats["target"]["words"]),
         ("target/source characters", stats["length_ratio"]),
     ]
-    rows = [[name, *(_number(values[column]) for column in columns)] for name, values in metrics]
-    lengths = table([stats["name"], "mean", "median", "95 %", "99 %", "most"], rows)
+    rows = [[name, *(_format_number(values[column]) for column in columns)] for name, values in distributions]
+    lengths = table([stats["name"], "mean", "median", "p95", "p99", "max"], rows)
     tags = stats.get("tags")
-    tagged = [["tags", f"{tags['distinct']:,} different, {tags['mean']:.1f} to a source"]] if tags else []
-    sides = _side_as_text("source", stats["source"], tagged), _side_as_text("target", stats["target"])
+    tag_rows = [["tags", f"{tags['distinct']:,} distinct, {tags['mean']:.1f} per source"]] if tags else []
+    sides = _format_side("source", stats["source"], tag_rows), _format_side("target", stats["target"])
     return "\n".join([lengths, *sides])
 
 
-def _side_as_text(name: str, side: Stats, more: Sequence[list[str]] = ()) -> str:
-    drawn = side["histogram"]
-    last = (len(drawn["counts"]) - 1) * drawn["bin"]
+def _format_side(name: str, side: Stats, extra_rows: Sequence[list[str]] = ()) -> str:
+    histogram = side["histogram"]
+    last = (len(histogram["counts"]) - 1) * histogram["bin"]
     scripts = [
         f"{script} {share:.1%}" if share >= 0.001 else f"{script} below 0.1%"
         for script, share in list(side["scripts"].items())[:5]
     ]
     outside = [
-        f"{f'U+{ord(sign):04X}' if sign.isspace() else label(sign)} {count:,}"
-        for sign, count in side["outside_main_script"].items()
+        f"{f'U+{ord(char):04X}' if char.isspace() else label(char)} {count:,}"
+        for char, count in side["outside_main_script"].items()
     ]
     rows = [
-        [f"{name} lengths", f"0 {bars(drawn['counts'])} {last:,}+ {drawn['unit']}"],
+        [f"{name} lengths", f"0 {bars(histogram['counts'])} {last:,}+ {histogram['unit']}"],
         ["scripts", ", ".join(scripts) or "no letters"],
         ["alphabet", f"{side['alphabet']:,} characters"],
-        ["outside it", "  ".join(outside) or "nothing but ASCII"],
+        ["outside main script", "  ".join(outside) or "only ASCII"],
         ["words", f"{side['total_words']:,}, of which {side['distinct_words']:,} distinct"],
         [
             "tokens",
             f"{side['tokens']['char']:,} characters; about {side['tokens']['subword']:,} subwords of {SUBWORDS:,}",
         ],
-        *more,
+        *extra_rows,
     ]
     return "\n" + table(["", ""], rows).strip("\n")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"

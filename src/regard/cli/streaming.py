@@ -9,17 +9,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PAUSE = 0.05
-"""The most seconds that an item waits for others to join its chunk."""
+"""The longest time, in seconds, that an item waits for others to join its chunk."""
 
 
 def read_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of up to `size` items, in order. It ends when it is full, or `PAUSE` seconds after its first item.
+    """Yield lists of up to `size` items, in order. A list ends if it is full, or `PAUSE` seconds after its first item.
 
-    A thread reads ahead, up to `size` items. If reading fails, the items before the failure come first, and the
-    exception follows.
+    A thread reads ahead, up to `size` items. If reading fails, the items before the failure are yielded before the
+    exception is raised.
     """
     ahead = queue.Queue[T | _End](size)
-    # A daemon, since nothing can interrupt a read from a pipe that stays open and silent.
+    # A daemon thread, because a read from an idle pipe cannot be interrupted.
     threading.Thread(target=_read, args=(items, ahead), daemon=True).start()
     while True:
         chunk: list[T] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.options import files_given, reading_given, reading_options
+from regard.cli.options import file_settings, reader_options, reader_settings
 from regard.config import parse_override, resolve
 from regard.data.layouts import EXTENSIONS
 from regard.errors import ConfigError
@@ -33,18 +33,24 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("words", metavar="[PRESET|FILE.yaml|RUN|PAIRS.tsv] [KEY=VALUE]...", nargs=-1)
-@click.option("--pairs", metavar="FILE", help="Your pairs; all settings are chosen from what they are like.")
-@click.option("--source", metavar="FILE", help="With --target: your pairs in two parallel files.")
-@click.option("--target", metavar="FILE")
+@click.option("--pairs", metavar="FILE", help="Train on this file. All settings are chosen from the data.")
+@click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
+@click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
 @click.option(
-    "--dev", metavar="FILE", help="Pairs to choose the best model by, or SOURCE,TARGET; without it, some are held back."
+    "--dev",
+    metavar="FILE",
+    help="Validation pairs, or SOURCE,TARGET. Without it, some training pairs are held out for validation.",
 )
 @click.option(
-    "--test", metavar="FILE", help="Pairs for `regard evaluate RUN`, or SOURCE,TARGET; without it, some are held back."
+    "--test",
+    metavar="FILE",
+    help="Test pairs for `regard evaluate RUN`, or SOURCE,TARGET. Without --dev and --test, some training pairs are "
+    "held out for testing.",
 )
-@reading_options
+@reader_options
 @click.option(
     "--minutes",
+    metavar="M",
     type=click.FloatRange(min=0, min_open=True),
     help="Deadline of each run. The schedule is rescaled to the speed measured while training. With --pairs the "
     "default is at most 10.",
@@ -54,14 +60,14 @@ Examples:
 )
 @click.option(
     "--from", "start", metavar="RUN",
-    help="Fine-tune: start from the best weights of RUN, with its tokenizers and its model. Without other data or "
-    "settings, those of RUN are used.",
+    help="Fine-tune: start from the best weights of RUN, with its tokenizers and its model settings. Without other "
+    "data or settings, those of RUN are used.",
 )  # fmt: skip
-@click.option("--out", metavar="DIR", help="The run's folder; by default runs/NAME.")
+@click.option("--out", metavar="DIR", help="Write the run to DIR; by default to runs/NAME.")
 @click.option(
     "--find",
     type=click.Choice(["learning-rate", "batch"]),
-    help="Try out and print a setting instead of training.",
+    help="Search for a learning rate or batch size and print it, instead of training.",
 )
 def command(
     words: tuple[str, ...],
@@ -78,7 +84,7 @@ def command(
     out: str | None,
     find: str | None,
 ) -> None:
-    """Train a model, or resume one: the same command continues a run that was stopped.
+    """Train a model, or resume one. Repeat the command to resume a run that was stopped.
 
     Prints the run folder on stdout; progress goes to stderr.
     """
@@ -92,26 +98,26 @@ def command(
             raise click.UsageError(
                 f"{word}: use --pairs, or --source and --target, for training data, --dev and --test for other data."
             )
-    own = _own_data(pairs, source, target, {"dev": dev, "test": test}, reading_given(columns, header))
+    data = _data_settings(pairs, source, target, {"dev": dev, "test": test}, reader_settings(columns, header))
     initial = {INIT_FROM: start} if start else {}
-    if own is None:
+    if data is None:
         if start and (not words or "=" in words[0]):
             words = (start, *words)
         if not words or "=" in words[0]:
-            raise click.UsageError("Name a preset, a file or a run to train, or bring your own --pairs.")
+            raise click.UsageError("Give a preset, a file or a run to train, or your own data with --pairs.")
         config, folder = locate(words[0], out)
-        _check_own_folder(start, folder)
+        _check_separate_folder(start, folder)
         overrides = with_deadline(dict(map(parse_override, words[1:])), minutes)
         settings = resolve_run(config, {**initial, **overrides})
         folder.reject_foreign()
     else:
         overrides = {**initial, **dict(map(parse_override, words))}
         folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or str(source)))
-        _check_own_folder(start, folder)
+        _check_separate_folder(start, folder)
         folder.reject_foreign()
-        settings = _chosen(own, overrides, folder, minutes, started, several=seeds > 1)
+        settings = _choose_settings(data, overrides, folder, minutes, started, several=seeds > 1)
     if find:
-        _find(find, settings)
+        _print_suggestion(find, settings)
         return
 
     from regard.training import loop
@@ -120,36 +126,36 @@ def command(
         loop.train(settings, folder, started)
         click.echo(folder.path)
         return
-    reached = []
+    results = []
     for seed in range(settings.seed, settings.seed + seeds):
-        place = RunFolder(folder.path / f"seed-{seed}")
-        reached.append(loop.train(settings.model_copy(update={"seed": seed}), place).best)
-        click.echo(place.path)
-    _summarise([scores for scores in reached if scores is not None], settings)
+        seed_folder = RunFolder(folder.path / f"seed-{seed}")
+        results.append(loop.train(settings.model_copy(update={"seed": seed}), seed_folder).best)
+        click.echo(seed_folder.path)
+    _print_summary([best for best in results if best is not None], settings)
 
 
-def _check_own_folder(start: str | None, folder: RunFolder) -> None:
+def _check_separate_folder(start: str | None, folder: RunFolder) -> None:
     if start and Path(start).resolve() == folder.path.resolve():
         raise click.UsageError(f"--from {start}: a fine-tuned run needs its own folder. Choose one with --out.")
 
 
-def _own_data(
-    pairs: str | None, source: str | None, target: str | None, held_out: dict[str, str | None], reading: dict[str, Any]
+def _data_settings(
+    pairs: str | None, source: str | None, target: str | None, held_out: dict[str, str | None], reader: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The user's files as settings of data."""
+    """Return the data settings for the user's files, or None without files."""
     if bool(source) != bool(target) or (pairs and source):
         raise click.UsageError("Give one file of pairs (--pairs), or two parallel files (--source and --target).")
     if not (pairs or source):
-        if any(held_out.values()) or reading:
-            raise click.UsageError("--dev, --test, --columns and --header go with --pairs, or --source and --target.")
+        if any(held_out.values()) or reader:
+            raise click.UsageError("--dev, --test, --columns and --header need --pairs, or --source and --target.")
         return None
-    train: dict[str, Any] = {"path": pairs, **reading} if pairs else {"source": source, "target": target}
-    given = {name: files_given(path, reading) for name, path in held_out.items() if path}
-    return {"kind": "files", "train": train, **given}
+    train: dict[str, Any] = {"path": pairs, **reader} if pairs else {"source": source, "target": target}
+    others = {name: file_settings(path, reader) for name, path in held_out.items() if path}
+    return {"kind": "files", "train": train, **others}
 
 
 def _is_data_file(word: str) -> bool:
-    """Whether a name has the extension of a file of pairs."""
+    """Whether a word has the extension of a data file."""
     return "=" not in word and Path(word.removesuffix(".gz")).suffix in EXTENSIONS
 
 
@@ -157,7 +163,7 @@ def _stem(path: str) -> str:
     return Path(path.removesuffix(".gz")).stem
 
 
-def _chosen(
+def _choose_settings(
     data: dict[str, Any],
     overrides: dict[str, Any],
     folder: RunFolder,
@@ -166,52 +172,52 @@ def _chosen(
     *,
     several: bool,
 ) -> RunSettings:
-    """The settings of a run that was started before, or new ones, whose reasons are printed."""
-    begun = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
-    if begun.exists():
+    """Return the settings of a run that was started before, or choose new ones and print the reasons."""
+    previous = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
+    if previous.exists():
         click.echo(
-            f"{begun.path} was started before; its settings are used. For others, choose another folder with --out.",
+            f"{previous.path} was started before; its settings are used. For new settings, choose another folder with "
+            "--out.",
             err=True,
         )
-        before = resolve(RunSettings, begun.config, {})
-        settings = resolve(RunSettings, begun.config, {"data": data, **with_deadline(overrides, minutes)})
+        before = resolve(RunSettings, previous.config, {})
+        settings = resolve(RunSettings, previous.config, {"data": data, **with_deadline(overrides, minutes)})
 
         from regard.data.pinning import pin_data
 
         if pin_data(before.data) != pin_data(settings.data):
+            files = before.data.train  # type: ignore[union-attr]
             raise ConfigError(
-                f"{begun.path} was started with other files ({before.data.train}). Choose another folder with --out."  # type: ignore[union-attr]
+                f"{previous.path} was started with different files ({files}). Choose another folder with --out."
             )
         return settings
 
     from regard.api import choose
 
-    chosen = choose(
-        data, overrides, minutes=minutes, report=lambda reason: click.echo(reason, err=True), started=started
-    )
-    click.echo(f"The resolved settings are written to {begun.config}; change any with key=value.", err=True)
+    chosen = choose(data, overrides, minutes=minutes, report=lambda reason: click.echo(reason, err=True), started=started)
+    click.echo(f"The resolved settings are written to {previous.config}; override one with key=value.", err=True)
     return chosen.settings
 
 
-def _summarise(reached: list["MetricValues"], settings: RunSettings) -> None:
-    """The mean over seeds, with its standard deviation, of all that was measured in validation."""
-    for measure in settings.training.metrics:
-        values = [scores.values[measure.label] for scores in reached]
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        told = ", ".join(map(measure.told, values))
-        click.echo(
-            f"{measure.label}: {measure.told(statistics.fmean(values))} ± {measure.told(spread)} ({told})", err=True
-        )
+def _print_summary(results: list["MetricValues"], settings: RunSettings) -> None:
+    """Print the mean and standard deviation over seeds of every validation metric."""
+    for metric in settings.training.metrics:
+        values = [result.values[metric.label] for result in results]
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        mean = metric.told(statistics.fmean(values))
+        by_seed = ", ".join(map(metric.told, values))
+        click.echo(f"{metric.label}: {mean} ± {metric.told(deviation)} ({by_seed})", err=True)
 
 
-def _find(what: str, settings: RunSettings) -> None:
+def _print_suggestion(what: str, settings: RunSettings) -> None:
+    """Search for a learning rate or batch size. Print the trials on stderr, and the best one on stdout."""
     from regard.training import lr_finder
 
     if what == "learning-rate":
-        found, key, unit = lr_finder.find_learning_rate(settings), "training.learning_rate", "loss"
+        result, key, unit = lr_finder.find_learning_rate(settings), "training.learning_rate", "loss"
     else:
-        found, key, unit = lr_finder.find_batch_tokens(settings), "training.batch_tokens", "tokens/s"
-    every = max(1, len(found.trials) // 20)
-    for value, outcome in found.trials[::every]:
+        result, key, unit = lr_finder.find_batch_tokens(settings), "training.batch_tokens", "tokens/s"
+    interval = max(1, len(result.trials) // 20)
+    for value, outcome in result.trials[::interval]:
         click.echo(f"{key}={value:<10.3g} {unit} {outcome:,.4g}", err=True)
-    click.echo(f"{key}={found.suggestion:.2g}" if what == "learning-rate" else f"{key}={found.suggestion:.0f}")
+    click.echo(f"{key}={result.suggestion:.2g}" if what == "learning-rate" else f"{key}={result.suggestion:.0f}")

@@ -1,4 +1,4 @@
-"""The group of verbs; each is a module of the same name whose `command` is imported only when it is used."""
+"""The group of verbs. Each verb is a module of the same name, whose `command` is imported on first use."""
 
 import importlib
 import logging
@@ -10,14 +10,14 @@ from regard.formatting import did_you_mean
 from regard.version import __version__
 
 VERBS = {
-    "train": "train a model, or go on with one that was stopped",
-    "predict": "answer text: from the arguments, or a line at a time from stdin",
-    "evaluate": "score a model on pairs",
-    "look": "draw what a model looks at while it answers, or how it learned",
-    "data": "check pairs for problems (check), or count and measure them (stats)",
-    "presets": "list the settings that come with regard",
-    "explain": "say what a config computes, which kernels it takes and why",
-    "mechanisms": "list the mechanisms of attention by their names in the literature",
+    "train": "Train a model, or resume one.",
+    "predict": "Predict the output of texts, from arguments or from stdin.",
+    "evaluate": "Score a model on pairs.",
+    "look": "Draw the attention weights of a prediction, or learning curves.",
+    "data": "Check pairs for problems (check), or print statistics (stats).",
+    "presets": "List the presets, or print one.",
+    "explain": "Print what a config computes and which kernels it uses.",
+    "mechanisms": "List the attention mechanisms by name.",
 }
 
 EXAMPLES = """\b
@@ -27,8 +27,10 @@ Examples:
   regard predict runs/dates < dates.txt > iso.txt
   regard evaluate runs/dates --pairs test.tsv --min accuracy=0.99
 
-Every verb takes -h, and --debug for a full traceback. Exit codes: 0 done, 1 the answer is no, 2 usage or
-settings, 3 data, 4 model, 5 diverged, 6 run in use, 7 disk or memory, 70 a bug, 75 stopped by a signal."""
+Every verb accepts -h, and --debug to print the full traceback of an error.
+
+Exit codes: 0 success, 1 threshold missed or problems found, 2 usage or settings, 3 data, 4 model, 5 diverged,
+6 run in use, 7 disk or memory, 70 bug, 75 stopped by a signal, 130 interrupted."""
 
 
 class _Verbs(click.Group):
@@ -47,8 +49,8 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in VERBS:
-            near = did_you_mean(args[0], VERBS)
-            raise click.UsageError(f"There is no verb '{args[0]}'.{near} Verbs: {', '.join(VERBS)}.", ctx)
+            suggestion = did_you_mean(args[0], VERBS)
+            raise click.UsageError(f"There is no verb '{args[0]}'.{suggestion} Verbs: {', '.join(VERBS)}.", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -58,17 +60,17 @@ class _Verbs(click.Group):
 
 
 class _Once(logging.Filter):
-    """A file that is gone through several times is complained of once."""
+    """Print each message once, even if a file is read several times."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        new = message not in self._said
-        self._said.add(message)
-        return new
+        is_new = message not in self._printed
+        self._printed.add(message)
+        return is_new
 
 
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -78,10 +80,17 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
         ctx.exit()
 
 
-@click.group(cls=_Verbs, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version)
+@click.group(
+    cls=_Verbs,
+    epilog=EXAMPLES,
+    subcommand_metavar="VERB [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
 def regard() -> None:
-    """Sequence-to-sequence learning with attention: train it, run it fast, and see what it looks at."""
+    """Sequence-to-sequence learning with attention: train it, run it fast, and see what it attends to."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("note: %(message)s"))
     handler.addFilter(_Once())
