@@ -1,7 +1,7 @@
-"""Trains the same run in many forked processes, each with some calls of fsync or rename behind it when it begins.
+"""Train the same run in many forked processes, each of which has made some calls of fsync or rename before it starts.
 
-Under strace, which kills a process at its LAST-th call or has that call fail, this happens to every process at another
-call of the run's own:
+strace kills each process at its LAST-th call, or makes that call fail. So each process fails at a different call of the
+run:
 
     strace -f -e trace=CALLS -e inject=CALLS:signal=SIGKILL:when=LAST python tests_doomed.py FOLDER
     strace -f -e trace=CALLS -e inject=CALLS:error=EIO:when=LAST python tests_doomed.py FOLDER
@@ -18,7 +18,7 @@ import regard
 from tests_shared import SMALL
 
 RENAMES = platform.machine() == "x86_64"
-"""Whether there is a call of its own for renames of whole paths."""
+"""Whether the system call rename exists; on other machines there is only renameat."""
 
 CALLS = "fsync,rename,renameat" if RENAMES else "fsync,renameat"
 LAST = 30
@@ -34,33 +34,33 @@ SETTINGS = {
 }
 
 
-def spend_syncs(folder: Path, count: int) -> None:
+def make_syncs(folder: Path, count: int) -> None:
     handle = os.open(folder, os.O_RDONLY)
     for _ in range(count):
         os.fsync(handle)
     os.close(handle)
 
 
-def spend_renames(folder: Path, count: int) -> None:
-    (folder / "spent-0").touch()
+def make_renames(folder: Path, count: int) -> None:
+    (folder / "renamed").touch()
     for _ in range(count):
-        os.rename(folder / "spent-0", folder / "spent-0")
+        os.rename(folder / "renamed", folder / "renamed")
 
 
-def spend_relative_renames(folder: Path, count: int) -> None:
-    (folder / "spent-0").touch()
+def make_relative_renames(folder: Path, count: int) -> None:
+    (folder / "renamed").touch()
     handle = os.open(folder, os.O_RDONLY)
     for _ in range(count):
-        os.rename("spent-0", "spent-0", src_dir_fd=handle, dst_dir_fd=handle)
+        os.rename("renamed", "renamed", src_dir_fd=handle, dst_dir_fd=handle)
     os.close(handle)
 
 
-def train_in_child(spend: Callable[[Path, int], None], folder: Path, count: int, out: Path) -> bool:
-    """Whether something happened to it."""
+def train_in_child(make_calls: Callable[[Path, int], None], folder: Path, count: int, out: Path) -> bool:
+    """Train in a forked process; return whether it was killed or failed."""
     child = os.fork()
     if child == 0:
         os.environ["REGARD_CACHE"] = str(out / "cache")
-        spend(folder, count)
+        make_calls(folder, count)
         try:
             regard.train("dates", SETTINGS, out=out)
         except regard.ResourceError:
@@ -76,18 +76,18 @@ def train_in_child(spend: Callable[[Path, int], None], folder: Path, count: int,
     return code != 0
 
 
-SPENDERS = {"fsync": spend_syncs, "renameat": spend_relative_renames} | ({"rename": spend_renames} if RENAMES else {})
+CALLERS = {"fsync": make_syncs, "renameat": make_relative_renames} | ({"rename": make_renames} if RENAMES else {})
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    regard.train("dates", SETTINGS, out=folder / "undisturbed")  # so that children need not import anything
-    for name, spend in SPENDERS.items():
-        for own in range(1, LAST):
-            if not train_in_child(spend, folder, LAST - own, folder / f"{name}-{own}"):
+    regard.train("dates", SETTINGS, out=folder / "undisturbed")  # so that the children have all modules imported
+    for name, make_calls in CALLERS.items():
+        for call in range(1, LAST):
+            if not train_in_child(make_calls, folder, LAST - call, folder / f"{name}-{call}"):
                 break
         else:
-            sys.exit(f"a run has more than {LAST} calls of {name}")
+            sys.exit(f"a run makes more than {LAST} calls of {name}")
 
 
 if __name__ == "__main__":

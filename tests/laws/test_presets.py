@@ -1,4 +1,4 @@
-"""Every preset is valid, builds, and says what it is for."""
+"""Every preset is valid, has a description, and builds a model."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from regard.runs.settings import RunSettings
 
 
 @pytest.mark.parametrize("name", list(presets()))
-def test_preset_validates_builds_and_survives_a_round_trip(name: str) -> None:
+def test_a_preset_is_valid_builds_a_model_and_is_unchanged_by_serialization(name: str) -> None:
     settings = resolve(RunSettings, name, {})
     assert settings.about
     assert resolve(RunSettings, settings.model_dump(mode="json"), {}) == settings

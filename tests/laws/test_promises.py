@@ -1,4 +1,4 @@
-"""What users may rely on with every tokenizer and architecture: a line for a line, and no word from a neighbor."""
+"""Guarantees for every tokenizer and architecture: one output line per input line, and no effect of batching."""
 
 import io
 import random
@@ -44,19 +44,19 @@ LINES = [
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "train.tsv"
-    drawn = random.Random(3)
-    words = [[drawn.choice(["lauf", "geh", "red", "stell"]) for _ in range(drawn.randint(1, 5))] for _ in range(120)]
-    path.write_text("".join(f"{' '.join(own)}\t{''.join(own).upper()} {n}\n" for n, own in enumerate(words)))
+    rng = random.Random(3)
+    lines = [[rng.choice(["lauf", "geh", "red", "stell"]) for _ in range(rng.randint(1, 5))] for _ in range(120)]
+    path.write_text("".join(f"{' '.join(words)}\t{''.join(words).upper()} {n}\n" for n, words in enumerate(lines)))
     return path
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def run(request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has learned next to nothing, and says anything."""
+    """Train a model for two steps, so that its predictions are arbitrary."""
     out = tmp_path_factory.mktemp("kinds") / "run"
-    usual = {key: value for key, value in SMALL.items() if key.startswith("training.")}
-    brief = {"training.steps": 2, "training.batch_size": 16, "training.validation_pairs": 2}
-    regard.train("pairs", {"data.train": str(corpus), **usual, **brief, **KINDS[request.param]}, out=out)
+    training = {key: value for key, value in SMALL.items() if key.startswith("training.")}
+    short = {"training.steps": 2, "training.batch_size": 16, "training.validation_pairs": 2}
+    regard.train("pairs", {"data.train": str(corpus), **training, **short, **KINDS[request.param]}, out=out)
     return out
 
 
@@ -66,68 +66,68 @@ def model(run: Path) -> regard.Model:
 
 
 @pytest.mark.parametrize("search", [[], ["--beam", "3"], ["--set", "sample=true", "--set", "temperature=30"]])
-def test_there_is_a_line_for_every_line(
+def test_predict_writes_one_line_per_input_line(
     run: Path, search: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = LINES * 2
-    given = b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    content = b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     predict.command.main([str(run), *search], standalone_mode=False)
-    answers = capsys.readouterr().out.split("\n")
-    assert len(answers) == len(lines) + 1
-    assert answers.pop() == ""
-    assert all(answer == "" for line, answer in zip(lines, answers, strict=True) if not line)
+    predictions = capsys.readouterr().out.split("\n")
+    assert len(predictions) == len(lines) + 1
+    assert predictions.pop() == ""
+    assert all(prediction == "" for line, prediction in zip(lines, predictions, strict=True) if not line)
 
 
-def test_a_model_that_writes_a_line_end_still_answers_in_one_line(
+def test_a_generated_line_break_does_not_split_the_output_line(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = regard.load(run).predictor.tokenizers.target
-    end = tokenizer.inner.token_to_id("<0x0A>")
-    if end is None:
+    line_break = tokenizer.inner.token_to_id("<0x0A>")
+    if line_break is None:
         assert "\n" not in "".join(tokenizer.decode([index]) for index in range(len(tokenizer)))
         return
-    assert tokenizer.decode([end]) == "\n"
+    assert tokenizer.decode([line_break]) == "\n"
     load_weights = regard.runs.checkpoints.load_weights
 
-    def prefer(network: torch.nn.Module, chosen: object) -> None:
-        load_weights(network, chosen)  # type: ignore[arg-type]
+    def prefer_line_break(network: torch.nn.Module, checkpoint: object) -> None:
+        load_weights(network, checkpoint)  # type: ignore[arg-type]
         bias = [parameter for name, parameter in network.named_parameters() if len(parameter) == len(tokenizer)][-1]
-        bias.data.index_fill_(0, torch.tensor([end]), 1e3)
+        bias.data.index_fill_(0, torch.tensor([line_break]), 1e3)
 
-    monkeypatch.setattr(regard.runs.checkpoints, "load_weights", prefer)
+    monkeypatch.setattr(regard.runs.checkpoints, "load_weights", prefer_line_break)
     assert "\n" in regard.load(run).predict("lauf").text
     predict.command.main([str(run), "lauf", "geh"], standalone_mode=False)
     assert capsys.readouterr().out.count("\n") == 2
 
 
 @pytest.mark.parametrize("search", [{}, {"beam": 3, "nbest": 2}], ids=str)
-def test_a_sentence_alone_or_among_others_has_the_same_answer(model: regard.Model, search: dict[str, int]) -> None:
-    together = model.predict(LINES, attention=False, **search)
-    for line, found in zip(LINES, together, strict=True):
-        alone = model.predict(line, attention=False, **search)
-        assert alone.text == found.text
-        # Of a sum in the hundreds, float32 has no digits beyond the fifth.
-        assert alone.score == pytest.approx(found.score, abs=1e-5, rel=1e-6)
-        assert len(alone.alternatives) == len(found.alternatives)
+def test_a_prediction_does_not_depend_on_the_rest_of_the_batch(model: regard.Model, search: dict[str, int]) -> None:
+    batch = model.predict(LINES, attention=False, **search)
+    for line, prediction in zip(LINES, batch, strict=True):
+        single = model.predict(line, attention=False, **search)
+        assert single.text == prediction.text
+        # A sum in the hundreds has five exact digits in float32.
+        assert single.score == pytest.approx(prediction.score, abs=1e-5, rel=1e-6)
+        assert len(single.alternatives) == len(prediction.alternatives)
 
 
-def test_a_beam_wider_than_the_vocabulary_finds_answers_like_any_other(model: regard.Model) -> None:
+def test_a_beam_larger_than_the_vocabulary_returns_distinct_predictions(model: regard.Model) -> None:
     wide = model.predict("red", attention=False, beam=3 * len(model.predictor.tokenizers.target), nbest=3)
-    answers = [wide, *wide.alternatives]
-    assert len({tuple(answer.tokens) for answer in answers}) == 3
-    assert all(-1e3 < answer.score < 0 for answer in answers)
+    predictions = [wide, *wide.alternatives]
+    assert len({tuple(prediction.tokens) for prediction in predictions}) == 3
+    assert all(-1e3 < prediction.score < 0 for prediction in predictions)
 
 
-def test_without_the_mask_neighbors_would_be_heard(model: regard.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = [model.predict(line, attention=False).score for line in LINES[:1]]
+def test_without_the_mask_the_batch_changes_predictions(model: regard.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    single = [model.predict(line, attention=False).score for line in LINES[:1]]
     monkeypatch.setattr(Padded, "valid_BT", property(lambda self: torch.ones_like(self.tokens_BT, dtype=torch.bool)))
     monkeypatch.setattr(Padded, "lengths_B", property(lambda self: torch.full_like(self[1], self.tokens_BT.shape[1])))
-    together = [found.score for found in model.predict(LINES, attention=False)][:1]
-    assert together != pytest.approx(alone, abs=1e-5)
+    batch = [prediction.score for prediction in model.predict(LINES, attention=False)][:1]
+    assert batch != pytest.approx(single, abs=1e-5)
 
 
-def test_a_source_without_a_token_has_a_defined_answer(model: regard.Model) -> None:
+def test_an_empty_source_has_an_empty_prediction(model: regard.Model) -> None:
     empty = model.predict("")
     assert (empty.text, empty.score, empty.truncated) == ("", 0.0, False)
     assert all(torch.tensor(score).isfinite() for score in model.score(["", "lauf"], ["LAUF", ""]))
