@@ -165,7 +165,12 @@ def stats(as_json: bool, **inputs: Any) -> None:
     ]
     if as_json:
         shared = [
-            {"kind": overlap.kind.name, "split": overlap.survey.name, "count": overlap.count, "details": overlap.details}
+            {
+                "kind": overlap.kind.name,
+                "split": overlap.survey.name,
+                "count": overlap.count,
+                "details": overlap.details,
+            }
             for overlap in overlaps
         ]
         click.echo(to_json({"splits": statistics, "shared": shared}, ensure_ascii=False))

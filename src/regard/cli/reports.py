@@ -106,10 +106,9 @@ def format_statistics(splits: Sequence[Stats], overlaps: Sequence[Finding]) -> s
         ]
     parts = [table(header, rows)]
     parts += [_format_split(stats) for stats in non_empty]
-    parts += [
-        f"{finding.kind.description}: {finding.count:,} of {finding.survey.name}{', ' if finding.details else ''}{finding.details}"
-        for finding in overlaps
-    ]
+    for finding in overlaps:
+        details = f", {finding.details}" if finding.details else ""
+        parts.append(f"{finding.kind.description}: {finding.count:,} of {finding.survey.name}{details}")
     return "\n\n".join(parts)
 
 
