@@ -27,4 +27,4 @@ def test_an_invalid_combination_is_rejected_with_the_reason(cli: Run) -> None:
     assert "hard_monotonic moves its own window along the memory" in done.stderr
     done = cli("train", "dates", "model.attention.scope=causal")
     assert done.returncode == 2
-    assert "a target attends to a source" in done.stderr
+    assert "the decoder attends to the source" in done.stderr

@@ -194,7 +194,9 @@ def _choose_settings(
 
     from regard.api import choose
 
-    chosen = choose(data, overrides, minutes=minutes, report=lambda reason: click.echo(reason, err=True), started=started)
+    chosen = choose(
+        data, overrides, minutes=minutes, report=lambda reason: click.echo(reason, err=True), started=started
+    )
     click.echo(f"The resolved settings are written to {previous.config}; override one with key=value.", err=True)
     return chosen.settings
 
