@@ -1,6 +1,8 @@
-"""Models and traces in an interactive session and in a notebook."""
+"""Models and traces in an interactive session and in a notebook, and the examples in docstrings."""
 
+import doctest
 import re
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +65,35 @@ def test_a_trace_is_displayed_with_source_output_and_shapes(model: regard.Model)
     assert "3 mai &lt;2009&gt;" in page
     assert f"<li>{shape}</li>" in page
     assert page.count("<table") == 1
+
+
+@pytest.mark.parametrize(
+    "documented",
+    [
+        regard.load,
+        regard.Model.predict,
+        regard.Model.score,
+        regard.Model.trace,
+        regard.Model.evaluate,
+        regard.Prediction,
+        regard.Trace,
+    ],
+    ids=lambda documented: documented.__qualname__,
+)
+def test_the_examples_in_docstrings_run(
+    documented: object,
+    model: regard.Model,
+    small_run: RunFolder,
+    second_run: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for name, run in (("dates", small_run), ("two-minutes", second_run)):
+        (tmp_path / "runs" / name).symlink_to(run.path.resolve())
+    examples = doctest.DocTestParser().get_examples(documented.__doc__ or "")
+    assert examples
+    names = {"regard": regard, "model": model}
+    for example in examples:
+        exec(example.source, names)

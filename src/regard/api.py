@@ -177,6 +177,7 @@ class Model:
 
     @classmethod
     def from_checkpoint(cls, folder: RunFolder, checkpoint: Checkpoint) -> "Model":
+        """Load the model of a checkpoint, on a GPU if there is one."""
         settings, tokenizers, model, loaded = checkpoints.load_model(folder, checkpoint)
         model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         predictor = Predictor(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
@@ -185,9 +186,9 @@ class Model:
         return cls(predictor, settings, loaded.step, scores)
 
     @classmethod
-    def from_checkpoints(cls, opened: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":
-        """Load the model that `open_models` found, or an ensemble with the settings of the first."""
-        models = [cls.from_checkpoint(folder, checkpoint) for folder, checkpoint in opened]
+    def from_checkpoints(cls, located: Sequence[tuple[RunFolder, Checkpoint]]) -> "Model":
+        """Load the model of a checkpoint, or an ensemble of several with the settings of the first."""
+        models = [cls.from_checkpoint(folder, checkpoint) for folder, checkpoint in located]
         if len(models) == 1:
             return models[0]
         predictor = replace(
