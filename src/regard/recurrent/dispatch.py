@@ -143,8 +143,8 @@ def step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None = No
 
 
 def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, fused: bool) -> list[ScanOutput]:
-    """Scan several cells of a layer in parallel, because the time depends on the number of steps. The scan runs past
-    the end of a row; those outputs are not used.
+    """Scan the cells of a layer in parallel: the time of a scan depends mostly on the number of steps, not on the work
+    per step. The scan runs past the end of a row; those outputs are not used.
     """
     gates_TNBG = torch.stack([cell_input.cell.project(cell_input.x_BTD.transpose(0, 1)) for cell_input in inputs], 1)
     valid_TB1 = None
