@@ -82,21 +82,21 @@ TASKS = {
     "iwslt15-lstm": Task(
         "iwslt15-lstm", "iwslt15-en-vi", "bleu:tokenize=none", target=(28.5,), length_penalty=1.0,
     ),
-    "cmudict-transformer": Task("cmudict-transformer", "cmudict", "wer", target=(20.2,), extra_metrics=("per",)),
-    "cmudict-lstm": Task("cmudict-lstm", "cmudict", "wer", target=(20.2,), extra_metrics=("per",)),
+    "cmudict-transformer": Task("cmudict-transformer", "cmudict", "ser", target=(20.2,), extra_metrics=("per",)),
+    "cmudict-lstm": Task("cmudict-lstm", "cmudict", "ser", target=(20.2,), extra_metrics=("per",)),
     "sigmorphon2021-medium": Task(
-        "sigmorphon2021-g2p", "sigmorphon2021-g2p/medium", "wer", languages=MEDIUM, target=(10.5,),
+        "sigmorphon2021-g2p", "sigmorphon2021-g2p/medium", "ser", languages=MEDIUM, target=(10.5,),
         overrides=("tokenizer.source.normalization=nfd", "model.encoder.layers=2", "model.encoder.dropout=0.4",
                 "model.dropout=0.4", "training.steps=2400", "training.batch_size=64", "training.ema_decay=0.999",
                 "training.word_dropout=0", "training.validate_every=300"),
         ensemble_with=("sigmorphon2021-g2p-soft",),
     ),
     "sigmorphon2021-low": Task(
-        "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "wer", languages=LOW, target=(24.0,),
+        "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "ser", languages=LOW, target=(24.0,),
         ensemble_with=("sigmorphon2021-g2p-soft",),
     ),
     "sigmorphon2021-low-multilingual": Task(
-        "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "wer", languages=(",".join(LOW),), target=(24.0,),
+        "sigmorphon2021-g2p", "sigmorphon2021-g2p/low", "ser", languages=(",".join(LOW),), target=(24.0,),
         overrides=("tokenizer.source.tags=true", "tokenizer.source.normalization=nfd", "model.encoder.hidden=256",
                 "model.decoder.hidden=256", "model.encoder.layers=2", "model.encoder.dropout=0.45",
                 "model.dropout=0.45", "training.steps=3000", "training.batch_size=64", "training.learning_rate=0.002",
@@ -107,7 +107,7 @@ TASKS = {
     "sigmorphon2017-monotonic": Task(
         "sigmorphon2017-monotonic", "sigmorphon2017", "accuracy", languages=INFLECTED
     ),
-    "transliteration": Task("transliteration", "transliteration", "wer", languages=("katakana", "arabic")),
+    "transliteration": Task("transliteration", "transliteration", "ser", languages=("katakana", "arabic")),
 }  # fmt: skip
 
 TASKS |= {

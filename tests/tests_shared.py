@@ -41,7 +41,7 @@ def three_pairs(*ids: int) -> Batch:
 
 def teaching(*models: Seq2Seq, weight: float = 0.5) -> Distillation:
     """Models that teach without having been trained."""
-    return Distillation(tuple(model.eval() for model in models), Teachers(runs=("-",), weight=weight).shares)
+    return Distillation(tuple(model.eval() for model in models), Teachers(runs=("-",), weight=weight).loss_weights)
 
 
 class OneModel(Settings):

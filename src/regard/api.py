@@ -16,7 +16,7 @@ from regard.data.settings import FilesData
 from regard.decoding.predictor import Constraints, Predictor
 from regard.decoding.settings import SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.evaluation.metrics import EvaluationSet, note_tokenized
+from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
 from regard.evaluation.values import MetricValues
@@ -211,7 +211,7 @@ class Model:
             "device": str(self.predictor.device),
         }
         if self.scores is not None:
-            summary["validation"] = self.scores.told(self.settings.training.metric)
+            summary["validation"] = self.scores.describe(self.settings.training.metric)
         return summary
 
     def __repr__(self) -> str:
@@ -339,9 +339,9 @@ class Model:
         training = self.settings.training
         metrics = training.default_metrics if metrics is None else parse_metrics(metrics)
         options = resolve(SearchSettings, training.validation_search.model_dump(), search)
-        dataset = EvaluationSet.read(sources, references)
-        note_tokenized(dataset, metrics)
-        return evaluate(self.predictor, dataset, metrics, options, batch_size=batch_size, confidence=confidence)
+        evaluation_set = EvaluationSet.from_lists(sources, references)
+        warn_if_tokenized(evaluation_set, metrics)
+        return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)
 
 
 def _check_texts(name: str, texts: Iterable[str]) -> list[str]:

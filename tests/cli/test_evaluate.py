@@ -64,17 +64,17 @@ def test_every_metric_has_a_confidence_interval(cli: Run, small_run: RunFolder, 
     assert list(scores["values"]) == list(KINDS)
     assert (scores["pairs"], scores["sources"]) == (4, 3)
     assert scores["values"]["accuracy"] == pytest.approx(1 / 3)
-    assert scores["values"]["wer"] == pytest.approx(200 / 3)
+    assert scores["values"]["ser"] == pytest.approx(200 / 3)
     assert all(low <= scores["values"][kind] <= high for kind, (low, high) in scores["confidence"].items())
     assert json.loads(cli(*command).stdout)["confidence"] == scores["confidence"]
 
 
 def test_limits_set_the_exit_code(cli: Run, small_run: RunFolder, predictions: list[str]) -> None:
     half = ["evaluate", small_run.path, "--pairs", "half.tsv"]
-    assert cli(*half, "--min", "accuracy=0.5", "--max", "wer=50").returncode == 0
-    violated = cli(*half, "--min", "accuracy=0.6", "chrf=0", "--max", "wer=49.9")
+    assert cli(*half, "--min", "accuracy=0.5", "--max", "ser=50").returncode == 0
+    violated = cli(*half, "--min", "accuracy=0.6", "chrf=0", "--max", "ser=49.9")
     assert violated.returncode == 1
-    assert "accuracy is 0.5000, below 0.6; wer is 50.0000, above 49.9." in violated.stderr
+    assert "accuracy is 0.5000, below 0.6; ser is 50.0000, above 49.9." in violated.stderr
     assert "50.00%" in violated.stdout
 
 
@@ -96,7 +96,7 @@ def test_a_limit_applies_to_the_requested_metric_of_its_kind(
         (["--min", "accuracy=high"], "write METRIC=VALUE"),
         (["--min", "accuracy=nan"], "write METRIC=VALUE"),
         (["--min", "=0.6"], "write METRIC=VALUE"),
-        (["--min", "wer=20"], "lower wer is better. Use --max wer=20."),
+        (["--min", "ser=20"], "lower ser is better. Use --max ser=20."),
         (["--max", "bleu=20"], "higher bleu is better. Use --min bleu=20."),
         (["--metric", "bleu", "chrff"], "Did you mean 'chrf'?"),
         (["--metric", "bleu:tokenze=none"], "Did you mean 'tokenize'?"),
@@ -160,7 +160,7 @@ def test_an_ensemble_is_scored(
     single = [regard.load(run.path).evaluate(SOURCES, targets, metrics=["loss"]) for run in (small_run, second_run)]
     assert report["values"]["loss"] < sum(member["loss"] for member in single) / 2  # −log is convex
     in_python = model.evaluate(SOURCES, targets, metrics=["chrf", "loss"], beam=3)
-    assert report["values"] == pytest.approx(in_python.scores.values)
+    assert report["values"] == pytest.approx(in_python.metric_values.values)
 
 
 def test_metrics_can_come_before_the_model(cli: Run, small_run: RunFolder, predictions: list[str]) -> None:
@@ -171,9 +171,9 @@ def test_metrics_can_come_before_the_model(cli: Run, small_run: RunFolder, predi
 def test_evaluation_uses_the_metrics_and_search_of_validation(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(small_run.path, tmp_path / "model")
     config = yaml.safe_load((tmp_path / "model" / "config.yaml").read_text("utf-8"))
-    config["training"] |= {"metric": "wer", "extra_metrics": ["per"], "validation_search": {"beam": 2}}
+    config["training"] |= {"metric": "ser", "extra_metrics": ["per"], "validation_search": {"beam": 2}}
     (tmp_path / "model" / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
     scores = json.loads(cli("evaluate", "model", "--json").stdout)
-    assert list(scores["values"]) == ["wer", "per", "accuracy", "chrf", "loss"]
+    assert list(scores["values"]) == ["ser", "per", "accuracy", "chrf", "loss"]
     assert scores["search"]["beam"] == 2
     assert json.loads(cli("evaluate", "model", "--json", "--beam", "1").stdout)["search"]["beam"] == 1

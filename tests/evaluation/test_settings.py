@@ -1,4 +1,4 @@
-"""The names of the measures: a word, a mapping or a key of a file, and the same measure."""
+"""Metrics as settings: written as a label, as a mapping or with dotted keys."""
 
 from pathlib import Path
 
@@ -21,11 +21,11 @@ from regard.runs.settings import RunSettings, TrainingSettings
         references=st.sampled_from(["by_line", "by_source", "auto"]),
     )
 )
-def test_a_label_is_read_back_as_the_measure_it_names(measure: Bleu) -> None:
-    assert parse_metric(measure.label) == measure
+def test_a_label_is_parsed_back_to_the_same_metric(metric: Bleu) -> None:
+    assert parse_metric(metric.label) == metric
 
 
-def test_options_can_be_written_in_a_word_a_mapping_or_dotted_keys() -> None:
+def test_options_can_be_written_in_a_label_a_mapping_or_dotted_keys() -> None:
     expected = Bleu(tokenize="none", lowercase=True)
     assert parse_metric("bleu:tokenize=none,lowercase=true") == expected
     assert parse_metric({"kind": "bleu", "tokenize": "none", "lowercase": True}) == expected
@@ -36,22 +36,22 @@ def test_options_can_be_written_in_a_word_a_mapping_or_dotted_keys() -> None:
     assert Bleu().label == "bleu"
 
 
-def test_every_kind_has_a_name_that_is_its_label() -> None:
+def test_the_label_of_a_metric_without_options_is_its_kind() -> None:
     assert [parse_metric(kind).label for kind in KINDS] == list(KINDS)
     assert {kind for kind in KINDS if parse_metric(kind).higher_is_better} == {"accuracy", "bleu", "chrf"}
-    assert {kind for kind in KINDS if not parse_metric(kind).of_answers} == {"loss", "perplexity"}
+    assert {kind for kind in KINDS if not parse_metric(kind).needs_predictions} == {"loss", "perplexity"}
 
 
-def test_values_read_as_is_customary() -> None:
-    values = {"loss": "0.5000", "perplexity": "0.50", "accuracy": "50.00%", "wer": "0.50%", "bleu": "0.50"}
-    assert {kind: parse_metric(kind).told(0.5) for kind in values} == values
+def test_values_are_formatted_with_their_units() -> None:
+    values = {"loss": "0.5000", "perplexity": "0.50", "accuracy": "50.00%", "ser": "0.50%", "bleu": "0.50"}
+    assert {kind: parse_metric(kind).format(0.5) for kind in values} == values
 
 
 @pytest.mark.parametrize(
-    ("choice", "words"),
+    ("choice", "message"),
     [
         ("blue", "Did you mean 'bleu'?"),
-        ("bleu:tokenize=none", "Did you mean 'tokenize'?"),
+        ("bleu:tokenise=none", "Did you mean 'tokenize'?"),
         ("bleu:tokenize=13", "Did you mean '13a'?"),
         ("bleu:tokenize", "write key=value"),
         ("wer:tokenize=none", "there is no setting 'metric.tokenize'"),
@@ -59,24 +59,23 @@ def test_values_read_as_is_customary() -> None:
         (7, "metric = 7"),
     ],
 )
-def test_a_measure_that_is_none_is_told_with_the_nearest(choice: object, words: str) -> None:
-    with pytest.raises(ConfigError) as told:
+def test_an_unknown_metric_is_rejected_with_the_nearest_name(choice: object, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
         parse_metric(choice)
-    assert words in str(told.value)
+    assert message in str(error.value)
 
 
-def test_measures_are_worked_out_once_and_the_loss_always() -> None:
+def test_metrics_are_computed_once_and_always_include_the_loss() -> None:
     training = TrainingSettings.model_validate({"metric": "accuracy", "extra_metrics": ["accuracy", "bleu"]})
     assert training.metrics == [Accuracy(), Bleu(), Loss()]
     assert parse_metrics(["bleu", "bleu:tokenize=13a", {"kind": "bleu"}]) == [Bleu()]
     assert TrainingSettings.model_validate({"extra_metrics": "bleu"}).extra_metrics == (Bleu(),)
 
 
-def test_a_mistake_in_a_list_of_measures_is_told_with_its_place(tmp_path: Path) -> None:
+def test_an_error_in_a_list_of_metrics_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("data: dates\ntraining:\n  also: [chrf, {kind: bleu, tokenize: none}]\n")
-    with pytest.raises(ConfigError) as told:
+    path.write_text("data: dates\ntraining:\n  extra_metrics: [chrf, {kind: bleu, tokenise: none}]\n")
+    with pytest.raises(ConfigError) as error:
         resolve(RunSettings, path, {})
-    assert "mine.yaml:3: there is no setting 'training.extra_metrics.1.tokenize'. Did you mean 'tokenize'?" in str(
-        told.value
-    )
+    message = "mine.yaml:3: there is no setting 'training.extra_metrics.1.tokenise'. Did you mean 'tokenize'?"
+    assert message in str(error.value)

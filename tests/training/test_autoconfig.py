@@ -63,7 +63,7 @@ def is_monotonic(chosen: ChosenSettings) -> bool:
     ("pairs", "tokenizer", "metric"),
     [
         pytest.param(sentences(), {"kind": "bpe", "shared": True}, "bleu", id="sentences"),
-        pytest.param(pronunciations(), {"kind": "pair"}, "wer", id="pronunciations"),
+        pytest.param(pronunciations(), {"kind": "pair"}, "ser", id="pronunciations"),
         pytest.param(transliterations(), {"kind": "char", "shared": False}, "accuracy", id="names in two scripts"),
     ],
 )

@@ -89,9 +89,9 @@ def test_a_run_uses_the_average_of_its_last_checkpoints_if_it_is_better(tmp_path
     last, averaged = run.events[-2], run.events[-1]
     assert (last["step"], averaged["step"]) == (90, 90)
     best = RunFolder(run.path).best().path.name
-    assert best == ("mean-90" if averaged["best"] else f"step-{last['step']}")
+    assert best == ("average-90" if averaged["best"] else f"step-{last['step']}")
     assert averaged["best"], "this test needs settings with which the average is better"
-    saved = load_file(run.path / "checkpoints" / "mean-90" / "model.safetensors")
+    saved = load_file(run.path / "checkpoints" / "average-90" / "model.safetensors")
     assert all(torch.equal(saved[name], average[name]) for name in average)
     assert regard.load(run.path).predict("3 mai 2009").text is not None
     again = regard.train("dates", settings, out=run.path)
@@ -125,7 +125,7 @@ def read_result(path: Path) -> dict[str, Any]:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("averages") / "run"
     train(path)
-    assert RunFolder(path).best().path.name == "mean-60"
+    assert RunFolder(path).best().path.name == "average-60"
     return path
 
 
@@ -163,7 +163,7 @@ def test_a_run_killed_before_or_after_the_average_is_saved_ends_the_same(
         patch.setattr(checkpoints, function, die)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "run")
-    assert (tmp_path / "run" / "checkpoints" / "mean-60").exists() == (function == "save")
+    assert (tmp_path / "run" / "checkpoints" / "average-60").exists() == (function == "save")
     assert RunFolder(tmp_path / "run").best().path.name == "step-60"
     train(tmp_path / "run")
     assert read_result(tmp_path / "run") == read_result(uninterrupted)
@@ -174,7 +174,7 @@ def test_a_damaged_average_is_detected_and_computed_again(
     uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     shutil.copytree(uninterrupted, tmp_path / "run")
-    average = tmp_path / "run" / "checkpoints" / "mean-60"
+    average = tmp_path / "run" / "checkpoints" / "average-60"
     if damage == "flip a bit":
         content = bytearray((average / "model.safetensors").read_bytes())
         content[-7] ^= 1
@@ -184,7 +184,7 @@ def test_a_damaged_average_is_detected_and_computed_again(
     else:
         shutil.rmtree(average)
     assert RunFolder(tmp_path / "run").best().path.name == "step-60"
-    assert "mean-60" in caplog.text
+    assert "average-60" in caplog.text
     train(tmp_path / "run")
     assert read_result(tmp_path / "run") == read_result(uninterrupted)
 

@@ -45,7 +45,7 @@ def test_whatever_call_goes_wrong_the_run_goes_on_to_the_bit(
         folder = RunFolder(run)
         newest = folder.newest()  # which reports what is not whole: there is no such thing
         assert newest is None or newest.step in {1, 2}
-        assert [entry.problem() for entry in folder.all_checkpoints()] == [None] * len(folder.all_checkpoints())
+        assert [entry.find_problem() for entry in folder.all_checkpoints()] == [None] * len(folder.all_checkpoints())
         monkeypatch.setenv("REGARD_CACHE", str(run / "cache"))
         regard.train("dates", SETTINGS, out=run)
         assert end(run) == expected, run.name

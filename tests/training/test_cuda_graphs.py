@@ -199,7 +199,7 @@ def test_without_memory_for_recordings_a_run_goes_on_with_whole_batches(
     monkeypatch.setattr(loop.TrainingState, "begin", classmethod(scarce))
     run = regard.train("dates", {**SMALL, "training.steps": 2}, out=tmp_path / "run")
     assert begun[0].gradient is None
-    assert begun[0].progress.pieces == 1
+    assert begun[0].progress.micro_batches == 1
     assert run.load().predict("1 May 2026").text is not None
 
 

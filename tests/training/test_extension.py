@@ -87,5 +87,5 @@ def test_checkpoints_are_averaged_at_the_new_end(tmp_path: Path) -> None:
     train(tmp_path / "run", {**settings, "training.steps": 20})
     extended = regard.train(tmp_path / "run", {"training.steps": 40})
     averages = [event["of"] for event in extended.events if "of" in event]
-    assert averages == ["mean-20", "mean-40"]
-    assert RunFolder(tmp_path / "run").best().problem() is None
+    assert averages == ["average-20", "average-40"]
+    assert RunFolder(tmp_path / "run").best().find_problem() is None

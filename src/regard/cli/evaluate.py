@@ -27,7 +27,7 @@ Examples:
   regard evaluate runs/dates --pairs test.tsv --min accuracy=0.99
   regard evaluate runs/german --source test.en --target test.de --metric bleu chrf --beam 5 --confidence
   regard evaluate runs/german --pairs test.tsv --metric bleu:tokenize=none,lowercase=true
-  regard evaluate runs/words --pairs test.tsv --columns 1 3 --metric wer per --max wer=25 --json
+  regard evaluate runs/words --pairs test.tsv --columns 1 3 --metric ser per --max ser=25 --json
   regard evaluate runs/one --with runs/other --beam 5
   regard evaluate runs/dates --pairs test.tsv --out predictions.txt"""
 
@@ -107,13 +107,14 @@ def command(
 
     \b
     accuracy    share of predictions that match a reference exactly, from 0 to 1
-    wer         percentage of predictions that match no reference (the WER of G2P)
-    per, cer    edit distance over space-separated symbols, or characters, in percent
+    ser         percentage of predictions that match no reference (the WER of G2P)
+    wer, per    edit distance over space-separated words, or phonemes, in percent
+    cer         edit distance over characters, in percent
     bleu        options: tokenize=13a|none|intl|char|zh, lowercase, smooth, references
     chrf, ter   as in sacrebleu; chrf:word_order=2 is chrF++
     loss        −log p per reference token, in nats; perplexity is e^loss
 
-    In accuracy, wer, per and cer, pairs with the same source share their references. For bleu, chrf and ter, set
+    In accuracy, ser, wer, per and cer, pairs with the same source share their references. For bleu, chrf and ter, set
     references=by_source.
     """  # noqa: D301 - click needs a literal \b
     requested = parse_metrics(metrics)
@@ -136,7 +137,7 @@ def command(
         test.sources, test.targets, metrics=requested, batch_size=batch_size, confidence=confidence, **search
     )
     if out:
-        out.write_text("".join(answer.replace("\n", " ") + "\n" for answer in result.answers), "utf-8")
+        out.write_text("".join(answer.replace("\n", " ") + "\n" for answer in result.predictions), "utf-8")
     if as_json:
         members = [{"model": path, "step": member.step} for path, (_, member) in zip(others, opened[1:], strict=True)]
         ensemble = {"with": members} if members else {}
@@ -160,7 +161,7 @@ def _parse_limit(option: str, text: str, requested: Sequence[Metric]) -> Limit:
     except ValueError:
         value = math.nan
     if not name or not math.isfinite(value):
-        raise ConfigError(f"{option} {text}: write METRIC=VALUE, for example --min accuracy=0.99 or --max wer=20.")
+        raise ConfigError(f"{option} {text}: write METRIC=VALUE, for example --min accuracy=0.99 or --max ser=20.")
     same_kind = [metric for metric in requested if name == metric.kind]
     metric = same_kind[0] if len(same_kind) == 1 else parse_metric(name)
     valid_option = "--min" if metric.higher_is_better else "--max"
@@ -209,13 +210,13 @@ def _read_test(folder: RunFolder, checkpoint: Checkpoint, files: Files | None) -
 def _check_output(out: Path, metrics: Sequence[Metric]) -> None:
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}. Create it first.")
-    if not any(metric.of_answers for metric in metrics):
+    if not any(metric.needs_predictions for metric in metrics):
         raise ConfigError("--out: loss and perplexity need no predictions. Add a metric that does, such as accuracy.")
 
 
 def _describe_search(result: "Evaluation") -> str:
     """Describe the search settings and the time of an evaluation."""
-    if not result.answers:
+    if not result.predictions:
         return "no predictions needed"
     changed = result.search.model_dump(exclude_defaults=True)
     search = ", ".join(f"{name} {value}" for name, value in changed.items()) or "greedy search"

@@ -206,9 +206,9 @@ def _print_summary(results: list["MetricValues"], settings: RunSettings) -> None
     for metric in settings.training.metrics:
         values = [result.values[metric.label] for result in results]
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        mean = metric.told(statistics.fmean(values))
-        by_seed = ", ".join(map(metric.told, values))
-        click.echo(f"{metric.label}: {mean} ± {metric.told(deviation)} ({by_seed})", err=True)
+        mean = metric.format(statistics.fmean(values))
+        by_seed = ", ".join(map(metric.format, values))
+        click.echo(f"{metric.label}: {mean} ± {metric.format(deviation)} ({by_seed})", err=True)
 
 
 def _print_suggestion(what: str, settings: RunSettings) -> None:

@@ -1,1 +1,1 @@
-"""Metrics, and the evaluation of a model by them."""
+"""Metrics, and the evaluation of models with them."""

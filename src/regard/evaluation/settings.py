@@ -1,7 +1,7 @@
-"""What a model can be measured by: the names, their options, and how their values read. No torch here.
+"""Metrics as settings: their names, their options, and how their values are formatted. No torch here.
 
-A measure is a choice by `kind`; a bare name is shorthand for it, and a name with options can be written in one
-word, as it is at the command line: `bleu:tokenize=none,lowercase=true`.
+A metric is chosen by its `kind`. A bare name is short for `{kind: name}`; options can follow the name, as on the
+command line: `bleu:tokenize=none,lowercase=true`.
 """
 
 from collections.abc import Iterable
@@ -15,126 +15,136 @@ from regard.config import Settings, parse_override, resolve
 References = Annotated[
     Literal["by_line", "by_source", "auto"],
     Field(
-        description="by_line: each line has its own reference; by_source: the lines with the same source share theirs; "
-        "auto: by_source where every source has the same number of references, and more than one"
+        description="by_line: each line has its own references; by_source: lines with the same source share their "
+        "references; auto: by_source if every source has the same number of references, and more than one"
     ),
 ]
 
 
 class Metric(Settings):
-    """The parent of the measures, which are final.
+    """Base class of the metrics.
 
-    Values are on the customary scale: per cent for all but `loss` (nats), `perplexity` and `accuracy` (0 to 1).
+    Values are in percent, except for `loss` (nats), `perplexity` and `accuracy` (0 to 1).
     """
 
     higher_is_better: ClassVar[bool] = False
-    of_answers: ClassVar[bool] = True
-    """Whether it judges what the model says; the others judge the probability of the references alone."""
-    style: ClassVar[str] = ".2f"
+    needs_predictions: ClassVar[bool] = True
+    """Whether it evaluates predictions; otherwise it evaluates only the probability of the references."""
+    format_spec: ClassVar[str] = ".2f"
     unit: ClassVar[str] = ""
 
     kind: str
 
     @property
     def label(self) -> str:
-        """Its name in one word, with the options that are not at their defaults."""
+        """The kind, followed by the options that differ from their defaults."""
         options = self.model_dump(mode="json", exclude_defaults=True)
         return self.kind + "".join(
-            f"{',' if place else ':'}{name}={yaml.safe_dump(value).splitlines()[0]}"
-            for place, (name, value) in enumerate(options.items())
+            f"{',' if index else ':'}{name}={yaml.safe_dump(value).splitlines()[0]}"
+            for index, (name, value) in enumerate(options.items())
         )
 
-    def told(self, value: float) -> str:
-        return f"{value:{self.style}}{self.unit}"
+    def format(self, value: float) -> str:
+        return f"{value:{self.format_spec}}{self.unit}"
 
 
 class Loss(Metric):
-    """−log p of a reference's tokens, the mean over all of them, in nats."""
+    """−log p of the references in nats, averaged over all their tokens."""
 
-    of_answers: ClassVar[bool] = False
-    style: ClassVar[str] = ".4f"
+    needs_predictions: ClassVar[bool] = False
+    format_spec: ClassVar[str] = ".4f"
     kind: Literal["loss"] = "loss"
 
 
 class Perplexity(Metric):
-    """e to the loss. It depends on what a token is: only models with the same vocabulary compare."""
+    """exp(loss). Values are comparable only between models with the same vocabulary."""
 
-    of_answers: ClassVar[bool] = False
+    needs_predictions: ClassVar[bool] = False
     kind: Literal["perplexity"] = "perplexity"
 
 
 class Accuracy(Metric):
-    """The share of sources whose answer is one of their references to the letter, from 0 to 1."""
+    """The share of sources whose prediction equals one of their references, from 0 to 1."""
 
     higher_is_better: ClassVar[bool] = True
-    style: ClassVar[str] = ".2%"
+    format_spec: ClassVar[str] = ".2%"
     kind: Literal["accuracy"] = "accuracy"
 
 
-class WordErrorRate(Metric):
-    """The share of sources whose answer is none of their references, in per cent: 100 (1 − accuracy).
+class SequenceErrorRate(Metric):
+    """The share of sources whose prediction equals none of their references, in percent: 100 (1 − accuracy).
 
-    This is how grapheme-to-phoneme conversion counts the words of a dictionary. The rate of speech recognition, edits
-    over white-space-separated words, is `per`.
+    Papers on grapheme-to-phoneme conversion call this WER, because each of their sequences is a word.
+    """
+
+    unit: ClassVar[str] = "%"
+    kind: Literal["ser"] = "ser"
+
+
+class WordErrorRate(Metric):
+    """100 Σ edits / Σ reference length, over space-separated words (as in speech recognition).
+
+    Edits are insertions, deletions and substitutions, so the rate can exceed 100. Edits and length are those of the
+    closest reference of each source; if several are equally close, of the longest.
     """
 
     unit: ClassVar[str] = "%"
     kind: Literal["wer"] = "wer"
 
 
-class SymbolErrorRate(Metric):
-    """100 Σ edits / Σ length, over symbols (phonemes, words) with white space between.
-
-    The edits are those to the closest reference of a source, the length is that reference's; of references that are
-    equally close the longest counts.
-    """
+class PhonemeErrorRate(Metric):
+    """The same as `wer`, for text whose space-separated symbols are phonemes."""
 
     unit: ClassVar[str] = "%"
     kind: Literal["per"] = "per"
 
 
 class CharacterErrorRate(Metric):
-    """The same over characters, white space among them."""
+    """The same as `wer` over characters, including spaces."""
 
     unit: ClassVar[str] = "%"
     kind: Literal["cer"] = "cer"
 
 
 class Bleu(Metric):
-    """BLEU of the corpus (Papineni et al. 2002) as sacrebleu computes it (Post 2018).
+    """Corpus BLEU (Papineni et al. 2002), computed by sacrebleu (Post 2018).
 
-    With `tokenize: none` words are what white space separates: the figure of papers that tokenize both sides first,
-    and not comparable with that of `13a` on plain text.
+    With `tokenize: none`, words are split at spaces only. This is the value in papers that tokenize both sides
+    beforehand; it is not comparable with the value under `13a` on untokenized text.
     """
 
     higher_is_better: ClassVar[bool] = True
     kind: Literal["bleu"] = "bleu"
     tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
     lowercase: bool = False
-    smooth: Literal["exp", "floor", "add-k", "none"] = Field("exp", description="where no n-gram of a length matches")
+    smooth: Literal["exp", "floor", "add-k", "none"] = Field(
+        "exp", description="smoothing if no n-gram of some order matches"
+    )
     references: References = "by_line"
 
 
 class Chrf(Metric):
-    """chrF of the corpus (Popović 2015) as sacrebleu computes it; with `word_order: 2` it is chrF++."""
+    """Corpus chrF (Popović 2015), computed by sacrebleu; chrF++ with `word_order: 2`."""
 
     higher_is_better: ClassVar[bool] = True
     kind: Literal["chrf"] = "chrf"
-    word_order: int = Field(0, ge=0, le=4, description="n-grams of words up to this length count too")
+    word_order: int = Field(0, ge=0, le=4, description="also count word n-grams up to this order")
     lowercase: bool = False
     references: References = "by_line"
 
 
 class Ter(Metric):
-    """Translation edit rate (Snover et al. 2006) as sacrebleu computes it: words moved, put in, left out, replaced."""
+    """Translation edit rate (Snover et al. 2006), computed by sacrebleu: insertions, deletions, substitutions and
+    shifts of words.
+    """
 
     kind: Literal["ter"] = "ter"
-    normalized: bool = Field(False, description="punctuation is set apart first")
+    normalized: bool = Field(False, description="separate punctuation from words first")
     case_sensitive: bool = False
     references: References = "by_line"
 
 
-def _spell_out(value: Any) -> Any:
+def _expand_label(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     kind, _, options = value.partition(":")
@@ -142,11 +152,20 @@ def _spell_out(value: Any) -> Any:
 
 
 AnyMetric = (
-    Loss | Perplexity | Accuracy | WordErrorRate | SymbolErrorRate | CharacterErrorRate | Bleu | Chrf | Ter
-)  # fmt: skip
-MetricChoice = Annotated[AnyMetric, Field(discriminator="kind"), BeforeValidator(_spell_out)]
+    Loss
+    | Perplexity
+    | Accuracy
+    | SequenceErrorRate
+    | WordErrorRate
+    | PhonemeErrorRate
+    | CharacterErrorRate
+    | Bleu
+    | Chrf
+    | Ter
+)
+MetricChoice = Annotated[AnyMetric, Field(discriminator="kind"), BeforeValidator(_expand_label)]
 
-KINDS = ("loss", "perplexity", "accuracy", "wer", "per", "cer", "bleu", "chrf", "ter")
+KINDS = ("loss", "perplexity", "accuracy", "ser", "wer", "per", "cer", "bleu", "chrf", "ter")
 
 
 class _Choice(Settings):
@@ -154,10 +173,10 @@ class _Choice(Settings):
 
 
 def parse_metric(choice: Any) -> Metric:
-    """A measure from its name, with or without options, or a mapping with its `kind`."""
+    """Parse a metric: a label such as `bleu:tokenize=none`, or a mapping with its `kind`."""
     return resolve(_Choice, {"metric": choice}, {}).metric
 
 
 def parse_metrics(choices: Iterable[Any]) -> list[Metric]:
-    """Several, each but once."""
+    """Parse several metrics, and remove duplicates."""
     return list(dict.fromkeys(map(parse_metric, choices)))

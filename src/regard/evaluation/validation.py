@@ -1,4 +1,4 @@
-"""Validation and evaluation: a model's answers, and what the measures make of them.
+"""Validation and evaluation: decode, and compute metrics.
 
 B rows, T target steps, D width, N pairs or tokens.
 """
@@ -19,7 +19,7 @@ from regard.data.sampler import batch_by_length
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import SearchSettings
 from regard.errors import DivergedError, ModelError
-from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, Statistics, judge
+from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, Statistics, compute_statistics
 from regard.evaluation.settings import Metric
 from regard.evaluation.values import MetricValues
 from regard.formatting import quantity, table
@@ -32,57 +32,58 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """What a model reached on some questions, its answers, and what they took.
+    """The metrics of a model on an evaluation set, its predictions, and the time they took.
 
-    `evaluation["bleu"]` is a value; `answers` has one for each question, and is empty where only the references were
-    scored. `seconds` is the time that the answers took.
+    `evaluation["bleu"]` is the value of a metric. `predictions` contains one for each source, or none if no metric
+    needs them. `seconds` is the time of decoding.
     """
 
-    scores: MetricValues
-    questions: EvaluationSet
-    answers: list[str]
+    metric_values: MetricValues
+    evaluation_set: EvaluationSet
+    predictions: list[str]
     search: SearchSettings
     seconds: float
     tokens: int
-    judgements: dict[Metric, MetricStatistics] = field(default_factory=dict)
-    intervals: dict[str, Interval] = field(default_factory=dict)
-    """Of 95 % confidence, by label, where they were asked for."""
+    statistics: dict[Metric, MetricStatistics] = field(default_factory=dict)
+    confidence_intervals: dict[str, Interval] = field(default_factory=dict)
+    """95 % confidence intervals by label, if requested."""
 
     def __getitem__(self, name: str) -> float:
-        return self.scores[name]
+        return self.metric_values[name]
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def __repr__(self) -> str:
-        values = [f"{measure.label} {measure.told(self[measure.label])}" for measure in self.judgements]
-        return f"Evaluation({', '.join(values)}; {quantity(self.scores.pairs, 'pair')})"
+        values = [f"{metric.label} {metric.format(self[metric.label])}" for metric in self.statistics]
+        return f"Evaluation({', '.join(values)}; {quantity(self.metric_values.pairs, 'pair')})"
 
     def __str__(self) -> str:
-        """A table: measure, value, confidence where there is one, signature."""
-        distinct = len(set(self.questions.sources))
-        of = f", {quantity(distinct, 'source')}" if distinct < self.scores.pairs else ""
-        header = ["metric", f"on {quantity(self.scores.pairs, 'pair')}{of}", "95 % confidence", "signature"]
+        """Return a table with the value, the confidence interval (if requested) and the signature of each metric."""
+        distinct, pairs = len(set(self.evaluation_set.sources)), self.metric_values.pairs
+        sources = f", {quantity(distinct, 'source')}" if distinct < pairs else ""
+        header = ["metric", f"on {quantity(pairs, 'pair')}{sources}", "95 % confidence", "signature"]
         rows = []
-        for measure in self.judgements:
-            low_high = self.intervals.get(measure.label, ())
-            confidence = " to ".join(map(measure.told, low_high))
-            label = measure.label
-            rows.append([label, measure.told(self[label]), confidence, self.scores.signatures[label]])
-        if not self.intervals:
+        for metric in self.statistics:
+            label = metric.label
+            interval = " to ".join(map(metric.format, self.confidence_intervals.get(label, ())))
+            rows.append([label, metric.format(self[label]), interval, self.metric_values.signatures[label]])
+        if not self.confidence_intervals:
             header, *rows = ([*row[:2], row[3]] for row in (header, *rows))
         return table(header, rows)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the answers; what is no finite number is null."""
+        """Return everything but the predictions; numbers that are not finite become null."""
+        labels = [metric.label for metric in self.statistics]
+        intervals = {label: list(map(_finite, interval)) for label, interval in self.confidence_intervals.items()}
         return {
-            "pairs": self.scores.pairs,
-            "sources": len(set(self.questions.sources)),
-            "values": {measure.label: _finite(self[measure.label]) for measure in self.judgements},
-            "signatures": {measure.label: self.scores.signatures[measure.label] for measure in self.judgements},
-            **({"confidence": {k: list(map(_finite, v)) for k, v in self.intervals.items()}} if self.intervals else {}),
-            "search": self.search.model_dump(mode="json") if self.answers else None,
+            "pairs": self.metric_values.pairs,
+            "sources": len(set(self.evaluation_set.sources)),
+            "values": {label: _finite(self[label]) for label in labels},
+            "signatures": {label: self.metric_values.signatures[label] for label in labels},
+            **({"confidence": intervals} if intervals else {}),
+            "search": self.search.model_dump(mode="json") if self.predictions else None,
             "seconds": round(self.seconds, 4),
             "tokens_per_second": round(self.tokens_per_second, 1),
         }
@@ -94,82 +95,81 @@ def _finite(value: float) -> float | None:
 
 def evaluate(
     predictor: Predictor,
-    questions: EvaluationSet,
+    evaluation_set: EvaluationSet,
     metrics: Sequence[Metric],
     search: SearchSettings,
     *,
     batch_size: int = 256,
     confidence: bool = False,
 ) -> Evaluation:
-    """Answers by the search that is given, judged by the measures; where none judges answers, none are looked for.
+    """Decode the sources with this search, and compute metrics. Nothing is decoded if no metric needs predictions.
 
-    A source that stands there several times is answered once.
+    A source that occurs several times is decoded once.
     """
-    answers: list[str] = []
+    predictions: list[str] = []
     seconds, tokens = 0.0, 0
-    if any(measure.of_answers for measure in metrics):
-        distinct = list(dict.fromkeys(questions.sources))
-        begun = time.perf_counter()
-        found = [best for best, *_ in predictor.predict(distinct, search, batch_size=batch_size)]
-        seconds = time.perf_counter() - begun
-        tokens = sum(len(answer.target) for answer in found)
-        said = dict(zip(distinct, (answer.text for answer in found), strict=True))
-        answers = [said[source] for source in questions.sources]
-    pairs = questions.pairs
-    scored = pairs if any(not measure.of_answers for measure in metrics) else Pairs()
-    evidence = ModelOutputs(questions, answers, losses(predictor, scored, batch_size))
-    judgements = {measure: judge(measure, evidence) for measure in metrics}
+    if any(metric.needs_predictions for metric in metrics):
+        distinct = list(dict.fromkeys(evaluation_set.sources))
+        start = time.perf_counter()
+        decoded = [best for best, *_ in predictor.predict(distinct, search, batch_size=batch_size)]
+        seconds = time.perf_counter() - start
+        tokens = sum(len(prediction.target) for prediction in decoded)
+        text_of = dict(zip(distinct, (prediction.text for prediction in decoded), strict=True))
+        predictions = [text_of[source] for source in evaluation_set.sources]
+    pairs = evaluation_set.pairs
+    scored = pairs if any(not metric.needs_predictions for metric in metrics) else Pairs()
+    outputs = ModelOutputs(evaluation_set, predictions, compute_losses(predictor, scored, batch_size))
+    statistics = {metric: compute_statistics(metric, outputs) for metric in metrics}
     return Evaluation(
         MetricValues(
             len(pairs),
-            {measure.label: judgement.value for measure, judgement in judgements.items()},
-            {measure.label: judgement.signature for measure, judgement in judgements.items()},
+            {metric.label: result.value for metric, result in statistics.items()},
+            {metric.label: result.signature for metric, result in statistics.items()},
         ),
-        questions,
-        answers,
+        evaluation_set,
+        predictions,
         search,
         seconds,
         tokens,
-        judgements,
-        {measure.label: judgement.interval() for measure, judgement in judgements.items()} if confidence else {},
+        statistics,
+        {metric.label: result.confidence_interval() for metric, result in statistics.items()} if confidence else {},
     )
 
 
 def validate(predictor: Predictor, pairs: Pairs, metrics: Sequence[Metric], search: SearchSettings) -> MetricValues:
     """Evaluate a model during training."""
     try:
-        return evaluate(predictor, EvaluationSet.of(pairs), metrics, search).scores
+        return evaluate(predictor, EvaluationSet.from_pairs(pairs), metrics, search).metric_values
     except ModelError as error:
         raise DivergedError(f"Training diverged. {error}") from None
 
 
-def losses(predictor: Predictor, pairs: Pairs, batch_size: int) -> Statistics:
-    """(−log p, tokens) of each target given its source, its end included."""
+def compute_losses(predictor: Predictor, pairs: Pairs, batch_size: int) -> Statistics:
+    """Return (−log p, tokens) of each target given its source; the end token is included."""
     encoded = EncodedCorpus.of(pairs, predictor.tokenizers, predictor.max_length)
-    found_N2 = np.zeros((len(encoded), 2))
+    losses_N2 = np.zeros((len(encoded), 2))
     model = predictor.model
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode(), full_precision():
             for ids in batch_by_length(encoded.sources.lengths, batch_size):
-                found_N2[ids] = _losses(model, encoded.batch(ids, predictor.device))
+                losses_N2[ids] = _compute_batch_losses(model, encoded.batch(ids, predictor.device))
     finally:
         model.train(was_training)
-    return found_N2
+    return losses_N2
 
 
-def _losses(model: Seq2Seq, batch: Batch) -> Statistics:
+def _compute_batch_losses(model: Seq2Seq, batch: Batch) -> Statistics:
     decoded = model(batch.source, batch.decoder_inputs)
     tokens_BT, valid_BT = batch.target.tokens_BT, batch.target.valid_BT
     loss_BT = torch.zeros(tokens_BT.shape, dtype=torch.float64, device=tokens_BT.device)
     rows = rows_per_chunk(decoded.features.device, decoded.vocabulary)
-    wholes = (decoded.features[valid_BT], tokens_BT[valid_BT])
-    parts = zip(*(torch.split(whole, rows) for whole in wholes), strict=True)
+    chunks = zip(torch.split(decoded.features[valid_BT], rows), torch.split(tokens_BT[valid_BT], rows), strict=True)
     loss_BT[valid_BT] = torch.cat(
         [
             nn.functional.cross_entropy(decoded.output(features_ND).float(), tokens_N, reduction="none")
-            for features_ND, tokens_N in parts
+            for features_ND, tokens_N in chunks
         ]
     ).double()
     loss_N2: Statistics = torch.stack([loss_BT.sum(-1), valid_BT.sum(-1)], dim=-1).cpu().numpy()

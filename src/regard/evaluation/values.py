@@ -1,4 +1,4 @@
-"""Scores: what a model reached, as it is told, compared and kept."""
+"""Values of metrics: how they are compared, described and saved."""
 
 import math
 from collections.abc import Mapping
@@ -11,9 +11,7 @@ from regard.formatting import quantity
 
 @dataclass(frozen=True)
 class MetricValues:
-    """What a model reaches on some pairs: the value of each measure by its label, and of those that answered
-    in validation always the loss.
-    """
+    """The values of metrics on a number of pairs, by label. Those of a validation always include the loss."""
 
     pairs: int
     values: dict[str, float]
@@ -24,16 +22,16 @@ class MetricValues:
         return self.values["loss"]
 
     def __getitem__(self, name: str) -> float:
-        """By its label, or by its kind where there is one of the kind."""
+        """Return the value with this label, or of this kind if only one has it."""
         if name in self.values:
             return self.values[name]
-        alike = [value for label, value in self.values.items() if label.partition(":")[0] == name]
-        if len(alike) != 1:
-            raise KeyError(f"'{name}' names {len(alike)} of what was measured: {', '.join(self.values)}.")
-        return alike[0]
+        matches = [value for label, value in self.values.items() if label.partition(":")[0] == name]
+        if len(matches) != 1:
+            raise KeyError(f"'{name}' matches {len(matches)} of the computed metrics: {', '.join(self.values)}.")
+        return matches[0]
 
     def better_than(self, other: "MetricValues | None", metric: Metric) -> bool:
-        """Whether this is the better model; what is equal by the metric is decided by the loss."""
+        """Whether these values are better by the metric; the loss breaks ties."""
         return other is None or self._rank(metric) > other._rank(metric)
 
     def _rank(self, metric: Metric) -> tuple[float, float]:
@@ -42,10 +40,10 @@ class MetricValues:
         first, second = (-math.inf if math.isnan(part) else part for part in signed)
         return first, second
 
-    def told(self, metric: Metric) -> str:
-        """In a line for people, that by which models are chosen first."""
-        rest = [label for label in self.values if label != metric.label]
-        values = [f"{label} {parse_metric(label).told(self.values[label])}" for label in (metric.label, *rest)]
+    def describe(self, metric: Metric) -> str:
+        """Describe the values in one line, with this metric first."""
+        others = [label for label in self.values if label != metric.label]
+        values = [f"{label} {parse_metric(label).format(self.values[label])}" for label in (metric.label, *others)]
         return f"{', '.join(values)} on {quantity(self.pairs, 'pair')}"
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +51,7 @@ class MetricValues:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """Also reads an earlier format, with only accuracy and loss. JSON has null in place of NaN."""
-        other = {"step", "name", "pairs", "signatures"}
-        values = {name: math.nan if value is None else value for name, value in state.items() if name not in other}
-        return cls(state["pairs"], values, dict(state.get("signatures", {})))
+        """Read what `to_json` returned. JSON has null in place of NaN."""
+        others = {"step", "name", "pairs", "signatures"}
+        values = {label: math.nan if value is None else value for label, value in state.items() if label not in others}
+        return cls(state["pairs"], values, dict(state["signatures"]))

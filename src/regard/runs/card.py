@@ -11,7 +11,7 @@ from regard.runs.settings import RunSettings
 def write(folder: LockedFolder, settings: RunSettings, progress: RunProgress, model: nn.Module) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     best = progress.best
-    reached = best.told(settings.training.metric) if best else "–"
+    reached = best.describe(settings.training.metric) if best else "–"
     signatures = "\n".join(f"- {label}: `{text}`" for label, text in best.signatures.items()) if best else "–"
     text = f"""# {folder.path.name}
 

@@ -268,7 +268,7 @@ def _choose_training(
     transformer = choices.groups["model"]["kind"] == "transformer"
     metric, extra_metrics = {
         "sentences": ("bleu", ["chrf"]),
-        "symbols": ("wer", ["per"]),
+        "symbols": ("ser", ["per"]),
         "words": ("accuracy", ["cer"]),
     }[kinds[1]]
     choices.add(

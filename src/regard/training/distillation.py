@@ -15,7 +15,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.runs import checkpoints
 from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder, open_models
-from regard.runs.settings import RunSettings, Shares
+from regard.runs.settings import RunSettings, LossWeights
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Distillation:
     """The teachers, and the weights of the terms of the loss: their distribution is p, the student's is q."""
 
     models: tuple[Seq2Seq, ...]
-    shares: Shares
+    loss_weights: LossWeights
     description: str = ""
 
 
@@ -58,7 +58,7 @@ def load_teachers(student: RunSettings, device: torch.device) -> TeacherModels:
     used = [(folder.path, teacher.checkpoint) for (folder, _), teacher in zip(opened, loaded, strict=True)]
     description = " and ".join(f"{short_path(path)} (step {checkpoint.step:,})" for path, checkpoint in used)
     hashes = {f"{TEACHER}{path}": checkpoint.weights_hash for path, checkpoint in used}
-    return TeacherModels(Distillation(models, teachers.shares, description), loaded[0].tokenizers, hashes)
+    return TeacherModels(Distillation(models, teachers.loss_weights, description), loaded[0].tokenizers, hashes)
 
 
 def saved_teachers(data: Mapping[str, str]) -> dict[str, str]:
@@ -80,7 +80,7 @@ def _warn_if_unfinished(teacher: RunFolder, settings: RunSettings) -> None:
     if newest is None:
         return
     progress = RunProgress.from_json(newest.state)
-    if not progress.is_over(settings.training):
+    if not progress.is_finished(settings.training):
         log.warning(
             "%s teaches after %d of its %d steps. If its training continues, its students cannot be resumed.",
             teacher.path, newest.step, progress.schedule.end,

@@ -54,9 +54,9 @@ def train(settings: RunSettings, folder: RunFolder, started: float | None = None
 def run_steps(state: TrainingState, events: EventLog, display: ProgressDisplay, stop: StopRequest) -> None:
     """Train until the schedule ends, validation stops improving, or a signal arrives."""
     training, progress = state.settings.training, state.progress
-    display.say(describe_start(state))
-    display.begin(progress.schedule.end, progress.step)
-    progress.averaged = progress.averaged and state.is_finished  # an extended run averages its new last checkpoints
+    display.print(describe_start(state))
+    display.start(progress.schedule.end, progress.step)
+    progress.average_tried = progress.average_tried and state.is_finished  # an extended run averages its new last checkpoints
     since, tokens = time.monotonic(), 0
     while not state.is_finished:
         _meet_deadline(state, events, display)
@@ -97,7 +97,7 @@ def run_steps(state: TrainingState, events: EventLog, display: ProgressDisplay, 
     if training.average_checkpoints > 1:
         average_last_checkpoints(state, events, display)
     state.release_cuda_graphs()
-    display.say(describe_end(state))
+    display.print(describe_end(state))
 
 
 def _set_deadline(state: TrainingState, started: float) -> None:
@@ -125,4 +125,4 @@ def _meet_deadline(state: TrainingState, events: EventLog, display: ProgressDisp
     events.write("schedule", step=step, end=schedule.end, seconds_per_step=pace, threads=torch.get_num_threads())
     display.set_steps(schedule.end)
     if abs(schedule.end - before.end) > 0.1 * (before.end - step):
-        display.say(f"At {pace:g} s per step, {schedule.end:,} steps fit the deadline (before: {before.end:,}).")
+        display.print(f"At {pace:g} s per step, {schedule.end:,} steps fit the deadline (before: {before.end:,}).")

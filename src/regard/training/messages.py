@@ -27,8 +27,8 @@ def describe_end(state: TrainingState) -> str:
     progress, training = state.progress, state.settings.training
     early = ""
     if progress.step < progress.schedule.end:
-        early = f"; stopped early after {quantity(progress.stale, 'validation')} without improvement"
-    best = progress.best.told(training.metric) if progress.best else "not validated"
+        early = f"; stopped early after {quantity(progress.validations_since_best, 'validation')} without improvement"
+    best = progress.best.describe(training.metric) if progress.best else "not validated"
     which = "average of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
     epochs = progress.step / steps_per_epoch(state.sampler, training)
     short = ""

@@ -95,7 +95,7 @@ class Objective:
     def _consistency_loss(self, decoded: Decoded) -> Loss:
         """The loss of two passes of one model; gradients flow through both."""
         assert self.consistency.kind != "none"
-        weights = self.consistency.shares
+        weights = self.consistency.loss_weights
 
         def loss(first_ND: Tensor, second_ND: Tensor, tokens_N: Tensor) -> Tensor:
             first_NV, second_NV = decoded.output(first_ND), decoded.output(second_ND)
@@ -111,7 +111,7 @@ class Objective:
                 logits = [teacher.output(x_ND) for teacher, x_ND in zip(teachers, teachers_ND, strict=True)]
                 teacher_NV = average_distributions(logits)
             student_NV = student.output(features_ND)
-            return consistency_loss(teacher_NV, student_NV, tokens_N, distillation.shares, self.label_smoothing)
+            return consistency_loss(teacher_NV, student_NV, tokens_N, distillation.loss_weights, self.label_smoothing)
 
         return loss
 

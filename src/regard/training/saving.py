@@ -18,11 +18,11 @@ def validate_model(state: TrainingState, events: EventLog, display: ProgressDisp
     with state.average.applied_to(state.model) if state.average is not None else contextlib.nullcontext():
         improved = _score(state, events, display)
     if improved:
-        progress.stale = progress.waited = 0
+        progress.validations_since_best = progress.plateau_validations = 0
         return
-    progress.stale, progress.waited = progress.stale + 1, progress.waited + 1
-    if training.decay == "plateau" and progress.waited >= training.plateau_patience:
-        progress.waited, progress.falls = 0, progress.falls + 1
+    progress.validations_since_best, progress.plateau_validations = progress.validations_since_best + 1, progress.plateau_validations + 1
+    if training.decay == "plateau" and progress.plateau_validations >= training.plateau_patience:
+        progress.plateau_validations, progress.lr_reductions = 0, progress.lr_reductions + 1
 
 
 def _score(state: TrainingState, events: EventLog, display: ProgressDisplay, name: str | None = None) -> bool:
@@ -37,7 +37,7 @@ def _score(state: TrainingState, events: EventLog, display: ProgressDisplay, nam
     of = {"of": name} if name else {}
     events.write("validation", step=progress.step, **of, best=improved, **values.to_json())
     mark = ", the best so far" if improved else ""
-    display.say(f"validation at step {progress.step:,}: {values.told(training.metric)}{mark}")
+    display.print(f"validation at step {progress.step:,}: {values.describe(training.metric)}{mark}")
     return improved
 
 
@@ -60,20 +60,20 @@ def is_before(state: TrainingState, event: dict[str, Any]) -> bool:
     """Whether an event precedes the state. The average of checkpoints is validated after the last step."""
     step: int = event.get("step", 0)
     progress = state.progress
-    return step < progress.step or (step == progress.step and (progress.averaged or "of" not in event))
+    return step < progress.step or (step == progress.step and (progress.average_tried or "of" not in event))
 
 
 def average_last_checkpoints(state: TrainingState, events: EventLog, display: ProgressDisplay) -> None:
     """Average the weights of the last checkpoints, and use the average if it validates better than each of them."""
     progress = state.progress
-    if progress.averaged:
+    if progress.average_tried:
         _restore_average(state)
         return
     last = _last_checkpoints(state)
-    display.say(f"Average of the last {quantity(len(last), 'checkpoint')}:")
-    progress.averaged = True
+    display.print(f"Average of the last {quantity(len(last), 'checkpoint')}:")
+    progress.average_tried = True
     with averaged_weights(state.model, last):
-        if _score(state, events, display, f"mean-{progress.step}"):
+        if _score(state, events, display, f"average-{progress.step}"):
             checkpoints.save_average(state.locked, state.model, progress)
     save(state)
 
@@ -81,7 +81,7 @@ def average_last_checkpoints(state: TrainingState, events: EventLog, display: Pr
 def _restore_average(state: TrainingState) -> None:
     """Compute the average again if it was lost or damaged."""
     name = state.progress.best_name
-    if name is not None and Checkpoint(state.folder.checkpoints / name).problem() is not None:
+    if name is not None and Checkpoint(state.folder.checkpoints / name).find_problem() is not None:
         with averaged_weights(state.model, _last_checkpoints(state)):
             checkpoints.save_average(state.locked, state.model, state.progress)
 
@@ -89,5 +89,5 @@ def _restore_average(state: TrainingState) -> None:
 def _last_checkpoints(state: TrainingState) -> list[Checkpoint]:
     """The checkpoints to average: the same ones, whether or not the run was interrupted and saved at other steps."""
     regular = (entry for entry in state.folder.all_checkpoints() if is_save_step(state, entry.step))
-    valid = [entry for entry in regular if entry.problem() is None]
+    valid = [entry for entry in regular if entry.find_problem() is None]
     return valid[: state.settings.training.average_checkpoints]

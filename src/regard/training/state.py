@@ -66,14 +66,14 @@ class TrainingState:
 
     @property
     def is_finished(self) -> bool:
-        return self.progress.is_over(self.settings.training)
+        return self.progress.is_finished(self.settings.training)
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
 
     def learning_rate(self, step: int) -> float:
-        return learning_rate(self.progress.schedule.position(step), self.settings.training, self.progress.falls)
+        return learning_rate(self.progress.schedule.position(step), self.settings.training, self.progress.lr_reductions)
 
     def batches(self, step: int) -> list[Batch]:
         """Return the batches of a step, a pure function of the seed and the step."""
@@ -99,7 +99,7 @@ def start_training(
     """Build the state of a new run, or restore that of its newest valid checkpoint."""
     training, device, folder = settings.training, resolve_device(settings.training.device), RunFolder(locked.path)
     newest = checkpoints.read_newest(folder)
-    finished = newest is not None and newest.progress.is_over(training)
+    finished = newest is not None and newest.progress.is_finished(training)
     teachers = TeacherModels() if finished else load_teachers(settings, device)
     if newest is None:
         initial = load_initial_weights(settings, corpus, teachers.tokenizers)
@@ -111,12 +111,12 @@ def start_training(
         if finished:  # the teachers are not needed any more
             hashes |= saved_teachers(newest.state["data"])
         check_data_unchanged(folder, newest.state["data"], hashes)
-        newest.checkpoint.see_that_tokenizers_are_those_saved()
+        newest.checkpoint.check_tokenizers()
     torch.manual_seed(settings.seed)
     inherited = initial.tokenizers or teachers.tokenizers
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
     request = PreparationRequest(corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed)
-    data = prepare(request, tokenizers, display.say)
+    data = prepare(request, tokenizers, display.print)
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
     initial.initialize(model, settings)
@@ -158,4 +158,4 @@ def _uses_cuda_graphs(settings: RunSettings, device: torch.device, progress: Run
         return False
     # A model with gradient checkpointing is large, and gains nothing.
     checkpointing = getattr(settings.model, "gradient_checkpointing", False)
-    return not (checkpointing or progress.eager or progress.pieces > 1)
+    return not (checkpointing or progress.eager or progress.micro_batches > 1)

@@ -28,9 +28,9 @@ def take_step(state: TrainingState) -> tuple[float, int]:
     objective = state.objective.at(state.progress.schedule.position(step))
     if state.gradient is not None and state.gradient.objective != objective:
         state.gradient = GraphedGradient(state.model, objective)
-    random, out_of_memory = checkpoints.random_state(state.device), False
+    random, out_of_memory = checkpoints.get_random_state(state.device), False
     try:
-        loss_, tokens = compute_gradients(state.compiled, objective, batches, state.progress.pieces, state.gradient)
+        loss_, tokens = compute_gradients(state.compiled, objective, batches, state.progress.micro_batches, state.gradient)
     except RuntimeError as error:
         out_of_memory = is_out_of_memory(error)
         if not out_of_memory:
@@ -93,15 +93,15 @@ def _reduce_memory(state: TrainingState, batches: list[Batch], random: dict[str,
         progress.eager = True
         state.release_cuda_graphs()
         remedy = "CUDA graphs are not used any more"
-    elif progress.pieces >= max(len(batch.ids) for batch in batches):
+    elif progress.micro_batches >= max(len(batch.ids) for batch in batches):
         longest = max(batch.source.tokens_BT.shape[1] for batch in batches)
         raise ResourceError(
             f"Out of memory at step {progress.step + 1:,}, even with a batch of one pair (the longest has "
             f"{longest} tokens). Use a smaller model or a smaller tokenizer.max_length."
         )
     else:
-        progress.pieces *= 2
-        remedy = f"each batch is processed as {progress.pieces} micro-batches"
+        progress.micro_batches *= 2
+        remedy = f"each batch is processed as {progress.micro_batches} micro-batches"
     log.warning(
         "Out of memory at step %d: from now on, %s. The weights differ in rounding from those of a run with more "
         "memory.", progress.step + 1, remedy,
