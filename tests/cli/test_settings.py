@@ -8,7 +8,7 @@ import pytest
 
 from regard.config import flatten, resolve
 from regard.errors import ConfigError
-from regard.runs.settings import NoConsistency, RunSettings
+from regard.runs.settings import RunSettings
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -25,7 +25,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ("model.attention.scope=locl_m", "Did you mean 'local_m'?"),
         ("model.encoder.cell=gruu", "Did you mean 'gru'?"),
         ("data.kind=dats", "Did you mean 'dates'?"),
-        ("training.device=gpu", "write auto, cpu, cuda or cuda:N"),
+        ("training.device=gpu", "Use auto, cpu, cuda or cuda:N"),
         ("training.steps", "write key=value"),
         (
             "model.attention.heads=7",
@@ -33,7 +33,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ),
         ("model.encoder.bidirectional=maybe", "model.encoder.bidirectional = 'maybe'"),
         ("model={kind: transformer, size: 64, heads: 7}", "the size 64 must be divisible by the number of heads, 7"),
-        ("model={kind: transformer, tied: all}", "source and target need one vocabulary. Set tokenizer.shared=true"),
+        ("model={kind: transformer, tied: all}", "requires a shared vocabulary. Set tokenizer.shared=true"),
         ("training.learning_rate=.inf", "learning_rate"),
         ("data.train=-5", "data.train = -5: input should be greater than 0"),
     ],
@@ -102,15 +102,6 @@ def test_an_error_in_a_file_is_reported_with_its_line(cli: Run, tmp_path: Path) 
     done = cli("train", "mine.yaml")
     assert done.returncode == 2
     assert "mine.yaml:3: there is no setting 'model.embeding'. Did you mean 'embedding'?" in done.stderr
-
-
-def test_runs_that_were_saved_with_a_weight_of_no_consistency_are_read() -> None:
-    def read(weight: float) -> RunSettings:
-        return resolve(RunSettings, "dates", {"training.consistency": {"kind": "none", "weight": weight}})
-
-    assert read(0.0).training.consistency == NoConsistency()
-    with pytest.raises(ConfigError, match="weight"):
-        read(2.0)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_a_second_process_is_rejected_and_a_killed_one_releases_the_lock(cli: Ru
     wait_for(process, "step 15/")  # there is a checkpoint
     second = cli(*LONG)
     assert second.returncode == 6
-    assert f"process {process.pid} trains there" in second.stderr
+    assert f"process {process.pid} is training there" in second.stderr
     process.kill()
     process.communicate()
     changed = cli(*LONG, "seed=3")

@@ -250,12 +250,12 @@ def change_tokenizer(folder: RunFolder) -> str:
     text = path.read_text("utf-8")
     assert text.count('"m": ') == text.count('"ǂ": ') + 1 == 1
     path.write_text(text.replace('"m": ', '"ǂ": '), "utf-8")
-    return "tokenizer.json is missing, damaged or of another run"
+    return "tokenizer.json is missing, damaged or from another run"
 
 
 def damage_tokenizer(folder: RunFolder) -> str:
     (folder.path / "tokenizer.json").write_text("{")
-    return "tokenizer.json is missing, damaged or of another run"
+    return "tokenizer.json is missing, damaged or from another run"
 
 
 def lose_model(folder: RunFolder) -> str:
@@ -276,7 +276,7 @@ def raise_format_number(folder: RunFolder) -> str:
 
 def lose_config(folder: RunFolder) -> str:
     folder.config.unlink()
-    return "there is no config.yaml in it"
+    return "it has no config.yaml"
 
 
 def damage_manifest(folder: RunFolder) -> str:
@@ -322,7 +322,7 @@ Change = Callable[[dict[str, torch.Tensor]], object]
 CHANGES: list[tuple[Change, str, str]] = [
     (lambda t: t.update({BIAS: t[BIAS][:-1].clone()}), f"tensor {BIAS} has the shape (15,)", f"tensor {BIAS} has the"),
     (lambda t: t.pop(BIAS), f"tensor {BIAS} is missing", f"has no tensor {BIAS}"),
-    (lambda t: t.update({"more": t[BIAS].clone()}), "tensor more has the shape", "config.yaml does not know: more"),
+    (lambda t: t.update({"more": t[BIAS].clone()}), "tensor more has the shape", "config.yaml does not have: more"),
 ]
 """A change of the tensors, the message from the manifest, and the message if the manifest has the new shapes."""
 

@@ -1,4 +1,6 @@
-"""A run folder that is hostile, moved or hard to read: nothing outside it is written, no good checkpoint is lost."""
+"""Run folders that contain links, are moved, cannot be read or have another format: nothing is written outside the
+folder, and no valid checkpoint is lost.
+"""
 
 import errno
 import json
@@ -17,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.data.cache import sha256
-from regard.runs.folder import RunFolder
+from regard.runs.folder import FORMAT, RunFolder
 from regard.runs.lock import lock_folder
 from regard.training import loop
 from regard.training.machine import report_disk_failures
@@ -48,7 +50,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def content(path: Path) -> dict[str, bytes]:
-    """Every file in a folder."""
+    """Return every file in a folder."""
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
@@ -69,17 +71,19 @@ def content(path: Path) -> dict[str, bytes]:
         "tensorboard",
     ],
 )
-def test_a_link_in_a_run_is_rejected_and_its_target_left_alone(cli: Run, run: Path, tmp_path: Path, name: str) -> None:
+def test_a_link_in_a_run_is_rejected_and_its_target_is_unchanged(
+    cli: Run, run: Path, tmp_path: Path, name: str
+) -> None:
     outside = tmp_path / "outside"
-    place = run / name
-    if place.exists():
-        shutil.move(place, outside)
+    link = run / name
+    if link.exists():
+        shutil.move(link, outside)
     else:
         outside.write_text("precious")
-    place.symlink_to(outside)
+    link.symlink_to(outside)
     before = content(outside) if outside.is_dir() else outside.read_bytes()
-    used = [("predict", "run", "8 May"), ("evaluate", "run"), ("look", "run"), ("look", "run", "8 May")]
-    for command in [("train", "run"), *(used if name == "card.md" else used[:1])]:
+    readers = [("predict", "run", "8 May"), ("evaluate", "run"), ("look", "run"), ("look", "run", "8 May")]
+    for command in [("train", "run"), *(readers if name == "card.md" else readers[:1])]:
         done = cli(*command)
         assert done.returncode == 4, done.stderr
         assert f"run/{name} is a symbolic link" in done.stderr
@@ -92,7 +96,7 @@ def make_fifo(path: Path) -> str:
 
 
 def make_socket(path: Path) -> str:
-    os.chdir(path.parent)  # a socket's path must be short
+    os.chdir(path.parent)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path.name)
     return "a socket"
@@ -112,7 +116,7 @@ def test_a_special_file_in_a_run_is_rejected_before_it_is_opened(
         assert f"run/{name} is {kind}" in done.stderr
 
 
-def test_a_lock_that_is_another_file_by_a_second_name_is_not_written_to(run: Path, tmp_path: Path) -> None:
+def test_a_lock_that_is_a_hard_link_is_not_written_to(run: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("precious")
     (run / ".lock").unlink()
     os.link(tmp_path / "outside", run / ".lock")
@@ -121,8 +125,8 @@ def test_a_lock_that_is_another_file_by_a_second_name_is_not_written_to(run: Pat
     assert (tmp_path / "outside").read_text() == "precious"
 
 
-def test_files_are_written_anew_and_never_through_a_link(tmp_path: Path) -> None:
-    """Also where a link is made after the folder was looked at."""
+def test_files_are_replaced_and_never_written_through_a_link(tmp_path: Path) -> None:
+    """Even if the link is created after the folder was checked."""
     (tmp_path / "outside").write_text("precious")
     (tmp_path / "elsewhere").mkdir()
     with lock_folder(tmp_path / "run") as locked:
@@ -130,13 +134,13 @@ def test_files_are_written_anew_and_never_through_a_link(tmp_path: Path) -> None
             (tmp_path / "run" / name).symlink_to(tmp_path / "outside")
         os.link(tmp_path / "outside", tmp_path / "run" / "config.yaml")
         (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
-        locked.directory.write("card.md", b"ours")
-        locked.directory.write("config.yaml", b"ours")
+        locked.directory.write("card.md", b"new")
+        locked.directory.write("config.yaml", b"new")
         with pytest.raises(OSError), locked.directory.subdirectory("checkpoints"):  # noqa: PT011 - the number varies
             pass
         locked.directory.remove("checkpoints")
     assert not (tmp_path / "run" / "card.md").is_symlink()
-    assert content(tmp_path / "run")["card.md"] == content(tmp_path / "run")["config.yaml"] == b"ours"
+    assert content(tmp_path / "run")["card.md"] == content(tmp_path / "run")["config.yaml"] == b"new"
     assert (tmp_path / "outside").read_text() == "precious"
     assert (tmp_path / "elsewhere").is_dir()
 
@@ -148,29 +152,29 @@ def test_the_path_to_a_run_may_be_a_link(cli: Run, run: Path, tmp_path: Path) ->
 
 
 @pytest.fixture
-def moving(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
-    """Have something happen after a step."""
+def after_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
+    """Run a function after a step of training."""
 
-    def after(step: int, happens: Callable[[], object]) -> None:
-        take = loop.take_step
+    def patch(step: int, function: Callable[[], object]) -> None:
+        take_step = loop.take_step
 
-        def taken(run: loop.TrainingState) -> tuple[float, int]:
-            found = take(run)
-            if run.progress.step == step:
-                happens()
-            return found
+        def patched(state: loop.TrainingState) -> tuple[float, int]:
+            result = take_step(state)
+            if state.progress.step == step:
+                function()
+            return result
 
-        monkeypatch.setattr(loop, "take_step", taken)
+        monkeypatch.setattr(loop, "take_step", patched)
 
-    return after
+    return patch
 
 
-Moving = Callable[[int, Callable[[], object]], None]
+AfterStep = Callable[[int, Callable[[], object]], None]
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_run_that_is_moved_while_it_trains_stops_where_it_went(
-    trained: Path, tmp_path: Path, moving: Moving, monkeypatch: pytest.MonkeyPatch, step: int
+def test_a_run_that_is_moved_while_it_trains_stops_and_saves_in_the_moved_folder(
+    trained: Path, tmp_path: Path, after_step: AfterStep, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     shutil.copytree(trained, tmp_path / "other")
 
@@ -180,7 +184,7 @@ def test_a_run_that_is_moved_while_it_trains_stops_where_it_went(
 
     before = content(tmp_path / "other")
     with monkeypatch.context():
-        moving(step, swap)
+        after_step(step, swap)
         with pytest.raises(regard.RunInUseError, match=rf"was moved to .*moved .*after step {step} is saved there"):
             regard.train(
                 "dates",
@@ -191,40 +195,42 @@ def test_a_run_that_is_moved_while_it_trains_stops_where_it_went(
     monkeypatch.undo()
     assert RunFolder(tmp_path / "moved").all_checkpoints()[0].step == step
     regard.train(tmp_path / "moved")
-    ends = [load_file(path / "checkpoints/step-4/model.safetensors") for path in (trained, tmp_path / "moved")]
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    expected, weights = (
+        load_file(path / "checkpoints/step-4/model.safetensors") for path in (trained, tmp_path / "moved")
+    )
+    assert all(torch.equal(expected[name], weights[name]) for name in expected)
 
 
-def test_a_run_that_is_removed_while_it_trains_ends_with_a_message(tmp_path: Path, moving: Moving) -> None:
-    moving(3, lambda: shutil.rmtree(tmp_path / "run"))
+def test_a_run_that_is_removed_while_it_trains_ends_with_a_message(tmp_path: Path, after_step: AfterStep) -> None:
+    after_step(3, lambda: shutil.rmtree(tmp_path / "run"))
     with pytest.raises(regard.RunInUseError, match=r"run or the \.lock in it was moved, removed or replaced"):
         regard.train("dates", SETTINGS, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_lock_that_another_process_has_taken_is_respected(tmp_path: Path, moving: Moving) -> None:
-    """As when somebody removed the lock by hand and started a second process."""
+def test_a_lock_that_another_process_has_replaced_stops_training(tmp_path: Path, after_step: AfterStep) -> None:
+    """As if a user had removed the lock and started a second process."""
 
     def replace() -> None:
         (tmp_path / "run" / ".lock").unlink()
         (tmp_path / "run" / ".lock").write_text("1")
 
-    moving(3, replace)
+    after_step(3, replace)
     with pytest.raises(regard.RunInUseError, match="replaced"):
         regard.train("dates", SETTINGS, out=tmp_path / "run")
     assert [entry.step for entry in RunFolder(tmp_path / "run").all_checkpoints()] == [2]
 
 
-def test_a_link_that_leads_elsewhere_later_does_not_stop_a_run(tmp_path: Path, moving: Moving) -> None:
+def test_a_link_that_is_changed_later_does_not_stop_a_run(tmp_path: Path, after_step: AfterStep) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     (tmp_path / "latest").symlink_to("one")
 
-    def lead_elsewhere() -> None:
+    def change_link() -> None:
         (tmp_path / "latest").unlink()
         (tmp_path / "latest").symlink_to("two")
 
-    moving(1, lead_elsewhere)
+    after_step(1, change_link)
     regard.train("dates", SETTINGS, out=tmp_path / "latest")
     assert RunFolder(tmp_path / "one").all_checkpoints()[0].step == 4
     assert not list((tmp_path / "two").iterdir())
@@ -234,21 +240,21 @@ FILES = ["manifest.json", "state.json", "model.safetensors", "optimizer.safetens
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_cannot_be_read_makes_the_checkpoint_before_it_serve(
+def test_the_previous_checkpoint_is_used_if_a_file_cannot_be_read(
     run: Path, trained: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    """A directory in its place, which root cannot read as a file either."""
+    """The file is replaced by a directory, which root cannot read either."""
     file = run / "checkpoints" / "step-4" / name
     file.unlink()
     file.mkdir()
     assert regard.load(run).step == 2
     assert f"{file} cannot be read (Is a directory); the checkpoint before it is used." in caplog.text
     assert regard.train(run).steps == 4
-    ends = [load_file(path / "checkpoints/step-4/model.safetensors") for path in (trained, run)]
-    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    expected, weights = (load_file(path / "checkpoints/step-4/model.safetensors") for path in (trained, run))
+    assert all(torch.equal(expected[key], weights[key]) for key in expected)
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects what goes wrong, and is not installed")
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace, which injects the errors, is not installed")
 @pytest.mark.parametrize(
     ("file", "inject", "command"),
     [
@@ -257,16 +263,14 @@ def test_a_file_that_cannot_be_read_makes_the_checkpoint_before_it_serve(
         ("optimizer.safetensors", "openat:error=EACCES", "train"),
     ],
 )
-def test_an_error_of_the_disk_makes_the_checkpoint_before_it_serve(
-    run: Path, file: str, inject: str, command: str
-) -> None:
+def test_the_previous_checkpoint_is_used_after_a_disk_error(run: Path, file: str, inject: str, command: str) -> None:
     path = run / "checkpoints" / "step-4" / file
     call = inject.partition(":")[0]
     trace = ["strace", "-f", "--seccomp-bpf", "-o", os.devnull, "-P", str(path), "-e", f"trace={call}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    words = [command, str(run), *(["3 mai 2009"] if command == "predict" else [])]
-    words = [*trace, "-e", f"inject={inject}", sys.executable, "-m", "regard", *words]
-    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
+    args = [command, str(run), *(["3 mai 2009"] if command == "predict" else [])]
+    args = [*trace, "-e", f"inject={inject}", sys.executable, "-m", "regard", *args]
+    done = subprocess.run(args, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{path} cannot be read (" in done.stderr
     assert "space" not in done.stderr
@@ -290,7 +294,7 @@ def test_a_failing_disk_is_not_reported_as_a_full_one(number: int, message: str)
         raise OSError(number, os.strerror(number), "corpus.tsv")
 
 
-def test_where_no_checkpoint_can_be_read_it_is_said_which(cli: Run, run: Path) -> None:
+def test_the_unreadable_file_is_named_if_no_checkpoint_can_be_read(cli: Run, run: Path) -> None:
     for step in (2, 4):
         state = run / "checkpoints" / f"step-{step}" / "state.json"
         state.unlink()
@@ -301,7 +305,7 @@ def test_where_no_checkpoint_can_be_read_it_is_said_which(cli: Run, run: Path) -
 
 
 def change(run: Path, file: str, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Change the newest checkpoint's tensors, with a manifest that agrees."""
+    """Change tensors of the newest checkpoint, and update the manifest."""
     path = run / "checkpoints" / "step-4"
     tensors = load_file(path / file)
     edit(tensors)
@@ -345,13 +349,13 @@ def test_a_model_that_computes_nan_from_finite_weights_is_rejected(cli: Run, run
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int32, torch.float8_e4m3fn])
-def test_weights_of_another_type_are_rejected_by_name(cli: Run, run: Path, dtype: torch.dtype) -> None:
+def test_weights_of_another_dtype_are_rejected_by_name(cli: Run, run: Path, dtype: torch.dtype) -> None:
     keep_newest(run)
     name = "encoder.embedding.weight"
     change(run, "model.safetensors", lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
     done = cli("predict", "run", "8 May 2001")
     assert done.returncode == 4
-    assert f"the tensor {name} has the type {str(dtype).removeprefix('torch.')} and must have float32" in done.stderr
+    assert f"the tensor {name} has dtype {str(dtype).removeprefix('torch.')}, expected float32" in done.stderr
 
 
 def test_an_optimizer_that_is_not_finite_is_rejected_by_name(run: Path) -> None:
@@ -364,24 +368,24 @@ def test_an_optimizer_that_is_not_finite_is_rejected_by_name(run: Path) -> None:
 
 
 def test_weights_that_are_not_finite_are_never_saved(
-    tmp_path: Path, moving: Moving, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, after_step: AfterStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs: list[loop.TrainingState] = []
+    states: list[loop.TrainingState] = []
     start = loop.start_training
 
-    def started(*args: Any) -> loop.TrainingState:
-        runs.append(start(*args))
-        return runs[0]
+    def patched(*args: Any) -> loop.TrainingState:
+        states.append(start(*args))
+        return states[0]
 
-    monkeypatch.setattr(loop, "start_training", started)
-    moving(3, lambda: next(runs[0].model.parameters()).data.fill_(torch.inf))
+    monkeypatch.setattr(loop, "start_training", patched)
+    after_step(3, lambda: next(states[0].model.parameters()).data.fill_(torch.inf))
     settings = {**SETTINGS, "training.save_every": 3}
     with pytest.raises(regard.DivergedError, match=r"by step 3: .* contains NaN or infinity\. Nothing was saved"):
         regard.train("dates", settings, out=tmp_path / "run")
     assert [entry.step for entry in RunFolder(tmp_path / "run").all_checkpoints()] == [2]
 
 
-def test_a_manifest_cannot_name_files_outside_the_run(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_manifest_must_not_list_files_outside_the_run(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = run / "checkpoints" / "step-4" / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["files"]["../../../../../../../../dev/zero"] = "0"
@@ -390,12 +394,70 @@ def test_a_manifest_cannot_name_files_outside_the_run(run: Path, caplog: pytest.
     assert "lists a file outside the run folder" in caplog.text
 
 
-def test_a_stopped_run_is_resumed_through_a_descriptor_that_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopping_and_resuming_a_run_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     with stopped_at(3, monkeypatch):
         regard.train("dates", SETTINGS, out=tmp_path / "run")
     regard.train("dates", SETTINGS, out=tmp_path / "run")
     after = len(os.listdir("/proc/self/fd")) if before else 0
-    assert after <= before + 2  # torch and the data may hold some of their own
+    assert after <= before + 2  # torch and the data may hold some open
+
+
+def set_format(run: Path, version: int) -> None:
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": version}))
+
+
+OLDER = f"run has format {FORMAT - 1}, and this version of regard reads format {FORMAT}. Train the model again"
+NEWER = (
+    f"run has format {FORMAT + 1}, and this version of regard reads format {FORMAT}. It was written by a newer version"
+)
+
+
+@pytest.mark.parametrize(("version", "message"), [(FORMAT - 1, OLDER), (FORMAT + 1, NEWER)], ids=["older", "newer"])
+@pytest.mark.parametrize(
+    "command", [("predict", "run", "8 May"), ("evaluate", "run"), ("train", "run"), ("train", "dates", "--out", "run")]
+)
+def test_a_run_of_another_format_is_rejected(
+    cli: Run, run: Path, version: int, message: str, command: tuple[str, ...]
+) -> None:
+    """Even if its settings are unknown, as after they were renamed."""
+    set_format(run, version)
+    (run / "config.yaml").write_text("training: {clip: 1}\n")
+    before = content(run)
+    done = cli(*command)
+    assert done.returncode == 4, done.stderr
+    assert message in done.stderr
+    assert content(run) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        (("predict", "run", "8 May"), 4, f"config.yaml does not have format {FORMAT}"),
+        (("train", "dates", "--out", "run"), 2, f"that this version of regard (format {FORMAT}) did not write"),
+    ],
+)
+def test_a_config_of_another_format_is_rejected_without_checkpoints(
+    cli: Run, run: Path, command: tuple[str, ...], code: int, message: str
+) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "config.yaml").write_text("data: dates\ntraining: {clip: 1}\n")
+    done = cli(*command)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "config.yaml:2: there is no setting 'training.clip'" in done.stderr
+
+
+def test_a_process_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
+    script = "import os, sys; from pathlib import Path; from regard.runs.lock import lock_folder\n"
+    script += "with lock_folder(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], env=env, check=False)
+    assert done.returncode == -9
+    with (
+        lock_folder(tmp_path / "run"),
+        pytest.raises(regard.RunInUseError, match=f"process {os.getpid()} is training"),
+        lock_folder(tmp_path / "run"),
+    ):
+        pass

@@ -155,7 +155,7 @@ def test_a_run_killed_before_or_after_the_average_is_saved_ends_the_same(
     save: Callable[..., Any] = getattr(checkpoints, function)
 
     def die(*args: Any) -> Any:
-        if any(isinstance(arg, checkpoints.RunProgress) and arg.averaged for arg in args):
+        if any(isinstance(arg, checkpoints.RunProgress) and arg.average_tried for arg in args):
             raise KeyboardInterrupt
         return save(*args)
 

@@ -1,4 +1,4 @@
-"""A crash or an error of the disk at every call of fsync and rename in a run: it ends with the same bits."""
+"""A crash or a disk error at every call of fsync and rename: the run resumes bit-identically."""
 
 import os
 import shutil
@@ -17,8 +17,8 @@ from tests_doomed import CALLS, LAST, SETTINGS
 ROOT = Path(__file__).parents[2]
 
 
-def end(path: Path) -> tuple[dict[str, str], list[object]]:
-    """Every byte of the last checkpoint, and what happened, without the clock."""
+def final_state(path: Path) -> tuple[dict[str, str], list[object]]:
+    """Return hashes of the last checkpoint, and the events without times."""
     files = {file.name: sha256(file) for file in (path / "checkpoints" / "step-2").iterdir()}
     timed = {"time", "tokens_per_second"}
     events = [
@@ -27,9 +27,9 @@ def end(path: Path) -> tuple[dict[str, str], list[object]]:
     return files, events
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects what goes wrong, and is not installed")
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace, which injects the errors, is not installed")
 @pytest.mark.parametrize("injected", ["signal=SIGKILL", "error=EIO"])
-def test_whatever_call_goes_wrong_the_run_goes_on_to_the_bit(
+def test_a_run_resumes_bit_identically_whichever_call_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, injected: str
 ) -> None:
     trace = ["strace", "-f", "-o", os.devnull, "-e", f"trace={CALLS}"]
@@ -38,15 +38,15 @@ def test_whatever_call_goes_wrong_the_run_goes_on_to_the_bit(
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*trace, *inject, *script], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
-    expected = end(tmp_path / "undisturbed")
+    expected = final_state(tmp_path / "undisturbed")
     runs = [*tmp_path.glob("fsync-*"), *tmp_path.glob("rename-*"), *tmp_path.glob("renameat-*")]
     assert len(runs) > 20
     for run in runs:
         folder = RunFolder(run)
-        newest = folder.newest()  # which reports what is not whole: there is no such thing
+        newest = folder.newest()
         assert newest is None or newest.step in {1, 2}
         assert [entry.find_problem() for entry in folder.all_checkpoints()] == [None] * len(folder.all_checkpoints())
         monkeypatch.setenv("REGARD_CACHE", str(run / "cache"))
         regard.train("dates", SETTINGS, out=run)
-        assert end(run) == expected, run.name
+        assert final_state(run) == expected, run.name
         assert not list(run.glob("checkpoints/.*")) + list(run.glob("cache/*/.*")), run.name

@@ -137,7 +137,7 @@ def test_a_run_is_not_resumed_with_another_tokenizer(uninterrupted: Path, tmp_pa
     shutil.copytree(uninterrupted, tmp_path / "run")
     path = tmp_path / "run" / "tokenizer.json"
     path.write_text(path.read_text("utf-8").replace('"m": ', '"ǂ": '), "utf-8")
-    with pytest.raises(regard.ModelError, match=r"tokenizer.json is missing, damaged or of another run"):
+    with pytest.raises(regard.ModelError, match=r"tokenizer.json is missing, damaged or from another run"):
         regard.train("dates", SETTINGS, out=tmp_path / "run")
 
 

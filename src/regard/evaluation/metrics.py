@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rapidfuzz.distance import Levenshtein
 
 from regard.data.corpora import Pairs
 from regard.errors import ConfigError, DataError
@@ -163,25 +162,26 @@ _UNITS = {"wer": "word", "per": "symbol", "cer": "character"}
 def _compute_edits(
     metric: WordErrorRate | PhonemeErrorRate | CharacterErrorRate, outputs: ModelOutputs
 ) -> MetricStatistics:
+    from rapidfuzz.distance.Levenshtein import distance
+
     def split(text: str) -> Sequence[str]:
         return _normalize(text) if metric.kind == "cer" else _normalize(text).split()
+
+    def count_edits(prediction: Sequence[str], references: Iterable[Sequence[str]]) -> tuple[int, int]:
+        """Return the edit distance to the closest reference and its length; the longest breaks ties."""
+        edits, length = min((distance(prediction, reference), -len(reference)) for reference in references)
+        return edits, -length
 
     def rate(totals: list[float]) -> float:
         edits, length = totals
         return 100 * edits / length if length else 100.0 * bool(edits)
 
     rows = [
-        _edits_to_closest(split(outputs.predictions[line]), map(split, references))
+        count_edits(split(outputs.predictions[line]), map(split, references))
         for line, references in outputs.evaluation_set.group_references().items()
     ]
     signature = _signature(_UNITS[metric.kind], outputs.evaluation_set)
     return MetricStatistics(np.array(rows, dtype=np.float64), rate, signature)
-
-
-def _edits_to_closest(prediction: Sequence[str], references: Iterable[Sequence[str]]) -> tuple[int, int]:
-    """Return the edit distance to the closest reference and its length; the longest breaks ties."""
-    distance, length = min((Levenshtein.distance(prediction, reference), -len(reference)) for reference in references)
-    return distance, -length
 
 
 def _normalize(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The card: what a model is, for people."""
+"""The model card: a summary of a run in Markdown."""
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from regard.runs.settings import RunSettings
 def write(folder: LockedFolder, settings: RunSettings, progress: RunProgress, model: nn.Module) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     best = progress.best
-    reached = best.describe(settings.training.metric) if best else "–"
+    values = best.describe(settings.training.metric) if best else "–"
     signatures = "\n".join(f"- {label}: `{text}`" for label, text in best.signatures.items()) if best else "–"
     text = f"""# {folder.path.name}
 
@@ -22,12 +22,12 @@ def write(folder: LockedFolder, settings: RunSettings, progress: RunProgress, mo
 | parameters | {parameters:,} |
 | steps | {progress.step:,} |
 | best checkpoint | {progress.best_name or f"step-{progress.best_step}"} |
-| validation | {reached} |
-| data | {", ".join(f"{name} (SHA-256 {found})" for name, found in progress.data.items())} |
+| validation | {values} |
+| data | {", ".join(f"{name} (SHA-256 {digest})" for name, digest in progress.data.items())} |
 
-Use it: `regard predict {folder.path} "…"`; look inside: `regard look {folder.path} "…"`.
+Predict with `regard predict {folder.path} "…"`; draw its attention weights with `regard look {folder.path} "…"`.
 
-## Signatures of the measures
+## Metric signatures
 
 {signatures}
 

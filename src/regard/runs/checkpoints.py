@@ -1,5 +1,5 @@
-"""Checkpoints: everything a run needs to go on to the bit, written so that a crash at any moment loses at
-most the checkpoint being written.
+"""Checkpoints: everything that a run needs to resume bit-identically. A crash at any moment loses at most the
+checkpoint that is being written.
 """
 
 import hashlib
@@ -33,34 +33,34 @@ WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 @dataclass
 class RunProgress:
-    """How far a run has come; with the tensors of a checkpoint, all that it needs to go on."""
+    """The state of a run besides its tensors, saved as state.json in each checkpoint."""
 
     data: dict[str, str]
-    """A hash of each part of what is learned from."""
+    """A hash of each input of training: data files, and the weights of teachers and of the initial model."""
     schedule: Schedule
-    """Maps each step to its position in the schedule, with all revisions so far."""
+    """Maps steps to positions of the schedule, with all revisions so far."""
     step: int = 0
     best_step: int | None = None
     best: MetricValues | None = None
     best_name: str | None = None
-    """The folder of the best checkpoint, where it is not that of its step."""
-    stale: int = 0
-    """Validations since the best one."""
-    waited: int = 0
-    """Validations since the best one or the last fall of the learning rate."""
-    falls: int = 0
-    """How often the learning rate has fallen on a plateau."""
-    pieces: int = 1
-    """The number of micro-batches that a batch is processed as; doubled when memory runs out."""
+    """The folder of the best checkpoint, unless it is `step-N`."""
+    validations_since_best: int = 0
+    plateau_validations: int = 0
+    """Validations since the best one or since the last reduction of the learning rate."""
+    lr_reductions: int = 0
+    """The number of reductions of the learning rate at a plateau."""
+    micro_batches: int = 1
+    """The number of micro-batches that a batch is split into; doubled when memory runs out."""
     eager: bool = False
-    """Whether memory ran out with CUDA graphs, so that none are used."""
-    averaged: bool = False
-    """Whether the mean of the last checkpoints has been tried."""
+    """Whether memory ran out with CUDA graphs, so that they are not used any more."""
+    average_tried: bool = False
+    """Whether the average of the last checkpoints has been validated."""
 
-    def is_over(self, settings: TrainingSettings) -> bool:
-        """Whether all steps have been taken, or validation has not improved for as long as the settings allow."""
+    def is_finished(self, settings: TrainingSettings) -> bool:
+        """Whether all steps have been taken, or validation has not improved for `patience` validations."""
         extended = settings.steps > self.schedule.length
-        return (self.step >= self.schedule.end and not extended) or self.stale >= settings.patience
+        finished = self.step >= self.schedule.end and not extended
+        return finished or self.validations_since_best >= settings.patience
 
     def to_json(self) -> dict[str, Any]:
         best = {"step": self.best_step, "name": self.best_name, **self.best.to_json()} if self.best else {}
@@ -77,29 +77,29 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     progress: RunProgress,
-    averaged: Mapping[str, Tensor] | None = None,
+    average: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
-    """Save all that a run needs to resume.
+    """Save everything that a run needs to resume.
 
     If there is a moving average of the weights, it is saved as the model, and the weights themselves are saved with
     the optimizer.
     """
     weights, state = _tensors(model), _optimizer_tensors(model, optimizer)
-    if averaged is not None:
+    if average is not None:
         state |= {f"weights/{name}": parameter.detach() for name, parameter in model.named_parameters()}
-        weights |= averaged
+        weights |= average
     return _write(locked, f"step-{progress.step}", weights, state, progress)
 
 
 def save_average(locked: LockedFolder, model: nn.Module, progress: RunProgress) -> Checkpoint:
-    """A model to be used, which no training goes on from."""
-    return _write(locked, f"mean-{progress.step}", _tensors(model), {}, progress)
+    """Save the average of the last checkpoints, without an optimizer: training cannot resume from it."""
+    return _write(locked, f"average-{progress.step}", _tensors(model), {}, progress)
 
 
 def _write(
     locked: LockedFolder, name: str, model: dict[str, Tensor], optimizer: dict[str, Tensor], progress: RunProgress
 ) -> Checkpoint:
-    """Write beside, sync, rename, sync: the checkpoint is there whole or not at all."""
+    """Write a draft, sync it, rename it and sync its directory: the checkpoint is complete or does not exist."""
     broken = first_not_finite(model) or first_not_finite(optimizer)
     if broken is not None:
         raise DivergedError(
@@ -126,9 +126,9 @@ def _write(
                 "files": files,
                 "shapes": {name: list(tensor.shape) for name, tensor in model.items()},
                 "tokenizers": {
-                    own: hashlib.sha256(root.read(own)).hexdigest()
-                    for own in root.names()
-                    if own.startswith("tokenizer") and own.endswith(".json")
+                    file: hashlib.sha256(root.read(file)).hexdigest()
+                    for file in root.names()
+                    if file.startswith("tokenizer") and file.endswith(".json")
                 },
             }
             folder.write_synced("manifest.json", to_json(manifest, indent=1).encode())
@@ -140,7 +140,7 @@ def _write(
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights and buffers; one that goes by several names (tied embeddings) by its first alone."""
+    """Return the weights and buffers of a model; a shared tensor (tied embeddings) only under its first name."""
     distinct: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         distinct.setdefault(id(tensor), (name, tensor.detach()))
@@ -150,37 +150,38 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 def prune(
     locked: LockedFolder, keep: int, best_step: int | None, counts: Callable[[int], bool] = lambda _: True
 ) -> None:
-    """Remove old checkpoints. Only whole ones count towards those to keep, and of these only the steps that `counts`
-    says; the best always stays.
+    """Remove all checkpoints but the best and the newest `keep`.
+
+    Damaged checkpoints, and those of steps for which `counts` is false, are not counted towards `keep`.
     """
-    whole = 0
+    kept = 0
     with locked.directory.subdirectory("checkpoints") as checkpoints:
         for checkpoint in RunFolder(locked.path).all_checkpoints():
-            if whole < keep:
-                whole += counts(checkpoint.step) and checkpoint.problem() is None
+            if kept < keep:
+                kept += counts(checkpoint.step) and checkpoint.find_problem() is None
             elif checkpoint.step != best_step:
                 checkpoints.remove(checkpoint.path.name)
 
 
 def remove_unfinished(locked: LockedFolder) -> None:
-    """Remove the unfinished files of a killed process, and set damaged checkpoints aside."""
+    """Remove the unfinished files of a killed process, and rename damaged checkpoints to `damaged-…`."""
     if "checkpoints" not in locked.directory.names():
         return
     with locked.directory.subdirectory("checkpoints") as checkpoints:
         for name in checkpoints.names():
-            if name.startswith((".step-", ".mean-")):
+            if name.startswith((".step-", ".average-")):
                 checkpoints.remove(name)
         for checkpoint in RunFolder(locked.path).all_checkpoints():
-            problem = checkpoint.problem()
+            problem = checkpoint.find_problem()
             if problem is not None:
-                log.warning("%s; it is set aside, and the checkpoint before it is used.", problem)
-                aside = f"damaged-{checkpoint.path.name}"
-                checkpoints.remove(aside)
-                checkpoints.rename(checkpoint.path.name, aside)
+                new_name = f"damaged-{checkpoint.path.name}"
+                log.warning("%s; it is renamed to %s, and the checkpoint before it is used.", problem, new_name)
+                checkpoints.remove(new_name)
+                checkpoints.rename(checkpoint.path.name, new_name)
 
 
 class LoadedModel(NamedTuple):
-    """A run's model as a checkpoint has it, and what goes with it."""
+    """A model with the weights of a checkpoint, its tokenizers and settings."""
 
     settings: RunSettings
     tokenizers: TokenizerPair
@@ -188,42 +189,43 @@ class LoadedModel(NamedTuple):
     checkpoint: Checkpoint
 
 
-def load_model(folder: RunFolder, chosen: Checkpoint) -> LoadedModel:
+def load_model(folder: RunFolder, checkpoint: Checkpoint) -> LoadedModel:
+    """Load a model from a checkpoint or, if it cannot be read, from the best of the others."""
     settings = folder.settings()
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer)
     model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
 
-    def load(checkpoint: Checkpoint) -> Checkpoint:
-        load_weights(model, checkpoint)
-        return checkpoint
+    def load(candidate: Checkpoint) -> Checkpoint:
+        load_weights(model, candidate)
+        return candidate
 
-    return LoadedModel(settings, tokenizers, model, folder.first_readable(chosen, load))
+    return LoadedModel(settings, tokenizers, model, folder.read_first_readable(checkpoint, load))
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's weights into a model; a tensor that does not fit is named."""
+    """Load the weights of a checkpoint into a model. Raise ModelError, with the name, if a tensor does not fit."""
     _set_weights(model, read_tensors(checkpoint, WEIGHTS), checkpoint.path / WEIGHTS)
 
 
-def _set_weights(model: nn.Module, found: Mapping[str, Tensor], path: Path) -> None:
+def _set_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     expected = _tensors(model)
     for name, parameter in expected.items():
-        if name not in found:
-            raise ModelError(f"{path} has no tensor {name}, which its config.yaml asks for.")
-        if found[name].shape != parameter.shape:
+        if name not in weights:
+            raise ModelError(f"{path} has no tensor {name}, which the model of its config.yaml requires.")
+        if weights[name].shape != parameter.shape:
             raise ModelError(
-                f"{path}: the tensor {name} has the shape {tuple(found[name].shape)}, and the config.yaml beside "
-                f"it makes it {tuple(parameter.shape)}. Were the files of two runs mixed?"
+                f"{path}: the tensor {name} has the shape {tuple(weights[name].shape)}, but the model of its "
+                f"config.yaml requires {tuple(parameter.shape)}. The folder may contain files of different runs."
             )
-    extra = set(found) - set(expected)
+    extra = set(weights) - set(expected)
     if extra:
-        raise ModelError(f"{path} has a tensor that its config.yaml does not know: {min(extra)}.")
-    check_tensors(found, {name: parameter.dtype for name, parameter in expected.items()}, path)
-    model.load_state_dict(found, strict=False)  # a matrix that goes by two names is there once
+        raise ModelError(f"{path} has a tensor that the model of its config.yaml does not have: {min(extra)}.")
+    check_tensors(weights, {name: parameter.dtype for name, parameter in expected.items()}, path)
+    model.load_state_dict(weights, strict=False)  # a shared tensor is saved under one name
 
 
 class SavedCheckpoint(NamedTuple):
-    """A checkpoint in memory: all that a run needs to resume."""
+    """A checkpoint in memory: everything that a run needs to resume."""
 
     checkpoint: Checkpoint
     weights: dict[str, Tensor]
@@ -239,17 +241,17 @@ class SavedCheckpoint(NamedTuple):
             return RunProgress.from_json(self.state)
         except (TypeError, KeyError) as error:
             raise ModelError(
-                f"{self.checkpoint.path / 'state.json'} was written by another version of regard ({error}): the model "
+                f"{self.checkpoint.path / 'state.json'} was written by another version of regard ({error}). The model "
                 "can be used, but its training cannot be resumed."
             ) from None
 
 
 def read_newest(folder: RunFolder) -> SavedCheckpoint | None:
-    """The newest checkpoint that is complete and can be read; None if there is none."""
-    for checkpoint in folder.complete():
+    """Read the newest complete checkpoint; None if there is none."""
+    for checkpoint in folder.complete_checkpoints():
         path = checkpoint.path / OPTIMIZER
         if not os.path.lexists(path):
-            raise ModelError(f"{path} is missing: without the state of the optimizer, training cannot be resumed.")
+            raise ModelError(f"{path} is missing. Training cannot be resumed without the state of the optimizer.")
         try:
             return SavedCheckpoint(checkpoint, read_tensors(checkpoint, WEIGHTS), read_tensors(checkpoint, OPTIMIZER))
         except UnreadableError as error:
@@ -261,7 +263,7 @@ def restore(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     saved: SavedCheckpoint,
-    averaged: Mapping[str, Tensor] | None = None,
+    average: Mapping[str, Tensor] | None = None,
 ) -> RunProgress:
     """Restore a model, its optimizer, the average of its weights and the random generators from a checkpoint."""
     path, tensors = saved.checkpoint.path, saved.optimizer
@@ -272,10 +274,10 @@ def restore(
         prefix = f"{name}/"
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
-    if averaged is not None:
+    if average is not None:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                averaged[name].copy_(parameter)
+                average[name].copy_(parameter)
                 parameter.copy_(tensors[f"weights/{name}"])
     set_random_state(tensors, next(model.parameters()).device)
     return saved.progress
@@ -287,11 +289,11 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
-    return tensors | random_state(next(model.parameters()).device)
+    return tensors | get_random_state(next(model.parameters()).device)
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of the random generators that training draws from."""
+def get_random_state(device: torch.device) -> dict[str, Tensor]:
+    """Return the state of the random number generators that training uses."""
     state = {"random/cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["random/cuda"] = torch.cuda.get_rng_state(device)

@@ -1,4 +1,4 @@
-"""Events: what happens in a run, a JSON line each in `events.jsonl`, and for people on the terminal."""
+"""Events of training: written to `events.jsonl` as JSON lines, and progress on the terminal."""
 
 import json
 import time
@@ -16,7 +16,7 @@ EVENTS = "events.jsonl"
 
 
 class EventListener(Protocol):
-    """Whoever is told of each event as it is written."""
+    """Receives each event when it is written."""
 
     def write(self, event: str, **values: Any) -> None: ...
 
@@ -24,21 +24,23 @@ class EventListener(Protocol):
 
 
 class EventLog:
-    """Appends events to a file, and tells the listeners. What a killed run wrote after its last checkpoint is cut
-    off first, so that the file tells one story.
+    """Appends events to a file, and passes them to the listeners.
+
+    Of the events that are in the file already, only those for which `keep` is true are kept: the events that a killed
+    run wrote after its last checkpoint are removed.
     """
 
     def __init__(
         self,
         directory: Directory,
-        has_happened: Callable[[dict[str, Any]], bool],
+        keep: Callable[[dict[str, Any]], bool],
         listeners: Sequence[EventListener] = (),
     ) -> None:
         content = directory.read(EVENTS) if EVENTS in directory.names() else b""
         draft = f".{EVENTS}"
-        # The handle stays with the file, wherever its folder is moved.
+        # The handle remains valid if the folder is moved.
         self._handle = directory.create(draft)
-        self._handle.writelines(line.encode() for line, event in _lines(content) if has_happened(event))
+        self._handle.writelines(line.encode() for line, event in _lines(content) if keep(event))
         self._handle.flush()
         directory.rename(draft, EVENTS)
         self._listeners = listeners
@@ -64,7 +66,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines that are whole, and the event that each holds."""
+    """Yield each complete line and its event."""
     for line in content.decode("utf-8", errors="replace").split("\n")[:-1]:
         try:
             event = json.loads(line)
@@ -75,7 +77,7 @@ def _lines(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class ProgressDisplay:
-    """Tells people on stderr how training goes: a bar on a terminal, plain lines elsewhere."""
+    """Shows the progress of training on stderr: a progress bar on a terminal, lines of text elsewhere."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -83,19 +85,19 @@ class ProgressDisplay:
         self._steps = 0
         self._started = (time.monotonic(), 0)
 
-    def begin(self, steps: int, done: int) -> None:
-        """So many steps are to be taken, of which some have been."""
+    def start(self, steps: int, done: int) -> None:
+        """Start at step `done` of `steps`."""
         self._steps = steps
         self._started = (time.monotonic(), done)
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
                 BarColumn(),
-                TextColumn("{task.fields[news]}"),
+                TextColumn("{task.fields[status]}"),
                 TimeRemainingColumn(),
                 console=self.console,
             )
-            self._task: TaskID = self._bar.add_task("training", total=steps, completed=done, news="")
+            self._task: TaskID = self._bar.add_task("training", total=steps, completed=done, status="")
             self._bar.start()
 
     def set_steps(self, steps: int) -> None:
@@ -111,17 +113,17 @@ class ProgressDisplay:
         if self._bar:
             self._bar.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def step(self, step: int, loss: float, tokens_per_second: float) -> None:
-        news = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        status = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
         if self._bar:
-            self._bar.update(self._task, completed=step, news=news)
+            self._bar.update(self._task, completed=step, status=status)
         else:
-            self.say(f"step {step:,}/{self._steps:,}  {news}  {self._time_left(step)}")
+            self.print(f"step {step:,}/{self._steps:,}  {status}  {self._time_left(step)}")
 
     def _time_left(self, step: int) -> str:
-        began, done = self._started
-        seconds = (time.monotonic() - began) / max(1, step - done) * (self._steps - step)
+        started, done = self._started
+        seconds = (time.monotonic() - started) / max(1, step - done) * (self._steps - step)
         return f"{int(seconds // 60)}:{int(seconds % 60):02d} left"

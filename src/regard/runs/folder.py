@@ -1,14 +1,14 @@
-"""A run is a folder; this is its layout, what proves a checkpoint whole, and the lock. No torch here: a
-damaged model is told before anything heavy is loaded.
+"""The run folder: its layout, and which of its checkpoints are complete. No torch here: a damaged model is reported
+before torch is imported.
 
-    config.yaml            the settings, resolved
-    tokenizer.json         (and tokenizer.target.json where the vocabularies differ)
-    checkpoints/step-N/    model.safetensors, optimizer.safetensors, state.json, manifest.json (SHA-256)
-    checkpoints/mean-N/    the same without the optimizer: the mean of the last checkpoints, where it was the best
-    events.jsonl           what happened, a line each
-    card.md                what this model is, for people
+    config.yaml               the resolved settings
+    tokenizer.json            (and tokenizer.target.json, if source and target have different vocabularies)
+    checkpoints/step-N/       model.safetensors, optimizer.safetensors, state.json, manifest.json (SHA-256)
+    checkpoints/average-N/    the average of the last checkpoints if it is the best model; without optimizer.safetensors
+    events.jsonl              the events of training, one per line
+    card.md                   the model card
 
-A model to hand on is the same folder without the optimizer.
+A model is the same folder; it can be used without the optimizer state.
 """
 
 import json
@@ -16,7 +16,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FORMAT = 1
-"""The version of the layout; a higher one was written by a newer regard."""
+FORMAT = 2
+"""The version of the layout and of the settings. Folders with another format are rejected."""
 
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
@@ -50,7 +50,7 @@ class UnreadableError(ModelError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder `step-N`, whole or not: `problem` tells."""
+    """A folder `step-N` or `average-N`. It may be incomplete or damaged: see `find_problem`."""
 
     path: Path
 
@@ -70,22 +70,30 @@ class Checkpoint:
 
     @property
     def weights_hash(self) -> str:
-        found: str = self._manifest["files"]["model.safetensors"]
-        return found
+        weights: str = self._manifest["files"]["model.safetensors"]
+        return weights
 
-    def problem(self) -> str | None:
-        """What is wrong with it, naming the file; None if every file is what the manifest says."""
+    def check_format(self) -> None:
+        """Raise ModelError if the checkpoint has another format than this version of regard reads."""
+        found = int(self._manifest["format"])
+        if found != FORMAT:
+            remedy = (
+                "It was written by a newer version: upgrade regard."
+                if found > FORMAT
+                else "Train the model again with this version, in another folder."
+            )
+            run = self.path.parent.parent
+            raise ModelError(f"{run} has format {found}, and this version of regard reads format {FORMAT}. {remedy}")
+
+    def find_problem(self) -> str | None:
+        """Return which file is missing, unreadable or damaged; None if all files agree with the manifest."""
         manifest = file = self.path / "manifest.json"
         try:
-            version, files = int(self._manifest["format"]), dict(self._manifest["files"])
-            if version > FORMAT:
-                raise ModelError(
-                    f"{manifest} is of format {version}, and this regard reads up to {FORMAT}: it was written by a "
-                    "newer version. Upgrade regard to use it."
-                )
+            self.check_format()
+            files, _, tokenizers = (dict(self._manifest[key]) for key in ("files", "shapes", "tokenizers"))
             if not {"model.safetensors", "state.json"} <= set(files):
                 return f"{manifest} lists no model"
-            if any(Path(name).name != name for name in (*files, *self._manifest.get("tokenizers", {}))):
+            if any(Path(name).name != name for name in (*files, *tokenizers)):
                 return f"{manifest} is damaged: it lists a file outside the run folder"
             for name, expected in files.items():
                 file = self.path / name
@@ -101,46 +109,49 @@ class Checkpoint:
             return f"{file} is damaged"
         return None
 
-    def see_that_tokenizers_are_those_saved(self) -> None:
-        """Refuse a tokenizer other than the one that the model was trained with: its ids would mean other tokens."""
-        for name, expected in self._manifest.get("tokenizers", {}).items():
+    def check_tokenizers(self) -> None:
+        """Raise ModelError if a tokenizer is not the one that the model was trained with: its ids differ."""
+        for name, expected in self._manifest["tokenizers"].items():
             path = self.path.parent.parent / name
             try:
-                same = sha256(path) == expected
+                unchanged = sha256(path) == expected
             except FileNotFoundError:
-                same = False
+                unchanged = False
             except OSError as error:
                 raise UnreadableError(path, error) from None
-            if not same:
+            if not unchanged:
                 raise ModelError(
-                    f"{path} is missing, damaged or of another run: it is not the one that {self.path} was trained "
-                    "with. Copy it again from where it was trained."
+                    f"{path} is missing, damaged or from another run: {self.path} was trained with another tokenizer. "
+                    "Copy it again from the original run folder."
                 )
 
-    def see_that_tensors_are_those_saved(self) -> None:
-        """Refuse a file that a careless tool wrote anew, manifest and all, naming the tensor."""
+    def check_shapes(self) -> None:
+        """Raise ModelError, with the name of the tensor, if a shape differs from the manifest.
+
+        This detects a file that another tool has replaced together with its hash in the manifest.
+        """
         path = self.path / "model.safetensors"
         try:
             with safe_open(path, framework="numpy") as file:
-                found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
         except OSError as error:
             raise UnreadableError(path, error) from None
         except SafetensorError as error:
-            raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
-        saved = self._manifest.get("shapes", found)
-        for name in sorted(found.keys() | saved.keys()):
-            if found.get(name) != saved.get(name):
-                is_now = f"has the shape {tuple(found[name])}" if name in found else "is missing"
-                was = f"had the shape {tuple(saved[name])}" if name in saved else "was not there"
+            raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
+        saved = self._manifest["shapes"]
+        for name in sorted(shapes.keys() | saved.keys()):
+            if shapes.get(name) != saved.get(name):
+                now = f"has the shape {tuple(shapes[name])}" if name in shapes else "is missing"
+                before = f"had the shape {tuple(saved[name])}" if name in saved else "did not exist"
                 raise ModelError(
-                    f"{path}: the tensor {name} {is_now}, and {was} when the model was saved. Copy it again from where "
-                    "it was trained."
+                    f"{path}: the tensor {name} {now}, and {before} when the model was saved. Copy the file again from "
+                    "the original run folder."
                 )
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of a run, and what can be known of it without loading it."""
+    """The files of a run, and what can be read from them without torch."""
 
     path: Path
 
@@ -161,151 +172,165 @@ class RunFolder:
         return self.path / "card.md"
 
     def exists(self) -> bool:
-        """Whether there is a run here. One with links or special files in it is rejected before a file is opened."""
+        """Whether this is a run. Raise ModelError if it contains links or special files, before any file is opened."""
         if not os.path.lexists(self.config):
             return False
         reject_links(self.path)
         return True
 
+    def check_format(self) -> None:
+        """Raise ModelError if a checkpoint has another format than this version of regard reads."""
+        for checkpoint in self.all_checkpoints():
+            with suppress(OSError, ValueError, KeyError, TypeError):  # `find_problem` reports these
+                checkpoint.check_format()
+
     def settings(self) -> RunSettings:
+        self.check_format()
         return resolve(RunSettings, self.config, {})
 
     def reject_foreign(self) -> None:
-        """Raise ConfigError if there is a config.yaml here that does not belong to a run: training would replace it."""
+        """Raise ConfigError if config.yaml was not written by this version of regard: training would replace it."""
         if self.exists():
             try:
                 self.settings()
             except ConfigError as error:
                 raise ConfigError(
-                    f"{self.path} contains a config.yaml that this version of regard did not write, and training would "
-                    f"replace it. Choose another folder with --out. The first problem: {error}"
+                    f"{self.path} contains a config.yaml that this version of regard (format {FORMAT}) did not write, "
+                    f"and training would replace it. Choose another folder with --out. The first problem: {error}"
                 ) from None
 
     def all_checkpoints(self) -> list[Checkpoint]:
-        """Every checkpoint there is, whole or not, newest (by step) first."""
+        """Return all checkpoints of steps, newest (by step) first, including damaged ones."""
         try:
             entries = list(self.checkpoints.iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise UnreadableError(self.checkpoints, error) from None
-        found = [entry for entry in entries if re.fullmatch(r"step-\d+", entry.name)]
-        return sorted((Checkpoint(entry) for entry in found), key=lambda entry: -entry.step)
+        steps = [Checkpoint(entry) for entry in entries if re.fullmatch(r"step-\d+", entry.name)]
+        return sorted(steps, key=lambda checkpoint: -checkpoint.step)
 
-    def complete(self, without: Collection[Checkpoint] = ()) -> Iterator[Checkpoint]:
-        """The checkpoints that are complete, newest first; a damaged or unreadable one is reported and skipped."""
+    def complete_checkpoints(self, exclude: Collection[Checkpoint] = ()) -> Iterator[Checkpoint]:
+        """Yield the complete checkpoints, newest first; report and skip damaged or unreadable ones."""
         for checkpoint in self.all_checkpoints():
-            if checkpoint in without:
+            if checkpoint in exclude:
                 continue
-            problem = checkpoint.problem()
+            problem = checkpoint.find_problem()
             if problem is None:
                 yield checkpoint
             else:
                 log.warning("%s; the checkpoint before it is used.", problem)
 
     def newest(self) -> Checkpoint | None:
-        return next(self.complete(), None)
+        return next(self.complete_checkpoints(), None)
 
-    def best(self, without: Collection[Checkpoint] = ()) -> Checkpoint:
-        """The checkpoint that validation chose, or the newest complete one if that is damaged."""
-        newest = next(self.complete(without), None)
+    def best(self, exclude: Collection[Checkpoint] = ()) -> Checkpoint:
+        """Return the best checkpoint by validation, or the newest complete one if that is damaged."""
+        newest = next(self.complete_checkpoints(exclude), None)
         if newest is None:
-            damaged = [problem for entry in self.all_checkpoints() if (problem := entry.problem())]
-            none = "no other checkpoint can be read" if without else "it has no checkpoint yet"
-            why = f"{damaged[0]}, and no earlier checkpoint is valid" if damaged else none
-            raise ModelError(f"{self.path} cannot be used: {why}. Train it (again), or copy it again.")
-        chosen = newest.state.get("best", {})
-        name = str(chosen.get("name") or f"step-{chosen.get('step', newest.step)}")
-        best = Checkpoint(self.checkpoints / name) if re.fullmatch(r"(step|mean)-\d+", name) else newest
-        if best == newest or best in without:
+            problems = [problem for entry in self.all_checkpoints() if (problem := entry.find_problem())]
+            missing = "no other checkpoint can be read" if exclude else "it has no checkpoint yet"
+            reason = f"{problems[0]}, and no earlier checkpoint is valid" if problems else missing
+            raise ModelError(f"{self.path} cannot be used: {reason}. Train it (again), or copy it again.")
+        state = newest.state.get("best", {})
+        name = str(state.get("name") or f"step-{state.get('step', newest.step)}")
+        best = Checkpoint(self.checkpoints / name) if re.fullmatch(r"(step|average)-\d+", name) else newest
+        if best == newest or best in exclude:
             return newest
-        problem = best.problem()
+        problem = best.find_problem()
         if problem is None:
             return best
-        log.warning("%s; the newest checkpoint, step %d, is used in place of the best.", problem, newest.step)
+        log.warning("%s; the newest checkpoint, step %d, is used instead of the best.", problem, newest.step)
         return newest
 
-    def first_readable(self, chosen: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
+    def read_first_readable(self, checkpoint: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
         """Read from a checkpoint or, if it cannot be read, from the best of the others."""
-        tried = [chosen]
+        tried = [checkpoint]
         while True:
             try:
                 return read(tried[-1])
             except UnreadableError as error:
                 log.warning("%s Another checkpoint is used.", error)
-                tried.append(self.best(without=tried))
+                tried.append(self.best(exclude=tried))
 
     def lock(self) -> AbstractContextManager[LockedFolder]:
-        """Keep every other process from training here, and write to the folder."""
+        """Lock the folder for training by this process; see `lock_folder`."""
         return lock_folder(self.path)
 
 
 def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
-    """A folder that holds a model, and the checkpoint to use; whatever is unusable is told by name."""
+    """Return the run folder at a path and the checkpoint to use. Raise ModelError if the model cannot be used."""
     path = Path(path)
     if path.is_file():
-        _refuse_pickle(path)
-        raise ModelError(f"{path} is a file. A model is a folder, the one that `regard train` wrote.")
+        _reject_pickle(path)
+        raise ModelError(f"{path} is a file. A model is a folder that `regard train` has written.")
     if not path.is_dir():
-        raise ModelError(f"There is no model at {path}. `regard train PRESET --out {path}` would train one.")
+        raise ModelError(f"There is no model at {path}. Train one with `regard train PRESET --out {path}`.")
     folder = RunFolder(path)
     if not folder.exists():
-        raise ModelError(f"{path} holds no model: there is no config.yaml in it.")
+        raise ModelError(f"{path} does not contain a model: it has no config.yaml.")
     try:
         settings = folder.settings()
     except ConfigError as error:
-        raise ModelError(f"{path} cannot be used with this version of regard. {error}") from None
+        raise ModelError(
+            f"{folder.config} does not have format {FORMAT}, which this version of regard reads. Train the model again "
+            f"with this version, in another folder. The first problem: {error}"
+        ) from None
     names = ["tokenizer.json"] if settings.tokenizer.shared else ["tokenizer.json", "tokenizer.target.json"]
     for name in names:
         if not (path / name).is_file():
-            raise ModelError(f"{path / name} is missing, and the model cannot read text without it. Copy it there.")
-    return folder, folder.first_readable(folder.best(), _checked)
+            raise ModelError(f"{path / name} is missing, and the model cannot encode text without it. Copy it there.")
+    return folder, folder.read_first_readable(folder.best(), _check_files)
 
 
-def _checked(checkpoint: Checkpoint) -> Checkpoint:
-    checkpoint.see_that_tokenizers_are_those_saved()
-    checkpoint.see_that_tensors_are_those_saved()
+def _check_files(checkpoint: Checkpoint) -> Checkpoint:
+    checkpoint.check_tokenizers()
+    checkpoint.check_shapes()
     return checkpoint
 
 
 def open_models(path: str | Path, *others: str | Path) -> list[tuple[RunFolder, Checkpoint]]:
-    """Folders whose models are to answer together: they must read and write the same tokens."""
-    first, *rest = [open_model(each) for each in (path, *others)]
+    """Open the models of an ensemble. Raise ModelError if their tokenizers differ."""
+    first, *rest = [open_model(model) for model in (path, *others)]
     for folder, _ in rest:
-        _refuse_other_tokens(first[0], folder)
+        _check_same_tokenizers(first[0], folder)
     return [first, *rest]
 
 
-def _refuse_other_tokens(one: RunFolder, other: RunFolder) -> None:
-    """Models whose tokenizers differ cannot answer together: a token of one would be another's something else."""
-    ours, theirs = ({file.name: file.read_bytes() for file in run.path.glob("tokenizer*")} for run in (one, other))
-    for name in sorted({*ours, *theirs}):
-        if ours.get(name) != theirs.get(name):
+def _check_same_tokenizers(first: RunFolder, other: RunFolder) -> None:
+    """Raise ModelError if the models use different vocabularies, so that token ids do not match."""
+    files, other_files = (
+        {file.name: file.read_bytes() for file in run.path.glob("tokenizer*")} for run in (first, other)
+    )
+    for name in sorted({*files, *other_files}):
+        if files.get(name) != other_files.get(name):
             raise ModelError(
-                f"{other.path / name} is not that of {one.path}: models that answer together must have the same "
-                "tokenizers. Train them on the same data with the same settings of the tokenizer."
+                f"{other.path / name} differs from that of {first.path}. The models of an ensemble must have the same "
+                "tokenizers: train them on the same data with the same tokenizer settings."
             )
 
 
 def locate(
     config: str | Path | Mapping[str, Any], out: str | Path | None
 ) -> tuple[str | Path | Mapping[str, Any], RunFolder]:
-    """Where the settings stand and in which folder to train: a run trains on in its own."""
+    """Return where to read the settings, and the folder to train in. A run is resumed in its own folder."""
     if isinstance(config, Mapping):
         if out is None:
-            raise ConfigError("Settings given as a mapping need a folder to train in: out='runs/…'.")
+            raise ConfigError("Settings passed as a mapping need a folder to train in: out='runs/…'.")
         return config, RunFolder(Path(out))
     path = Path(config)
-    if RunFolder(path).exists():
-        return RunFolder(path).config, RunFolder(Path(out) if out else path)
+    run = RunFolder(path)
+    if run.exists():
+        run.check_format()
+        return run.config, RunFolder(Path(out) if out else path)
     return config, RunFolder(Path(out) if out else Path("runs") / path.stem)
 
 
-def _refuse_pickle(path: Path) -> None:
+def _reject_pickle(path: Path) -> None:
     with path.open("rb") as handle:
         start = handle.read(4)
     if path.suffix in PICKLES or start.startswith((b"\x80", b"PK\x03\x04")):
         raise ModelError(
-            f"{path} looks like a pickle, which can run any code when it is loaded, and is refused. "
-            "Models are folders with safetensors files."
+            f"{path} looks like a pickle file. It is rejected, because loading a pickle can run arbitrary code. A "
+            "model is a folder with safetensors files."
         )

@@ -1,6 +1,5 @@
-"""The lock of a run folder: one process trains in it, and writes only while the folder is at its path."""
+"""The lock of a run folder: only one process trains in it, and it writes only while the folder is at its path."""
 
-import fcntl
 import os
 import stat
 import sys
@@ -17,7 +16,7 @@ LOCK = ".lock"
 
 @final
 class LockedFolder:
-    """A run folder that this process alone writes to."""
+    """A run folder that is locked by this process."""
 
     def __init__(self, path: Path, descriptor: int, lock: int) -> None:
         self.path = path
@@ -73,28 +72,30 @@ def lock_folder(path: Path) -> Iterator[LockedFolder]:
 
 
 def _acquire(path: Path, lock: int) -> None:
-    found = os.fstat(lock)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    from filelock import lock_descriptor
+
+    status = os.fstat(lock)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise ModelError(
             f"{path / LOCK} is a link or a special file, and writing to it could change a file elsewhere. Remove it."
         )
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock_descriptor(lock, blocking=False):
         content = os.read(lock, 32).decode("ascii", "replace").strip()
         holder = content if content.isdigit() else "unknown"
         raise RunInUseError(
-            f"{path} is in use: process {holder} trains there. Wait for it, stop it with `kill {holder}` (it saves its "
-            "state), or choose another folder with --out."
-        ) from None
+            f"{path} is in use: process {holder} is training there. Wait for it, stop it with `kill {holder}` (it "
+            "saves its state), or choose another folder with --out."
+        )
     os.ftruncate(lock, 0)
     os.write(lock, str(os.getpid()).encode())
 
 
 def _current_path(descriptor: int) -> Path | None:
-    """The path of an open directory, if the system provides it."""
+    """Return the path of an open directory, if the system provides it."""
     try:
         if sys.platform == "darwin":
+            import fcntl
+
             return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
         return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     except OSError:

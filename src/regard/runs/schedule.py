@@ -13,15 +13,15 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Segment:
-    """From `step` on, at `position`, the schedule advances evenly and ends at the step `end`."""
+    """A linear part of a schedule, from `position` at `step` to the end of the schedule at the step `end`."""
 
     step: int
     position: float
     end: int
     thinning: int = 1
-    """Only every n-th validation takes place."""
+    """Only every n-th validation is run."""
     threads: int | None = None
-    """CPU threads, where they are fewer than the settings allow."""
+    """The number of CPU threads, if it is lower than in the settings."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Schedule:
 
     @classmethod
     def of(cls, length: int, end: int | None = None) -> Self:
-        """A schedule of one segment, which takes `end` steps (by default one for each position)."""
+        """Build a schedule of one segment with `end` steps (by default one for each position)."""
         return cls(length, (Segment(0, 0.0, end or length),))
 
     @property
@@ -42,11 +42,11 @@ class Schedule:
 
     @property
     def end(self) -> int:
-        """The number of steps, unless the schedule is revised."""
+        """The last step, unless the schedule is revised."""
         return self.current.end
 
     def position(self, step: int) -> float:
-        """The position of a run in the schedule after `step` steps."""
+        """Return the position in the schedule after `step` steps."""
         segment = self._segment(step)
         if step >= segment.end:
             return float(self.length)
@@ -61,17 +61,17 @@ class Schedule:
         return self.reaches(step, every * self._segment(step).thinning)
 
     def validations_after(self, step: int, every: int) -> int:
-        """How many validations follow a step, the last one included."""
+        """Return the number of validations after a step, including the last one."""
         return -(-self.length // every) - int(self.position(step) // every)
 
     def revised(self, step: int, **changes: Any) -> Self:
-        """The same schedule up to `step`, followed by a segment with these changes."""
+        """Return the same schedule up to `step`, followed by a segment with these changes."""
         segment = replace(self.current, step=step, position=self.position(step), **changes)
         kept = self.segments if step > self.current.step else self.segments[:-1]
         return replace(self, segments=(*kept, segment))
 
     def _segment(self, step: int) -> Segment:
-        """The segment that leads to a step: a revision after step n applies from n + 1 on."""
+        """Return the segment of a step: a revision after step n applies from step n + 1."""
         return next((segment for segment in reversed(self.segments) if segment.step < step), self.segments[0])
 
     def to_json(self) -> dict[str, Any]:

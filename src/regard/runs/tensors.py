@@ -13,36 +13,35 @@ from regard.runs.folder import Checkpoint, UnreadableError
 
 
 def read_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
-    """The tensors in a file of a checkpoint."""
+    """Read the tensors in a file of a checkpoint."""
     path = checkpoint.path / name
     try:
-        # Read by Python: a read error of a mapped file would end the process.
+        # Not memory-mapped: a read error of a mapped file would kill the process.
         return deserialize(path.read_bytes())
     except OSError as error:
         raise UnreadableError(path, error) from None
     except SafetensorError as error:
-        raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
+        raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
 
 
 def check_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], path: Path) -> None:
     """Raise ModelError, with the name of the tensor, unless each has its dtype and only finite values."""
     for name, tensor in tensors.items():
         if tensor.dtype != dtypes[name]:
-            found, expected = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, dtypes[name]))
+            dtype, expected = (str(entry).removeprefix("torch.") for entry in (tensor.dtype, dtypes[name]))
             raise ModelError(
-                f"{path}: the tensor {name} has the type {found} and must have {expected}. Copy the file again from "
-                "where it was trained."
+                f"{path}: the tensor {name} has dtype {dtype}, expected {expected}. Copy the file again from the "
+                "original run folder."
             )
     broken = first_not_finite(tensors)
     if broken is not None:
         raise ModelError(
-            f"{path}: the tensor {broken} contains NaN or infinity, and the model cannot be used. Copy the file again "
-            "from where it was trained."
+            f"{path}: the tensor {broken} contains NaN or infinity. Copy the file again from the original run folder."
         )
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor in which a number is not finite."""
+    """Return the name of the first tensor with a value that is not finite, if any."""
     if not tensors:
         return None
     finite = [tensor.isfinite().all() for tensor in tensors.values()]

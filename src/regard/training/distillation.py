@@ -15,7 +15,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.runs import checkpoints
 from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder, open_models
-from regard.runs.settings import RunSettings, LossWeights
+from regard.runs.settings import LossWeights, RunSettings
 
 log = logging.getLogger(__name__)
 

@@ -56,7 +56,8 @@ def run_steps(state: TrainingState, events: EventLog, display: ProgressDisplay, 
     training, progress = state.settings.training, state.progress
     display.print(describe_start(state))
     display.start(progress.schedule.end, progress.step)
-    progress.average_tried = progress.average_tried and state.is_finished  # an extended run averages its new last checkpoints
+    # An extended run averages its new last checkpoints.
+    progress.average_tried = progress.average_tried and state.is_finished
     since, tokens = time.monotonic(), 0
     while not state.is_finished:
         _meet_deadline(state, events, display)

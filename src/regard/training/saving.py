@@ -20,7 +20,8 @@ def validate_model(state: TrainingState, events: EventLog, display: ProgressDisp
     if improved:
         progress.validations_since_best = progress.plateau_validations = 0
         return
-    progress.validations_since_best, progress.plateau_validations = progress.validations_since_best + 1, progress.plateau_validations + 1
+    progress.validations_since_best += 1
+    progress.plateau_validations += 1
     if training.decay == "plateau" and progress.plateau_validations >= training.plateau_patience:
         progress.plateau_validations, progress.lr_reductions = 0, progress.lr_reductions + 1
 

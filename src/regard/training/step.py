@@ -30,7 +30,9 @@ def take_step(state: TrainingState) -> tuple[float, int]:
         state.gradient = GraphedGradient(state.model, objective)
     random, out_of_memory = checkpoints.get_random_state(state.device), False
     try:
-        loss_, tokens = compute_gradients(state.compiled, objective, batches, state.progress.micro_batches, state.gradient)
+        loss_, tokens = compute_gradients(
+            state.compiled, objective, batches, state.progress.micro_batches, state.gradient
+        )
     except RuntimeError as error:
         out_of_memory = is_out_of_memory(error)
         if not out_of_memory:
