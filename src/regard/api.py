@@ -248,9 +248,9 @@ class Model:
             batch_size: Texts that are processed together.
             attention: Whether to record attention weights. Without them, prediction is faster.
             search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
-                and constraints: `prefix`, the start of the prediction; `must_say`, a list of phrases that it must
+                and constraints: `prefix`, the start of the prediction; `must_contain`, a list of phrases that it must
                 contain; `banned`, a list of phrases that it must not contain. For a list of texts, `prefix` and
-                `must_say` are lists with an item for each text.
+                `must_contain` are lists with an item for each text.
 
         Returns:
             A prediction, or a list of predictions in the order of the texts. If `nbest` is above 1, the others are the
@@ -260,15 +260,15 @@ class Model:
         >>> model.predict(["3 mai 2009", "May 3, 2009"], prefix=["20", ""])
         """
         if isinstance(source, str):
-            for name in ("prefix", "must_say"):
+            for name in ("prefix", "must_contain"):
                 if name in search:
                     search[name] = [search[name]]
             return self.predict([source], attention=attention, **search)[0]
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}, but must be at least 1.")
         texts = _check_texts("source", source)
-        constraints = Constraints(search.pop("prefix", ()), search.pop("must_say", ()), search.pop("banned", ()))
-        for name, values in (("prefix", constraints.prefixes), ("must_say", constraints.phrases)):
+        constraints = Constraints(search.pop("prefix", ()), search.pop("must_contain", ()), search.pop("banned", ()))
+        for name, values in (("prefix", constraints.prefixes), ("must_contain", constraints.phrases)):
             if values and len(values) != len(texts):
                 raise ConfigError(f"{name}: there are {len(values)} values for {len(texts)} texts. Pass one for each.")
         options = resolve(SearchSettings, search, {})

@@ -111,7 +111,7 @@ def test_search_settings_are_checked_before_the_model_is_loaded(
 
 @pytest.mark.parametrize("options", [[], ["--beam", "4"]], ids=["greedy", "beam"])
 def test_predictions_satisfy_constraints(cli: Run, small_run: RunFolder, options: list[str]) -> None:
-    constraints = ["--prefix", "20", "--must-say=-05-", "--must-say", "777", "--banned", "9"]
+    constraints = ["--prefix", "20", "--must-contain=-05-", "--must-contain", "777", "--banned", "9"]
     done = cli("predict", small_run.path, *options, *constraints, stdin="3 mai 2009\n\nMay 3, 2009\n")
     assert done.returncode == 0, done.stderr
     first, empty, second = done.stdout.splitlines()
@@ -124,9 +124,9 @@ def test_predictions_satisfy_constraints(cli: Run, small_run: RunFolder, options
 
 
 def test_a_phrase_outside_the_vocabulary_is_rejected(cli: Run, small_run: RunFolder) -> None:
-    done = cli("predict", small_run.path, "--must-say", "2009年", "3 mai 2009")
+    done = cli("predict", small_run.path, "--must-contain", "2009年", "3 mai 2009")
     assert done.returncode == 2
-    assert "must_say: the model's vocabulary lacks part of '2009年'" in done.stderr
+    assert "must_contain: the model's vocabulary lacks part of '2009年'" in done.stderr
 
 
 def test_ensembles_average_the_probabilities_of_their_models(

@@ -149,7 +149,7 @@ def test_alternatives_are_sorted_distinct_and_scored_by_the_model(model: regard.
 @pytest.mark.parametrize("search", [{}, {"beam": 3}, {"sample": True}])
 def test_every_strategy_satisfies_constraints(model: regard.Model, search: dict[str, int | bool]) -> None:
     assert model.predict("3 mai 2009", prefix="19", **search).text.startswith("19")
-    first, _ = model.predict(["3 mai 2009", "x"], must_say=[["777", "-4"], []], **search)
+    first, _ = model.predict(["3 mai 2009", "x"], must_contain=[["777", "-4"], []], **search)
     assert "777" in first.text
     assert "-4" in first.text
     predictions = model.predict(TEXTS, banned=["0", "1-"], **search)

@@ -30,7 +30,7 @@ Examples:
   tail -f dates.txt | regard predict runs/dates
   regard predict runs/dates --beam 5 --nbest 3 "3 mai 2009"
   regard predict runs/dates --set sample=true --set temperature=0.8 --nbest 5 "3 mai 2009"
-  regard predict runs/dates --beam 5 --prefix 20 --must-say -05- --banned 1999 "3 mai 2009"
+  regard predict runs/dates --beam 5 --prefix 20 --must-contain -05- --banned 1999 "3 mai 2009"
   regard predict runs/dates --json --attention "3 mai 2009"
   regard predict runs/one --with runs/other --beam 5 < dates.txt"""
 
@@ -46,7 +46,7 @@ Examples:
 )
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting, listed above.")
 @click.option("--prefix", metavar="TEXT", help="Start every prediction with TEXT.")
-@click.option("--must-say", metavar="PHRASE", multiple=True, help="Force every prediction to contain PHRASE.")
+@click.option("--must-contain", metavar="PHRASE", multiple=True, help="Force every prediction to contain PHRASE.")
 @click.option("--banned", metavar="PHRASE", multiple=True, help="Prevent predictions from containing PHRASE.")
 @ensemble_option
 @click.option(
@@ -62,7 +62,7 @@ def command(
     nbest: int,
     settings: tuple[str, ...],
     prefix: str | None,
-    must_say: tuple[str, ...],
+    must_contain: tuple[str, ...],
     banned: tuple[str, ...],
     others: tuple[str, ...],
     batch_size: int,
@@ -95,7 +95,11 @@ def command(
     truncated, texts_with_unknown, unknown = 0, 0, dict[str, None]()
     # A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded.
     for chunk in read_chunks(lines, 16 * batch_size):
-        constraints = {"prefix": [prefix or ""] * len(chunk), "must_say": [must_say] * len(chunk), "banned": banned}
+        constraints = {
+            "prefix": [prefix or ""] * len(chunk),
+            "must_contain": [must_contain] * len(chunk),
+            "banned": banned,
+        }
         for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, **constraints, **search):
             texts_with_unknown += bool(best.unknown)
             if len(unknown) <= MAX_UNKNOWN:

@@ -161,7 +161,10 @@ class Predictor:
     def _tokenize_constraints(self, constraints: Constraints) -> "_TokenizedConstraints":
         return _TokenizedConstraints(
             self._tokenize_required("prefix", constraints.prefixes),
-            [[ids for ids in self._tokenize_required("must_say", phrases) if ids] for phrases in constraints.phrases],
+            [
+                [ids for ids in self._tokenize_required("must_contain", phrases) if ids]
+                for phrases in constraints.phrases
+            ],
             tuple(tuple(phrase) for phrase in self.tokenizers.target.ids(constraints.banned) if phrase),
         )
 
