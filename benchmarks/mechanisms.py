@@ -10,6 +10,7 @@ Runs are stored in runs/mechanisms and reused.
 import argparse
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -100,14 +101,20 @@ def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[st
     lines = [
         "# Attention mechanisms",
         "",
-        "Attention is a soft dictionary lookup: a **score** compares the query with each key, a **scope** masks "
-        "positions, and a **selection** turns scores into weights. A published mechanism is a combination of the three "
-        "(and of heads). `regard mechanisms` lists them, `model.attention=NAME` trains one, and each part can be "
-        "changed separately: `model.attention.score=cosine`.",
+        textwrap.fill(
+            "Attention is a soft dictionary lookup: a **score** compares the query with each key, a **scope** masks "
+            "positions, and a **selection** turns scores into weights. A published mechanism is a combination of the "
+            "three (and of heads). `regard mechanisms` lists them, `model.attention=NAME` trains one, and each part "
+            "can be changed separately: `model.attention.score=cosine`.",
+            100,
+        ),
         "",
-        f"Each was trained on `dates` for the {settings.training.steps} steps of the preset, except where the last "
-        "column changes a setting, and scored on 1,000 unseen dates. Entropy is that of the attention weights of a "
-        f"target token, in nats. The rows of a map are the output tokens, the columns are “{SENTENCE}”.",
+        textwrap.fill(
+            f"Each was trained on `dates` for the {settings.training.steps} steps of the preset, except where the last "
+            "column changes a setting, and scored on 1,000 unseen dates. Entropy is that of the attention weights of a "
+            f"target token, in nats. The rows of a map are the output tokens, the columns are “{SENTENCE}”.",
+            100,
+        ),
         "",
         "`python benchmarks/mechanisms.py --gallery docs/mechanisms.md` writes this page.",
         "",

@@ -1,4 +1,4 @@
-"""JSON that any parser reads."""
+"""Standard JSON: no NaN and no infinity."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import pytest
 from regard.formatting import to_json
 
 
-def test_a_number_that_is_not_finite_becomes_null() -> None:
+def test_nan_and_infinity_become_null() -> None:
     value = {"score": -math.inf, "attention": [[0.5, math.nan], (math.inf, 1)], "text": "3 mai", "none": None}
     text = to_json(value)
     assert json.loads(text, parse_constant=pytest.fail) == {
@@ -19,7 +19,7 @@ def test_a_number_that_is_not_finite_becomes_null() -> None:
     }
 
 
-def test_all_else_is_as_json_has_it() -> None:
+def test_finite_values_are_serialized_as_by_the_standard_library() -> None:
     value = {"a": [1, 2.5, True, None], "b": "漢\n"}
     assert to_json(value) == json.dumps(value)
     assert to_json(value, ensure_ascii=False, indent=1) == json.dumps(value, ensure_ascii=False, indent=1)

@@ -1,4 +1,4 @@
-"""regard: sequence-to-sequence learning with attention. Train it, run it fast, and see what it attends to."""
+"""regard: sequence-to-sequence learning with attention. Train models, run them fast, and inspect their attention."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from regard.recurrent.modules import GRU, LSTM, RNN
 
 
-_HOMES = {
+_MODULES = {
     "ArgumentTypeError": "regard.errors",
     "Attention": "regard.attention.attention",
     "ConfigError": "regard.errors",
@@ -60,7 +60,7 @@ _HOMES = {
     "sinusoidal_positions": "regard.attention.positions",
     "train": "regard.api",
 }
-"""Where each public name lives; it is imported when first used, so that `import regard` needs no torch."""
+"""The module of each public name. It is imported on first use, so that `import regard` does not import torch."""
 
 __all__ = [
     "GRU",
@@ -95,9 +95,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'regard' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -1,13 +1,12 @@
-"""Settings: read from presets, files and overrides, validated, with messages that name the key and the fix.
+"""Settings: read presets, files and overrides, and validate them. Messages name the key, the problem and the remedy.
 
-Every room of the house describes what may be set in it as `Settings` classes in its `settings.py`;
-none of those files imports torch, so a typo is answered before any data is read or device touched.
-A choice between several things is a union discriminated by `kind`, and a bare name is shorthand:
-`score: additive` means `score: {kind: additive}`.
+Each package declares its settings as `Settings` classes in its `settings.py`. These files do not import torch, so a
+typo is reported before data is read or a device is initialized. A choice is a union discriminated by `kind`, and a bare
+name is shorthand: `score: additive` means `score: {kind: additive}`.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args, get_origin
@@ -26,56 +25,56 @@ S = TypeVar("S", bound="Settings")
 
 
 class Settings(BaseModel):
-    """The base of every group of settings: frozen, and unknown keys are errors."""
+    """Base class of all settings: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def absolute(self) -> Self:
-        """The same settings with absolute paths, so that they mean the same in any folder."""
+        """Return the settings with absolute paths, so that they are valid in any working directory."""
         return self.model_copy(update={name: value.absolute() for name, value in self if isinstance(value, Settings)})
 
 
-def _spell_out(value: Any) -> Any:
+def _expand_name(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-BY_NAME = BeforeValidator(_spell_out)
-"""Put on a choice, lets users write its bare name."""
+BY_NAME = BeforeValidator(_expand_name)
+"""Annotation of a choice that also accepts its bare name."""
 
 _YAML = {".yaml", ".yml"}
 
-MAY_CHANGE_ON_RESUME: JsonDict = {"harmless": True}
+MAY_CHANGE_ON_RESUME: JsonDict = {"may_change_on_resume": True}
 """`json_schema_extra` of a field that may change when a run is resumed."""
 
 
 def resolve(schema: type[S], source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> S:
-    """The settings in a preset, a file or a mapping, with dotted-key overrides on top.
+    """Return the settings of a preset, a file or a mapping, with dotted-key overrides applied.
 
-    The source is validated first and by itself, so that an error in a file is told with its line and an
-    error in an override with the override.
+    The source is validated before the overrides are applied, so that an error in a file is reported with its line and
+    an error in an override with the override.
     """
     lines: dict[Path_, int] = {}
     if isinstance(source, Mapping):
-        tree, name = dict(source), "the given settings"
+        tree, name = dict(source), "settings"
     else:
-        tree, lines = read_yaml(find(source))
+        tree, lines = read_yaml(find_config(source))
         name = str(source)
-    base = _validate(schema, tree, lambda key: _place(name, lines, key))
+    base = _validate(schema, tree, lambda key: _location(name, lines, key))
     if not overrides:
         return base
     tree = base.model_dump(mode="json")
     for key, value in overrides.items():
-        if _passes_a_shorthand(tree, key):  # a shorthand given just before: spell it out first
-            tree = _validate(schema, tree, lambda path: _blame(overrides, path)).model_dump(mode="json")
+        if _passes_a_shorthand(tree, key):  # an earlier override set a shorthand: expand it first
+            tree = _validate(schema, tree, lambda path: _find_override(overrides, path)).model_dump(mode="json")
         _assign(tree, key, value)
-    return _validate(schema, tree, lambda key: _blame(overrides, key))
+    return _validate(schema, tree, lambda key: _find_override(overrides, key))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
     """`training.steps=500` → ("training.steps", 500); the value is read as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"'{text}' is no setting: write key=value, for example training.steps=500.")
+        raise ConfigError(f"'{text}' is not a setting. Write key=value, for example training.steps=500.")
     try:
         return key.strip(), yaml.safe_load(value) if value else ""
     except yaml.YAMLError:
@@ -83,22 +82,22 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def presets() -> dict[str, str]:
-    """The name of every preset, with the line that it says of itself."""
-    found = {}
+    """Return the description of each preset by name."""
+    descriptions = {}
     for entry in sorted((resources.files("regard") / "presets").iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".yaml"):
-            found[entry.name.removesuffix(".yaml")] = str(yaml.safe_load(entry.read_text("utf-8"))["about"])
-    return found
+            descriptions[entry.name.removesuffix(".yaml")] = str(yaml.safe_load(entry.read_text("utf-8"))["about"])
+    return descriptions
 
 
-def find(source: str | Path) -> Path:
-    """The file behind a preset's name or a path."""
+def find_config(source: str | Path) -> Path:
+    """Return the file of a preset name or a path."""
     path = Path(source)
     if path.suffix in _YAML or path.exists():
         if path.is_dir():
-            raise ConfigError(f"{path} is a folder without a config.yaml: it holds no run.")
+            raise ConfigError(f"{path} is not a run folder: it has no config.yaml.")
         if not path.exists():
-            raise ConfigError(f"There is no file {path}. Presets are listed by `regard presets`.")
+            raise ConfigError(f"There is no file {path}. Check the path, or list the presets with `regard presets`.")
         return path
     preset = Path(str(resources.files("regard") / "presets" / f"{source}.yaml"))
     if not preset.exists():
@@ -110,7 +109,7 @@ def find(source: str | Path) -> Path:
 
 
 def read_yaml(path: Path) -> tuple[Tree, dict[Path_, int]]:
-    """A YAML mapping, and the line on which each of its keys stands."""
+    """Read a YAML mapping → (mapping, line number of each key)."""
     try:
         text = path.read_text("utf-8")
         node = yaml.compose(text)
@@ -130,7 +129,7 @@ def read_yaml(path: Path) -> tuple[Tree, dict[Path_, int]]:
 
 
 def _data_hint(path: Path) -> str:
-    """How to train on a data file that was given in place of settings; empty for a YAML file."""
+    """Explain how to train on a data file that was passed instead of settings; empty for a YAML file."""
     if path.suffix in _YAML:
         return ""
     return f" To train on data, use --pairs {path}, or --source and --target with two parallel files."
@@ -148,7 +147,7 @@ def to_yaml(settings: Settings) -> str:
 
 
 def flatten(settings: Settings, prefix: str = "") -> dict[str, Any]:
-    """Every setting under its dotted key."""
+    """Return every setting by dotted key."""
     flat: dict[str, Any] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -160,24 +159,24 @@ def flatten(settings: Settings, prefix: str = "") -> dict[str, Any]:
 
 
 def differences(before: Settings, after: Settings) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys that differ in a way that matters, with both values."""
+    """Return both values of each setting that differs, by dotted key, without those that may change on resume."""
     old, new = flatten(before), flatten(after)
-    harmless = set(_harmless(before)) | set(_harmless(after))
-    keys = [key for key in {**old, **new} if key not in harmless]
+    may_change = set(_keys_that_may_change(before)) | set(_keys_that_may_change(after))
+    keys = [key for key in {**old, **new} if key not in may_change]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def _harmless(settings: Settings, prefix: str = "") -> Iterator[str]:
+def _keys_that_may_change(settings: Settings, prefix: str = "") -> Iterator[str]:
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, Settings):
-            yield from _harmless(value, f"{prefix}{name}.")
+            yield from _keys_that_may_change(value, f"{prefix}{name}.")
         if field.json_schema_extra == MAY_CHANGE_ON_RESUME:
             yield f"{prefix}{name}"
 
 
 def _passes_a_shorthand(tree: Tree, key: str) -> bool:
-    """Whether the path to a key leads through a shorthand (a bare name or a list) instead of a mapping."""
+    """Whether the path to a key contains a shorthand (a bare name or a list) instead of a mapping."""
     node: Any = tree
     for name in key.split(".")[:-1]:
         node = node.get(name)
@@ -187,13 +186,13 @@ def _passes_a_shorthand(tree: Tree, key: str) -> bool:
 
 
 def _assign(tree: Tree, key: str, value: Any) -> None:
-    """Put a value under a dotted key; what is not yet a mapping on the way becomes one.
+    """Set the value of a dotted key. Anything on its path that is not a mapping is replaced by one.
 
-    Another `kind` has other settings, and starts from its own.
+    Changing a `kind` removes the other settings of the group, because they belong to the old kind.
     """
-    *way, last = key.split(".")
+    *parents, last = key.split(".")
     node = tree
-    for name in way:
+    for name in parents:
         child = node.get(name)
         if not isinstance(child, dict):
             child = node[name] = {}
@@ -203,59 +202,60 @@ def _assign(tree: Tree, key: str, value: Any) -> None:
     node[last] = copy.deepcopy(value)
 
 
-def _validate(schema: type[S], tree: Tree, place: Any) -> S:
+def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
-        problems = [_explain(schema, tree, detail, place) for detail in error.errors()]
+        problems = [_explain(schema, tree, detail, locate) for detail in error.errors()]
         rest = len(problems) - 3
         more = [f"(and {rest} more)"] if rest > 0 else []
         raise ConfigError("\n".join(problems[:3] + more)) from None
 
 
-def _explain(schema: type[Settings], tree: Tree, detail: ErrorDetails, place: Any) -> str:
-    """One validation error as a sentence: the key, what is wrong, and the remedy."""
-    path, owner = _locate(schema, detail["loc"])
+def _explain(schema: type[Settings], tree: Tree, detail: ErrorDetails, locate: Callable[[Path_], str]) -> str:
+    """Describe a validation error: the key, the problem and the remedy."""
+    path, owner = _find_owner(schema, detail["loc"])
     key = ".".join(map(str, path))
-    where = place(path)
+    where = locate(path)
     match detail["type"]:
         case "extra_forbidden":
             near = _suggest(str(path[-1]), owner.model_fields, _dotted_keys(schema, tree))
-            return f"{where}: there is no setting '{key}'.{near} Known here: {', '.join(owner.model_fields)}."
+            return f"{where}: unknown setting '{key}'.{near} Available: {', '.join(owner.model_fields)}."
         case "missing":
-            return f"{where}: the setting '{key}' is needed. Give it, for example with {key}=VALUE."
+            return f"{where}: the setting '{key}' is required. Set it, for example with {key}=VALUE."
         case "union_tag_invalid":
             names = [name.strip(" '") for name in detail["ctx"]["expected_tags"].split(",")]
-            wrong = detail["ctx"]["tag"]
-            return f"{where}: {key} cannot be '{wrong}'.{did_you_mean(wrong, names)} Known: {', '.join(names)}."
+            value = detail["ctx"]["tag"]
+            near = did_you_mean(value, names)
+            return f"{where}: '{value}' is not a valid {key}.{near} Available: {', '.join(names)}."
         case "union_tag_not_found":
-            return f"{where}: {key} must say which `kind` it is."
+            return f"{where}: {key} has no `kind`. Set {key}.kind."
         case "literal_error":
             names = [name.strip(" '") for name in detail["ctx"]["expected"].replace(" or ", ",").split(",")]
-            wrong, key = detail["input"], key.removesuffix(".kind")
-            near = did_you_mean(str(wrong), names)
-            return f"{where}: {key} cannot be {_describe(wrong)}.{near} Known: {', '.join(names)}."
+            value, key = detail["input"], key.removesuffix(".kind")
+            near = did_you_mean(str(value), names)
+            return f"{where}: {_describe(value)} is not a valid {key}.{near} Available: {', '.join(names)}."
         case "value_error":
             return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']}"
         case _:
             return f"{where}: {key} = {_describe(detail['input'])}: {detail['msg'].lower()}."
 
 
-_MOST_SUGGESTED = 3
+_MAX_SUGGESTIONS = 3
 
 
-def _suggest(name: str, beside: Iterable[str], keys: Iterable[str]) -> str:
+def _suggest(name: str, siblings: Iterable[str], keys: Iterable[str]) -> str:
     """Suggest names for an unknown one: the same name in another group, else a similar name in this group, else a
     similar name in another group.
     """
     groups: dict[str, list[str]] = {}
     for key in sorted(keys, key=lambda key: key.count(".")):
         groups.setdefault(key.rpartition(".")[2], []).append(key)
-    if name not in groups and (near := nearest(name, beside)):
-        meant = [near]
+    if name not in groups and (near := nearest(name, siblings)):
+        suggestions = [near]
     else:
-        meant = groups.get(nearest(name, groups) or "", [])[:_MOST_SUGGESTED]
-    return f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+        suggestions = groups.get(nearest(name, groups) or "", [])[:_MAX_SUGGESTIONS]
+    return f" Did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else ""
 
 
 def _dotted_keys(schema: type[Settings], tree: Any, prefix: str = "") -> Iterator[str]:
@@ -276,31 +276,31 @@ def _dotted_keys(schema: type[Settings], tree: Any, prefix: str = "") -> Iterato
         yield from _dotted_keys(chosen, value, f"{prefix}{name}.")
 
 
-def _locate(schema: type[Settings], loc: Path_) -> tuple[Path_, type[Settings]]:
-    """The user's path to an error, without the union tags, and the class that owns its last key."""
+def _find_owner(schema: type[Settings], loc: Path_) -> tuple[Path_, type[Settings]]:
+    """Return the path to an error as the user writes it, without union tags, and the class that has its last key."""
     path: list[str | int] = []
     owner: type[Settings] = schema
-    here: Any = schema
+    annotation: Any = schema
     for part in loc:
-        if isinstance(part, int):  # a place in a list, whose annotation holds for each
+        if isinstance(part, int):  # an index of a list, whose annotation applies to every element
             path.append(part)
             continue
-        alternatives = dict(_alternatives(here))
+        alternatives = dict(_alternatives(annotation))
         if part in alternatives:
-            here = alternatives[part]
+            annotation = alternatives[part]
             continue
         if None in alternatives:
-            here = alternatives[None]
-        if isinstance(here, type) and issubclass(here, Settings):
-            owner = here
-            field = here.model_fields.get(str(part))
-            here = field.annotation if field else None
+            annotation = alternatives[None]
+        if isinstance(annotation, type) and issubclass(annotation, Settings):
+            owner = annotation
+            field = annotation.model_fields.get(str(part))
+            annotation = field.annotation if field else None
         path.append(part)
     return tuple(path), owner
 
 
 def _alternatives(annotation: Any) -> Iterator[tuple[str | None, type[Settings]]]:
-    """The settings classes in an annotation, each under its `kind` (None where it has none)."""
+    """Yield the settings classes in an annotation, each with its `kind`, and with None."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         kind = annotation.model_fields.get("kind")
         tag = get_args(kind.annotation)[0] if kind and get_origin(kind.annotation) is Literal else None
@@ -310,22 +310,22 @@ def _alternatives(annotation: Any) -> Iterator[tuple[str | None, type[Settings]]
         yield from _alternatives(part)
 
 
-def _place(name: str, lines: dict[Path_, int], path: Path_) -> str:
+def _location(name: str, lines: dict[Path_, int], path: Path_) -> str:
     for end in range(len(path), 0, -1):
         if path[:end] in lines:
             return f"{name}:{lines[path[:end]]}"
     return name
 
 
-def _blame(overrides: Mapping[str, Any], path: Path_) -> str:
-    """The override that an error is owed to, or the settings as a whole."""
+def _find_override(overrides: Mapping[str, Any], path: Path_) -> str:
+    """Return the override that caused an error; if it is not a single one, say so."""
     key = ".".join(map(str, path))
-    owed = [name for name in overrides if name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.")]
-    if not owed:
-        return "The settings do not fit together"
-    name = max(owed, key=len)
+    causes = [name for name in overrides if name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.")]
+    if not causes:
+        return "The settings are inconsistent"
+    name = max(causes, key=len)
     return f"{name}={overrides[name]}"
 
 
 def _describe(value: Any) -> str:
-    return "nothing" if value is None else repr(value)
+    return "null" if value is None else repr(value)

@@ -1,17 +1,17 @@
-"""Everything that regard raises on purpose, and the exit code of each at the command line.
+"""The exceptions of regard, and the exit code of each on the command line.
 
     RegardError
     ├── ConfigError        2   a setting is unknown, of the wrong type, or out of range; also a ValueError
     ├── ArgumentTypeError  2   an argument has the wrong type; also a TypeError
-    ├── DataError          3   a corpus or an input cannot be used as it is
-    ├── ModelError         4   a model folder is damaged, incomplete or from elsewhere
-    ├── DivergedError      5   the loss or a gradient is no longer a number
+    ├── DataError          3   a corpus or an input is invalid
+    ├── ModelError         4   a model folder is damaged, incomplete or incompatible
+    ├── DivergedError      5   the loss or a gradient is NaN or infinite
     ├── RunInUseError      6   another process trains in the same folder
     ├── ResourceError      7   out of disk space or memory
-    └── Interrupted       75   stopped by a signal, state saved
+    └── Interrupted       75   stopped by a signal; the state is saved
 
-Exit code 0 is success, 1 an answer that is "no" (a threshold missed), 2 also a usage error, 70 a bug.
-A message is one paragraph: what happened, where (file, line, key), and how to mend it.
+Exit code 0 is success, 1 a missed threshold, 2 also a usage error, 70 a bug.
+A message is one paragraph: what is wrong, where (file, line, key), and what to do.
 """
 
 import errno
@@ -19,7 +19,7 @@ from typing import ClassVar
 
 
 class RegardError(Exception):
-    """The root: `except regard.RegardError` catches all that regard raises on purpose."""
+    """Base class: `except regard.RegardError` catches every exception that regard raises on purpose."""
 
     exit_code: ClassVar[int] = 70
 
@@ -60,12 +60,12 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 def is_disk_failure(error: OSError) -> bool:
-    """Whether it is the disk that gave out, and not a wrong path or a permission."""
+    """Whether the disk failed or is full, as opposed to a wrong path or a missing permission."""
     return error.errno in _DISK
 
 
-def describe_disk_failure(error: OSError, place: object) -> tuple[str, str]:
-    """The problem and the remedy. An I/O error is not a full disk, and may occur while reading."""
+def describe_disk_failure(error: OSError, path: object) -> tuple[str, str]:
+    """Return the problem and the remedy. An I/O error is not a full disk, and may occur while reading."""
     if error.errno == errno.EIO:
-        return f"{error.filename or place} could not be read or written: {error.strerror}", "check the disk"
-    return f"{place} could not be written: {error.strerror}", "free some space"
+        return f"{error.filename or path} could not be read or written: {error.strerror}", "check the disk"
+    return f"{path} could not be written: {error.strerror}", "free some space"

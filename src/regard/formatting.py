@@ -15,32 +15,32 @@ up to three letters, which may differ in one; and the shortest prefix of a name 
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name that `word` is a misspelling or a prefix of, if any."""
+    """Return the name that `word` is a misspelling or a prefix of, if any."""
     known = list(names)
-    alike = get_close_matches(word, known, n=1, cutoff=_SIMILAR if len(word) > 3 else _SIMILAR_IF_SHORT)
-    longer = [name for name in known if len(word) >= _SHORTEST_PREFIX and name.startswith(word)]
-    return next(iter(alike + longer), None)
+    similar = get_close_matches(word, known, n=1, cutoff=_SIMILAR if len(word) > 3 else _SIMILAR_IF_SHORT)
+    completions = [name for name in known if len(word) >= _SHORTEST_PREFIX and name.startswith(word)]
+    return next(iter(similar + completions), None)
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """` Did you mean 'additive'?`, or nothing if no name is spelled alike."""
-    found = nearest(word, names)
-    return f" Did you mean '{found}'?" if found else ""
+    """Return ` Did you mean 'additive'?`, or an empty string if no name is similar."""
+    suggestion = nearest(word, names)
+    return f" Did you mean '{suggestion}'?" if suggestion else ""
 
 
 def quantity(number: int, noun: str) -> str:
-    """`1 line`, `1,234 lines`."""
+    """Format a number with its noun: `1 line`, `1,234 lines`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def short_path(path: str | Path) -> str:
-    """A path for messages: relative if it is below the current folder."""
+    """Format a path for messages: relative if it is below the working directory."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith(os.pardir) else relative
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table with aligned columns, the same on a terminal and in a pipe."""
+    """Format a table with aligned columns, the same on a terminal and in a pipe."""
     from rich.cells import cell_len
 
     lines = [header, *rows]
@@ -52,20 +52,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def to_json(value: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
-    """JSON that every parser reads. The standard has no NaN and no infinity: such a number becomes null."""
+    """Serialize to standard JSON, which has no NaN or infinity: they become null."""
     try:
         return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:  # rare, so it is faster not to check every number first
-        return json.dumps(_finite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+        return json.dumps(_replace_nonfinite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     match value:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {key: _finite(entry) for key, entry in value.items()}
+            return {key: _replace_nonfinite(entry) for key, entry in value.items()}
         case list() | tuple():
-            return [_finite(entry) for entry in value]
+            return [_replace_nonfinite(entry) for entry in value]
         case _:
             return value

@@ -1,5 +1,5 @@
-"""Each fast path against the float64 reference, outputs and gradients; and who takes which, so that a path that
-silently refuses is noticed.
+"""Outputs and gradients of each fast path equal those of the reference in float64. Each mechanism uses the expected
+path, so that a path that is silently rejected is noticed.
 """
 
 import pytest
@@ -36,16 +36,16 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 @pytest.mark.parametrize("mechanism", regard.mechanisms(), ids=lambda mechanism: mechanism.name)
-def test_every_mechanism_takes_the_path_it_should(mechanism: object) -> None:
+def test_every_mechanism_uses_the_expected_path(mechanism: object) -> None:
     name = mechanism.name  # type: ignore[attr-defined]
     attention = regard.Attention.named(name, 8, 8)
     parts = (attention.score, attention.scope, attention.select)
     expected = "fused" if name in FUSED else "chunked" if name in CHUNKED else "reference"
-    plan = dispatch.dispatch_attention(*parts, weights=False)
-    assert plan.path == expected
-    assert all(reason for reason in plan.refused.values())
+    chosen = dispatch.dispatch_attention(*parts, weights=False)
+    assert chosen.path == expected
+    assert all(reason for reason in chosen.rejected.values())
     assert dispatch.dispatch_attention(*parts, weights=True).path != "fused"
-    assert dispatch.dispatch_attention(*parts, weights=True).refused["fused"] == "its weights are requested"
+    assert dispatch.dispatch_attention(*parts, weights=True).rejected["fused"] == "the weights are requested"
 
 
 def count_fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -64,7 +64,7 @@ def count_fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", sorted(FUSED))
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (3, 7), (13, 5)])
-def test_the_fused_path_equals_the_reference(
+def test_fused_path_equals_the_reference(
     name: str, T: int, S: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = count_fused_calls(monkeypatch)
@@ -74,45 +74,45 @@ def test_the_fused_path_equals_the_reference(
     exact.load_state_dict(fast.state_dict())
     fast = fast.to(device, dtype)
     allowed = torch.arange(S) < torch.tensor([[S], [max(1, S - 2)], [0]])
-    given = [torch.randn(3, size, 24) for size in (T, S, S)]
-    for slots in given[1:]:
+    inputs = [torch.randn(3, size, 24) for size in (T, S, S)]
+    for slots in inputs[1:]:
         slots[~allowed] = torch.nan
-    pull = torch.randn(3, T, 24) / 10
+    d_context = torch.randn(3, T, 24) / 10
     results = []
     for model, kind in ((fast, dtype), (exact, torch.float64)):
-        place = device if model is fast else "cpu"
-        tensors = [tensor.to(place, kind, copy=True).requires_grad_() for tensor in given]
-        context, _ = model(*tensors, allowed=allowed.to(place), weights=model is exact)
-        (context * pull.to(place, kind)).sum().backward()
+        model_device = device if model is fast else "cpu"
+        tensors = [tensor.to(model_device, kind, copy=True).requires_grad_() for tensor in inputs]
+        context, _ = model(*tensors, allowed=allowed.to(model_device), weights=model is exact)
+        (context * d_context.to(model_device, kind)).sum().backward()
         results.append([context, *(tensor.grad for tensor in (*tensors, *model.parameters()))])
     assert len(calls) == 1
-    # Against the size of the whole, not of each number: some gradients are sums that cancel to nothing.
+    # Compare with the largest norm, not element by element: some gradients are sums that cancel out.
     scale = max(reference.norm() for reference in results[1])
-    rounding = 1e-5 if dtype == torch.float32 else 1e-13
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     for ours, reference in zip(*results, strict=True):
-        assert (ours.cpu().double() - reference).norm() <= rounding * scale
+        assert (ours.cpu().double() - reference).norm() <= tolerance * scale
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("largest", [1, 50, 10**9])
-def test_the_chunked_additive_score_equals_the_reference(heads: int, largest: int) -> None:
+@pytest.mark.parametrize("max_elements", [1, 50, 10**9])
+def test_chunked_additive_score_equals_the_reference(heads: int, max_elements: int) -> None:
     torch.manual_seed(0)
     query = torch.randn(2, heads, 5, 4, dtype=torch.float64, requires_grad=True)
     keys = torch.randn(2, heads, 7, 4, dtype=torch.float64, requires_grad=True)
     v = torch.randn(heads, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(2, heads, 5, 7, dtype=torch.float64)
-    expected = additive_score.reference(query, keys, v)
-    by_hand = (torch.tanh(query.unsqueeze(3) + keys.unsqueeze(2)) * v.view(1, heads, 1, 1, 4)).sum(-1)
-    torch.testing.assert_close(expected, by_hand)
-    found = additive_score.additive_scores(query, keys, v, largest)
-    torch.testing.assert_close(found, expected)
-    wanted = torch.autograd.grad((expected * weight).sum(), (query, keys, v))
-    for ours, reference in zip(torch.autograd.grad((found * weight).sum(), (query, keys, v)), wanted, strict=True):
+    expected = additive_score.reference_additive_scores(query, keys, v)
+    direct = (torch.tanh(query.unsqueeze(3) + keys.unsqueeze(2)) * v.view(1, heads, 1, 1, 4)).sum(-1)
+    torch.testing.assert_close(expected, direct)
+    actual = additive_score.additive_scores(query, keys, v, max_elements)
+    torch.testing.assert_close(actual, expected)
+    gradients = torch.autograd.grad((expected * weight).sum(), (query, keys, v))
+    for ours, reference in zip(torch.autograd.grad((actual * weight).sum(), (query, keys, v)), gradients, strict=True):
         torch.testing.assert_close(ours, reference)
 
 
-def test_a_long_memory_is_never_written_out_whole() -> None:
-    """The largest tensor that is saved for the way back is no larger than the inputs and the scores."""
+def test_chunked_additive_score_bounds_the_memory_for_the_backward_pass() -> None:
+    """The largest tensor that is saved for the backward pass is not larger than the inputs and the scores."""
     query = torch.randn(1, 1, 600, 64, requires_grad=True)
     keys = torch.randn(1, 1, 700, 64, requires_grad=True)
     v = torch.randn(1, 64, requires_grad=True)
@@ -128,7 +128,8 @@ def test_a_long_memory_is_never_written_out_whole() -> None:
     assert max(saved) <= 600 * 700
 
 
-def test_multi_head_attention_equals_torch() -> None:
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_multi_head_attention_equals_torch(with_weights: bool) -> None:
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(16, 4, batch_first=True)
     ours = regard.MultiHeadAttention(16, heads=4)
@@ -144,15 +145,14 @@ def test_multi_head_attention_equals_torch() -> None:
     query, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
     allowed = torch.arange(7) < torch.tensor([[7], [3]])
     expected, weights = theirs(query, memory, memory, key_padding_mask=~allowed, average_attn_weights=False)
-    for with_weights in (True, False):
-        found, shown = ours(query, memory, allowed=allowed, weights=with_weights)
-        torch.testing.assert_close(found, expected)
-    _, shown = ours(query, memory, allowed=allowed, weights=True)
-    torch.testing.assert_close(shown, weights)
+    output, our_weights = ours(query, memory, allowed=allowed, weights=with_weights)
+    torch.testing.assert_close(output, expected)
+    if with_weights:
+        torch.testing.assert_close(our_weights, weights)
     torch.testing.assert_close(ours(query)[0], theirs(query, query, query)[0])
 
 
-def test_dropout_falls_on_the_weights_in_training_alone() -> None:
+def test_dropout_applies_to_the_weights_only_in_training() -> None:
     torch.manual_seed(0)
     attention = regard.Attention(4, 4, score="dot", dropout=0.5)
     query, keys = torch.randn(1, 3, 4), torch.randn(1, 9, 4)
@@ -164,24 +164,24 @@ def test_dropout_falls_on_the_weights_in_training_alone() -> None:
     assert torch.equal(*(attention.eval()(query, keys, weights=False)[0] for _ in range(2)))
 
 
-def test_in_bfloat16_on_a_cpu_the_gradients_are_those_of_the_reference() -> None:
+def test_gradients_in_bfloat16_on_a_cpu_equal_those_in_float32() -> None:
     torch.manual_seed(0)
     attention = regard.MultiHeadAttention(model_size=16, heads=2)
     x = torch.randn(3, 7, 16)
     allowed = torch.arange(7) < torch.tensor([[7], [4], [0]])
-    found = []
-    for halved in (False, True):
+    gradients = []
+    for autocast in (False, True):
         attention.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=halved):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             output, _ = attention(x, allowed=allowed)
         output.float().square().sum().backward()
-        found.append(torch.cat([p.grad.flatten() for p in attention.parameters() if p.grad is not None]))
-    assert torch.linalg.norm(found[0] - found[1]) < 0.03 * torch.linalg.norm(found[0])
+        gradients.append(torch.cat([p.grad.flatten() for p in attention.parameters() if p.grad is not None]))
+    assert torch.linalg.norm(gradients[0] - gradients[1]) < 0.03 * torch.linalg.norm(gradients[0])
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_two_products_are_the_fused_kernel(masked: bool) -> None:
-    """They stand in for it on a GPU where a head is wide."""
+def test_reference_dot_product_attention_equals_the_fused_kernel(masked: bool) -> None:
+    """It replaces the fused kernel for wide heads on a GPU."""
     torch.manual_seed(0)
     query, keys, values = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 5, 6), torch.randn(2, 3, 5, 7)
     bias = torch.zeros(2, 1, 1, 5).masked_fill_(torch.rand(2, 1, 1, 5) < 0.4, -torch.inf) if masked else None

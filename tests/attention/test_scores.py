@@ -1,4 +1,4 @@
-"""Scores against numbers worked by hand."""
+"""Scores equal hand-computed values; errors name the argument and the remedy."""
 
 import math
 
@@ -17,7 +17,7 @@ def scores(attention: regard.Attention, past: Tensor | None = None) -> list[floa
     return values
 
 
-def test_worked_example_of_scaled_dot_products() -> None:
+def test_scaled_dot_products_of_a_worked_example() -> None:
     """Scores 112 and 96 with d = 64 become 14 and 12, and weights 0.88 and 0.12."""
     query = torch.ones(1, 1, 64)
     keys = torch.stack([torch.full((64,), 112 / 64), torch.full((64,), 96 / 64)]).unsqueeze(0)
@@ -70,11 +70,11 @@ def test_cosine() -> None:
     assert scores(attention) == pytest.approx([4 * 5 / math.sqrt(50), -4 * 2 / math.sqrt(5)])
 
 
-def test_location_depends_on_the_query_and_the_position_alone() -> None:
+def test_location_depends_only_on_the_query_and_the_position() -> None:
     attention = regard.Attention(2, 2, score={"kind": "location", "slots": 3})
     attention.load_state_dict({"score.positions.weight": torch.tensor([[[1.0, 1.0], [0.0, 2.0], [5.0, 5.0]]])})
     assert scores(attention) == pytest.approx([3.0, 4.0])
-    with pytest.raises(regard.DataError, match=r"addresses 3 slots, and this memory has 4.*larger `slots`"):
+    with pytest.raises(regard.DataError, match=r"supports 3 slots, but this memory has 4.*larger `slots`"):
         attention(QUERY, torch.randn(1, 4, 2))
 
 
@@ -95,7 +95,7 @@ def test_projected(scaled: bool, factor: float) -> None:
 
 
 @pytest.mark.parametrize("features", ["last", "sum"])
-def test_location_aware_sees_the_weights_before(features: str) -> None:
+def test_location_aware_uses_the_previous_weights(features: str) -> None:
     options = {"kind": "location_aware", "hidden": 1, "filters": 1, "reach": 1, "features": features}
     attention = regard.Attention(2, 2, score=options)
     attention.load_state_dict(
@@ -105,7 +105,7 @@ def test_location_aware_sees_the_weights_before(features: str) -> None:
             "score.place.weight": torch.tensor([[[0.5]]]),
         }
     )
-    # Before: 0.25 and 0.75. F ∗ a₋ = 0.25 and 10 · 0.25 + 0.75 = 3.25; half of it is added inside the tanh.
+    # Previous weights: 0.25 and 0.75. F ∗ a₋ = 0.25 and 10 · 0.25 + 0.75 = 3.25; half of it is added inside the tanh.
     expected = [2 * math.tanh(1.0 + 0.125), 2 * math.tanh(1.5 + 1.625)]
     assert scores(attention, torch.tensor([[[0.25, 0.75]]])) == pytest.approx(expected)
     prepared = attention.prepare(KEYS)
@@ -116,12 +116,12 @@ def test_location_aware_sees_the_weights_before(features: str) -> None:
     assert first.weights is not None
     assert second.weights is not None
     torch.testing.assert_close(first.past.weights_BHS, first.weights)
-    remembered = first.weights + second.weights if features == "sum" else second.weights
-    torch.testing.assert_close(second.past.weights_BHS, remembered)
+    expected_past = first.weights + second.weights if features == "sum" else second.weights
+    torch.testing.assert_close(second.past.weights_BHS, expected_past)
 
 
 class Distance(regard.Score):
-    """e = −γ ‖q − k‖²: a score of a user's own."""
+    """e = −γ ‖q − k‖²: a custom score."""
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, gamma: float = 1.0) -> None:
         super().__init__(query_size, key_size, heads)
@@ -135,47 +135,55 @@ class Distance(regard.Score):
         return -self.gamma * torch.cdist(self.split(query_BTD), prepared) ** 2
 
 
-def test_a_score_of_ones_own_is_one_small_class() -> None:
-    given = regard.Attention(2, 2, score=Distance(2, 2, gamma=0.5))
-    assert scores(given) == pytest.approx([-2.5, -5.0])
+def test_custom_score_is_passed_as_a_module_or_registered_by_name() -> None:
+    from_module = regard.Attention(2, 2, score=Distance(2, 2, gamma=0.5))
+    assert scores(from_module) == pytest.approx([-2.5, -5.0])
     regard.register_score("distance", Distance)
     by_name = regard.Attention(2, 2, score={"kind": "distance", "gamma": 0.5})
     assert scores(by_name) == pytest.approx([-2.5, -5.0])
-    with pytest.raises(regard.ConfigError, match="of regard's own"):
+    with pytest.raises(regard.ConfigError, match="built-in score"):
         regard.register_score("dot", Distance)
-    with pytest.raises(regard.ConfigError, match=r"nobody has registered it.*register_score\('mine'"):
+    with pytest.raises(regard.ConfigError, match=r"not registered in this process.*register_score\('mine'"):
         regard.Attention(2, 2, score={"kind": "custom", "name": "mine"})
 
 
-def test_what_does_not_fit_is_named_with_its_shape() -> None:
-    with pytest.raises(regard.ConfigError, match="score has 2 heads, and the attention 1"):
+def test_custom_score_must_have_the_same_number_of_heads() -> None:
+    with pytest.raises(regard.ConfigError, match="score has 2 heads, but the attention has 1"):
         regard.Attention(4, 4, score=Distance(4, 4, 2))
-    attention = regard.Attention(4, 6)
-    query, keys = torch.randn(2, 3, 4), torch.randn(2, 5, 6)
-    for arguments, message in [
-        ((keys, keys), r"query must have the shape \(rows, steps, 4\), and has \(2, 5, 6\)"),
-        ((query, keys[0]), r"keys must have the shape \(rows, steps, 6\), and has \(5, 6\)"),
-        ((query, keys[:1]), "2 rows of queries and 1 of keys"),
-        ((query, keys, keys[:, :4]), r"values have the shape \(2, 4, 6\)"),
-    ]:
-        with pytest.raises(regard.ConfigError, match=message):
-            attention(*arguments)
 
 
-def test_sparse_selections_work_in_half_precision() -> None:
+SHAPED_QUERY, SHAPED_KEYS = torch.randn(2, 3, 4), torch.randn(2, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((SHAPED_KEYS, SHAPED_KEYS), r"query must have the shape \(rows, steps, 4\), not \(2, 5, 6\)"),
+        ((SHAPED_QUERY, SHAPED_KEYS[0]), r"keys must have the shape \(rows, steps, 6\), not \(5, 6\)"),
+        ((SHAPED_QUERY, SHAPED_KEYS[:1]), "query has 2 rows, but keys has 1"),
+        ((SHAPED_QUERY, SHAPED_KEYS, SHAPED_KEYS[:, :4]), r"values has the shape \(2, 4, 6\)"),
+    ],
+    ids=["query size", "keys dimensions", "keys rows", "values length"],
+)
+def test_wrong_shapes_are_reported(arguments: tuple[Tensor, ...], message: str) -> None:
+    with pytest.raises(regard.ConfigError, match=message):
+        regard.Attention(4, 6)(*arguments)
+
+
+@pytest.mark.parametrize("select", ["sparsemax", "entmax15"])
+def test_sparse_selections_support_half_precision(select: str) -> None:
     query, keys = torch.randn(2, 3, 4).half(), torch.randn(2, 5, 4).half()
     allowed = torch.arange(5) < torch.tensor([[5], [2]])
-    for select in ("sparsemax", "entmax15"):
-        _, weights = regard.Attention(4, 4, score="dot", select=select).half()(query, keys, allowed=allowed)
-        torch.testing.assert_close(weights.float().sum(-1), torch.ones(2, 3), atol=2e-3, rtol=0)
+    _, weights = regard.Attention(4, 4, score="dot", select=select).half()(query, keys, allowed=allowed)
+    torch.testing.assert_close(weights.float().sum(-1), torch.ones(2, 3), atol=2e-3, rtol=0)
 
 
-def test_a_sampled_choice_survives_a_stepwise_score() -> None:
+def test_sampled_positions_of_a_stepwise_score_are_joined() -> None:
     attention = regard.Attention(4, 4, score="location_aware", select="hard").train()
     keys = attention.prepare(torch.randn(2, 5, 4))
     read = attention.read(torch.randn(2, 3, 4), keys, attention.begin(keys))
-    assert read.choice is not None
-    assert read.choice.log_prob_BT.shape == (2, 3)
+    assert read.sample is not None
+    assert read.sample.log_prob_BT.shape == (2, 3)
 
 
 def test_recordings_can_be_nested() -> None:
@@ -185,55 +193,60 @@ def test_recordings_can_be_nested() -> None:
     assert torch.equal(outer.weights[""], inner.weights[""])
 
 
-def test_heads_are_attentions_side_by_side() -> None:
+@pytest.mark.parametrize(
+    "score", ["dot", "scaled_dot", "general", "additive", "concat", "cosine", "location", "location_aware"]
+)
+def test_each_head_is_an_independent_attention(score: str) -> None:
     torch.manual_seed(0)
     query, keys = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
-    for score in ("dot", "scaled_dot", "general", "additive", "concat", "cosine", "location", "location_aware"):
-        both = regard.Attention(8, 8, score=score, heads=2)
-        context, weights = both(query, keys)
-        for head in range(2):
-            one = regard.Attention(4, 4, score=score)
-            state = {
-                name: value[head : head + 1] if value.shape and value.shape[0] == 2 else value
-                for name, value in both.state_dict().items()
-            }
-            one.load_state_dict(state)
-            part = slice(4 * head, 4 * head + 4)
-            alone, its_weights = one(query[..., part], keys[..., part])
-            torch.testing.assert_close(context[..., part], alone)
-            torch.testing.assert_close(weights[:, head], its_weights)
+    both = regard.Attention(8, 8, score=score, heads=2)
+    context, weights = both(query, keys)
+    for head in range(2):
+        single = regard.Attention(4, 4, score=score)
+        state = {
+            name: value[head : head + 1] if value.shape and value.shape[0] == 2 else value
+            for name, value in both.state_dict().items()
+        }
+        single.load_state_dict(state)
+        part = slice(4 * head, 4 * head + 4)
+        head_context, head_weights = single(query[..., part], keys[..., part])
+        torch.testing.assert_close(context[..., part], head_context)
+        torch.testing.assert_close(weights[:, head], head_weights)
 
 
-def test_sizes_that_do_not_fit_are_refused_with_the_remedy() -> None:
-    for score in ("dot", "scaled_dot", "cosine"):
-        with pytest.raises(regard.ConfigError, match=r"2 and 3.*general"):
-            regard.Attention(2, 3, score=score)
-    with pytest.raises(regard.ConfigError, match="3 heads do not divide a query of size 8"):
+@pytest.mark.parametrize("score", ["dot", "scaled_dot", "cosine"])
+def test_unequal_sizes_are_rejected_with_the_remedy(score: str) -> None:
+    with pytest.raises(regard.ConfigError, match=r"2 and 3.*general"):
+        regard.Attention(2, 3, score=score)
+
+
+def test_size_that_heads_do_not_divide_is_rejected() -> None:
+    with pytest.raises(regard.ConfigError, match="query size 8 is not divisible by 3 heads"):
         regard.Attention(8, 9, score="additive", heads=3)
 
 
-def test_a_mask_of_another_type_or_shape_is_refused() -> None:
+def test_mask_of_wrong_type_or_shape_is_rejected() -> None:
     with pytest.raises(regard.ConfigError, match="boolean"):
         regard.attend(QUERY, KEYS, allowed=torch.ones(1, 2))
-    with pytest.raises(regard.ConfigError, match=r"\(1, 2\) or \(1, 1, 2\); this one has \(2,\)"):
+    with pytest.raises(regard.ConfigError, match=r"\(1, 2\) or \(1, 1, 2\) .* not \(2,\)"):
         regard.Attention(2, 2)(QUERY, KEYS, allowed=torch.ones(2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"score": "aditive"}, "score cannot be 'aditive'. Did you mean 'additive'"),
-        ({"score": {"kind": "additive", "hiden": 3}}, "there is no setting 'score.hiden'. Did you mean 'hidden'"),
+        ({"score": "aditive"}, "'aditive' is not a valid score. Did you mean 'additive'"),
+        ({"score": {"kind": "additive", "hiden": 3}}, "unknown setting 'score.hiden'. Did you mean 'hidden'"),
         ({"scope": {"kind": "local_m", "window": 0}}, "scope.window = 0"),
-        ({"select": "sofmax"}, "select cannot be 'sofmax'. Did you mean 'softmax'"),
-        ({"select": "hard_monotonic", "scope": "local_p"}, "cannot have that of another scope"),
-        ({"select": "hard_monotonic", "scope": {"kind": "all_of", "scopes": ["local_m"]}}, "take scope: global"),
-        ({"select": "hard_exact", "heads": 2}, "2 heads read several: take heads: 1"),
-        ({"select": "hard_exact", "dropout": 0.1}, "needs true probabilities"),
-        ({"score": "location", "scope": "local_p"}, "nothing would look at the memory"),
+        ({"select": "sofmax"}, "'sofmax' is not a valid select. Did you mean 'softmax'"),
+        ({"select": "hard_monotonic", "scope": "local_p"}, "cannot be combined with another scope"),
+        ({"select": "hard_monotonic", "scope": {"kind": "all_of", "scopes": ["local_m"]}}, "Use scope: global"),
+        ({"select": "hard_exact", "heads": 2}, "does not support 2 heads. Use heads: 1"),
+        ({"select": "hard_exact", "dropout": 0.1}, "does not support dropout. Use dropout: 0"),
+        ({"score": "location", "scope": "local_p"}, "would ignore the memory. Use another score"),
     ],
 )
-def test_a_part_that_is_wrong_or_does_not_fit_is_named_with_its_remedy(parts: dict[str, object], message: str) -> None:
+def test_invalid_parts_are_reported_with_the_remedy(parts: dict[str, object], message: str) -> None:
     with pytest.raises(regard.ConfigError) as caught:
         regard.Attention(2, 2, **parts)  # type: ignore[arg-type]
     assert message in str(caught.value)

@@ -101,7 +101,7 @@ def test_a_limit_applies_to_the_requested_metric_of_its_kind(
         (["--metric", "bleu", "chrff"], "Did you mean 'chrf'?"),
         (["--metric", "bleu:tokenze=none"], "Did you mean 'tokenize'?"),
         (["--set", "bean=5"], "Did you mean 'beam'?"),
-        (["--set", "beam"], "write key=value"),
+        (["--set", "beam"], "Write key=value"),
         (["--beam", "0"], "--beam"),
         (["--source", "a"], "must be used together"),
         (["--pairs", "a", "--source", "a", "--target", "b"], "not both"),

@@ -16,8 +16,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("trainin.steps=5", "there is no setting 'trainin'. Did you mean 'training'?"),
-        ("training.step=5", "there is no setting 'training.step'. Did you mean 'steps'?"),
+        ("trainin.steps=5", "unknown setting 'trainin'. Did you mean 'training'?"),
+        ("training.step=5", "unknown setting 'training.step'. Did you mean 'steps'?"),
         ("training.steps=many", "training.steps = 'many': input should be a valid integer"),
         ("training.steps=0", "training.steps = 0: input should be greater than 0"),
         ("model.dropout=1.5", "model.dropout = 1.5: input should be less than 1"),
@@ -26,7 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ("model.encoder.cell=gruu", "Did you mean 'gru'?"),
         ("data.kind=dats", "Did you mean 'dates'?"),
         ("training.device=gpu", "Use auto, cpu, cuda or cuda:N"),
-        ("training.steps", "write key=value"),
+        ("training.steps", "Write key=value"),
         (
             "model.attention.heads=7",
             "decoder.hidden (128) and the size of the encoder states (128) must be divisible by the number of heads, 7",
@@ -71,12 +71,12 @@ def test_an_unknown_mechanism_gets_the_nearest_as_suggestion(cli: Run) -> None:
     ],
 )
 def test_a_setting_without_its_group_gets_the_full_key_as_suggestion(name: str, suggestion: str) -> None:
-    with pytest.raises(ConfigError, match=f"there is no setting '{name}'. Did you mean {suggestion}[?]"):
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}'. Did you mean {suggestion}[?]"):
         resolve(RunSettings, "dates", {name: 1})
 
 
 def test_only_settings_of_the_chosen_kinds_are_suggested() -> None:
-    with pytest.raises(ConfigError, match=r"there is no setting 'vocabulary'. Known here"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'vocabulary'. Available"):
         resolve(RunSettings, "dates", {"vocabulary": 100})
     with pytest.raises(ConfigError, match=r"Did you mean 'tokenizer.vocabulary'[?]"):
         resolve(RunSettings, "dates", {"tokenizer": "bpe", "vocabulary": 100})
@@ -101,7 +101,7 @@ def test_an_error_in_a_file_is_reported_with_its_line(cli: Run, tmp_path: Path) 
     (tmp_path / "mine.yaml").write_text("data: dates\nmodel:\n  embeding: 32\ntraining: {steps: 5}\n")
     done = cli("train", "mine.yaml")
     assert done.returncode == 2
-    assert "mine.yaml:3: there is no setting 'model.embeding'. Did you mean 'embedding'?" in done.stderr
+    assert "mine.yaml:3: unknown setting 'model.embeding'. Did you mean 'embedding'?" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_an_error_in_a_file_is_reported_with_its_line(cli: Run, tmp_path: Path) 
     [
         ("data: [", "mine.yaml:1 is not valid YAML"),
         ("- 1\n", "mine.yaml does not contain settings"),
-        ("seed: 1\n", "the setting 'data' is needed"),
+        ("seed: 1\n", "the setting 'data' is required"),
         ("data: {kind: files, train: {source: a}}\n", "set either path (one file of pairs)"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_config_of_another_program_is_reported_before_torch_is_loaded_and_not_
     )
     assert (done.returncode, done.stdout) == (2, "False\n")
     assert "mine contains a config.yaml that this version of regard did not write" in done.stderr
-    assert "there is no setting 'trainer'" in done.stderr
+    assert "unknown setting 'trainer'" in done.stderr
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["config.yaml"]
     assert (tmp_path / "mine" / "config.yaml").read_text() == "trainer: {max_epochs: 3}\n"
 

@@ -13,7 +13,7 @@ from regard.decoding import beam as beam_module
 from regard.decoding.beam import BeamOptions, beam_search
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.search import Hypothesis, SearchBatch, SpecialTokens, greedy_search
-from regard.models.contracts import Decoded, Decoder, Memory, Padded, map_state, preallocated
+from regard.models.contracts import Decoded, Decoder, Memory, Padded, map_state, preallocate
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
@@ -61,7 +61,7 @@ class PreallocatingDecoder(Decoder):
 
     def step(self, token_B: Tensor, state: Any, keys: Any) -> tuple[Tensor, Any]:
         steps, inner = state
-        logits, inner = self.inner.step(token_B, preallocated(inner, steps + 1), keys)
+        logits, inner = self.inner.step(token_B, preallocate(inner, steps + 1), keys)
         return logits, (steps + 1, inner)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
@@ -102,8 +102,8 @@ def test_preallocated_shapes_are_constant() -> None:
         token = torch.full((6,), START)
         shapes = []
         for steps in range(6):
-            state = preallocated(state, steps + 1)
-            shapes.append([part.shape for store in state.layers.cache.stores for part in store])
+            state = preallocate(state, steps + 1)
+            shapes.append([part.shape for layer in state.layers.cache.layers for part in layer])
             logits, state = model.decoder.step(token, state, keys)
             token = logits.argmax(-1)
     assert shapes[1:] == [shapes[1]] * 5
@@ -134,7 +134,7 @@ def test_asynchronous_steps_do_not_change_results(name: str, monkeypatch: pytest
 class RecomputingPool:
     """Replaces a graph pool on a CPU: a replay computes the work again, into the tensors of the first outputs."""
 
-    def record(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def capture(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         inputs = [
             cell.cell_contents for cell in work.__closure__ or () if not isinstance(cell.cell_contents, GraphedDecoder)
         ]
@@ -163,7 +163,7 @@ def test_replayed_steps_do_not_change_results(
     name: str, width: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cpu":
-        monkeypatch.setattr(cuda_graphs, "recorder", lambda _: RecomputingPool())
+        monkeypatch.setattr(cuda_graphs, "graph_pool", lambda _: RecomputingPool())
     model = ensemble([build("gru", device), build("sinusoidal", device)]) if name == "ensemble" else build(name, device)
     begin = SearchBatch.begin.__func__  # type: ignore[attr-defined]
     replays = 0
@@ -186,8 +186,8 @@ def test_replayed_steps_do_not_change_results(
             patch.setattr(SearchBatch, "begin", classmethod(begin_graphed))
             return search(model.decoder, model.encoder, width, device)
 
-    captured = cuda_graphs.Recording
-    monkeypatch.setattr(cuda_graphs, "Recording", lambda replay, *args: captured(counted(replay), *args))
+    captured = cuda_graphs.CapturedGraph
+    monkeypatch.setattr(cuda_graphs, "CapturedGraph", lambda replay, *args: captured(counted(replay), *args))
     assert_same(search_with(GraphedDecoder), search_with(lambda _: None))
     # Not replayed: learned positions, which depend on the step, and a score that is not a dot product, whose cache
     # cannot be preallocated.

@@ -53,9 +53,9 @@ def test_values_are_formatted_with_their_units() -> None:
         ("blue", "Did you mean 'bleu'?"),
         ("bleu:tokenise=none", "Did you mean 'tokenize'?"),
         ("bleu:tokenize=13", "Did you mean '13a'?"),
-        ("bleu:tokenize", "write key=value"),
-        ("wer:tokenize=none", "there is no setting 'metric.tokenize'"),
-        ("", "Known: loss, perplexity"),
+        ("bleu:tokenize", "Write key=value"),
+        ("wer:tokenize=none", "unknown setting 'metric.tokenize'"),
+        ("", "Available: loss, perplexity"),
         (7, "metric = 7"),
     ],
 )
@@ -77,5 +77,5 @@ def test_an_error_in_a_list_of_metrics_is_reported_with_its_line(tmp_path: Path)
     path.write_text("data: dates\ntraining:\n  extra_metrics: [chrf, {kind: bleu, tokenise: none}]\n")
     with pytest.raises(ConfigError) as error:
         resolve(RunSettings, path, {})
-    message = "mine.yaml:3: there is no setting 'training.extra_metrics.1.tokenise'. Did you mean 'tokenize'?"
+    message = "mine.yaml:3: unknown setting 'training.extra_metrics.1.tokenise'. Did you mean 'tokenize'?"
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""What every mechanism of attention obeys, whatever its parts.
+"""Properties of every attention mechanism.
 
 B rows, T queries, S memory slots, D width.
 """
@@ -17,7 +17,7 @@ POSITIONAL = {
     or mechanism.score in {"location", "location_aware"}
     or mechanism.select == "hard_monotonic"
 }
-"""Those in which it matters where a slot stands."""
+"""Mechanisms that depend on the positions of slots."""
 B, T, S, D = 3, 4, 7, 8
 
 
@@ -43,37 +43,37 @@ def lengths_mask(*lengths: int) -> Tensor:
     return torch.arange(S) < torch.tensor(lengths).unsqueeze(1)
 
 
-def test_weights_sum_to_one_over_what_may_be_seen(attention: regard.Attention) -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_weights_sum_to_one_over_visible_slots(attention: regard.Attention, training: bool) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 5)
-    for mode in (attention.eval(), attention.train()):
-        context, weights = mode(query, keys, values, allowed=allowed)
-        assert context.shape == (B, T, D)
-        assert weights.shape == ((B, T, S) if attention.heads == 1 else (B, attention.heads, T, S))
-        weights = weights.view(B, -1, S)
-        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-        assert (weights >= 0).all()
-        assert (weights[~allowed.unsqueeze(1).expand_as(weights)] == 0).all()
+    context, weights = attention.train(training)(query, keys, values, allowed=allowed)
+    assert context.shape == (B, T, D)
+    assert weights.shape == ((B, T, S) if attention.heads == 1 else (B, attention.heads, T, S))
+    weights = weights.view(B, -1, S)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert (weights >= 0).all()
+    assert (weights[~allowed.unsqueeze(1).expand_as(weights)] == 0).all()
 
 
-def test_what_lies_in_a_masked_slot_cannot_matter(attention: regard.Attention) -> None:
+def test_masked_slots_have_no_effect(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 5)
     clean = attention(query, keys, values, allowed=allowed)
-    poison = ~allowed.unsqueeze(-1)
-    poisoned = attention(
-        query, keys.masked_fill(poison, torch.nan), values.masked_fill(poison, torch.nan), allowed=allowed
+    masked = ~allowed.unsqueeze(-1)
+    with_nan = attention(
+        query, keys.masked_fill(masked, torch.nan), values.masked_fill(masked, torch.nan), allowed=allowed
     )
-    assert torch.equal(clean[0], poisoned[0])
-    assert torch.equal(clean[1], poisoned[1])
+    assert torch.equal(clean[0], with_nan[0])
+    assert torch.equal(clean[1], with_nan[1])
 
 
-def test_no_gradient_flows_to_or_from_a_masked_slot(attention: regard.Attention) -> None:
+def test_masked_slots_get_no_gradient(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 0)
-    poison = ~allowed.unsqueeze(-1)
-    keys = keys.masked_fill(poison, torch.nan).requires_grad_()
-    values = values.masked_fill(poison, torch.nan).requires_grad_()
+    masked = ~allowed.unsqueeze(-1)
+    keys = keys.masked_fill(masked, torch.nan).requires_grad_()
+    values = values.masked_fill(masked, torch.nan).requires_grad_()
     query.requires_grad_()
     attention.train()(query, keys, values, allowed=allowed)[0].sum().backward()
     for tensor in (query, keys, values, *attention.parameters()):
@@ -83,14 +83,14 @@ def test_no_gradient_flows_to_or_from_a_masked_slot(attention: regard.Attention)
     assert values.grad is not None
 
 
-def test_one_visible_slot_returns_its_value(attention: regard.Attention) -> None:
+def test_context_of_one_visible_slot_is_its_value(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     context, _ = attention(query, keys, values, allowed=lengths_mask(1, 1, 1))
-    read = attention.score.values(values).transpose(1, 2).flatten(-2)
-    torch.testing.assert_close(context, read[:, :1].expand(B, T, D))
+    projected = attention.score.values(values).transpose(1, 2).flatten(-2)
+    torch.testing.assert_close(context, projected[:, :1].expand(B, T, D))
 
 
-def test_nothing_visible_returns_zero(attention: regard.Attention) -> None:
+def test_context_without_visible_slots_is_zero(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     context, weights = attention(query, keys, values, allowed=lengths_mask(0, 7, 0))
     assert (context[[0, 2]] == 0).all()
@@ -99,22 +99,22 @@ def test_nothing_visible_returns_zero(attention: regard.Attention) -> None:
     assert (context[1] != 0).any()
 
 
-def test_more_padding_changes_nothing(attention: regard.Attention) -> None:
+def test_padding_has_no_effect(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 5)
     context, weights = attention(query, keys, values, allowed=allowed)
 
-    def longer(tensor: Tensor) -> Tensor:
+    def pad(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, torch.full_like(tensor[:, :3], 9.0)], dim=1)
 
-    wide = torch.cat([allowed, torch.zeros(B, 3, dtype=torch.bool)], dim=1)
-    again, wider = attention(query, longer(keys), longer(values), allowed=wide)
-    torch.testing.assert_close(context, again)
-    torch.testing.assert_close(weights, wider[..., :S])
-    assert (wider[..., S:] == 0).all()
+    padded_mask = torch.cat([allowed, torch.zeros(B, 3, dtype=torch.bool)], dim=1)
+    padded_context, padded_weights = attention(query, pad(keys), pad(values), allowed=padded_mask)
+    torch.testing.assert_close(context, padded_context)
+    torch.testing.assert_close(weights, padded_weights[..., :S])
+    assert (padded_weights[..., S:] == 0).all()
 
 
-def test_each_query_can_have_a_mask_of_its_own(attention: regard.Attention) -> None:
+def test_each_query_can_have_its_own_mask(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 5).unsqueeze(1).expand(B, T, S).clone()
     allowed[:, 1, 2] = False
@@ -128,26 +128,26 @@ def test_each_query_can_have_a_mask_of_its_own(attention: regard.Attention) -> N
     torch.testing.assert_close(totals, torch.ones_like(totals))
 
 
-def test_batch_mates_change_nothing(attention: regard.Attention) -> None:
+def test_rows_of_a_batch_are_independent(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 5)
-    together, _ = attention(query, keys, values, allowed=allowed)
+    batch_context, _ = attention(query, keys, values, allowed=allowed)
     for row in range(B):
         one = slice(row, row + 1)
-        alone, _ = attention(query[one], keys[one], values[one], allowed=allowed[one])
-        torch.testing.assert_close(together[one], alone)
+        row_context, _ = attention(query[one], keys[one], values[one], allowed=allowed[one])
+        torch.testing.assert_close(batch_context[one], row_context)
 
 
 def test_permuting_slots_permutes_weights(attention: regard.Attention, name: str) -> None:
     query, keys, values = tensors()
     order = torch.randperm(S, generator=torch.Generator().manual_seed(3))
     context, weights = attention(query, keys, values)
-    again, permuted = attention(query, keys[:, order], values[:, order])
-    holds = torch.allclose(weights[..., order], permuted) and torch.allclose(context, again)
+    permuted_context, permuted = attention(query, keys[:, order], values[:, order])
+    holds = torch.allclose(weights[..., order], permuted) and torch.allclose(context, permuted_context)
     assert holds == (name not in POSITIONAL)
 
 
-def test_reading_step_by_step_equals_reading_at_once(attention: regard.Attention) -> None:
+def test_step_by_step_equals_all_steps_at_once(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     prepared = attention.prepare(keys, values, lengths_mask(7, 4, 5))
     at_once = attention.read(query, prepared, attention.begin(prepared))
@@ -158,7 +158,7 @@ def test_reading_step_by_step_equals_reading_at_once(attention: regard.Attention
         torch.testing.assert_close(one.context_BTD, at_once.context_BTD[:, step : step + 1])
 
 
-def test_recording_hands_out_the_weights_and_nothing_is_kept_without_it(attention: regard.Attention) -> None:
+def test_record_collects_the_weights_within_the_block_only(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     with regard.record(attention) as trace:
         attention(query, keys, values, weights=False)
@@ -167,15 +167,15 @@ def test_recording_hands_out_the_weights_and_nothing_is_kept_without_it(attentio
     calls = len(trace.calls[""])
     attention(query, keys, values)
     assert len(trace.calls[""]) == calls
-    with regard.record(attention, chosen=lambda name: name == "another") as nothing:
+    with regard.record(attention, chosen=lambda name: name == "another") as recording:
         attention(query, keys, values)
-    assert nothing.weights == {}
+    assert recording.weights == {}
 
 
-def test_without_weights_the_context_is_the_same(attention: regard.Attention) -> None:
+def test_context_does_not_depend_on_whether_weights_are_requested(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 0)
     with_weights, _ = attention(query, keys, values, allowed=allowed)
-    without, nothing = attention(query, keys, values, allowed=allowed, weights=False)
+    without, weights = attention(query, keys, values, allowed=allowed, weights=False)
     torch.testing.assert_close(with_weights, without)
-    assert nothing is None or attention.stepwise or attention.select.marginal
+    assert weights is None or attention.stepwise or attention.select.marginal

@@ -170,7 +170,7 @@ def test_the_cache_grows_by_doubling_and_keeps_all_steps() -> None:
     for step in range(100):
         logits, state = model.decoder.step(tokens[:, step], state, keys)
         torch.testing.assert_close(logits, expected[:, step])
-        capacities.add(state.layers.cache.stores[0].values_BHSD.shape[2])
+        capacities.add(state.layers.cache.layers[0].values_BHSD.shape[2])
     assert capacities == {32, 64, 128}
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels against PyTorch: values and gradients; without a GPU they are interpreted, on the CPU."""
+"""Values and gradients of the Triton kernels equal those of PyTorch. Without a GPU, they run in the interpreter."""
 
 import shutil
 
@@ -27,86 +27,92 @@ from regard.ops.triton.layer_norm import layer_norm
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+def random_tensor(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
     return values.to(DEVICE).requires_grad_()
 
 
-def gradients(made: Tensor, given: list[Tensor]) -> list[Tensor]:
-    """Of a sum in which every place has a weight of its own."""
-    weights = torch.arange(made.numel(), device=made.device).view_as(made).sin()
-    return [made.detach(), *torch.autograd.grad((made.float() * weights).sum(), given)]
+def output_and_gradients(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    """Return the output, and the gradients of a weighted sum of its elements."""
+    weights = torch.arange(output.numel(), device=output.device).view_as(output).sin()
+    return [output.detach(), *torch.autograd.grad((output.float() * weights).sum(), inputs)]
+
+
+def assert_all_close(actual: list[Tensor], expected: list[Tensor], rtol: float, atol: float) -> None:
+    for ours, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 8), (3, 5, 24), (7, 256), (2, 300), (1, 3000)])
-def test_layer_norm_is_that_of_torch(shape: tuple[int, ...]) -> None:
-    x, weight, bias = drawn(*shape, scale=3.0), drawn(shape[-1], seed=1), drawn(shape[-1], seed=2)
-    given = [x, weight, bias]
-    ours = gradients(layer_norm(x + 5, weight, bias, 1e-5, torch.float32), given)
-    theirs = gradients(nn.functional.layer_norm(x + 5, shape[-1:], weight, bias, 1e-5), given)
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+def test_layer_norm_equals_torch(shape: tuple[int, ...]) -> None:
+    x, weight, bias = (
+        random_tensor(*shape, scale=3.0),
+        random_tensor(shape[-1], seed=1),
+        random_tensor(shape[-1], seed=2),
+    )
+    inputs = [x, weight, bias]
+    actual = output_and_gradients(layer_norm(x + 5, weight, bias, 1e-5, torch.float32), inputs)
+    expected = output_and_gradients(nn.functional.layer_norm(x + 5, shape[-1:], weight, bias, 1e-5), inputs)
+    assert_all_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_rows_of_a_gradient_may_outnumber_its_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.ops.triton.layer_norm.PROGRAMS", 3)
-    x, weight, bias = drawn(29, 1024), drawn(1024, seed=1), drawn(1024, seed=2)
-    ours = gradients(layer_norm(x, weight, bias, 1e-5, torch.float32), [x, weight, bias])
-    theirs = gradients(nn.functional.layer_norm(x, (1024,), weight, bias, 1e-5), [x, weight, bias])
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+def test_layer_norm_gradient_with_more_rows_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.ops.triton.layer_norm.MAX_PROGRAMS", 3)
+    x, weight, bias = random_tensor(29, 1024), random_tensor(1024, seed=1), random_tensor(1024, seed=2)
+    actual = output_and_gradients(layer_norm(x, weight, bias, 1e-5, torch.float32), [x, weight, bias])
+    expected = output_and_gradients(nn.functional.layer_norm(x, (1024,), weight, bias, 1e-5), [x, weight, bias])
+    assert_all_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_layer_norm_gives_the_precision_that_is_asked_for() -> None:
-    x, weight, bias = drawn(4, 32), drawn(32, seed=1), drawn(32, seed=2)
-    made = layer_norm(x, weight, bias, 1e-5, torch.float16)
-    assert made.dtype == torch.float16
+def test_layer_norm_returns_the_requested_dtype() -> None:
+    x, weight, bias = random_tensor(4, 32), random_tensor(32, seed=1), random_tensor(32, seed=2)
+    output = layer_norm(x, weight, bias, 1e-5, torch.float16)
+    assert output.dtype == torch.float16
     expected = nn.functional.layer_norm(x, (32,), weight, bias, 1e-5)
-    torch.testing.assert_close(made.float(), expected, rtol=1e-3, atol=1e-3)
-    assert torch.autograd.grad(made.float().square().sum(), x)[0].dtype == torch.float32
+    torch.testing.assert_close(output.float(), expected, rtol=1e-3, atol=1e-3)
+    assert torch.autograd.grad(output.float().square().sum(), x)[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("training", [True, False])
-def test_the_norm_halves_what_goes_into_products_alone(device: str, training: bool) -> None:
-    norm, other = (LayerNorm(64, for_products=alone).to(device).train(training) for alone in (True, False))
+def test_layer_norm_casts_its_output_to_the_autocast_dtype(device: str, training: bool) -> None:
+    casting, other = (LayerNorm(64, autocast_output=cast).to(device).train(training) for cast in (True, False))
     x = torch.randn(3, 5, 64, device=device)
-    assert norm(x).dtype == torch.float32
+    assert casting(x).dtype == torch.float32
     with torch.autocast(device, torch.bfloat16):
-        halved, whole = norm(x), other(x)
-    assert (halved.dtype, whole.dtype) == (torch.bfloat16, torch.float32)
-    torch.testing.assert_close(halved.float(), nn.functional.layer_norm(x, (64,)), rtol=0, atol=0.02)
-    torch.testing.assert_close(whole, nn.functional.layer_norm(x, (64,)), rtol=1e-5, atol=1e-5)
+        half, full = casting(x), other(x)
+    assert (half.dtype, full.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(half.float(), nn.functional.layer_norm(x, (64,)), rtol=0, atol=0.02)
+    torch.testing.assert_close(full, nn.functional.layer_norm(x, (64,)), rtol=1e-5, atol=1e-5)
 
 
-def test_float64_is_not_halved() -> None:
-    norm = LayerNorm(8, for_products=True).double()
+def test_layer_norm_does_not_cast_float64() -> None:
+    norm = LayerNorm(8, autocast_output=True).double()
     with torch.autocast("cpu", torch.bfloat16):
         assert norm(torch.randn(2, 8, dtype=torch.float64)).dtype == torch.float64
 
 
-def test_the_norm_takes_the_kernel_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = _let_kernels_serve(monkeypatch)
+def test_layer_norm_uses_the_kernel_only_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = _enable_kernels(monkeypatch)
     norm = LayerNorm(24).to(DEVICE)
     with torch.no_grad():
-        norm.weight.copy_(drawn(24, seed=1))
-        norm.bias.copy_(drawn(24, seed=2))
-    given = [drawn(5, 24, scale=1e-3), norm.weight, norm.bias]  # so small that its ε counts
-    ours = gradients(norm.train()(given[0]), given)
-    assert len(asked) == 1
-    theirs = gradients(norm.eval()(given[0]), given)
-    assert len(asked) == 1
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+        norm.weight.copy_(random_tensor(24, seed=1))
+        norm.bias.copy_(random_tensor(24, seed=2))
+    inputs = [random_tensor(5, 24, scale=1e-3), norm.weight, norm.bias]  # so small that ε matters
+    actual = output_and_gradients(norm.train()(inputs[0]), inputs)
+    assert len(checked) == 1
+    expected = output_and_gradients(norm.eval()(inputs[0]), inputs)
+    assert len(checked) == 1
+    assert_all_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("consistency", "teachers"),
     [(NoConsistency(), 0), (RDrop(), 0), (SimCut(cut=0.5), 0), (NoConsistency(), 1), (NoConsistency(), 2)],
-    ids=["alone", "r-drop", "simcut", "a teacher", "teachers"],
+    ids=["no consistency", "r-drop", "simcut", "one teacher", "two teachers"],
 )
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_a_loss_by_the_kernel_is_the_loss(
+def test_training_loss_with_kernels_equals_the_reference(
     smoothing: float, consistency: Consistency, teachers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -117,146 +123,147 @@ def test_a_loss_by_the_kernel_is_the_loss(
     batch = Batch(source, target, [0, 1], 5)
     parameters = list(model.parameters())
 
-    def found() -> list[Tensor]:
+    def loss_and_gradients() -> list[Tensor]:
         torch.manual_seed(0)
         loss = Objective(smoothing, consistency=consistency, distillation=taught)(model, batch)
         return [loss.detach(), *torch.autograd.grad(loss, parameters, materialize_grads=True)]
 
-    monkeypatch.setattr("regard.training.objective._counted", flatten_with_ignore_index)
-    theirs = found()
-    asked = _let_kernels_serve(monkeypatch)
-    for own, other in zip(found(), theirs, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
-    assert asked
+    monkeypatch.setattr("regard.training.objective.select_tokens", flatten_with_ignore_index)
+    expected = loss_and_gradients()
+    checked = _enable_kernels(monkeypatch)
+    assert_all_close(loss_and_gradients(), expected, rtol=1e-4, atol=1e-5)
+    assert checked
 
 
-def _let_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Everywhere but in recurrent steps → the tensors for which that was asked."""
-    asked: list[Tensor] = []
-    monkeypatch.setattr("regard.ops.triton.can_serve", lambda x: asked.append(x) or True)
-    return asked
+def _enable_kernels(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Use the kernels everywhere, except in recurrent steps → the tensors for which they were used."""
+    checked: list[Tensor] = []
+    monkeypatch.setattr("regard.ops.triton.is_usable", lambda x: checked.append(x) or True)
+    return checked
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("rows", "size"), [(1, 3), (5, 100), (4, 4096), (3, 9001)])
-def test_cross_entropy_is_that_of_torch(rows: int, size: int, smoothing: float) -> None:
-    logits = drawn(rows, size, scale=8.0)
-    tokens = torch.arange(rows, device=DEVICE) * 7919 % size
-    tokens[0] = -100 if rows > 1 else tokens[0]
-    ours = gradients(cross_entropy(logits, tokens, smoothing, -100), [logits])
-    theirs = gradients(
-        nn.functional.cross_entropy(logits, tokens, reduction="none", label_smoothing=smoothing), [logits]
-    )
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+def test_cross_entropy_equals_torch(rows: int, size: int, smoothing: float) -> None:
+    logits = random_tensor(rows, size, scale=8.0)
+    targets = torch.arange(rows, device=DEVICE) * 7919 % size
+    targets[0] = -100 if rows > 1 else targets[0]
+    actual = output_and_gradients(cross_entropy(logits, targets, smoothing, -100), [logits])
+    reference = nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+    expected = output_and_gradients(reference, [logits])
+    assert_all_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_cross_entropy_of_halved_logits_is_worked_out_in_full() -> None:
-    whole = drawn(3, 50, scale=30.0)
-    halved = whole.detach().half().requires_grad_()
-    tokens = torch.tensor([0, 10, 49], device=DEVICE)
-    ours = cross_entropy(halved, tokens, 0.1, -100)
-    assert ours.dtype == torch.float32
-    theirs = nn.functional.cross_entropy(halved.float(), tokens, reduction="none", label_smoothing=0.1)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert torch.autograd.grad(ours.sum(), halved)[0].dtype == torch.float16
+def test_cross_entropy_of_float16_logits_is_computed_in_float32() -> None:
+    logits = random_tensor(3, 50, scale=30.0).detach().half().requires_grad_()
+    targets = torch.tensor([0, 10, 49], device=DEVICE)
+    actual = cross_entropy(logits, targets, 0.1, -100)
+    assert actual.dtype == torch.float32
+    expected = nn.functional.cross_entropy(logits.float(), targets, reduction="none", label_smoothing=0.1)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert torch.autograd.grad(actual.sum(), logits)[0].dtype == torch.float16
 
 
-Shares = tuple[float, float, float, float]
+Weights = tuple[float, float, float, float]
 
 
-def in_words(left: Tensor, right: Tensor, tokens: Tensor, shares: Shares, smoothing: float) -> Tensor:
-    """What two passes cost together, row by row."""
-    z, w = left.float(), right.float()
+def reference_consistency_loss(
+    first: Tensor, second: Tensor, targets: Tensor, weights: Weights, smoothing: float
+) -> Tensor:
+    """Return the loss of each row."""
+    z, w = first.float(), second.float()
     p, q = z.log_softmax(-1), w.log_softmax(-1)
-    counts = tokens >= 0
-    first, second = (
-        nn.functional.cross_entropy(x, tokens, reduction="none", label_smoothing=smoothing) for x in (z, w)
-    )
-    there, back = (p.exp() * (p - q)).sum(-1) * counts, (q.exp() * (q - p)).sum(-1) * counts
-    return sum(share * part for share, part in zip(shares, (first, second, there, back), strict=True))  # type: ignore[return-value]
+    counted = targets >= 0
+    ce_p, ce_q = (nn.functional.cross_entropy(x, targets, reduction="none", label_smoothing=smoothing) for x in (z, w))
+    kl_pq, kl_qp = (p.exp() * (p - q)).sum(-1) * counted, (q.exp() * (q - p)).sum(-1) * counted
+    return sum(weight * term for weight, term in zip(weights, (ce_p, ce_q, kl_pq, kl_qp), strict=True))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5, 0.7, 0.7), (1.0, 0.0, 3.0, 0.0), (0.2, 0.4, 0.6, 0.8)])
+@pytest.mark.parametrize("weights", [(0.5, 0.5, 0.7, 0.7), (1.0, 0.0, 3.0, 0.0), (0.2, 0.4, 0.6, 0.8)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("rows", "size"), [(1, 3), (5, 100), (4, 2048), (3, 4801)])
-def test_two_passes_cost_what_they_do_in_words(rows: int, size: int, smoothing: float, shares: Shares) -> None:
-    left, right = drawn(rows, size, scale=4.0), drawn(rows, size, seed=1, scale=4.0)
-    tokens = torch.arange(rows, device=DEVICE) * 7919 % size
-    tokens[0] = -100 if rows > 1 else tokens[0]
-    ours = gradients(consistency_loss(left, right, tokens, shares, smoothing, -100), [left, right])
-    theirs = gradients(in_words(left, right, tokens, shares, smoothing), [left, right])
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=2e-5)
+def test_consistency_loss_equals_the_reference(rows: int, size: int, smoothing: float, weights: Weights) -> None:
+    first, second = random_tensor(rows, size, scale=4.0), random_tensor(rows, size, seed=1, scale=4.0)
+    targets = torch.arange(rows, device=DEVICE) * 7919 % size
+    targets[0] = -100 if rows > 1 else targets[0]
+    actual = output_and_gradients(consistency_loss(first, second, targets, weights, smoothing, -100), [first, second])
+    reference = reference_consistency_loss(first, second, targets, weights, smoothing)
+    assert_all_close(actual, output_and_gradients(reference, [first, second]), rtol=1e-4, atol=2e-5)
 
 
-def test_two_halved_passes_are_weighed_in_full() -> None:
-    left, right = (drawn(3, 50, seed=seed, scale=20.0).detach().half().requires_grad_() for seed in (0, 1))
-    tokens, shares = torch.tensor([0, 10, 49], device=DEVICE), (0.5, 0.5, 0.3, 0.2)
-    ours = consistency_loss(left, right, tokens, shares, 0.1, -100)
-    assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours, in_words(left, right, tokens, shares, 0.1), rtol=1e-5, atol=1e-5)
-    assert [found.dtype for found in torch.autograd.grad(ours.sum(), [left, right])] == [torch.float16] * 2
+def test_consistency_loss_of_float16_logits_is_computed_in_float32() -> None:
+    first, second = (random_tensor(3, 50, seed=seed, scale=20.0).detach().half().requires_grad_() for seed in (0, 1))
+    targets, weights = torch.tensor([0, 10, 49], device=DEVICE), (0.5, 0.5, 0.3, 0.2)
+    actual = consistency_loss(first, second, targets, weights, 0.1, -100)
+    assert actual.dtype == torch.float32
+    expected = reference_consistency_loss(first, second, targets, weights, 0.1)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert [grad.dtype for grad in torch.autograd.grad(actual.sum(), [first, second])] == [torch.float16] * 2
 
 
-def test_passes_that_find_the_same_impossible_agree() -> None:
-    left, right = (
-        torch.tensor([[first, -torch.inf, 1.5, -torch.inf]], device=DEVICE, requires_grad=True) for first in (0.5, 0.7)
+def test_consistency_loss_ignores_tokens_that_are_impossible_in_both_passes() -> None:
+    first, second = (
+        torch.tensor([[logit, -torch.inf, 1.5, -torch.inf]], device=DEVICE, requires_grad=True) for logit in (0.5, 0.7)
     )
-    ours = gradients(
-        consistency_loss(left, right, torch.tensor([2], device=DEVICE), (1, 1, 1, 1), 0.0, -100), [left, right]
-    )
-    both = [x.detach()[:, ::2].requires_grad_() for x in (left, right)]
-    theirs = gradients(in_words(*both, torch.tensor([1], device=DEVICE), (1, 1, 1, 1), 0.0), both)
-    torch.testing.assert_close(ours[0], theirs[0])
-    for own, other in zip(ours[1:], theirs[1:], strict=True):
-        torch.testing.assert_close(own[:, ::2], other)
-        assert not own[:, 1::2].any()
+    loss = consistency_loss(first, second, torch.tensor([2], device=DEVICE), (1, 1, 1, 1), 0.0, -100)
+    actual = output_and_gradients(loss, [first, second])
+    possible = [x.detach()[:, ::2].requires_grad_() for x in (first, second)]
+    reference = reference_consistency_loss(*possible, torch.tensor([1], device=DEVICE), (1, 1, 1, 1), 0.0)
+    expected = output_and_gradients(reference, possible)
+    torch.testing.assert_close(actual[0], expected[0])
+    for gradient, expected_gradient in zip(actual[1:], expected[1:], strict=True):
+        torch.testing.assert_close(gradient[:, ::2], expected_gradient)
+        assert not gradient[:, 1::2].any()
 
 
-def test_passes_of_which_one_is_no_number_cost_none() -> None:
-    left, right = drawn(1, 3), torch.tensor([[0.5, torch.nan, 1.5]], device=DEVICE)
-    assert consistency_loss(left, right, torch.tensor([2], device=DEVICE), (1, 0, 1, 0), 0.0, -100).isnan().all()
+def test_consistency_loss_of_nan_is_nan() -> None:
+    first, second = random_tensor(1, 3), torch.tensor([[0.5, torch.nan, 1.5]], device=DEVICE)
+    assert consistency_loss(first, second, torch.tensor([2], device=DEVICE), (1, 0, 1, 0), 0.0, -100).isnan().all()
 
 
-def test_what_is_impossible_costs_nothing_where_labels_are_sharp() -> None:
+def test_cross_entropy_without_smoothing_ignores_impossible_tokens() -> None:
     logits = torch.tensor([[0.5, -torch.inf, 1.5, -torch.inf]], device=DEVICE, requires_grad=True)
-    tokens = torch.tensor([2], device=DEVICE)
-    ours = gradients(cross_entropy(logits, tokens, 0.0, -100), [logits])
-    theirs = gradients(nn.functional.cross_entropy(logits, tokens, reduction="none"), [logits])
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other)
+    targets = torch.tensor([2], device=DEVICE)
+    actual = output_and_gradients(cross_entropy(logits, targets, 0.0, -100), [logits])
+    expected = output_and_gradients(nn.functional.cross_entropy(logits, targets, reduction="none"), [logits])
+    for ours, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, reference)
 
 
-def test_a_logit_that_is_no_number_makes_a_loss_that_is_none() -> None:
+def test_cross_entropy_of_nan_is_nan() -> None:
     logits = torch.tensor([[0.5, torch.nan, 1.5]], device=DEVICE)
     assert cross_entropy(logits, torch.tensor([2], device=DEVICE), 0.0, -100).isnan().all()
 
 
-def test_second_derivatives_are_refused_with_the_remedy() -> None:
-    x, weight, bias = drawn(2, 8), drawn(8, seed=1), drawn(8, seed=2)
-    losses = cross_entropy(x, torch.tensor([1, 2], device=DEVICE), 0.1, -100)
-    both = consistency_loss(x, x, torch.tensor([1, 2], device=DEVICE), (1, 1, 1, 1), 0.1, -100)
-    for made in (losses, both, layer_norm(x, weight, bias, 1e-5, torch.float32)):
-        with pytest.raises(ConfigError, match="plainly"):
-            torch.autograd.grad(made.sum(), x, create_graph=True)
+@pytest.mark.parametrize("kernel", ["cross_entropy", "consistency_loss", "layer_norm"])
+def test_double_backward_raises_with_the_remedy(kernel: str) -> None:
+    x, weight, bias = random_tensor(2, 8), random_tensor(8, seed=1), random_tensor(8, seed=2)
+    targets = torch.tensor([1, 2], device=DEVICE)
+    outputs = {
+        "cross_entropy": lambda: cross_entropy(x, targets, 0.1, -100),
+        "consistency_loss": lambda: consistency_loss(x, x, targets, (1, 1, 1, 1), 0.1, -100),
+        "layer_norm": lambda: layer_norm(x, weight, bias, 1e-5, torch.float32),
+    }
+    output = outputs[kernel]()
+    with pytest.raises(ConfigError, match="reference_mode"):
+        torch.autograd.grad(output.sum(), x, create_graph=True)
 
 
-def test_a_kernel_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert triton.refusal(torch.ones(2)) == "it needs a GPU"
+def test_unsupported_kernels_give_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert triton.unsupported_reason(torch.ones(2)) == "it needs a GPU"
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.delenv("CC", raising=False)
-    triton.triton_refusal.cache_clear()
+    triton.triton_unsupported_reason.cache_clear()
     try:
-        assert triton.triton_refusal() == "Triton needs a C compiler, and there is none"
+        assert triton.triton_unsupported_reason() == "Triton needs a C compiler, and none was found"
     finally:
-        triton.triton_refusal.cache_clear()
+        triton.triton_unsupported_reason.cache_clear()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels serve on a GPU")
-def test_on_a_gpu_kernels_serve_unless_the_plain_equations_are_asked_for() -> None:
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels run on a GPU")
+def test_kernels_are_used_on_a_gpu_except_in_reference_mode() -> None:
     x = torch.ones(2, device="cuda")
     assert triton.is_usable(x)
     assert not triton.is_usable(x.double())
     with reference_mode():
-        assert triton.refusal(x) == "the plain equations were asked for"
+        assert triton.unsupported_reason(x) == "reference mode is on"

@@ -1,4 +1,4 @@
-"""The Triton kernels compile for a GPU, though there be none: the interpreter takes what the compiler may not."""
+"""The Triton kernels compile for a GPU, even on a machine without one. The interpreter would accept more."""
 
 import os
 import subprocess
@@ -15,10 +15,11 @@ from regard.ops.triton import consistency, cross_entropy, layer_norm
 from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
 from regard.recurrent.settings import VARIANTS
 
-SIZES = {"group_0", "T", "N", "B", "H", "programs", "passed_over", "a_row"}
+SIZES = {"group_0", "T", "N", "B", "H", "programs", "ignore_index", "a_row"}
 KINDS = {
-    "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "tokens": "*i64", "eps": "fp32", "smoothing": "fp32",
-    **dict.fromkeys(("losses", "totals", "scales", "mean", "scale", "d_weights", "d_biases", "kept"), "*fp32"),
+    "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "targets": "*i64", "eps": "fp32", "smoothing": "fp32",
+    **dict.fromkeys(("losses", "log_sums", "d_losses", "means", "rstds", "statistics"), "*fp32"),
+    **dict.fromkeys(("d_weights", "d_biases"), "*fp32"),
 }
 
 
@@ -36,7 +37,7 @@ def compile_for_gpu(kernel, element, constants, kinds=KINDS, **options):
 def compile_cell(kernel, element, **constants):
     constants |= {"ROWS": 16, "UNITS": 16, "BLOCK_K": 64, "PRECISION": "tf32"}
     compiled = compile_for_gpu(kernel, element, constants, num_stages=3, launch_cooperative_grid=True)
-    # Two programs of 16 rows must find room on one multiprocessor.
+    # Two programs of 16 rows must fit on one multiprocessor.
     assert compiled.metadata.shared <= 113 * 1024
 
 

@@ -257,13 +257,13 @@ def test_dispatch_reports_why_a_faster_path_is_not_used() -> None:
     assert dispatch.dispatch_layer(LSTMCell(2, 3), "cuda", rows=256).path == "torch"
     normalized = dispatch.dispatch_layer(LSTMCell(2, 3, layer_norm=True), "cpu")
     assert normalized.path == "scan"
-    assert set(normalized.refused) == {"torch", "fused", "analytic"}
+    assert set(normalized.rejected) == {"torch", "fused", "analytic"}
     variant = dispatch.dispatch_layer(LSTMCell(2, 3, VARIANTS["CIFG"]), "cpu")
-    assert variant.refused["torch"] == "it supports only the standard LSTM, and this one differs in coupled, peepholes"
+    assert variant.rejected["torch"] == "it supports only the standard LSTM, and this one differs in coupled, peepholes"
 
 
 def test_with_triton_the_variants_use_the_fused_kernel_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "triton_refusal", lambda: None)
+    monkeypatch.setattr(dispatch, "triton_unsupported_reason", lambda: None)
     assert dispatch.dispatch_layer(LSTMCell(2, 3, VARIANTS["FGR"]), "cuda").path == "fused"
     assert dispatch.dispatch_layer(GRUCell(2, 3, "before"), "cuda").path == "fused"
     assert dispatch.dispatch_layer(LSTMCell(2, 3), "cuda", rows=16).path == "fused"
@@ -324,7 +324,7 @@ def test_an_unbounded_network_stops_at_the_end_of_a_row(name: str, path: str) ->
 )
 def test_only_the_reference_scan_has_second_derivatives(build: Callable[..., torch.nn.Module]) -> None:
     x, network = torch.randn(2, 4, 3, requires_grad=True), build(3, 5)
-    with pytest.raises(regard.ConfigError, match="Second derivatives"):
+    with pytest.raises(regard.ConfigError, match="second derivatives"):
         torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
     with reference_mode():
         [gradient] = torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
@@ -345,7 +345,7 @@ def test_a_custom_cell_runs_on_the_reference_scan(device: str) -> None:
     cell = Leaky(3, 5, 5, layer_norm=False)
     choice = dispatch.dispatch_layer(cell, device)
     assert choice.path == "scan"
-    assert choice.refused["analytic"] == "Leaky has no analytic gradient"
+    assert choice.rejected["analytic"] == "Leaky has no analytic gradient"
     x = torch.randn(2, 4, 3)
     [scanned] = dispatch.scan_layer([scan.CellInput(cell, x, cell.init_state(2, x))], None)
     [output] = dispatch.step(cell, cell.project(x[:, 0]), cell.init_state(2, x))

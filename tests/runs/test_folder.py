@@ -446,7 +446,7 @@ def test_a_config_of_another_format_is_rejected_without_checkpoints(
     done = cli(*command)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
-    assert "config.yaml:2: there is no setting 'training.clip'" in done.stderr
+    assert "config.yaml:2: unknown setting 'training.clip'" in done.stderr
 
 
 def test_a_process_that_was_killed_holds_no_lock(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def test_an_unknown_setting_is_reported_without_the_chosen_settings(cli: Callabl
     write_pairs(tmp_path, transliterations(200))
     done = cli("train", "--pairs", "pairs.tsv", "model.atention=x", "training.device=cpu")
     assert done.returncode == 2
-    assert "model.atention=x: there is no setting 'model.atention'. Did you mean 'attention'?" in done.stderr
+    assert "model.atention=x: unknown setting 'model.atention'. Did you mean 'attention'?" in done.stderr
 
 
 def test_several_seeds_can_start_at_another_seed_and_be_resumed(cli: Callable[..., Any], tmp_path: Path) -> None:

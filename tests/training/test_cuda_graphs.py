@@ -31,7 +31,7 @@ needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs a
 class Later:
     """Stands in for a GPU: what is recorded is worked out when it is played."""
 
-    def record(self, work: Callable[[], Any]) -> tuple[Callable[[], None], torch.Tensor]:
+    def capture(self, work: Callable[[], Any]) -> tuple[Callable[[], None], torch.Tensor]:
         given = torch.zeros(())
 
         def replay() -> None:
@@ -46,7 +46,7 @@ class Later:
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
     if name == "cpu":
-        monkeypatch.setattr(cuda_graphs, "recorder", lambda _: Later())
+        monkeypatch.setattr(cuda_graphs, "graph_pool", lambda _: Later())
     return name
 
 

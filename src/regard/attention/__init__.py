@@ -1,1 +1,1 @@
-"""Attention as one equation: a score, a scope, a selection, and any number of heads."""
+"""Attention as one equation: a score, a scope and a selection, with any number of heads."""

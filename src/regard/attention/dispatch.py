@@ -11,30 +11,30 @@ from regard.attention.selections import Selection, Softmax
 from regard.ops.dispatch import Dispatch, first_available
 
 
-def fused_refusal(score: Score, scope: Scope, select: Selection) -> str | None:
-    """Why the fused path cannot be used; None if it can."""
+def fused_unsupported_reason(score: Score, scope: Scope, select: Selection) -> str | None:
+    """Return why the fused path cannot be used, or None if it can."""
     if not isinstance(score, InnerProduct):
         return f"the score {type(score).__name__} is not equivalent to a dot product"
     if not isinstance(select, Softmax):
         return f"the selection {type(select).__name__} is not a softmax"
     if scope.learned:
-        return f"the scope {type(scope).__name__} predicts its window, and the mask would need a gradient"
+        return f"the scope {type(scope).__name__} predicts its window, so the mask needs a gradient"
     return None
 
 
-def chunked_refusal(score: Score) -> str | None:
-    """Why the chunked path cannot be used; None if it can."""
+def chunked_unsupported_reason(score: Score) -> str | None:
+    """Return why the chunked path cannot be used, or None if it can."""
     if not isinstance(score, (Additive, Concat, LocationAware)):
         return f"the score {type(score).__name__} has no hidden layer to compute in chunks"
     return None
 
 
 def dispatch_attention(score: Score, scope: Scope, select: Selection, *, weights: bool) -> Dispatch:
-    """The path of an attention, from what is known before any tensor is seen."""
+    """Choose the implementation of an attention from its parts; no tensor is needed."""
     return first_available(
         {
-            "fused": lambda: "its weights are requested" if weights else fused_refusal(score, scope, select),
-            "chunked": lambda: chunked_refusal(score),
+            "fused": lambda: "the weights are requested" if weights else fused_unsupported_reason(score, scope, select),
+            "chunked": lambda: chunked_unsupported_reason(score),
         },
         otherwise="reference",
     )

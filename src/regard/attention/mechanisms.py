@@ -1,4 +1,4 @@
-"""The mechanisms of the literature by name: points in the space score × scope × selection × heads."""
+"""The mechanisms of the literature by name: combinations of score, scope, selection and heads."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ XU = "Xu et al. 2015, arXiv:1502.03044"
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A name of the literature, its parts, its equation and where it comes from."""
+    """A mechanism of the literature: its name, parts, equation and citation."""
 
     name: str
     equation: str
@@ -24,7 +24,7 @@ class Mechanism:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The settings of an attention that is this mechanism."""
+        """The settings of an attention with this mechanism."""
         kinds = {"score": self.score, "scope": self.scope, "select": self.select}
         return {
             **{part: {"kind": kind, **self.options.get(part, {})} for part, kind in kinds.items()},
@@ -91,7 +91,7 @@ _ALL = (
     ),
     Mechanism(
         "hard-monotonic",
-        "e = vᵀ tanh(W q + U k), p(y) = Σ over alignments that never go back",
+        "e = vᵀ tanh(W q + U k), p(y) = Σ over monotonic alignments",
         "Wu & Cotterell 2019, arXiv:1905.06319",
         "additive",
         select="hard_monotonic",
@@ -102,5 +102,5 @@ MECHANISMS = {mechanism.name: mechanism for mechanism in _ALL}
 
 
 def mechanisms() -> list[Mechanism]:
-    """Every mechanism that can be asked for by name."""
+    """Return all named mechanisms."""
     return list(MECHANISMS.values())

@@ -1,4 +1,4 @@
-"""Multi-head attention: project, attend in each head, join, project again.
+"""Multi-head attention: project, attend in each head, concatenate, project.
 
 B rows, T queries, S memory slots, D width, H heads.
 """
@@ -9,38 +9,38 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attention import Attended, Attention, Keys, Part, Past
-from regard.attention.kv_cache import PreallocatedSteps, Steps, Store
+from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection
 from regard.attention.positions import rotate
 from regard.ops.dot_product_attention import ScoreBias
 
 
-class Packed(NamedTuple):
-    """Projections of the same vectors side by side: one product in place of two or three."""
+class PackedProjection(NamedTuple):
+    """Several projections of the same input, concatenated: one matrix product instead of two or three."""
 
     weight_ED: Tensor
     bias_E: Tensor | None
 
     @classmethod
-    def of(cls, *parts: nn.Module) -> "Packed | None":
-        """None where one of them is no projection: it would be packed with nothing."""
-        linear = [part for part in parts if isinstance(part, nn.Linear)]
-        if len(linear) < len(parts):
+    def of(cls, *projections: nn.Module) -> "PackedProjection | None":
+        """Concatenate projections; return None if one of them is not an `nn.Linear`."""
+        linear = [projection for projection in projections if isinstance(projection, nn.Linear)]
+        if len(linear) < len(projections):
             return None
-        weights: list[Tensor] = [part.weight for part in linear]
-        biases: list[Tensor] = [part.bias for part in linear if part.bias is not None]
+        weights: list[Tensor] = [projection.weight for projection in linear]
+        biases: list[Tensor] = [projection.bias for projection in linear if projection.bias is not None]
         return cls(torch.cat(weights), torch.cat(biases) if biases else None)
 
-    def reordered(self, rows: Tensor, block: int, blocks: Tensor | None) -> "Packed":
-        """It has no rows: the same for all."""
+    def reorder(self, rows: Tensor, block: int, blocks: Tensor | None) -> "PackedProjection":
+        """Return it unchanged: all rows share the weights."""
         del rows, block, blocks
         return self
 
 
-def _projected(x: Tensor, parts: tuple[nn.Module, ...], packed: Packed | None) -> tuple[Tensor, ...]:
-    """What each part makes of a vector: all at once where they are packed."""
+def _project(x: Tensor, projections: tuple[nn.Module, ...], packed: PackedProjection | None) -> tuple[Tensor, ...]:
+    """Apply each projection, with one matrix product if they are packed."""
     if packed is None:
-        return tuple(part(x) for part in parts)
-    return nn.functional.linear(x, *packed).chunk(len(parts), dim=-1)
+        return tuple(projection(x) for projection in projections)
+    return nn.functional.linear(x, *packed).chunk(len(projections), dim=-1)
 
 
 @final
@@ -48,7 +48,7 @@ class MultiHeadAttention(nn.Module):
     """W_O [head_1; …; head_H], head_h = attention(W_Q q, W_K k, W_V v) (Vaswani et al. 2017), with any score.
 
     `forward(query)` is self-attention; with keys (and values) it is cross-attention. With `rotary`, queries and keys
-    are turned by their positions (Su et al. 2021). A decoder calls `prepare` and `read` step by step.
+    are rotated according to their positions (Su et al. 2021). A decoder calls `prepare` and `read` step by step.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class MultiHeadAttention(nn.Module):
             model_size, model_size, score=score, scope=scope, select=select, heads=heads, dropout=dropout
         )
         self.to_query = nn.Linear(model_size, model_size, bias=bias)
-        compared = self.attention.score.reads_keys
-        self.to_key = nn.Linear(model_size, model_size, bias=bias) if compared else nn.Identity()
+        reads_keys = self.attention.score.reads_keys
+        self.to_key = nn.Linear(model_size, model_size, bias=bias) if reads_keys else nn.Identity()
         self.to_value = nn.Linear(model_size, model_size, bias=bias)
         self.output = nn.Linear(model_size, model_size, bias=bias)
 
@@ -83,63 +83,67 @@ class MultiHeadAttention(nn.Module):
         allowed: Tensor | None = None,
         weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """→ (output_BTD, weights_BHTS where asked for)."""
+        """→ (output_BTD, weights_BHTS if requested)."""
         if keys_BSD is None and values_BSD is None:
-            query, key, value = _projected(query_BTD, self._own, self.packed())
+            query, key, value = _project(query_BTD, self._projections, self.packed())
         else:
             keys = query_BTD if keys_BSD is None else keys_BSD
             values = keys if values_BSD is None else values_BSD
             query, key, value = self.to_query(query_BTD), self.to_key(keys), self.to_value(values)
         if self.rotary:
-            query, key = self._turn(query, 0), self._turn(key, 0)
-        context_BTD, found = self.attention(query, key, value, allowed=allowed, weights=weights)
-        return self.output(context_BTD), found
+            query, key = self._rotate(query, 0), self._rotate(key, 0)
+        context_BTD, attention_weights = self.attention(query, key, value, allowed=allowed, weights=weights)
+        return self.output(context_BTD), attention_weights
 
     def prepare(self, memory_BSD: Tensor, *, allowed: Tensor | None = None, start: int = 0) -> Keys:
-        """The memory's side: keys and values, projected; its first slot stands at position `start`."""
-        parts = (self.to_key, self.to_value)
-        key, value = _projected(memory_BSD, parts, Packed.of(*parts))
-        return self.attention.prepare(self._turn(key, start) if self.rotary else key, value, allowed)
+        """Project the memory to keys and values. Its first slot has position `start`."""
+        projections = (self.to_key, self.to_value)
+        key, value = _project(memory_BSD, projections, PackedProjection.of(*projections))
+        return self.attention.prepare(self._rotate(key, start) if self.rotary else key, value, allowed)
 
     def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, start: int = 0) -> Attended:
-        """What queries, the first of which stands at `start`, read from a prepared memory, joined and projected."""
+        """Attend to a prepared memory. The first query has position `start`."""
         query = self.to_query(query_BTD)
-        attended = self.attention.read(self._turn(query, start) if self.rotary else query, keys, past)
+        attended = self.attention.read(self._rotate(query, start) if self.rotary else query, keys, past)
         return attended._replace(context_BTD=self.output(attended.context_BTD))
 
-    def packed(self) -> Packed | None:
-        """The projections of self-attention; None where the score compares with no keys."""
-        return Packed.of(*self._own)
+    def packed(self) -> PackedProjection | None:
+        """Return the packed projections of self-attention, or None if the score does not read keys."""
+        return PackedProjection.of(*self._projections)
 
     def extend(
-        self, x_N1D: Tensor, store: Store | None, steps: Steps | PreallocatedSteps, packed: Packed | None = None
-    ) -> tuple[Tensor, Store]:
-        """One more step of self-attention: what it reads from those before it and itself, and the store with it."""
-        query, key, value = _projected(x_N1D, self._own, packed)
+        self,
+        x_N1D: Tensor,
+        layer: LayerCache | None,
+        step: CacheIndirection | PreallocatedIndirection,
+        packed: PackedProjection | None = None,
+    ) -> tuple[Tensor, LayerCache]:
+        """One step of causal self-attention → (output_N1D, cache with the keys and values of this step)."""
+        query, key, value = _project(x_N1D, self._projections, packed)
         if self.rotary:
-            query, key = self._turn(query, steps.start), self._turn(key, steps.start)
+            query, key = self._rotate(query, step.start), self._rotate(key, step.start)
         score = self.attention.score
-        store = steps.write(store, score.prepare(key), score.values(value))
+        layer = step.write(layer, score.prepare(key), score.values(value))
         if self.attention.fused:
-            shown = None if steps.bias_BKS is None else ScoreBias(steps.bias_BKS.unsqueeze(1), None)
-            query_BKD = query.reshape(-1, steps.block, query.shape[-1])
-            context_N1D = self.attention.read_shown(query_BKD, *steps.shared(store), shown).view_as(x_N1D)
+            mask = None if step.bias_BKS is None else ScoreBias(step.bias_BKS.unsqueeze(1), None)
+            query_BKD = query.reshape(-1, step.block, query.shape[-1])
+            context_N1D = self.attention.read_fused(query_BKD, *step.used_slots(layer), mask).view_as(x_N1D)
         else:
-            assert isinstance(steps, Steps)
-            keys_NHTD, values_NHTD = steps.apart(store)
-            position_N = torch.full((len(x_N1D),), steps.start, device=x_N1D.device)
+            assert isinstance(step, CacheIndirection)
+            keys_NHTD, values_NHTD = step.gather_rows(layer)
+            position_N = torch.full((len(x_N1D),), step.start, device=x_N1D.device)
             prepared = keys_NHTD if score.reads_keys else keys_NHTD.squeeze(1)
             keys = Keys(prepared, values_NHTD, None, position_N + 1)
             context_N1D = self.attention.read(query, keys, Past(position_N)).context_BTD
-        return self.output(context_N1D), store
+        return self.output(context_N1D), layer
 
     @property
-    def _own(self) -> tuple[nn.Module, ...]:
-        """What makes a vector's query, key and value."""
+    def _projections(self) -> tuple[nn.Module, ...]:
+        """The projections to query, key and value."""
         return self.to_query, self.to_key, self.to_value
 
-    def _turn(self, x_BTD: Tensor, start: int | Tensor) -> Tensor:
+    def _rotate(self, x_BTD: Tensor, start: int | Tensor) -> Tensor:
         x_BTHD = x_BTD.unflatten(-1, (self.attention.heads, -1))  # type: ignore[no-untyped-call]
         positions = start + torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        turned: Tensor = rotate(x_BTHD.transpose(1, 2), positions).transpose(1, 2).flatten(-2)
-        return turned
+        rotated: Tensor = rotate(x_BTHD.transpose(1, 2), positions).transpose(1, 2).flatten(-2)
+        return rotated

@@ -1,4 +1,4 @@
-"""Positions: where a token stands, told to a model that would not know.
+"""Positional encodings: sinusoidal, learned and rotary.
 
 T positions, D width.
 """
@@ -15,10 +15,10 @@ from regard.errors import ConfigError, DataError
 def sinusoidal_positions(length: int, size: int, *, start: int = 0) -> Tensor:
     """PE(p, 2i) = sin(p / 10000^{2i/d}), PE(p, 2i+1) = cos(p / 10000^{2i/d}) → (T, D) (Vaswani et al. 2017).
 
-    PE(p + k) is a linear map of PE(p) that depends on k alone: a rotation in each pair of dimensions.
+    PE(p + k) is a linear map of PE(p) that depends only on k: a rotation of each pair of dimensions.
     """
     if size % 2:
-        raise ConfigError(f"Sinusoidal positions come in pairs of sine and cosine: the size {size} must be even.")
+        raise ConfigError(f"Sinusoidal positions need an even size, not {size}: they are pairs of sine and cosine.")
     positions = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1)
     frequencies = torch.exp(torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10000.0) / size))
     angles = positions * frequencies
@@ -27,39 +27,39 @@ def sinusoidal_positions(length: int, size: int, *, start: int = 0) -> Tensor:
 
 @final
 class LearnedPositions(nn.Module):
-    """A vector for each position, learned (Gehring et al. 2017); the longest sequence is fixed at the start."""
+    """A learned vector for each position (Gehring et al. 2017), up to a fixed maximum length."""
 
     def __init__(self, length: int, size: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty(length, size).normal_(std=size**-0.5))
 
     def forward(self, positions: Tensor) -> Tensor:
-        """The vectors of the given positions, (…) → (…, D)."""
+        """Return the vectors of the given positions, (…) → (…, D)."""
         if positions.numel():
-            self._see_that_it_is_known(int(positions.max()))
+            self._check_position(int(positions.max()))
         return self.table[positions]
 
     def span(self, start: int, steps: int) -> Tensor:
-        """The vectors of so many positions from one on, (T, D); no device is asked."""
-        self._see_that_it_is_known(start + steps - 1)
+        """Return the vectors of consecutive positions, (T, D), without synchronizing with the GPU."""
+        self._check_position(start + steps - 1)
         return self.table[start : start + steps]
 
-    def _see_that_it_is_known(self, position: int) -> None:
+    def _check_position(self, position: int) -> None:
         if position >= self.table.shape[0]:
             raise DataError(
-                f"Position {position} is beyond the {self.table.shape[0]} that were learned. "
-                "Cut the sequence, or take sinusoidal or rotary positions."
+                f"Position {position} is out of range: the model has learned {self.table.shape[0]} positions. "
+                "Truncate the sequence, or use sinusoidal or rotary positions."
             )
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021): each pair of dimensions of x (…, T, D) turned by its position's angle.
+    """Rotary positions (Su et al. 2021): rotate each pair of dimensions of x (…, T, D) by an angle ∝ its position.
 
-    The dot product of a rotated query and a rotated key depends on the two vectors and their distance alone.
+    The dot product of a rotated query and a rotated key depends only on the two vectors and their distance.
     """
     size = x.shape[-1]
     if size % 2:
-        raise ConfigError(f"Rotary positions turn pairs of dimensions: the size {size} must be even.")
+        raise ConfigError(f"Rotary positions need an even size, not {size}: they rotate pairs of dimensions.")
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=x.device) * (-math.log(10000.0) / size)
     angles = positions.unsqueeze(-1) * exponents.exp()
     sine, cosine = angles.sin().to(x.dtype), angles.cos().to(x.dtype)

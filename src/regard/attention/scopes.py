@@ -1,4 +1,4 @@
-"""Scopes: which slots a query may see, beside those that the memory itself allows; they compose with &.
+"""Scopes: which slots are visible to a query, in addition to the mask of the memory. Combine scopes with &.
 
 B rows, T queries, S memory slots, D width.
 """
@@ -15,8 +15,8 @@ from regard.attention import settings
 from regard.errors import ConfigError
 
 
-class Situation(NamedTuple):
-    """What a scope may look at: the queries, the target position of each, each row's own length, the slots."""
+class ScopeInput(NamedTuple):
+    """The queries, their positions in the target, the length of each row of the memory, and the slot indices."""
 
     query_BTD: Tensor
     positions_BT: Tensor
@@ -24,25 +24,25 @@ class Situation(NamedTuple):
     slots_S: Tensor
 
 
-class View(NamedTuple):
-    """What a scope lets through: slots that may be seen (all where None), and a bias added to their scores."""
+class ScopeOutput(NamedTuple):
+    """A mask of the visible slots (None if all are visible), and a bias that is added to the scores."""
 
     allowed_BTS: Tensor | None = None
     bias_BTS: Tensor | None = None
     factor_BTS: Tensor | None = None
-    """Multiplies the finished weights, which then sum to less than 1."""
+    """Multiplied with the weights after normalization, so that they sum to less than 1."""
 
 
 class Scope(nn.Module, ABC):
-    """Narrows what may be seen."""
+    """Restricts which slots are visible."""
 
     learned: bool = False
-    """Whether it computes with the queries, so that its bias has a gradient."""
+    """Whether the bias depends on the queries, so that it needs a gradient."""
     self_only: bool = False
-    """Whether it makes sense only where queries and slots are the same sequence."""
+    """Whether the scope is defined only for self-attention."""
 
     @abstractmethod
-    def forward(self, situation: Situation) -> View: ...
+    def forward(self, inputs: ScopeInput) -> ScopeOutput: ...
 
     def __and__(self, other: "Scope") -> "Scope":
         return AllOf([self, other])
@@ -52,32 +52,32 @@ class Scope(nn.Module, ABC):
 class Global(Scope):
     """Every slot that the memory allows."""
 
-    def forward(self, situation: Situation) -> View:
-        del situation
-        return View()
+    def forward(self, inputs: ScopeInput) -> ScopeOutput:
+        del inputs
+        return ScopeOutput()
 
 
 @final
 class LocalMonotonic(Scope):
-    """Slots t − D … t + D: the alignment is taken to be roughly monotonic (Luong et al. 2015, local-m)."""
+    """Slots t − D … t + D, assuming a roughly monotonic alignment (Luong et al. 2015, local-m)."""
 
     def __init__(self, window: int = 5) -> None:
         super().__init__()
         self.window = window
 
-    def forward(self, situation: Situation) -> View:
-        distance_BTS = (situation.slots_S - situation.positions_BT.unsqueeze(-1)).abs()
-        return View(distance_BTS <= self.window)
+    def forward(self, inputs: ScopeInput) -> ScopeOutput:
+        distance_BTS = (inputs.slots_S - inputs.positions_BT.unsqueeze(-1)).abs()
+        return ScopeOutput(distance_BTS <= self.window)
 
 
 @final
 class LocalPredictive(Scope):
-    """A window round a predicted position (Luong et al. 2015, local-p).
+    """A window around a predicted position (Luong et al. 2015, local-p).
 
         p = S σ(v_pᵀ tanh(W_p q)),  slots p − D … p + D,  weights times exp(−(j − p)² / 2σ²),  σ = D / 2
 
-    S is each row's own length. In the paper the weights are left to sum to less than 1; here they are made to sum to
-    1 again unless `normalize` is off, which comes to adding the logarithm of the Gaussian to the scores.
+    S is the length of each row. In the paper, the weights then sum to less than 1. Here they are normalized again,
+    which is equivalent to adding the logarithm of the Gaussian to the scores; `normalize=False` follows the paper.
     """
 
     learned = True
@@ -89,33 +89,33 @@ class LocalPredictive(Scope):
         self.inner = nn.Linear(query_size, query_size, bias=False)
         self.outer = nn.Linear(query_size, 1, bias=False)
 
-    def center(self, situation: Situation) -> Tensor:
-        """P (B, T), between 0 and the row's length."""
-        share_BT = torch.sigmoid(self.outer(torch.tanh(self.inner(situation.query_BTD)))).squeeze(-1)
-        return share_BT * situation.lengths_B.unsqueeze(-1)
+    def center(self, inputs: ScopeInput) -> Tensor:
+        """Predict the position p (B, T), between 0 and the length of the row."""
+        fraction_BT = torch.sigmoid(self.outer(torch.tanh(self.inner(inputs.query_BTD)))).squeeze(-1)
+        return fraction_BT * inputs.lengths_B.unsqueeze(-1)
 
-    def forward(self, situation: Situation) -> View:
-        distance_BTS = situation.slots_S - self.center(situation).unsqueeze(-1)
+    def forward(self, inputs: ScopeInput) -> ScopeOutput:
+        distance_BTS = inputs.slots_S - self.center(inputs).unsqueeze(-1)
         allowed_BTS = distance_BTS.abs() <= self.window
         log_gauss_BTS = -(distance_BTS**2) / (2 * (self.window / 2) ** 2)
         if self.normalize:
-            return View(allowed_BTS, bias_BTS=log_gauss_BTS)
-        return View(allowed_BTS, factor_BTS=log_gauss_BTS.exp())
+            return ScopeOutput(allowed_BTS, bias_BTS=log_gauss_BTS)
+        return ScopeOutput(allowed_BTS, factor_BTS=log_gauss_BTS.exp())
 
 
 @final
 class Causal(Scope):
-    """Slots up to the query's own position: the future is never seen."""
+    """Slots up to the query's own position; later slots are masked."""
 
     self_only = True
 
-    def forward(self, situation: Situation) -> View:
-        return View(situation.slots_S <= situation.positions_BT.unsqueeze(-1))
+    def forward(self, inputs: ScopeInput) -> ScopeOutput:
+        return ScopeOutput(inputs.slots_S <= inputs.positions_BT.unsqueeze(-1))
 
 
 @final
 class AllOf(Scope):
-    """What every one of its scopes lets through."""
+    """The intersection of several scopes."""
 
     def __init__(self, scopes: list[Scope]) -> None:
         super().__init__()
@@ -123,19 +123,19 @@ class AllOf(Scope):
         self.learned = any(scope.learned for scope in scopes)
         self.self_only = any(scope.self_only for scope in scopes)
 
-    def forward(self, situation: Situation) -> View:
-        views = [scope(situation) for scope in self.scopes]
-        return View(
-            fold([view.allowed_BTS for view in views], torch.logical_and),
-            fold([view.bias_BTS for view in views], torch.add),
-            fold([view.factor_BTS for view in views], torch.mul),
+    def forward(self, inputs: ScopeInput) -> ScopeOutput:
+        outputs = [scope(inputs) for scope in self.scopes]
+        return ScopeOutput(
+            fold([output.allowed_BTS for output in outputs], torch.logical_and),
+            fold([output.bias_BTS for output in outputs], torch.add),
+            fold([output.factor_BTS for output in outputs], torch.mul),
         )
 
 
-def fold(parts: list[Tensor | None], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    """The parts that are there, joined; None where there are none."""
-    there = [part for part in parts if part is not None]
-    return reduce(join, there) if there else None
+def fold(tensors: list[Tensor | None], combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+    """Combine the tensors that are not None; return None if there are none."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return reduce(combine, present) if present else None
 
 
 def build_scope(choice: settings.Scope, query_size: int) -> Scope:
@@ -153,10 +153,10 @@ def build_scope(choice: settings.Scope, query_size: int) -> Scope:
             return Global()
 
 
-def refuse_unless_self(scope: Scope, queries: int, slots: int) -> None:
-    """A causal scope over a memory of another length has no meaning."""
+def check_self_attention(scope: Scope, queries: int, slots: int) -> None:
+    """Raise an error for a causal scope if queries and slots cannot be the same sequence."""
     if scope.self_only and queries != slots:
         raise ConfigError(
-            f"A causal scope compares positions of one sequence with itself, and here are {queries} queries and "
-            f"{slots} slots. Use it in self-attention alone."
+            f"A causal scope needs self-attention: it compares positions within one sequence, but there are {queries} "
+            f"queries and {slots} slots. Use another scope."
         )

@@ -1,5 +1,5 @@
-"""Scores: how well a query matches a key. A score is one small class: `prepare` does the keys' share of the
-work, once per source; `forward` compares.
+"""Scores: how well a query matches a key. `prepare` computes what depends only on the keys, once per source;
+`forward` compares queries with prepared keys.
 
 B rows, T queries, S memory slots, D width, H heads, A hidden width of the score.
 """
@@ -18,7 +18,7 @@ from regard.ops.additive_score import additive_scores
 
 
 class HeadLinear(nn.Module):
-    """A matrix for each head: (…, H, N, D) → (…, H, N, A)."""
+    """One weight matrix per head: (…, H, N, D) → (…, H, N, A)."""
 
     def __init__(self, heads: int, size: int, width: int) -> None:
         super().__init__()
@@ -26,27 +26,27 @@ class HeadLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(heads, width, size).uniform_(-bound, bound))
 
     def forward(self, x_BHND: Tensor) -> Tensor:
-        if self.weight.shape[0] == 1:  # one large product rather than many small ones
+        if self.weight.shape[0] == 1:  # one large product instead of many small ones
             return nn.functional.linear(x_BHND, self.weight[0])
         return x_BHND @ self.weight.transpose(-1, -2)
 
 
 class Score(nn.Module, ABC):
-    """e(q, k) for every query and slot, in each of `heads` equal parts of query and key."""
+    """e(q, k) for every query and slot. Queries and keys are split into `heads` parts of equal size."""
 
     uses_past: bool = False
-    """Whether it looks at the weights of the steps before, and so must go step by step."""
+    """Whether the score depends on the weights of previous steps, so that steps must run one by one."""
     sums_past: bool = False
-    """Whether it looks at the sum of all weights so far rather than at the last ones."""
+    """Whether it uses the sum of all previous weights instead of the weights of the last step."""
 
     reads_keys: bool = True
-    """Whether it compares with the keys at all."""
+    """Whether the score depends on the keys."""
 
     def __init__(self, query_size: int, key_size: int, heads: int) -> None:
         super().__init__()
-        for what, size in (("query", query_size), ("key", key_size)):
+        for name, size in (("query", query_size), ("key", key_size)):
             if size % heads:
-                raise ConfigError(f"{heads} heads do not divide a {what} of size {size}: choose sizes that they do.")
+                raise ConfigError(f"The {name} size {size} is not divisible by {heads} heads. Change one of them.")
         self.heads = heads
 
     def split(self, x_BND: Tensor) -> Tensor:
@@ -55,28 +55,26 @@ class Score(nn.Module, ABC):
         return x_BND.view(rows, steps, self.heads, width // self.heads).transpose(1, 2)
 
     def values(self, values_BSD: Tensor) -> Tensor:
-        """What is read, in heads; a score that projects values too says so here. Zeros stay zeros: they fill the slots
-        that nobody may see.
-        """
+        """Split the values into heads; a score may project them first. Zeros must stay zeros: masked slots are zero."""
         return self.split(values_BSD)
 
     @abstractmethod
     def prepare(self, keys_BSD: Tensor) -> Tensor:
-        """The part of the score that depends on the keys alone."""
+        """Compute the part of the score that depends only on the keys."""
 
     @abstractmethod
     def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
-        """The scores (B, H, T, S) against prepared keys; `past` are weights of the steps before."""
+        """Return the scores (B, H, T, S) against prepared keys; `past_BHS` are the weights of previous steps."""
 
 
 class InnerProduct(Score, ABC):
-    """A score that is a dot product in disguise, e = f query(q) · prepare(k): kernels for dot products serve it."""
+    """A score equivalent to a dot product, e = f query(q) · prepare(k), which fused attention kernels can compute."""
 
     factor: float = 1.0
 
     @abstractmethod
     def query(self, query_BTD: Tensor) -> Tensor:
-        """The query's side (B, H, T, D)."""
+        """Return the transformed query (B, H, T, D)."""
 
     def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
         del past_BHS
@@ -84,21 +82,21 @@ class InnerProduct(Score, ABC):
         return (query_BHTD if self.factor == 1 else query_BHTD * self.factor) @ prepared.transpose(-1, -2)
 
 
-def _same_size(what: str, query_size: int, key_size: int) -> None:
+def _check_same_size(score: str, query_size: int, key_size: int) -> None:
     if query_size != key_size:
         raise ConfigError(
-            f"{what} needs queries and keys of one size, and they have {query_size} and {key_size}. Make the sizes "
-            "equal, or take the score `general`."
+            f"{score} needs queries and keys of equal size, but their sizes are {query_size} and {key_size}. Make the "
+            "sizes equal, or use the score `general`."
         )
 
 
 @final
 class Dot(InnerProduct):
-    """e = qᵀ k, or qᵀ k / √d where `scaled` (Luong et al. 2015; Vaswani et al. 2017)."""
+    """e = qᵀ k, or qᵀ k / √d if `scaled` (Luong et al. 2015; Vaswani et al. 2017)."""
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, scaled: bool = False) -> None:
         super().__init__(query_size, key_size, heads)
-        _same_size("A dot product", query_size, key_size)
+        _check_same_size("A dot product", query_size, key_size)
         self.factor = (query_size // heads) ** -0.5 if scaled else 1.0
 
     def query(self, query_BTD: Tensor) -> Tensor:
@@ -130,7 +128,7 @@ class Cosine(InnerProduct):
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, sharpening: float = 10.0) -> None:
         super().__init__(query_size, key_size, heads)
-        _same_size("A cosine", query_size, key_size)
+        _check_same_size("A cosine", query_size, key_size)
         self.log_sharpening = nn.Parameter(torch.full((heads, 1, 1), sharpening).log())
 
     def query(self, query_BTD: Tensor) -> Tensor:
@@ -142,7 +140,7 @@ class Cosine(InnerProduct):
 
 @final
 class Projected(InnerProduct):
-    """e = (W_Q q)ᵀ (W_K k), divided by √d where `scaled`; values W_V v (the form the Transformer took)."""
+    """e = (W_Q q)ᵀ (W_K k), divided by √d if `scaled`; values W_V v (Vaswani et al. 2017)."""
 
     def __init__(
         self, query_size: int, key_size: int, heads: int = 1, *, scaled: bool = True, size: int | None = None
@@ -167,7 +165,7 @@ class Projected(InnerProduct):
 @final
 class Additive(Score):
     """e = vᵀ tanh(W q + U k) (Bahdanau et al. 2015; their W_a, U_a, v_a). Luong's `concat`, vᵀ tanh(W [k; q]), is
-    the same with W and U side by side in one matrix.
+    the same with W and U concatenated to one matrix.
     """
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, hidden: int | None = None) -> None:
@@ -188,7 +186,7 @@ class Additive(Score):
 
 @final
 class Concat(Score):
-    """e = vᵀ tanh(W [k; q]) (Luong et al. 2015): of the additive family, with one matrix."""
+    """e = vᵀ tanh(W [k; q]) (Luong et al. 2015): an additive score with one matrix."""
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, hidden: int | None = None) -> None:
         super().__init__(query_size, key_size, heads)
@@ -208,7 +206,7 @@ class Concat(Score):
 
 @final
 class Location(Score):
-    """e_j = (W q)_j: depends on the query and the position alone (Luong et al. 2015)."""
+    """e_j = (W q)_j: depends only on the query and the position (Luong et al. 2015)."""
 
     reads_keys = False
 
@@ -220,8 +218,8 @@ class Location(Score):
     def prepare(self, keys_BSD: Tensor) -> Tensor:
         if keys_BSD.shape[1] > self.slots:
             raise DataError(
-                f"The score `location` addresses {self.slots} slots, and this memory has {keys_BSD.shape[1]}. Train "
-                f"with a larger `slots`, or cut the source (tokenizer.max_length)."
+                f"The score `location` supports {self.slots} slots, but this memory has {keys_BSD.shape[1]}. Train "
+                "with a larger `slots`, or truncate the source (tokenizer.max_length)."
             )
         return keys_BSD
 
@@ -233,8 +231,8 @@ class Location(Score):
 
 @final
 class LocationAware(Score):
-    """e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋: a convolution over the weights of the step before (Chorowski et
-    al. 2015), or with `features="sum"` over all weights so far, which makes it a coverage.
+    """e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋: a convolution over the weights of the previous step (Chorowski et
+    al. 2015). With `features="sum"`, it is over the sum of all previous weights, a coverage.
     """
 
     uses_past = True
@@ -266,8 +264,8 @@ class LocationAware(Score):
     def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
         assert past_BHS is not None
         filtered = self.convolution(past_BHS.flatten(0, 1).unsqueeze(1)).unflatten(0, past_BHS.shape[:2])
-        placed_BHSA = self.place(filtered.transpose(-1, -2))
-        return additive_scores(self.query(self.split(query_BTD)), prepared + placed_BHSA, self.v)
+        location_BHSA = self.place(filtered.transpose(-1, -2))
+        return additive_scores(self.query(self.split(query_BTD)), prepared + location_BHSA, self.v)
 
 
 SCORES: dict[str, Callable[..., Score]] = {
@@ -284,12 +282,12 @@ SCORES: dict[str, Callable[..., Score]] = {
 
 
 def register_score(name: str, build: Callable[..., Score]) -> None:
-    """Make a score known by a name: `build(query_size, key_size, heads, **options)`, usually the class itself.
+    """Register a score: `build(query_size, key_size, heads, **options)`, usually the class itself.
 
-    After it, `score=name` and `score={"kind": name, option: value}` work wherever the built-in names do.
+    Afterwards, `score=name` and `score={"kind": name, option: value}` work wherever built-in names do.
     """
     if name == "custom" or (name in SCORES and name not in settings.REGISTERED):
-        raise ConfigError(f"'{name}' is a score of regard's own. Choose another name.")
+        raise ConfigError(f"'{name}' is the name of a built-in score. Choose another name.")
     settings.REGISTERED.add(name)
     SCORES[name] = build
 
@@ -298,7 +296,7 @@ def build_score(choice: settings.Score, query_size: int, key_size: int, heads: i
     if isinstance(choice, settings.CustomScore):
         if choice.name not in SCORES:
             raise ConfigError(
-                f"The score '{choice.name}' is somebody's own, and nobody has registered it in this process: call "
+                f"The custom score '{choice.name}' is not registered in this process. Call "
                 f"regard.register_score('{choice.name}', …) first."
             )
         return SCORES[choice.name](query_size, key_size, heads, **choice.options)

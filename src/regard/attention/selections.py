@@ -1,4 +1,4 @@
-"""Selections: from scores to weights over the visible slots.
+"""Selections: convert scores to weights over the visible slots.
 
 B rows, H heads, T queries, S memory slots.
 """
@@ -15,7 +15,7 @@ from regard.attention import equation, settings
 
 
 class Selected(NamedTuple):
-    """Weights to read with; for a sampled choice also what learning by reward needs."""
+    """Attention weights; for a sampled position also its log-probability and entropy, for REINFORCE."""
 
     weights_BHTS: Tensor
     log_prob_BT: Tensor | None = None
@@ -23,12 +23,12 @@ class Selected(NamedTuple):
 
 
 class Selection(nn.Module, ABC):
-    """a = select(e | allowed): weights that sum to 1 over what may be seen, and are 0 elsewhere."""
+    """a = select(e | allowed): weights that sum to 1 over the visible slots, and are 0 elsewhere."""
 
     marginal: bool = False
-    """Whether the weights are probabilities of the one slot that is read, to be summed over in the output."""
+    """Whether one slot is read, and the output distribution is marginalized over it: the weights are probabilities."""
     uses_past: bool = False
-    """Whether it needs to know what was believed at the step before."""
+    """Whether it depends on the belief about the previous position."""
 
     @abstractmethod
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected: ...
@@ -36,7 +36,7 @@ class Selection(nn.Module, ABC):
 
 @final
 class Softmax(Selection):
-    """a_j = exp(e_j) / Σ_i exp(e_i): soft, differentiable, reads everything."""
+    """a_j = exp(e_j) / Σ_i exp(e_i): soft and differentiable; every slot gets some weight."""
 
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
         return Selected(equation.softmax(scores_BHTS, allowed_BHTS))
@@ -51,7 +51,7 @@ class Sparse(Selection):
         self.transform = transform
 
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
-        # Low enough never to be chosen, high enough for the sums over sorted scores not to overflow.
+        # Low enough never to be selected, high enough that sums over sorted scores do not overflow.
         wide = scores_BHTS.float() if scores_BHTS.dtype in {torch.float16, torch.bfloat16} else scores_BHTS
         weights = self.transform(wide.masked_fill(~allowed_BHTS, -1e7), -1).masked_fill(~allowed_BHTS, 0.0)
         return Selected(weights.to(scores_BHTS.dtype))
@@ -59,7 +59,7 @@ class Sparse(Selection):
 
 @final
 class StraightThrough(Selection):
-    """A one-hot sample forward, the gradient of the soft sample backward (Gumbel; Jang et al. 2017); argmax at test."""
+    """A one-hot Gumbel sample with the gradient of the soft sample (Jang et al. 2017); argmax in evaluation mode."""
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -75,13 +75,13 @@ class StraightThrough(Selection):
 
 @final
 class Hard(Selection):
-    """One position, sampled in training, the likeliest at test (Xu et al. 2015).
+    """One position, sampled in training; the most likely one in evaluation mode (Xu et al. 2015).
 
-    It learns by REINFORCE: with reward R = log p(y | ã) of a row, baseline b ← 0.9 b + 0.1 mean R, it descends
+    It is trained with REINFORCE. With reward R = log p(y | ã) of a row and baseline b ← 0.9 b + 0.1 mean R, the term
 
         −λ_r (R − b) Σ_t log a_t(ã_t) − λ_e Σ_t H[a_t]
 
-    beside the loss itself. With probability `soft` a step reads the soft context in place of its sample.
+    is added to the loss. With probability `soft`, a step uses the soft context instead of the sampled position.
     """
 
     baseline: Tensor
@@ -95,34 +95,34 @@ class Hard(Selection):
         if not self.training:
             return Selected(_one_hot(scores_BHTS, allowed_BHTS))
         soft = equation.softmax(scores_BHTS, allowed_BHTS)
-        seen_BHT1 = allowed_BHTS.any(-1, keepdim=True)
-        # A query that may see nothing still needs something to draw from; what it draws is weighted with nothing.
-        chances = torch.where(seen_BHT1, soft.detach(), 1.0).flatten(0, -2)
-        drawn = torch.multinomial(chances, 1).view_as(seen_BHT1)
-        sample = torch.zeros_like(soft).scatter_(-1, drawn, 1.0).masked_fill(~allowed_BHTS, 0.0)
-        reads_soft = torch.rand_like(soft[:, :1, :, :1]) < self.soft
+        nonempty_BHT1 = allowed_BHTS.any(-1, keepdim=True)
+        # `multinomial` needs a positive probability even for a query without visible slots; its sample gets no weight.
+        probabilities = torch.where(nonempty_BHT1, soft.detach(), 1.0).flatten(0, -2)
+        position_BHT1 = torch.multinomial(probabilities, 1).view_as(nonempty_BHT1)
+        sample = torch.zeros_like(soft).scatter_(-1, position_BHT1, 1.0).masked_fill(~allowed_BHTS, 0.0)
+        use_soft = torch.rand_like(soft[:, :1, :, :1]) < self.soft
         log_soft = soft.clamp_min(torch.finfo(soft.dtype).tiny).log()
-        chosen_BHT = log_soft.gather(-1, drawn).masked_fill(reads_soft | ~seen_BHT1, 0.0).squeeze(-1)
+        log_prob_BHT = log_soft.gather(-1, position_BHT1).masked_fill(use_soft | ~nonempty_BHT1, 0.0).squeeze(-1)
         return Selected(
-            torch.where(reads_soft, soft, sample),
-            log_prob_BT=chosen_BHT.sum(1),
+            torch.where(use_soft, soft, sample),
+            log_prob_BT=log_prob_BHT.sum(1),
             entropy_BT=-(soft * log_soft).sum(-1).sum(1),
         )
 
     def surrogate(self, log_prob_BT: Tensor, entropy_BT: Tensor, log_p_BT: Tensor, valid_BT: Tensor) -> Tensor:
-        """What to add to the loss, summed over the batch; the baseline moves on."""
+        """Return the term to add to the loss, summed over the batch, and update the baseline."""
         reward_B = log_p_BT.detach().masked_fill(~valid_BT, 0.0).sum(-1)
         advantage_B = reward_B - self.baseline
         if self.training:
             self.baseline.mul_(0.9).add_(0.1 * reward_B.mean())
-        taken_B = log_prob_BT.masked_fill(~valid_BT, 0.0).sum(-1)
-        spread_B = entropy_BT.masked_fill(~valid_BT, 0.0).sum(-1)
-        return -(self.reward * advantage_B * taken_B + self.entropy * spread_B).sum()
+        log_prob_B = log_prob_BT.masked_fill(~valid_BT, 0.0).sum(-1)
+        entropy_B = entropy_BT.masked_fill(~valid_BT, 0.0).sum(-1)
+        return -(self.reward * advantage_B * log_prob_B + self.entropy * entropy_B).sum()
 
 
 @final
 class HardExact(Selection):
-    """One position is read, and the output sums over which: p(y) = Σ_j a_j p(y | v_j) (Wu et al. 2018)."""
+    """One position, marginalized exactly in the output: p(y) = Σ_j a_j p(y | v_j) (Wu et al. 2018)."""
 
     marginal = True
 
@@ -132,14 +132,14 @@ class HardExact(Selection):
 
 @final
 class HardMonotonic(Selection):
-    """One position that never goes back, summed over exactly (Wu & Cotterell 2019).
+    """One position that never moves back, marginalized exactly (Wu & Cotterell 2019).
 
-    From position i the next is j ≥ i with p(j | i) = exp(e_j) / Σ_{k ≥ i} exp(e_k). With the belief β(i) about the
-    last position, given all that was said, the position now is j with probability
+    From position i, the next position is j ≥ i with p(j | i) = exp(e_j) / Σ_{k ≥ i} exp(e_k). Let the belief β(i) be
+    the distribution of the previous position, given the tokens so far. Then the probability of position j is
 
         a_j = exp(e_j) Σ_{i ≤ j} β(i) / Σ_{k ≥ i} exp(e_k)
 
-    and what is said updates the belief: β(j) ∝ a_j p(y | v_j). The product over steps of Σ_j a_j p(y | v_j) is the
+    and the next token y updates the belief: β(j) ∝ a_j p(y | v_j). The product over steps of Σ_j a_j p(y | v_j) is the
     sum over all monotonic alignments: the forward algorithm, one step at a time.
     """
 
@@ -147,25 +147,25 @@ class HardMonotonic(Selection):
     uses_past = True
 
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
-        """The first step: nothing has been read, and every position can be reached."""
+        """The first step: every position can be reached."""
         return Selected(equation.softmax(scores_BHTS, allowed_BHTS))
 
     def advance(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor) -> Selected:
-        """The probabilities of the position now, from the belief about the one before."""
+        """Return the probabilities of the current position, given the belief about the previous one."""
         lowest = torch.finfo(scores_BHTS.dtype).min / 4
-        shown = scores_BHTS.masked_fill(~allowed_BHTS, lowest)
-        shown = shown - shown.amax(-1, keepdim=True)
-        rest = shown.flip(-1).logcumsumexp(-1).flip(-1)
-        log_belief = belief_BHS.clamp_min(torch.finfo(shown.dtype).tiny).log().unsqueeze(-2)
-        # Slots that may not be seen have nothing behind them to go to, and no belief rests there.
-        arriving = (log_belief - rest).masked_fill(~allowed_BHTS, lowest).logcumsumexp(-1)
-        weights = (shown + arriving).exp().masked_fill(~allowed_BHTS, 0.0)
+        masked = scores_BHTS.masked_fill(~allowed_BHTS, lowest)
+        masked = masked - masked.amax(-1, keepdim=True)
+        log_tail = masked.flip(-1).logcumsumexp(-1).flip(-1)
+        log_belief = belief_BHS.clamp_min(torch.finfo(masked.dtype).tiny).log().unsqueeze(-2)
+        # Masked slots have no belief and no successors.
+        arriving = (log_belief - log_tail).masked_fill(~allowed_BHTS, lowest).logcumsumexp(-1)
+        weights = (masked + arriving).exp().masked_fill(~allowed_BHTS, 0.0)
         total = weights.sum(-1, keepdim=True)
         return Selected(weights / torch.where(total > 0, total, 1.0))
 
 
 def _one_hot(scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Tensor:
-    """1 at the highest score that may be seen; all 0 where nothing may."""
+    """Return 1 at the highest visible score, else 0; all zeros for a query without visible slots."""
     lowest = torch.finfo(scores_BHTS.dtype).min
     highest = scores_BHTS.masked_fill(~allowed_BHTS, lowest).argmax(-1, keepdim=True)
     return torch.zeros_like(scores_BHTS).scatter_(-1, highest, 1.0).masked_fill(~allowed_BHTS, 0.0)

@@ -1,4 +1,4 @@
-"""What may be set in an attention: score, scope, selection, heads; a choice by its bare name or with options."""
+"""Settings of an attention: score, scope, selection and heads. A choice is a bare name, or a mapping with options."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -8,7 +8,7 @@ from regard.attention.mechanisms import MECHANISMS
 from regard.config import BY_NAME, Settings
 from regard.formatting import did_you_mean
 
-_HIDDEN = Field(None, description="width of the hidden layer; by default the query's")
+_HIDDEN = Field(None, description="width of the hidden layer; default: that of the query")
 
 
 class Dot(Settings):
@@ -35,32 +35,34 @@ class Concat(Settings):
 
 class Cosine(Settings):
     kind: Literal["cosine"] = "cosine"
-    sharpening: PositiveFloat = Field(10.0, description="β at the start; it is learned")
+    sharpening: PositiveFloat = Field(10.0, description="initial value of β, which is learned")
 
 
 class Location(Settings):
     kind: Literal["location"] = "location"
-    slots: PositiveInt = Field(256, description="the longest memory that can be addressed")
+    slots: PositiveInt = Field(256, description="maximum length of the memory")
 
 
 class Projected(Settings):
     kind: Literal["projected"] = "projected"
-    scaled: bool = Field(True, description="divide by √d, d the width of a head")
-    size: PositiveInt | None = Field(None, description="width of projected queries and keys; by default the query's")
+    scaled: bool = Field(True, description="divide by √d, where d is the width of a head")
+    size: PositiveInt | None = Field(
+        None, description="width of the projected queries and keys; default: that of the query"
+    )
 
 
 class LocationAware(Settings):
     kind: Literal["location_aware"] = "location_aware"
     hidden: PositiveInt | None = _HIDDEN
     filters: PositiveInt = 10
-    reach: PositiveInt = Field(3, description="a filter sees so many slots to either side")
+    reach: PositiveInt = Field(3, description="a filter covers this many slots on either side")
     features: Literal["last", "sum"] = Field(
-        "last", description="of the weights of the last step, or of all (coverage)"
+        "last", description="convolve the weights of the last step, or the sum of all steps (coverage)"
     )
 
 
 class CustomScore(Settings):
-    """A score that a user registered, with the options that its class takes."""
+    """A registered score, with the options of its class."""
 
     kind: Literal["custom"] = "custom"
     name: str
@@ -68,10 +70,10 @@ class CustomScore(Settings):
 
 
 REGISTERED: set[str] = set()
-"""The names of the scores that users registered."""
+"""The names of registered scores."""
 
 
-def _registered(value: Any) -> Any:
+def _expand_registered(value: Any) -> Any:
     if isinstance(value, dict) and value.get("kind") in REGISTERED:
         options = {key: option for key, option in value.items() if key != "kind"}
         return {"kind": "custom", "name": value["kind"], "options": options}
@@ -81,7 +83,7 @@ def _registered(value: Any) -> Any:
 Score = Annotated[
     Dot | ScaledDot | General | Additive | Concat | Cosine | Location | Projected | LocationAware | CustomScore,
     Field(discriminator="kind"),
-    BeforeValidator(_registered),
+    BeforeValidator(_expand_registered),
     BY_NAME,
 ]
 
@@ -92,13 +94,15 @@ class GlobalScope(Settings):
 
 class LocalMonotonic(Settings):
     kind: Literal["local_m"] = "local_m"
-    window: PositiveInt = Field(5, description="D: query t sees slots t − D to t + D")
+    window: PositiveInt = Field(5, description="D: slots t − D to t + D are visible to query t")
 
 
 class LocalPredictive(Settings):
     kind: Literal["local_p"] = "local_p"
-    window: PositiveInt = Field(5, description="D: slots p − D to p + D, under a Gaussian with σ = D/2")
-    normalize: bool = Field(True, description="whether the weights are made to sum to 1 again; in the paper not")
+    window: PositiveInt = Field(
+        5, description="D: slots p − D to p + D are visible, weighted by a Gaussian with σ = D/2"
+    )
+    normalize: bool = Field(True, description="normalize the weights again, so that they sum to 1; the paper does not")
 
 
 class Causal(Settings):
@@ -119,9 +123,9 @@ class Softmax(Settings):
 
 class Hard(Settings):
     kind: Literal["hard"] = "hard"
-    entropy: float = Field(0.02, ge=0, description="λ of the entropy bonus")
-    reward: PositiveFloat = Field(0.2, description="λ of the reward")
-    soft: float = Field(0.5, ge=0, le=1, description="how often the soft context is taken in place of the sample")
+    entropy: float = Field(0.02, ge=0, description="weight λ of the entropy bonus")
+    reward: PositiveFloat = Field(0.2, description="weight λ of the reward")
+    soft: float = Field(0.5, ge=0, le=1, description="probability of using the soft context instead of the sample")
 
 
 class HardExact(Settings):
@@ -152,8 +156,8 @@ Selection = Annotated[
 ]
 
 
-def _mechanism(value: Any) -> Any:
-    """A mechanism's name stands for its parts; parts beside the name replace its own."""
+def _expand_mechanism(value: Any) -> Any:
+    """Replace the name of a mechanism with its parts; parts given next to the name override them."""
     if isinstance(value, str):
         value = {"kind": value}
     if not isinstance(value, dict) or "kind" not in value:
@@ -161,55 +165,56 @@ def _mechanism(value: Any) -> Any:
     name = str(value["kind"])
     if name not in MECHANISMS:
         raise ValueError(
-            f"there is no mechanism '{name}'.{did_you_mean(name, MECHANISMS)} `regard mechanisms` lists them."
+            f"'{name}' is not a mechanism.{did_you_mean(name, MECHANISMS)} List them with `regard mechanisms`."
         )
     parts = MECHANISMS[name].parts
     for key, part in value.items():
-        before = parts.get(key)
+        default = parts.get(key)
         if key != "kind":
-            changes_options = isinstance(part, dict) and "kind" not in part
-            parts[key] = {**before, **part} if changes_options and isinstance(before, dict) else part
+            has_only_options = isinstance(part, dict) and "kind" not in part
+            parts[key] = {**default, **part} if has_only_options and isinstance(default, dict) else part
     return parts
 
 
 class AttentionSettings(Settings):
-    """One choice of score × scope × selection × heads; a name of `regard mechanisms` stands for them all."""
+    """A score, a scope, a selection and heads. The name of a mechanism sets all of them."""
 
     score: Score = Additive()
     scope: Scope = GlobalScope()
     select: Selection = Softmax()
     heads: PositiveInt = 1
-    dropout: float = Field(0.0, ge=0, lt=1, description="on the weights")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the attention weights")
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_combination(self) -> Self:
         kinds = set(scope_kinds(self.scope))
         if self.select.kind in {"hard_exact", "hard_monotonic"}:
             if self.heads > 1:
                 raise ValueError(
-                    f"{self.select.kind} sums over the one slot that is read, and {self.heads} heads read several: "
-                    "take heads: 1."
+                    f"{self.select.kind} reads one slot, so it does not support {self.heads} heads. Use heads: 1."
                 )
             if self.dropout:
-                raise ValueError(f"{self.select.kind} needs true probabilities, which dropout spoils: take dropout: 0.")
+                raise ValueError(
+                    f"{self.select.kind} needs weights that sum to 1, so it does not support dropout. Use dropout: 0."
+                )
         if self.select.kind == "hard_monotonic" and kinds & {"local_m", "local_p"}:
             raise ValueError(
-                "hard_monotonic moves its own window along the memory, and cannot have that of another scope: "
-                "take scope: global."
+                "hard_monotonic restricts the visible slots itself, so it cannot be combined with another scope. "
+                "Use scope: global."
             )
         if self.score.kind == "location" and "local_p" in kinds:
             raise ValueError(
-                "location and local_p both predict a position from the state alone, so nothing would look at the "
-                "memory: take another score."
+                "the score location and the scope local_p both depend only on the query, so the attention would "
+                "ignore the memory. Use another score."
             )
         return self
 
 
 def scope_kinds(scope: Settings) -> list[str]:
-    """The kinds of a scope and of those within it."""
+    """Return the kinds of a scope and of the scopes that it combines."""
     if isinstance(scope, AllOf):
         return [kind for part in scope.scopes for kind in scope_kinds(part)]
     return [str(getattr(scope, "kind", ""))]
 
 
-AttentionChoice = Annotated[AttentionSettings, BeforeValidator(_mechanism)]
+AttentionChoice = Annotated[AttentionSettings, BeforeValidator(_expand_mechanism)]

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from regard.models.contracts import Decoder, Keys, State, map_state, preallocated
+from regard.models.contracts import Decoder, Keys, State, map_state, preallocate
 from regard.ops import cuda_graphs
 
 WARMUP_STEPS = 2
@@ -32,11 +32,11 @@ class GraphedDecoder:
         """Steps with this signature."""
         self.can_capture = True
         """Whether no capture has run out of memory."""
-        self.graph: cuda_graphs.Recording | None = None
+        self.graph: cuda_graphs.CapturedGraph | None = None
 
     def step(self, token_N: Tensor, state: State, keys: Keys, steps: int) -> tuple[Tensor, State]:
         """Take the next step after `steps` steps."""
-        state = preallocated(state, steps + 1)
+        state = preallocate(state, steps + 1)
         tensors: list[Tensor] = []
         signature: list[Any] = []
 
@@ -63,7 +63,7 @@ class GraphedDecoder:
         self.steps_seen, self.addresses = self.steps_seen + 1, addresses
         if self.graph is None:
             return self.decoder.step(token_N, state, keys)
-        output: tuple[Tensor, State] = self.graph.play(tensors)
+        output: tuple[Tensor, State] = self.graph.run(tensors)
         return output
 
     def _capture(self, token_N: Tensor, state: State, in_place: list[bool]) -> None:
@@ -76,7 +76,7 @@ class GraphedDecoder:
             return leaf
 
         token_N, state = map_state((token_N, state), add_input)
-        replay, output = cuda_graphs.recorder(token_N.device).record(
+        replay, output = cuda_graphs.graph_pool(token_N.device).capture(
             lambda: self.decoder.step(token_N, state, self.keys)
         )
-        self.graph = cuda_graphs.Recording(replay, inputs, output)
+        self.graph = cuda_graphs.CapturedGraph(replay, inputs, output)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.record import anything_recorded
+from regard.attention.record import is_recording
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
 from regard.models.contracts import Decoder, Keys, Memory, State, reorder
@@ -81,7 +81,7 @@ class SearchBatch:
         token_N = torch.full((len(rows) * hypotheses,), special.start, device=rows.device)
         generated_NT = token_N.new_empty(len(token_N), 0)
         # A replayed graph records no attention weights and no gradient.
-        can_replay = rows.is_cuda and not anything_recorded() and not torch.is_grad_enabled()
+        can_replay = rows.is_cuda and not is_recording() and not torch.is_grad_enabled()
         graphed = GraphedDecoder(decoder) if can_replay else None
         rules = [SuppressedTokens(special.suppressed), *rules]
         return cls(decoder, keys, state, token_N, generated_NT, sentence_B, rules, graphed)

@@ -46,7 +46,7 @@ def _describe_networks(model: Seq2Seq) -> Iterator[str]:
             state_dropout = module.settings.variational and module.settings.dropout > 0
             chosen = dispatch_layer(cell, device, state_dropout=state_dropout)
             yield f"  {label}: {chosen.path}"
-            yield from (f"    not {path}: {reason}" for path, reason in chosen.refused.items())
+            yield from (f"    not {path}: {reason}" for path, reason in chosen.rejected.items())
 
 
 def _describe_cell(stack: Stack) -> str:
@@ -73,7 +73,7 @@ def _describe_attentions(model: Seq2Seq) -> Iterator[str]:
         for weights, when in ((False, "training and prediction"), (True, "recording weights")):
             chosen = dispatch_attention(*parts, weights=weights or module.stepwise or module.select.marginal)
             yield f"  {when}: {chosen.path}"
-            yield from (f"    not {path}: {reason}" for path, reason in chosen.refused.items())
+            yield from (f"    not {path}: {reason}" for path, reason in chosen.rejected.items())
 
 
 def _equation(module: Attention) -> str:

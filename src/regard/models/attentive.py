@@ -143,7 +143,7 @@ class AttentiveDecoder(Decoder, ABC):
         contexts_BTD = torch.stack([step.context_BD for step in steps], 1)
         weights = [step.attended.weights for step in steps if step.attended.weights is not None]
         copy_attention = self._copy_attention(torch.cat(weights, dim=-2) if self._can_copy else None, keys)
-        samples = [step.attended.choice for step in steps if step.attended.choice is not None]
+        samples = [step.attended.sample for step in steps if step.attended.sample is not None]
         inputs_BTD = self._readout_inputs(outputs_BTH, embedded_BTD)
         return self.readout.decode(inputs_BTD, contexts_BTD, copy_attention, _loss_terms(samples))
 
@@ -250,7 +250,7 @@ class LuongDecoder(AttentiveDecoder):
         outputs_BTH, _ = self.layers(embedded_BTD, state=state.layers)
         attended = self.attention.read(outputs_BTH, keys.attention, state.past, weights=self._can_copy)
         copy_attention = self._copy_attention(attended.weights, keys)
-        loss_terms = _loss_terms([attended.choice] if attended.choice is not None else [])
+        loss_terms = _loss_terms([attended.sample] if attended.sample is not None else [])
         return self.readout.decode(outputs_BTH, attended.context_BTD, copy_attention, loss_terms)
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _StepOutput:

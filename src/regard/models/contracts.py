@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 State = Any
-"""Nested tuples, lists and dicts of tensors with rows on axis 0, and of objects with a method `reordered`."""
+"""Nested tuples, lists and dicts of tensors with rows on axis 0, and of objects with a method `reorder`."""
 
 Keys = Any
 """What a decoder computes once per source. The hypotheses of a sentence share it, and search never reorders it."""
@@ -112,24 +112,24 @@ def reorder(state: State, rows: Tensor, *, block: int = 1, blocks: Tensor | None
 
     In a search, the rows form blocks of `block` rows, the hypotheses of a sentence, and no hypothesis leaves its block.
     The rows of new block b then come from the old block `blocks[b]`, or from block b if `blocks` is None. An object
-    with a method `reordered(rows, block, blocks)` uses this to move less data.
+    with a method `reorder(rows, block, blocks)` uses this to move less data.
     """
     blocks = rows if block == 1 and blocks is None else blocks
 
     def select(part: Any) -> Any:
         if isinstance(part, Tensor):
             return part.index_select(0, rows)
-        return part.reordered(rows, block, blocks) if hasattr(part, "reordered") else part
+        return part.reorder(rows, block, blocks) if hasattr(part, "reorder") else part
 
-    return map_state(state, select, "reordered")
+    return map_state(state, select, "reorder")
 
 
-def preallocated(state: State, steps: int) -> State:
+def preallocate(state: State, steps: int) -> State:
     """Return the state with memory allocated for `steps` steps in total, so that its shapes stay constant until then.
-    Only objects with a method `preallocated(steps)` change.
+    Only objects with a method `preallocate(steps)` change.
     """
-    name = "preallocated"
-    return map_state(state, lambda part: part.preallocated(steps) if hasattr(part, name) else part, name)
+    name = "preallocate"
+    return map_state(state, lambda part: part.preallocate(steps) if hasattr(part, name) else part, name)
 
 
 def map_state(state: State, function: Callable[[Any], Any], method: str | None = None) -> State:

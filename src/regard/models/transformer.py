@@ -12,8 +12,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.attention import Keys, Past
-from regard.attention.kv_cache import Cache, PreallocatedCache, PreallocatedSteps, Steps, Store
-from regard.attention.multihead import MultiHeadAttention, Packed
+from regard.attention.kv_cache import (
+    CacheIndirection,
+    KVCache,
+    LayerCache,
+    PreallocatedIndirection,
+    PreallocatedKVCache,
+)
+from regard.attention.multihead import MultiHeadAttention, PackedProjection
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.settings import Score
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded
@@ -26,7 +32,7 @@ def _build_norm(settings: TransformerModel) -> nn.Module:
     if settings.normalization == "rms":
         return nn.RMSNorm(settings.size, eps=1e-6)
     # With post-norm, the normalized output is also the residual input of the next sublayer.
-    return LayerNorm(settings.size, for_products=settings.norm == "pre")
+    return LayerNorm(settings.size, autocast_output=settings.norm == "pre")
 
 
 def _build_attention(settings: TransformerModel, score: Score, scope: str, *, rotary: bool) -> MultiHeadAttention:
@@ -180,13 +186,13 @@ class LayerKeys(NamedTuple):
     """
 
     cross: Keys
-    self_projections: Packed | None
+    self_projections: PackedProjection | None
 
 
 class LayersState(NamedTuple):
     """The state of the decoder layers: the KV cache, and the past of each cross-attention that has a separate one."""
 
-    cache: Cache | PreallocatedCache
+    cache: KVCache | PreallocatedKVCache
     pasts: tuple[Past | None, ...]
 
 
@@ -218,16 +224,21 @@ class DecoderLayer(nn.Module):
         return output
 
     def step(
-        self, x_B1D: Tensor, store: Store | None, steps: Steps | PreallocatedSteps, past: Past, keys: LayerKeys
-    ) -> tuple[Tensor, Store, Past]:
+        self,
+        x_B1D: Tensor,
+        layer_cache: LayerCache | None,
+        indirection: CacheIndirection | PreallocatedIndirection,
+        past: Past,
+        keys: LayerKeys,
+    ) -> tuple[Tensor, LayerCache, Past]:
         """Run one step, given the previous steps and the past of the cross-attention."""
-        read_B1D, store = self.self_attention.extend(
-            self.after_self.normalize_input(x_B1D), store, steps, keys.self_projections
+        read_B1D, layer_cache = self.self_attention.extend(
+            self.after_self.normalize_input(x_B1D), layer_cache, indirection, keys.self_projections
         )
         x_B1D = self.after_self.add_output(x_B1D, read_B1D)
         attended = self.cross_attention.read(self.after_cross.normalize_input(x_B1D), keys.cross, past)
         x_B1D = self.after_cross.add_output(x_B1D, attended.context_BTD)
-        return self.after_feedforward(x_B1D, self.feedforward), store, attended.past
+        return self.after_feedforward(x_B1D, self.feedforward), layer_cache, attended.past
 
 
 @final
@@ -260,24 +271,26 @@ class TransformerDecoder(Decoder):
         )
         past = Past(torch.zeros(rows, dtype=torch.long, device=device))
         fused = self.embedding.learned is None and all(layer.self_attention.attention.fused for layer in layers)
-        cache = Cache.begin(rows, device, fused=fused)
+        cache = KVCache.begin(rows, device, fused=fused)
         return tuple(keys), TransformerState(past, LayersState(cache, tuple(pasts)))
 
     def step(
         self, token_B: Tensor, state: TransformerState, keys: tuple[LayerKeys, ...]
     ) -> tuple[Tensor, TransformerState]:
         cache, pasts = state.layers
-        x_B1D = self.embedding(token_B.unsqueeze(1), cache.start, cache.room)
-        steps = cache.taking(x_B1D.dtype)
-        stores: list[Store] = []
+        x_B1D = self.embedding(token_B.unsqueeze(1), cache.start, cache.max_steps)
+        indirection = cache.next_step(x_B1D.dtype)
+        layer_caches: list[LayerCache] = []
         new_pasts: list[Past | None] = []
         for index, (layer, layer_past) in enumerate(zip(self._layers(), pasts, strict=True)):
-            store = cache.stores[index] if cache.stores else None
-            x_B1D, store, past = layer.step(x_B1D, store, steps, layer_past or state.past, keys[index])
-            stores.append(store)
+            layer_cache = cache.layers[index] if cache.layers else None
+            x_B1D, layer_cache, past = layer.step(
+                x_B1D, layer_cache, indirection, layer_past or state.past, keys[index]
+            )
+            layer_caches.append(layer_cache)
             new_pasts.append(past if layer_past else None)
         past = state.past._replace(position_B=state.past.position_B + 1)
-        layers = LayersState(cache.after(steps, stores), tuple(new_pasts))  # type: ignore[arg-type]
+        layers = LayersState(cache.advance(indirection, layer_caches), tuple(new_pasts))  # type: ignore[arg-type]
         return self.output(self.norm(x_B1D)).squeeze(1), TransformerState(past, layers)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:

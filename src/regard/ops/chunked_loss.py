@@ -13,13 +13,13 @@ from regard.ops import reference_mode
 from regard.ops.reference_mode import Gradients, differentiable_once
 
 MAX_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}
-"""The number of logits in memory at once; on a CPU, they fit into its cache."""
+"""The maximum number of logits in memory at once, by device type; on a CPU, they fit into its cache."""
 
 Loss = Callable[..., Tensor]
 
 
 def rows_per_chunk(device: torch.device, vocabulary: int) -> int:
-    """The number of rows whose logits may be in memory at once."""
+    """Return the number of rows whose logits may be in memory at once."""
     return max(1, MAX_LOGITS.get(device.type, 1 << 26) // vocabulary)
 
 
@@ -36,7 +36,7 @@ def chunked_loss(loss: Loss, inputs: Sequence[Tensor], weights: Sequence[Tensor]
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Keeps the gradient of the loss; that of a multiple of the loss is a multiple of it."""
+    """Computes the gradient in the forward pass; the backward pass only scales it."""
 
     @staticmethod
     def forward(ctx: Any, loss: Loss, rows: int, count: int, *tensors: Tensor) -> Tensor:
@@ -46,16 +46,16 @@ class _ChunkedLoss(torch.autograd.Function):
         weight_grads = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
         total = inputs[0].new_zeros((), dtype=torch.float32)
         for start in range(0, len(inputs[0]), rows):
-            place = slice(start, start + rows)
+            chunk_rows = slice(start, start + rows)
             with torch.enable_grad():
-                chunk = [x[place].requires_grad_(need) for x, need in zip(inputs, needed, strict=True)]
+                chunk = [x[chunk_rows].requires_grad_(need) for x, need in zip(inputs, needed, strict=True)]
                 value = loss(*chunk)
                 leaves = [x for x, need in zip(chunk, needed, strict=True) if need]
                 grads = list(torch.autograd.grad(value, (*leaves, *weights), allow_unused=True, materialize_grads=True))
             total += value.detach()
             for input_grad in input_grads:
                 if input_grad is not None:
-                    input_grad[place] = grads.pop(0)
+                    input_grad[chunk_rows] = grads.pop(0)
             for weight_grad, grad in zip(weight_grads, grads, strict=True):
                 weight_grad += grad
         ctx.save_for_backward(*input_grads, *weight_grads)
@@ -64,10 +64,10 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, scale: Tensor) -> Gradients:
-        return None, None, None, *(None if grad is None else _scaled(grad, scale) for grad in ctx.saved_tensors)
+        return None, None, None, *(None if grad is None else _scale(grad, scale) for grad in ctx.saved_tensors)
 
 
-def _scaled(x: Tensor, scale: Tensor) -> Tensor:
-    """Multiply in the wider precision of both: 1 / tokens must not be rounded to half precision."""
+def _scale(x: Tensor, scale: Tensor) -> Tensor:
+    """Multiply in the wider of the two dtypes: 1 / tokens must not be rounded to half precision."""
     wide = torch.promote_types(x.dtype, scale.dtype)
     return (x.to(wide) * scale.to(wide)).to(x.dtype)

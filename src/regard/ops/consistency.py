@@ -1,7 +1,7 @@
 """The loss of two distributions over the same tokens: their cross-entropies and both divergences between them.
 
-It serves consistency training (R-Drop, SimCut), where both are passes of one model, and knowledge distillation, where
-the first is a teacher's. N tokens, V vocabulary.
+Consistency training (R-Drop, SimCut) compares two forward passes of one model. Knowledge distillation compares a
+teacher, which comes first, with a student. N tokens, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Weights = tuple[float, float, float, float]
 
 
 def reference_divergence(log_p_NV: Tensor, log_q_NV: Tensor, tokens_N: Tensor) -> Tensor:
-    """KL(p ‖ q), summed over the tokens that count."""
+    """KL(p ‖ q), summed over all tokens except `IGNORE_INDEX`."""
     rows_N = nn.functional.kl_div(log_q_NV, log_p_NV, reduction="none", log_target=True).sum(-1)
     return rows_N.masked_fill(tokens_N == IGNORE_INDEX, 0.0).sum()
 
@@ -25,7 +25,7 @@ def reference_divergence(log_p_NV: Tensor, log_q_NV: Tensor, tokens_N: Tensor) -
 def consistency_loss(
     first_NV: Tensor, second_NV: Tensor, tokens_N: Tensor, weights: Weights, label_smoothing: float
 ) -> Tensor:
-    """The weighted sum of CE(p), CE(q), KL(p ‖ q) and KL(q ‖ p), where p and q are given by their logits."""
+    """Return the weighted sum of CE(p), CE(q), KL(p ‖ q) and KL(q ‖ p), with p and q given by their logits."""
     if triton.is_usable(second_NV):
         from regard.ops.triton import consistency as kernel
 

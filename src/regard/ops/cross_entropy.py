@@ -1,4 +1,4 @@
-"""Cross-entropy with smoothed labels, summed over tokens: the reference, and on a GPU one Triton kernel each way.
+"""Cross-entropy with label smoothing, summed over tokens: the reference, and Triton kernels for a GPU.
 
 N tokens, V vocabulary.
 """
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.ops import triton
 
 IGNORE_INDEX = -100
-"""The target that does not count, as in `torch.nn.functional.cross_entropy`."""
+"""The target that does not contribute to the loss, as in `torch.nn.functional.cross_entropy`."""
 
 
 def reference_cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
@@ -18,7 +18,7 @@ def reference_cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing
 
 
 def cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
-    """−Σ_n log p(y_n) with smoothed labels, in float32."""
+    """−Σ_n log p(y_n) with label smoothing, in float32."""
     if triton.is_usable(logits_NV):
         from regard.ops.triton import cross_entropy as kernel
 

@@ -1,6 +1,4 @@
-"""Work that is recorded on a GPU once and played again: most of what small operations take is the telling, and a
-recording is told all at once.
-"""
+"""CUDA graphs: capture GPU work once and replay it. Small operations are launch-bound, and a replay is one launch."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,71 +11,71 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-_own = local()
+_thread = local()
 
 
-class Recording(NamedTuple):
-    """What plays some work, the tensors that it reads, and what it gives: tensors that each playing fills anew."""
+class CapturedGraph(NamedTuple):
+    """A captured graph with its static input and output tensors. Each replay overwrites the outputs."""
 
     replay: Callable[[], None]
     inputs: list[Tensor]
-    given: Any
+    outputs: Any
 
-    def play(self, tensors: Sequence[Tensor]) -> Any:
-        """What the work gives for other tensors in place of those it reads."""
-        for own, tensor in zip(self.inputs, tensors, strict=True):
-            if own.data_ptr() != tensor.data_ptr():
-                own.copy_(tensor)
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        """Copy tensors to the static inputs, replay the graph and return its outputs."""
+        for static, tensor in zip(self.inputs, tensors, strict=True):
+            if static.data_ptr() != tensor.data_ptr():
+                static.copy_(tensor)
         self.replay()
-        return self.given
+        return self.outputs
 
 
 @final
 @dataclass
-class Recorder:
-    """Where recordings are made. They share one piece of memory, so no two may be played at a time: a thread has one
-    recorder for each device, `recorder(device)`.
+class GraphPool:
+    """Graphs that share one memory pool, so only one of them may be replayed at a time. Each thread has one pool per
+    device, `graph_pool(device)`.
     """
 
     stream: Any
     memory: Any = field(default_factory=torch.cuda.graph_pool_handle)
-    last: Any = None
-    """Held so that the memory stays while nobody else holds a recording."""
+    last_graph: Any = None
+    """Keeps the memory pool alive if no caller holds a graph."""
 
-    def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """What plays the work again, and what the work gave: tensors that each playing fills anew.
+    def capture(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """Capture `work` → (replay, outputs). Each replay overwrites the outputs; the capture computes nothing.
 
-        Nothing is worked out yet. All that the work reads must stay where it is, and the work must have been done once
-        before, so that what it sets up at first is there.
+        The tensors that `work` reads must keep their addresses. Run `work` once before, as a warm-up: lazy
+        initialization cannot be captured.
         """
         graph = torch.cuda.CUDAGraph()
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
-            # Not by torch.cuda.graph(), which empties all caches each time.
+            # torch.cuda.graph() would empty the caches of the allocator at each capture.
             graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
             try:
-                given = work()
+                outputs = work()
             except BaseException:
-                with suppress(RuntimeError):  # it is the work's own failure that must be told
+                with suppress(RuntimeError):  # do not hide the original error
                     graph.capture_end()
                 raise
             graph.capture_end()
         torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-        self.last = graph
-        return graph.replay, given
+        self.last_graph = graph
+        return graph.replay, outputs
 
 
-def recorder(device: torch.device) -> Recorder:
-    """That of this thread for a device."""
-    known = _recorders()
-    if device not in known:
-        known[device] = Recorder(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-    return known[device]
+def graph_pool(device: torch.device) -> GraphPool:
+    """Return the pool of this thread for a device."""
+    pools = _graph_pools()
+    if device not in pools:
+        pools[device] = GraphPool(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return pools[device]
 
 
-def forget(device: torch.device) -> None:
-    """Give the memory of this thread's recordings back, as soon as nobody else holds one."""
-    if _recorders().pop(device, None) is not None:
+def release_graphs(device: torch.device) -> None:
+    """Release the memory of this thread's graphs, as soon as no caller holds one."""
+    if _graph_pools().pop(device, None) is not None:
         torch.cuda.empty_cache()
 
 
@@ -85,10 +83,10 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether PyTorch ran out of memory. CUDA raises `OutOfMemoryError`, except in graph capture; CPUs raise a
     `RuntimeError` whose message depends on the processor.
     """
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(each in str(error) for each in words)
+    phrases = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(phrase in str(error) for phrase in phrases)
 
 
-def _recorders() -> dict[torch.device, Recorder]:
-    found: dict[torch.device, Recorder] = _own.__dict__.setdefault("recorders", {})
-    return found
+def _graph_pools() -> dict[torch.device, GraphPool]:
+    pools: dict[torch.device, GraphPool] = _thread.__dict__.setdefault("graph_pools", {})
+    return pools

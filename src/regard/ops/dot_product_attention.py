@@ -17,14 +17,14 @@ for which that gradient took two thirds of a step.
 
 
 class ScoreBias(NamedTuple):
-    """A mask as the fused kernel takes it: a bias that is added to the scores, and the queries that have any slot."""
+    """A mask as the fused kernel uses it: a bias that is added to the scores, and which queries have a visible slot."""
 
     bias: Tensor
     nonempty: Tensor | None
 
     @classmethod
-    def of(cls, allowed: Tensor, dtype: torch.dtype) -> "ScoreBias":
-        # A softmax over no slot is NaN. A query without visible slots attends to all of them; its output is set to 0.
+    def from_mask(cls, allowed: Tensor, dtype: torch.dtype) -> "ScoreBias":
+        # A softmax over no slots is NaN. A query without visible slots attends to all of them; its output is set to 0.
         nonempty = allowed.any(-1, keepdim=True)
         bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
         return cls(bias.masked_fill_(~allowed & nonempty, -torch.inf), nonempty)
@@ -49,12 +49,12 @@ def dot_product_attention(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), by the fused kernel where it is faster than two products."""
+    """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), with the fused kernel if it is faster than two products."""
     bias, nonempty = (None, None) if mask is None else mask
     attend: Callable[..., Tensor] = partial(nn.functional.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
     if query_BHTD.is_cpu and query_BHTD.dtype == torch.bfloat16 and torch.is_grad_enabled():
-        # On a CPU the gradient of the fused kernel takes ten times as long in bfloat16.
-        wide = (part.float() for part in (query_BHTD, keys_BHSD, values_BHSD))
+        # On a CPU, the gradient of the fused kernel is ten times slower in bfloat16.
+        wide = (tensor.float() for tensor in (query_BHTD, keys_BHSD, values_BHSD))
         with torch.autocast("cpu", enabled=False):
             context_BHTD = attend(*wide, None if bias is None else bias.float()).to(torch.bfloat16)
     elif query_BHTD.is_cuda and max(query_BHTD.shape[-1], values_BHSD.shape[-1]) > MAX_FUSED_WIDTH:

@@ -1,4 +1,4 @@
-"""Layer normalization (Ba et al. 2016) as in torch.nn, and in training on a GPU in one kernel each way."""
+"""Layer normalization (Ba et al. 2016) as in torch.nn, with Triton kernels for training on a GPU."""
 
 from typing import final
 
@@ -12,16 +12,16 @@ from regard.ops import triton
 class LayerNorm(nn.LayerNorm):
     """w ⊙ (x − mean x) / √(var x + ε) + b.
 
-    What goes into matrix products alone (`for_products`) is halved here once where they are worked out in half
-    precision, and not by each of them.
+    With `autocast_output`, the output has the autocast dtype. Use it if the output goes to matrix products only: it is
+    cast once here instead of once per product.
     """
 
-    def __init__(self, size: int, *, for_products: bool = False) -> None:
+    def __init__(self, size: int, *, autocast_output: bool = False) -> None:
         super().__init__(size)
-        self.for_products = for_products
+        self.autocast_output = autocast_output
 
     def forward(self, x: Tensor) -> Tensor:
-        dtype = _of_products(x) if self.for_products else x.dtype
+        dtype = _autocast_dtype(x) if self.autocast_output else x.dtype
         if self.training and triton.is_usable(x):
             from regard.ops.triton.layer_norm import layer_norm
 
@@ -29,8 +29,8 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x).to(dtype)
 
 
-def _of_products(x: Tensor) -> torch.dtype:
-    """The precision in which a matrix product takes a tensor; float64 stays what it is."""
-    kind = x.device.type
-    halved = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if halved else x.dtype
+def _autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype to which autocast casts the input of a matrix product. It leaves float64 unchanged."""
+    device = x.device.type
+    is_cast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if is_cast else x.dtype

@@ -1,4 +1,4 @@
-"""The equations themselves, in place of all fast paths."""
+"""Reference mode: compute with the reference implementations instead of the fast paths."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,17 +13,17 @@ from regard.errors import ConfigError
 
 Gradients = tuple[Tensor | None, ...]
 
-_asked_for: ContextVar[bool] = ContextVar("plain", default=False)
+_enabled: ContextVar[bool] = ContextVar("reference_mode", default=False)
 
 
 @contextmanager
 def reference_mode() -> Iterator[None]:
-    """Take no fast path whose gradient is worked out by hand while the block runs: slow, and right by definition."""
-    token = _asked_for.set(True)
+    """Within the block, use no fast path with an analytic gradient: slow, and correct by definition."""
+    token = _enabled.set(True)
     try:
         yield
     finally:
-        _asked_for.reset(token)
+        _enabled.reset(token)
 
 
 @contextmanager
@@ -46,18 +46,18 @@ def cpu_has_bfloat16() -> bool:
 
 
 def in_reference_mode() -> bool:
-    return _asked_for.get()
+    return _enabled.get()
 
 
 def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """A gradient that has none of its own says so, rather than be taken for a constant."""
+    """Raise an error on double backward. Without it, autograd would treat the analytic gradient as a constant."""
 
     @wraps(backward)
     def checked(*args: Any) -> Gradients:
         if torch.is_grad_enabled():
             raise ConfigError(
-                "Second derivatives are known to the plain equations alone: run this under "
-                "`with regard.ops.reference_mode.plainly():`."
+                "Only the reference implementation supports second derivatives. Run this within "
+                "`with regard.ops.reference_mode.reference_mode():`."
             )
         return backward(*args)
 

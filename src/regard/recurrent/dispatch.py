@@ -16,11 +16,11 @@ from torch import Tensor
 
 from regard.ops import reference_mode
 from regard.ops.dispatch import Dispatch, first_available
-from regard.ops.triton import dtype_refusal, is_usable, triton_refusal
+from regard.ops.triton import dtype_unsupported_reason, is_usable, triton_unsupported_reason
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, State
 from regard.recurrent.fast import analytic, analytic_lstm
 from regard.recurrent.fast.analytic_lstm import LSTMWeights
-from regard.recurrent.fast.cudnn import FAST_CELLS, scan_torch, torch_nn_refusal
+from regard.recurrent.fast.cudnn import FAST_CELLS, scan_torch, torch_nn_unsupported_reason
 from regard.recurrent.scan import CellInput, ScanOutput, scan, select_last_valid
 from regard.recurrent.settings import LSTMVariant
 
@@ -30,7 +30,7 @@ FUSED_MAX_ROWS = 64
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
-def torch_refusal(
+def torch_unsupported_reason(
     cell: Cell, device: str, dtype: torch.dtype, rows: int, state_dropout: bool, ragged: bool
 ) -> str | None:
     """Return why PyTorch's kernels cannot run a cell, or should not; None if they can."""
@@ -38,14 +38,14 @@ def torch_refusal(
         return "it does not support layer normalization"
     if state_dropout:
         return "it does not support dropout on the state"
-    refusal = torch_nn_refusal(cell)
-    if refusal:
-        return refusal
+    reason = torch_nn_unsupported_reason(cell)
+    if reason:
+        return reason
     if ragged and not is_bounded(cell):
         return "it runs past the end of a row, where the state of a relu network may overflow"
     if device == "cuda":
         fused_is_faster = isinstance(cell, LSTMCell) and (rows <= FUSED_MAX_ROWS or dtype in HALF_PRECISION)
-        if fused_is_faster and fused_refusal(cell, device, dtype) is None:
+        if fused_is_faster and fused_unsupported_reason(cell, device, dtype) is None:
             return f"the fused kernel is faster for up to {FUSED_MAX_ROWS} rows, and in half precision"
         return None
     if not isinstance(cell, LSTMCell):
@@ -55,7 +55,7 @@ def torch_refusal(
     return "on a CPU it is fast in float32 only" if dtype != torch.float32 else None
 
 
-def analytic_refusal(cell: Cell) -> str | None:
+def analytic_unsupported_reason(cell: Cell) -> str | None:
     """Return why the scan with an analytic gradient cannot run a cell, or None if it can."""
     if not isinstance(cell, FAST_CELLS):
         return f"{type(cell).__name__} has no analytic gradient"
@@ -69,18 +69,18 @@ def is_bounded(cell: Cell) -> bool:
     return not (isinstance(cell, RNNCell) and cell.activation == "relu")
 
 
-def fused_refusal(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
+def fused_unsupported_reason(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
     """Return why the Triton kernel cannot run a cell, or None if it can."""
     if device != "cuda":
         return "it needs a GPU"
-    refusal = triton_refusal()
-    if refusal:
-        return refusal
+    reason = triton_unsupported_reason()
+    if reason:
+        return reason
     if not (isinstance(cell, LSTMCell) or (isinstance(cell, GRUCell) and cell.reset == "before")):
         return "it supports only LSTM variants, and the GRU that resets before the product"
     if cell.layer_norm:
         return "it does not support layer normalization"
-    return dtype_refusal(dtype)
+    return dtype_unsupported_reason(dtype)
 
 
 def dispatch_layer(
@@ -95,9 +95,9 @@ def dispatch_layer(
     """Choose the path for a layer of cells like this one. `ragged` means that the rows have different lengths."""
     return first_available(
         {
-            "torch": lambda: torch_refusal(cell, device, dtype, rows, state_dropout, ragged),
-            "fused": lambda: fused_refusal(cell, device, dtype),
-            "analytic": lambda: analytic_refusal(cell),
+            "torch": lambda: torch_unsupported_reason(cell, device, dtype, rows, state_dropout, ragged),
+            "fused": lambda: fused_unsupported_reason(cell, device, dtype),
+            "analytic": lambda: analytic_unsupported_reason(cell),
         },
         otherwise="scan",
     )

@@ -30,7 +30,7 @@ class GraphedGradient:
 
     model: Seq2Seq
     objective: Objective
-    graphs: dict[Shape, cuda_graphs.Recording | None] = field(default_factory=dict)
+    graphs: dict[Shape, cuda_graphs.CapturedGraph | None] = field(default_factory=dict)
     gradients: list[Tensor] = field(default_factory=list)
 
     def zero_grad(self) -> None:
@@ -50,7 +50,7 @@ class GraphedGradient:
         if graph is None:
             return self._backward(batch, scale)
         scale_ = torch.full((), scale, device=batch.source.tokens_BT.device)
-        loss: Tensor = graph.play([*batch.source, *batch.target, scale_])
+        loss: Tensor = graph.run([*batch.source, *batch.target, scale_])
         return loss.clone()
 
     def _backward(self, batch: Batch, scale: Tensor | float) -> Tensor:
@@ -61,15 +61,15 @@ class GraphedGradient:
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
 
-    def _capture(self, batch: Batch) -> cuda_graphs.Recording:
+    def _capture(self, batch: Batch) -> cuda_graphs.CapturedGraph:
         source, target = (Padded(*(tensor.clone() for tensor in side)) for side in batch[:2])
         static = Batch(source, target, batch.ids, batch.tokens)
         device = source.tokens_BT.device
         scale = torch.ones((), device=device)
         before = self._gradients()
-        replay, loss = cuda_graphs.recorder(device).record(lambda: self._backward(static, scale))
+        replay, loss = cuda_graphs.graph_pool(device).capture(lambda: self._backward(static, scale))
         assert len(before) == len(self._gradients()), "a gradient allocated during capture has no fixed address"
-        return cuda_graphs.Recording(replay, [*source, *target, scale], loss)
+        return cuda_graphs.CapturedGraph(replay, [*source, *target, scale], loss)
 
 
 @final
@@ -84,7 +84,7 @@ class GraphedUpdate:
     def __call__(self) -> None:
         if self.replay is None and self.stepped:
             device = self.optimizer.param_groups[0]["params"][0].device
-            self.replay, _ = cuda_graphs.recorder(device).record(self.optimizer.step)
+            self.replay, _ = cuda_graphs.graph_pool(device).capture(self.optimizer.step)
         if self.replay is None:
             self.optimizer.step()
         else:

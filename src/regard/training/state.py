@@ -90,7 +90,7 @@ class TrainingState:
         """Compute eagerly from now on, and free the memory of the CUDA graphs."""
         self.gradient, self.update, self.prefetched = None, self.optimizer.step, {}
         if self.device.type == "cuda":
-            cuda_graphs.forget(self.device)
+            cuda_graphs.release_graphs(self.device)
 
 
 def start_training(

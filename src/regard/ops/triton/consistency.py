@@ -1,9 +1,9 @@
-"""What two passes over a batch cost together, from their logits, in one kernel each way.
+"""Triton kernels for the loss of two forward passes over a batch, from their logits, forward and backward.
 
-N rows of V logits z and w, p = softmax(z), q = softmax(w), y the row's token. A row's loss is
+N rows of V logits z and w, p = softmax(z), q = softmax(w), y the target. The loss of a row is
     a CE(z, y) + b CE(w, y) + c KL(p ‖ q) + d KL(q ‖ p)
 with the smoothed cross-entropy of `cross_entropy`. As log p_v = z_v − L_z, KL(p ‖ q) = Σ_v p_v (z_v − w_v) − L_z + L_w,
-so that a row is read once for the loss. With r = log p − log q its gradient is
+so one pass over the row computes the loss. With r = log p − log q, its gradients are
     a CE'(z) + c p (r − KL(p ‖ q)) + d (p − q)    and    b CE'(w) + c (q − p) + d q (−r − KL(q ‖ p)).
 """
 
@@ -16,138 +16,138 @@ from torch import Tensor
 
 from regard.ops.reference_mode import Gradients, differentiable_once
 from regard.ops.triton import device_of
-from regard.ops.triton.cross_entropy import LOWEST, climb, finite, slope, smoothed
+from regard.ops.triton.cross_entropy import LOWEST, clamp_logits, loss_gradient, smoothed_loss, update_max
 
 BLOCK = 2048
-"""Logits of each pass that a program holds at once."""
+"""Logits of each forward pass that a program holds at once."""
 
 WARPS = 8
 
-Shares = tuple[float, float, float, float]
+Weights = tuple[float, float, float, float]
 """a, b, c and d."""
 
-KEPT = 5
-"""Numbers of a row that its gradient is made of: the loss, L_z, L_w and both divergences."""
+STATISTICS = 5
+"""Numbers per row that the gradient is computed from: the loss, L_z, L_w, KL(p ‖ q) and KL(q ‖ p)."""
 
 
-@triton.jit(do_not_specialize=["passed_over", "N"])
+@triton.jit(do_not_specialize=["ignore_index", "N"])
 def _forward(
-    left, right, tokens, kept, a, b, c, d, smoothing, passed_over, N, V: tl.constexpr, BLOCK: tl.constexpr
+    first, second, targets, statistics, a, b, c, d, smoothing, ignore_index, N, V: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    token = tl.load(tokens + row)
-    if token == passed_over:
-        tl.store(kept + row, 0.0)
+    target = tl.load(targets + row)
+    if target == ignore_index:
+        tl.store(statistics + row, 0.0)
         return
-    highest_z = tl.full([BLOCK], LOWEST, tl.float32)
-    highest_w = tl.full([BLOCK], LOWEST, tl.float32)
-    total_z = tl.zeros([BLOCK], tl.float32)
-    total_w = tl.zeros([BLOCK], tl.float32)
-    apart_z = tl.zeros([BLOCK], tl.float32)
-    apart_w = tl.zeros([BLOCK], tl.float32)
-    plain_z = tl.zeros([BLOCK], tl.float32)
-    plain_w = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, V, BLOCK):
-        v = first + tl.arange(0, BLOCK)
-        z = tl.load(left + row * V + v, v < V, 0.0).to(tl.float32)
-        w = tl.load(right + row * V + v, v < V, 0.0).to(tl.float32)
-        plain_z += z
-        plain_w += w
-        z = finite(z, v < V)
-        w = finite(w, v < V)
-        highest_z, rest_z, weight_z = climb(highest_z, z)
-        highest_w, rest_w, weight_w = climb(highest_w, w)
-        total_z = total_z * rest_z + weight_z
-        total_w = total_w * rest_w + weight_w
-        apart_z = apart_z * rest_z + weight_z * (z - w)
-        apart_w = apart_w * rest_w + weight_w * (w - z)
-    most_z = tl.max(highest_z, 0)
-    most_w = tl.max(highest_w, 0)
-    rest_z = tl.exp(highest_z - most_z)
-    rest_w = tl.exp(highest_w - most_w)
-    sum_z = tl.sum(total_z * rest_z, 0)
-    sum_w = tl.sum(total_w * rest_w, 0)
-    log_z = most_z + tl.log(sum_z)
-    log_w = most_w + tl.log(sum_w)
-    there = tl.sum(apart_z * rest_z, 0) / sum_z - log_z + log_w
-    back = tl.sum(apart_w * rest_w, 0) / sum_w - log_w + log_z
-    chosen_z = tl.load(left + row * V + token).to(tl.float32)
-    chosen_w = tl.load(right + row * V + token).to(tl.float32)
-    loss = c * there + d * back
+    max_z = tl.full([BLOCK], LOWEST, tl.float32)
+    max_w = tl.full([BLOCK], LOWEST, tl.float32)
+    exp_sum_z = tl.zeros([BLOCK], tl.float32)
+    exp_sum_w = tl.zeros([BLOCK], tl.float32)
+    difference_z = tl.zeros([BLOCK], tl.float32)
+    difference_w = tl.zeros([BLOCK], tl.float32)
+    logit_sum_z = tl.zeros([BLOCK], tl.float32)
+    logit_sum_w = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, V, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        z = tl.load(first + row * V + v, v < V, 0.0).to(tl.float32)
+        w = tl.load(second + row * V + v, v < V, 0.0).to(tl.float32)
+        logit_sum_z += z
+        logit_sum_w += w
+        z = clamp_logits(z, v < V)
+        w = clamp_logits(w, v < V)
+        max_z, rescale_z, exp_z = update_max(max_z, z)
+        max_w, rescale_w, exp_w = update_max(max_w, w)
+        exp_sum_z = exp_sum_z * rescale_z + exp_z
+        exp_sum_w = exp_sum_w * rescale_w + exp_w
+        difference_z = difference_z * rescale_z + exp_z * (z - w)
+        difference_w = difference_w * rescale_w + exp_w * (w - z)
+    row_max_z = tl.max(max_z, 0)
+    row_max_w = tl.max(max_w, 0)
+    rescale_z = tl.exp(max_z - row_max_z)
+    rescale_w = tl.exp(max_w - row_max_w)
+    sum_z = tl.sum(exp_sum_z * rescale_z, 0)
+    sum_w = tl.sum(exp_sum_w * rescale_w, 0)
+    log_sum_z = row_max_z + tl.log(sum_z)
+    log_sum_w = row_max_w + tl.log(sum_w)
+    kl_pq = tl.sum(difference_z * rescale_z, 0) / sum_z - log_sum_z + log_sum_w
+    kl_qp = tl.sum(difference_w * rescale_w, 0) / sum_w - log_sum_w + log_sum_z
+    target_z = tl.load(first + row * V + target).to(tl.float32)
+    target_w = tl.load(second + row * V + target).to(tl.float32)
+    loss = c * kl_pq + d * kl_qp
     if a > 0:
-        loss += a * smoothed(log_z, chosen_z, tl.sum(plain_z, 0) / V, smoothing)
+        loss += a * smoothed_loss(log_sum_z, target_z, tl.sum(logit_sum_z, 0) / V, smoothing)
     if b > 0:
-        loss += b * smoothed(log_w, chosen_w, tl.sum(plain_w, 0) / V, smoothing)
-    tl.store(kept + row, loss)
-    tl.store(kept + N + row, log_z)
-    tl.store(kept + 2 * N + row, log_w)
-    tl.store(kept + 3 * N + row, there)
-    tl.store(kept + 4 * N + row, back)
+        loss += b * smoothed_loss(log_sum_w, target_w, tl.sum(logit_sum_w, 0) / V, smoothing)
+    tl.store(statistics + row, loss)
+    tl.store(statistics + N + row, log_sum_z)
+    tl.store(statistics + 2 * N + row, log_sum_w)
+    tl.store(statistics + 3 * N + row, kl_pq)
+    tl.store(statistics + 4 * N + row, kl_qp)
 
 
-@triton.jit(do_not_specialize=["passed_over", "N"])
+@triton.jit(do_not_specialize=["ignore_index", "N"])
 def _backward(
-    left, right, tokens, kept, scales, d_left, d_right, a, b, c, d, smoothing, passed_over, N,
+    first, second, targets, statistics, d_losses, d_first, d_second, a, b, c, d, smoothing, ignore_index, N,
     V: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.load(tokens + row)
-    place = row * V + v
-    if token == passed_over:
-        nothing = tl.zeros([BLOCK], d_left.dtype.element_ty)
-        tl.store(d_left + place, nothing, v < V)
-        tl.store(d_right + place, nothing, v < V)
+    target = tl.load(targets + row)
+    offset = row * V + v
+    if target == ignore_index:
+        zeros = tl.zeros([BLOCK], d_first.dtype.element_ty)
+        tl.store(d_first + offset, zeros, v < V)
+        tl.store(d_second + offset, zeros, v < V)
         return
-    scale = tl.load(scales + row)
-    there = tl.load(kept + 3 * N + row)
-    back = tl.load(kept + 4 * N + row)
-    log_p = finite(tl.load(left + place, v < V, 0.0).to(tl.float32), v < V) - tl.load(kept + N + row)
-    log_q = finite(tl.load(right + place, v < V, 0.0).to(tl.float32), v < V) - tl.load(kept + 2 * N + row)
+    d_loss = tl.load(d_losses + row)
+    kl_pq = tl.load(statistics + 3 * N + row)
+    kl_qp = tl.load(statistics + 4 * N + row)
+    log_p = clamp_logits(tl.load(first + offset, v < V, 0.0).to(tl.float32), v < V) - tl.load(statistics + N + row)
+    log_q = clamp_logits(tl.load(second + offset, v < V, 0.0).to(tl.float32), v < V) - tl.load(statistics + 2 * N + row)
     p = tl.exp(log_p)
     q = tl.exp(log_q)
     r = log_p - log_q
-    found_z = a * slope(p, v, token, smoothing, V) + c * p * (r - there) + d * (p - q)
-    found_w = b * slope(q, v, token, smoothing, V) + d * q * (-r - back) + c * (q - p)
-    tl.store(d_left + place, (found_z * scale).to(d_left.dtype.element_ty), v < V)
-    tl.store(d_right + place, (found_w * scale).to(d_right.dtype.element_ty), v < V)
+    d_z = a * loss_gradient(p, v, target, smoothing, V) + c * p * (r - kl_pq) + d * (p - q)
+    d_w = b * loss_gradient(q, v, target, smoothing, V) + d * q * (-r - kl_qp) + c * (q - p)
+    tl.store(d_first + offset, (d_z * d_loss).to(d_first.dtype.element_ty), v < V)
+    tl.store(d_second + offset, (d_w * d_loss).to(d_second.dtype.element_ty), v < V)
 
 
 class _ConsistencyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        left_NV: Tensor,
-        right_NV: Tensor,
-        tokens_N: Tensor,
-        shares: Shares,
+        first_NV: Tensor,
+        second_NV: Tensor,
+        targets_N: Tensor,
+        weights: Weights,
         smoothing: float,
-        passed_over: int,
+        ignore_index: int,
     ) -> Tensor:
-        left_NV, right_NV, tokens_N = left_NV.contiguous(), right_NV.contiguous(), tokens_N.contiguous()
-        rows, size = left_NV.shape
-        kept_KN = torch.empty(KEPT, rows, dtype=torch.float32, device=left_NV.device)
-        ctx.given = (*shares, smoothing, passed_over, rows, size, BLOCK)
-        with device_of(left_NV):
-            _forward[(rows,)](left_NV, right_NV, tokens_N, kept_KN, *ctx.given, num_warps=WARPS)
-        ctx.save_for_backward(left_NV, right_NV, tokens_N, kept_KN)
-        return kept_KN[0].clone()
+        first_NV, second_NV, targets_N = first_NV.contiguous(), second_NV.contiguous(), targets_N.contiguous()
+        rows, size = first_NV.shape
+        statistics_KN = torch.empty(STATISTICS, rows, dtype=torch.float32, device=first_NV.device)
+        ctx.scalars = (*weights, smoothing, ignore_index, rows, size, BLOCK)
+        with device_of(first_NV):
+            _forward[(rows,)](first_NV, second_NV, targets_N, statistics_KN, *ctx.scalars, num_warps=WARPS)
+        ctx.save_for_backward(first_NV, second_NV, targets_N, statistics_KN)
+        return statistics_KN[0].clone()
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, scales_N: Tensor) -> Gradients:
-        left_NV, right_NV, tokens_N, kept_KN = ctx.saved_tensors
-        rows, size = left_NV.shape
-        found = torch.empty_like(left_NV), torch.empty_like(right_NV)
-        given = (left_NV, right_NV, tokens_N, kept_KN, scales_N.contiguous(), *found)
-        with device_of(left_NV):
-            _backward[(rows, triton.cdiv(size, BLOCK))](*given, *ctx.given, num_warps=WARPS)
-        return *found, None, None, None, None
+    def backward(ctx: Any, d_losses_N: Tensor) -> Gradients:
+        first_NV, second_NV, targets_N, statistics_KN = ctx.saved_tensors
+        rows, size = first_NV.shape
+        gradients = torch.empty_like(first_NV), torch.empty_like(second_NV)
+        tensors = (first_NV, second_NV, targets_N, statistics_KN, d_losses_N.contiguous(), *gradients)
+        with device_of(first_NV):
+            _backward[(rows, triton.cdiv(size, BLOCK))](*tensors, *ctx.scalars, num_warps=WARPS)
+        return *gradients, None, None, None, None
 
 
 def consistency_loss(
-    left_NV: Tensor, right_NV: Tensor, tokens_N: Tensor, shares: Shares, smoothing: float, passed_over: int
+    first_NV: Tensor, second_NV: Tensor, targets_N: Tensor, weights: Weights, smoothing: float, ignore_index: int
 ) -> Tensor:
-    """The loss of each row, in float32."""
-    losses_N: Tensor = _ConsistencyLoss.apply(left_NV, right_NV, tokens_N, shares, smoothing, passed_over)
+    """Return the loss of each row in float32."""
+    losses_N: Tensor = _ConsistencyLoss.apply(first_NV, second_NV, targets_N, weights, smoothing, ignore_index)
     return losses_N

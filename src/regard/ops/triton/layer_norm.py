@@ -1,7 +1,7 @@
-"""Layer normalization in one kernel each way.
+"""Triton kernels for layer normalization, forward and backward.
 
-N rows of D units. A program holds some rows whole; in the gradient it goes through many, and keeps its own sums for
-the weights and biases, which are added up at the end.
+N rows of D units. A program holds one or more complete rows. In the backward pass, each program processes many rows and
+accumulates its own gradients of the weight and bias, which are summed at the end.
 """
 
 from typing import Any
@@ -14,31 +14,31 @@ from torch import Tensor
 from regard.ops.reference_mode import Gradients, differentiable_once
 from regard.ops.triton import device_of
 
-PROGRAMS = 512
-"""How many share the work of a gradient."""
+MAX_PROGRAMS = 512
+"""The maximum number of programs in the backward pass."""
 
 
 @triton.jit(do_not_specialize=["N"])
-def _forward(x, weight, bias, y, mean, scale, N, eps, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _forward(x, weight, bias, y, means, rstds, N, eps, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
-    here = (row < N)[:, None] & (column < D)[None, :]
-    place = row[:, None] * D + column[None, :]
-    own = tl.load(x + place, here, 0.0).to(tl.float32)
-    middle = tl.sum(own, 1) / D
-    apart = tl.where(here, own - middle[:, None], 0.0)
-    inverse = 1 / tl.sqrt(tl.sum(apart * apart, 1) / D + eps)
+    mask = (row < N)[:, None] & (column < D)[None, :]
+    offset = row[:, None] * D + column[None, :]
+    values = tl.load(x + offset, mask, 0.0).to(tl.float32)
+    mean = tl.sum(values, 1) / D
+    centered = tl.where(mask, values - mean[:, None], 0.0)
+    rstd = 1 / tl.sqrt(tl.sum(centered * centered, 1) / D + eps)
     w = tl.load(weight + column, column < D, 0.0).to(tl.float32)
     b = tl.load(bias + column, column < D, 0.0).to(tl.float32)
-    made = apart * inverse[:, None] * w[None, :] + b[None, :]
-    tl.store(y + place, made.to(y.dtype.element_ty), here)
-    tl.store(mean + row, middle, row < N)
-    tl.store(scale + row, inverse, row < N)
+    output = centered * rstd[:, None] * w[None, :] + b[None, :]
+    tl.store(y + offset, output.to(y.dtype.element_ty), mask)
+    tl.store(means + row, mean, row < N)
+    tl.store(rstds + row, rstd, row < N)
 
 
 @triton.jit(do_not_specialize=["N"])
 def _backward(
-    dy, x, weight, mean, scale, dx, d_weights, d_biases, N,
+    dy, x, weight, means, rstds, dx, d_weights, d_biases, N,
     D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
@@ -47,23 +47,23 @@ def _backward(
     d_bias = tl.zeros([COLUMNS], tl.float32)
     for first in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS).to(tl.int64)
-        here = (row < N)[:, None] & (column < D)[None, :]
-        place = row[:, None] * D + column[None, :]
-        given = tl.load(dy + place, here, 0.0).to(tl.float32)
-        middle = tl.load(mean + row, row < N, 0.0)
-        inverse = tl.load(scale + row, row < N, 0.0)
-        apart = tl.load(x + place, here, 0.0).to(tl.float32) - middle[:, None]
-        normal = tl.where(here, apart * inverse[:, None], 0.0)
-        d_weight += tl.sum(given * normal, 0)
-        d_bias += tl.sum(given, 0)
-        weighted = given * w[None, :]
-        level = tl.sum(weighted, 1) / D
-        along = tl.sum(weighted * normal, 1) / D
-        found = (weighted - level[:, None] - normal * along[:, None]) * inverse[:, None]
-        tl.store(dx + place, found.to(dx.dtype.element_ty), here)
-    own = tl.program_id(0) * D + column
-    tl.store(d_weights + own, d_weight, column < D)
-    tl.store(d_biases + own, d_bias, column < D)
+        mask = (row < N)[:, None] & (column < D)[None, :]
+        offset = row[:, None] * D + column[None, :]
+        d_output = tl.load(dy + offset, mask, 0.0).to(tl.float32)
+        mean = tl.load(means + row, row < N, 0.0)
+        rstd = tl.load(rstds + row, row < N, 0.0)
+        centered = tl.load(x + offset, mask, 0.0).to(tl.float32) - mean[:, None]
+        normalized = tl.where(mask, centered * rstd[:, None], 0.0)
+        d_weight += tl.sum(d_output * normalized, 0)
+        d_bias += tl.sum(d_output, 0)
+        d_normalized = d_output * w[None, :]
+        mean_grad = tl.sum(d_normalized, 1) / D
+        projection = tl.sum(d_normalized * normalized, 1) / D
+        d_input = (d_normalized - mean_grad[:, None] - normalized * projection[:, None]) * rstd[:, None]
+        tl.store(dx + offset, d_input.to(dx.dtype.element_ty), mask)
+    partial = tl.program_id(0) * D + column
+    tl.store(d_weights + partial, d_weight, column < D)
+    tl.store(d_biases + partial, d_bias, column < D)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -72,35 +72,35 @@ class _LayerNorm(torch.autograd.Function):
         x = x.contiguous()
         rows, size = x.numel() // x.shape[-1], x.shape[-1]
         y = torch.empty_like(x, dtype=dtype)
-        mean, scale = torch.empty(2, rows, dtype=torch.float32, device=x.device).unbind()
+        means, rstds = torch.empty(2, rows, dtype=torch.float32, device=x.device).unbind()
         ctx.tile = _tile(size)
         grid = (triton.cdiv(rows, ctx.tile["ROWS"]),)
         with device_of(x):
-            _forward[grid](x, weight, bias, y, mean, scale, rows, eps, size, **ctx.tile)
-        ctx.save_for_backward(x, weight, mean, scale)
+            _forward[grid](x, weight, bias, y, means, rstds, rows, eps, size, **ctx.tile)
+        ctx.save_for_backward(x, weight, means, rstds)
         return y
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dy: Tensor) -> Gradients:
-        x, weight, mean, scale = ctx.saved_tensors
+        x, weight, means, rstds = ctx.saved_tensors
         rows, size = x.numel() // x.shape[-1], x.shape[-1]
-        programs = min(PROGRAMS, triton.cdiv(rows, ctx.tile["ROWS"]))
+        programs = min(MAX_PROGRAMS, triton.cdiv(rows, ctx.tile["ROWS"]))
         dx = torch.empty_like(x)
         d_weights, d_biases = torch.empty(2, programs, size, dtype=torch.float32, device=x.device).unbind()
-        given = (dy.contiguous(), x, weight, mean, scale, dx, d_weights, d_biases)
+        tensors = (dy.contiguous(), x, weight, means, rstds, dx, d_weights, d_biases)
         with device_of(x):
-            _backward[(programs,)](*given, rows, size, **ctx.tile)
+            _backward[(programs,)](*tensors, rows, size, **ctx.tile)
         return dx, d_weights.sum(0).to(weight.dtype), d_biases.sum(0).to(weight.dtype), None, None
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """As `torch.nn.functional.layer_norm` over the last dimension; the statistics in float32, the result as asked."""
-    made: Tensor = _LayerNorm.apply(x, weight, bias, eps, dtype)
-    return made
+    """`torch.nn.functional.layer_norm` over the last dimension, with statistics in float32 and output in `dtype`."""
+    output: Tensor = _LayerNorm.apply(x, weight, bias, eps, dtype)
+    return output
 
 
 def _tile(size: int) -> dict[str, int]:
-    """Rows and columns that a program holds at once."""
+    """Return the rows and columns that a program holds at once."""
     columns = triton.next_power_of_2(size)
     return {"ROWS": max(1, 2048 // columns), "COLUMNS": columns}

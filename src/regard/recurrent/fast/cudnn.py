@@ -19,7 +19,7 @@ SATURATED = 1e4
 """A preactivation that saturates a gate: σ(−10⁴) is exactly 0 and σ(10⁴) is exactly 1."""
 
 
-def torch_nn_refusal(cell: Cell) -> str | None:
+def torch_nn_unsupported_reason(cell: Cell) -> str | None:
     """Return why torch.nn has no counterpart of a cell, or None if it has one."""
     if not isinstance(cell, FAST_CELLS):
         return f"it does not support {type(cell).__name__}"
@@ -72,7 +72,7 @@ def _hold_cell_past_end(x_BTD: Tensor, lengths_B: Tensor, weight_GD: Tensor) -> 
 
 def to_torch_weights(cell: Cell) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the weights of a cell in the layout of torch.nn: weight_ih, weight_hh, bias_ih, bias_hh."""
-    assert torch_nn_refusal(cell) is None
+    assert torch_nn_unsupported_reason(cell) is None
     parts: tuple[Tensor, ...] = (cell.weight_input, cell.weight_state, cell.bias_input)
     if isinstance(cell, LSTMCell):
         parts = tuple(torch.cat(_swap_last_gates(part)) for part in parts)
