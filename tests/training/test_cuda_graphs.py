@@ -196,7 +196,7 @@ def test_without_memory_for_recordings_a_run_goes_on_with_whole_batches(
         begun[0].gradient = Scarce(begun[0].objective)  # type: ignore[assignment]
         return begun[0]
 
-    monkeypatch.setattr(loop.TrainingState, "begin", classmethod(scarce))
+    monkeypatch.setattr(loop, "start_training", scarce)
     run = regard.train("dates", {**SMALL, "training.steps": 2}, out=tmp_path / "run")
     assert begun[0].gradient is None
     assert begun[0].progress.micro_batches == 1

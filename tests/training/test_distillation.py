@@ -192,10 +192,10 @@ def test_a_student_that_is_not_finished_needs_its_teachers(
         regard.train(tmp_path / "run")
 
 
-def test_teachers_and_their_share_are_given_one_after_the_other() -> None:
+def test_teachers_and_their_weight_can_be_set_one_after_the_other() -> None:
     for runs in (["a"], "a", ["a", "b"]):
         settings = resolve(RunSettings, "dates", {"training.teachers": runs, "training.teachers.weight": 0.7})
-        assert settings.training.teachers == Teachers(runs=tuple(runs), share=0.7)
+        assert settings.training.teachers == Teachers(runs=tuple(runs), weight=0.7)
 
 
 def test_a_student_of_other_pairs_takes_its_teachers_tokens(teachers: list[str], tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_teachers_are_named_with_their_steps_and_told_where_they_are_unfinished(
         regard.train("dates", {**SMALL, **STEPS}, out=tmp_path / "half")
     train([teachers[0], str(tmp_path / "half")], tmp_path / "run")
     told = [f"{run} (step {RunFolder(Path(run)).best().step})" for run in (teachers[0], tmp_path / "half")]
-    assert f"taught by {told[0]} and {told[1]}." in capsys.readouterr().err
+    assert f"with the teachers {told[0]} and {told[1]}." in capsys.readouterr().err
     assert [record.getMessage() for record in caplog.records if "teaches" in record.getMessage()] == [
         f"{tmp_path / 'half'} teaches as it is after 3 of its 6 steps; if it is trained on, its students cannot be."
     ]

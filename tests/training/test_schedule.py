@@ -17,7 +17,7 @@ from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder
 from regard.runs.schedule import Schedule
 from regard.runs.settings import TrainingSettings
-from regard.training import loop
+from regard.training import state
 from regard.training.optim import learning_rate
 from regard.training.schedule import Deadline
 from tests_shared import SMALL, stopped_at
@@ -169,7 +169,7 @@ def test_a_killed_run_resumes_with_its_saved_schedule(tmp_path: Path, monkeypatc
     regard.train("dates", overrides, out=killed.path, minutes=0.05)
     assert _read_progress(killed).schedule == schedule
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "build_schedule", lambda *_: schedule)
+        patch.setattr(state, "build_schedule", lambda *_: schedule)
         regard.train("dates", overrides, out=uninterrupted.path)
     weights = [_read_weights(folder) for folder in (killed, uninterrupted)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])

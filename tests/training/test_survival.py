@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -308,3 +309,17 @@ def test_a_loss_that_is_not_finite_does_not_change_the_weights(
     with pytest.raises(regard.DivergedError, match=r"at step 1: .* The batch holds the training pairs \d+"):
         regard.train("dates", SETTINGS, out=tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in seen[0].items())
+
+
+def test_a_signal_between_saving_and_stopping_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def signal_after_the_check(state: loop.TrainingState, step: int) -> bool:
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(loop, "is_save_step", signal_after_the_check)
+    with pytest.raises(regard.Interrupted, match="after step 4; the state is saved"):
+        regard.train("dates", SETTINGS, out=tmp_path)
+    newest = RunFolder(tmp_path).newest()
+    assert newest is not None
+    assert newest.step == 4

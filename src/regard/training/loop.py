@@ -78,7 +78,8 @@ def run_steps(state: TrainingState, events: EventLog, display: ProgressDisplay, 
         if validates:
             validate_model(state, events, display)
         before, moved = state.folder.path, state.locked.follow()
-        if stop or moved or is_save_step(state, progress.step):
+        stopped_by = stop.by  # read once: a signal that arrives after the save stops the run after the next step
+        if stopped_by or moved or is_save_step(state, progress.step):
             save(state)
         if validates:
             if state.deadline is not None:
@@ -89,10 +90,9 @@ def run_steps(state: TrainingState, events: EventLog, display: ProgressDisplay, 
                 f"{before} was moved to {moved} while it was being trained. The state after step "
                 f"{progress.step:,} is saved there: resume with `regard train {moved}`."
             )
-        if stop:
-            assert stop.by is not None
+        if stopped_by:
             raise Interrupted(
-                f"Stopped by {stop.by.name} after step {progress.step:,}; the state is saved. "
+                f"Stopped by {stopped_by.name} after step {progress.step:,}; the state is saved. "
                 "Run the same command to resume."
             )
     if training.average_checkpoints > 1:
