@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--load", action="store_true", help="train each a second time beside busy processes")
     parser.add_argument("--verbose", action="store_true", help="show what training prints")
     args = parser.parse_args()
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     print(f"{'data':<16}{'load':>6}{'seconds':>9}{'of deadline':>13}{'steps':>8}  test", flush=True)
     for argument in args.data:
         name, _, fields = argument.partition("=")

@@ -170,12 +170,21 @@ def test_without_minutes_training_ends_after_enough_epochs_or_ten_minutes(tmp_pa
 def test_if_time_is_short_batches_are_smaller_and_below_one_epoch_the_model_too(tmp_path: Path) -> None:
     chosen, speed = choose(write_pairs(tmp_path, sentences(6_000)), {}, cuda=False), TrainingSpeed({1: 1.0}, 200.0)
     small = shrink(chosen, speed, 60.0, {})
-    assert (small.settings.model.embedding, small.settings.training.batch_tokens) == (128, 512)  # type: ignore[union-attr]
+    assert (small.settings.model.embedding, small.settings.training.batch_tokens) == (128, 256)  # type: ignore[union-attr]
     assert "The time allows about 51 steps (0.26 epochs)" in small.reasons[-1]
     assert "embedding" not in shrink(chosen, speed, 60.0, {"model.embedding": 256}).reasons[-1]
     several = shrink(chosen, speed, 600.0, {})  # 510 steps, 2.6 epochs
     assert (several.settings.model.embedding, several.settings.training.batch_tokens) == (256, 512)  # type: ignore[union-attr]
     assert shrink(chosen, speed, 1_200.0, {}) is chosen
+
+
+@pytest.mark.parametrize(("seconds", "batch", "rate"), [(90.0, 256, 0.008), (150.0, 512, 0.004)])
+def test_the_fewer_tokens_the_time_allows_the_smaller_the_batch_and_the_higher_the_rate(
+    tmp_path: Path, seconds: float, batch: int, rate: float
+) -> None:
+    chosen = choose(write_pairs(tmp_path, sentences(6_000)), {}, cuda=False)
+    training = shrink(chosen, TrainingSpeed({1: 1.0}, 200.0), seconds, {}).settings.training
+    assert (training.batch_tokens, training.learning_rate) == (batch, rate)
 
 
 def test_too_little_time_is_reported_with_the_minutes_for_more_epochs(tmp_path: Path) -> None:

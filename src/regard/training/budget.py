@@ -55,6 +55,11 @@ class _SmallModel(NamedTuple):
 
 _SMALL = _SmallModel(hidden=128, vocabulary=2_000, batch_tokens=512, learning_rate=0.004)
 
+_FEW_TOKENS = 200_000
+"""With fewer tokens in all batches together, still smaller batches and a higher learning rate learn more."""
+
+_FEW_TOKENS_BATCH, _FEW_TOKENS_RATE = 256, 0.008
+
 
 def _with_groups(key: str) -> set[str]:
     """Return a setting and the groups it belongs to: a.b.c, a.b and a."""
@@ -75,11 +80,14 @@ def shrink(
     if steps >= _FEW_UPDATES or fixed_steps or not isinstance(model, RecurrentModel):
         return chosen
     smaller: dict[str, Any] = {}
+    few_tokens = batch is not None and steps * batch < _FEW_TOKENS
     if batch is not None:
-        smaller["training.batch_tokens"] = min(_SMALL.batch_tokens, batch)
-    if epochs < 1 and INIT_FROM not in overridden:
+        smaller["training.batch_tokens"] = min(_FEW_TOKENS_BATCH if few_tokens else _SMALL.batch_tokens, batch)
+    fine_tuned = INIT_FROM in overridden
+    if (few_tokens or epochs < 1) and not fine_tuned:
+        smaller["training.learning_rate"] = _FEW_TOKENS_RATE if few_tokens else _SMALL.learning_rate
+    if epochs < 1 and not fine_tuned:
         smaller |= {
-            "training.learning_rate": _SMALL.learning_rate,
             "model.embedding": min(_SMALL.hidden, model.embedding),
             "model.encoder.hidden": min(_SMALL.hidden, model.encoder.hidden),
             "model.decoder.hidden": min(_SMALL.hidden, model.decoder.hidden),
