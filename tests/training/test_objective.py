@@ -1,4 +1,4 @@
-"""The loss: worked by hand, blind to padding, and the same in pieces."""
+"""The training objective: values computed by hand; padding, micro-batches and chunks do not change it."""
 
 import math
 
@@ -23,179 +23,177 @@ from tests_shared import three_pairs as batch
 V = 9
 
 
-def model() -> Seq2Seq:
+def make_model() -> Seq2Seq:
     torch.manual_seed(0)
     small = {"encoder.hidden": 4, "decoder.hidden": 4, "dropout": 0.0, "embedding": 4}
     return build_model(resolve(RecurrentModel, {}, small), V, V).double()
 
 
-def test_is_minus_log_p_of_the_targets() -> None:
-    net = model()
-    given = batch(0)
-    log_p = net(given.source, given.decoder_inputs).logits_BTV.log_softmax(-1)[0]
+def test_loss_is_the_negative_log_likelihood_of_the_targets() -> None:
+    model = make_model()
+    pair = batch(0)
+    log_p = model(pair.source, pair.decoder_inputs).logits_BTV.log_softmax(-1)[0]
     expected = -sum(log_p[step, token] for step, token in enumerate([5, 6, END]))
-    total, count = token_loss(net, given)
+    total, count = token_loss(model, pair)
     torch.testing.assert_close(total, expected.to(total.dtype), rtol=1e-5, atol=1e-6)
     assert count == 3
 
 
-def test_padding_counts_for_nothing() -> None:
-    net = model()
-    alone = sum(token_loss(net, batch(index))[0] for index in range(3))
-    together, count = token_loss(net, batch(0, 1, 2))
-    torch.testing.assert_close(together, alone)
+def test_padding_does_not_change_the_loss() -> None:
+    model = make_model()
+    separate = sum(token_loss(model, batch(index))[0] for index in range(3))
+    batched, count = token_loss(model, batch(0, 1, 2))
+    torch.testing.assert_close(batched, separate)
     assert count == 9
 
 
 @pytest.mark.parametrize("consistency", [NoConsistency(), RDrop(), SimCut()], ids=lambda choice: choice.kind)
 @pytest.mark.parametrize("kind", ["recurrent", "fixed", "transformer"])
-def test_a_batch_of_nothing_but_padding_and_sources_without_a_token_give_numbers(
-    kind: str, consistency: Consistency
-) -> None:
+def test_the_loss_of_only_padding_or_empty_sources_is_finite(kind: str, consistency: Consistency) -> None:
     torch.manual_seed(0)
     settings = resolve(RunSettings, "dates", {"model": kind, "tokenizer.shared": True}).model
-    net = build_model(settings, V, V).train()
-    device, nothing = torch.device("cpu"), Ragged.of([[], []])
-    padding = EncodedCorpus(nothing, nothing).batch([0, 1], device)
+    model = build_model(settings, V, V).train()
+    device, empty = torch.device("cpu"), Ragged.of([[], []])
+    padding = EncodedCorpus(empty, empty).batch([0, 1], device)
     assert padding.target.tokens_BT.shape == (2, 1)
-    loss, _ = compute_gradients(net, Objective(consistency=consistency), [padding])
+    loss, _ = compute_gradients(model, Objective(consistency=consistency), [padding])
     assert loss == 0.0
-    assert all(not parameter.grad.any() for parameter in net.parameters() if parameter.grad is not None)
-    silent = EncodedCorpus(nothing, Ragged.of([[5, END], [END]])).batch([0, 1], device)
-    for batches in ([silent], [silent, padding]):
-        loss, tokens = compute_gradients(net, Objective(consistency=consistency), batches)
+    assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
+    empty_sources = EncodedCorpus(empty, Ragged.of([[5, END], [END]])).batch([0, 1], device)
+    for batches in ([empty_sources], [empty_sources, padding]):
+        loss, tokens = compute_gradients(model, Objective(consistency=consistency), batches)
         assert (math.isfinite(loss), tokens) == (True, 3)
-        assert all(parameter.grad.isfinite().all() for parameter in net.parameters() if parameter.grad is not None)
+        assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
 def test_label_smoothing_mixes_in_the_uniform_distribution() -> None:
-    net = model()
-    for parameter in net.parameters():
+    model = make_model()
+    for parameter in model.parameters():
         parameter.data.zero_()
-    total, count = token_loss(net, batch(0, 1), label_smoothing=0.3)
+    total, count = token_loss(model, batch(0, 1), label_smoothing=0.3)
     assert total.item() == pytest.approx(int(count) * math.log(V), rel=1e-5)
 
 
-@pytest.mark.parametrize("pieces", [2, 4, 8])
-def test_the_gradient_is_the_same_in_pieces(pieces: int) -> None:
-    net = model()
-    whole = compute_gradients(net, Objective(0.1), [batch(0, 1, 2)])
-    expected = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-    in_pieces = compute_gradients(net, Objective(0.1), [batch(0, 1, 2)], pieces)
-    assert tuple(map(float, in_pieces)) == pytest.approx(tuple(map(float, whole)))
-    found = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
-    for ours, reference in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-8)
+@pytest.mark.parametrize("micro_batches", [2, 4, 8])
+def test_micro_batches_give_the_same_gradients(micro_batches: int) -> None:
+    model = make_model()
+    loss = compute_gradients(model, Objective(0.1), [batch(0, 1, 2)])
+    expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    accumulated = compute_gradients(model, Objective(0.1), [batch(0, 1, 2)], micro_batches)
+    assert tuple(map(float, accumulated)) == pytest.approx(tuple(map(float, loss)))
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    for gradient, reference in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-8)
 
 
-def gradients(net: Seq2Seq, objective: Objective, seed: int = 0) -> dict[str, torch.Tensor]:
-    torch.manual_seed(seed)
-    compute_gradients(net, objective, [batch(0, 1, 2)])
-    return {name: parameter.grad.clone() for name, parameter in net.named_parameters() if parameter.grad is not None}
+def named_gradients(model: Seq2Seq, objective: Objective) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    compute_gradients(model, objective, [batch(0, 1, 2)])
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 @pytest.mark.parametrize("kind", [NoConsistency(), RDrop(), SimCut(cut=0.5)])
-def test_few_logits_at_a_time_give_the_same_loss_and_gradient(
-    kind: Consistency, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net = model().train()
+def test_a_chunked_loss_has_the_same_value_and_gradients(kind: Consistency, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model().train()
     objective = Objective(0.1, 0.2, kind)
     torch.manual_seed(0)
-    loss, expected = objective(net, batch(0, 1, 2)).item(), gradients(net, objective)
+    loss, expected = objective(model, batch(0, 1, 2)).item(), named_gradients(model, objective)
     monkeypatch.setitem(chunked_loss.MAX_LOGITS, "cpu", 2 * V)
     torch.manual_seed(0)
-    assert objective(net, batch(0, 1, 2)).item() == pytest.approx(loss)
-    for name, found in gradients(net, objective).items():
-        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-8)
+    assert objective(model, batch(0, 1, 2)).item() == pytest.approx(loss)
+    for name, gradient in named_gradients(model, objective).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-8)
 
 
-def test_second_derivatives_of_the_loss_are_known_to_the_plain_equations(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = model()
-    weight = net.decoder.readout.output.weight  # type: ignore[union-attr]
+def test_second_derivatives_of_the_loss_need_the_reference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    weight = model.decoder.readout.output.weight  # type: ignore[union-attr]
 
-    def curvature() -> torch.Tensor:
+    def second_derivative() -> torch.Tensor:
         with reference_mode():
-            [slope] = torch.autograd.grad(Objective()(net, batch(0, 1, 2)), weight, create_graph=True)
-            return torch.autograd.grad(slope.square().sum(), weight)[0]
+            [gradient] = torch.autograd.grad(Objective()(model, batch(0, 1, 2)), weight, create_graph=True)
+            return torch.autograd.grad(gradient.square().sum(), weight)[0]
 
-    expected = curvature()
+    expected = second_derivative()
     monkeypatch.setitem(chunked_loss.MAX_LOGITS, "cpu", 2 * V)
-    torch.testing.assert_close(curvature(), expected)
-    with pytest.raises(ConfigError, match="reference_mode"):
-        torch.autograd.grad(Objective()(net, batch(0, 1, 2)), weight, create_graph=True)
+    torch.testing.assert_close(second_derivative(), expected)
+    with pytest.raises(ConfigError, match="plainly"):
+        torch.autograd.grad(Objective()(model, batch(0, 1, 2)), weight, create_graph=True)
 
 
-def test_batches_that_make_one_step_weigh_by_their_tokens() -> None:
-    net = model()
-    whole = gradients(net, Objective())
-    compute_gradients(net, Objective(), [batch(0), batch(1, 2)])
-    for name, parameter in net.named_parameters():
-        torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-5, atol=1e-8)
+def test_accumulated_batches_are_weighted_by_their_tokens() -> None:
+    model = make_model()
+    expected = named_gradients(model, Objective())
+    compute_gradients(model, Objective(), [batch(0), batch(1, 2)])
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-8)
 
 
-def test_passes_that_agree_cost_nothing() -> None:
-    """Without dropout both passes of R-Drop are one, and with no token cut those of SimCut are."""
-    net = model().train()
-    plain = Objective(0.1)(net, batch(0, 1, 2)).item()
-    for kind in (RDrop(), SimCut(cut=0.0)):
-        assert Objective(0.1, 0.0, kind)(net, batch(0, 1, 2)).item() == pytest.approx(plain)
+@pytest.mark.parametrize("kind", [RDrop(), SimCut(cut=0.0)], ids=lambda choice: choice.kind)
+def test_the_consistency_loss_of_two_equal_passes_is_zero(kind: Consistency) -> None:
+    """The passes of R-Drop are equal without dropout, those of SimCut if no token is cut."""
+    model = make_model().train()
+    cross_entropy = Objective(0.1)(model, batch(0, 1, 2)).item()
+    assert Objective(0.1, 0.0, kind)(model, batch(0, 1, 2)).item() == pytest.approx(cross_entropy)
 
 
-def test_consistency_may_begin_later() -> None:
+def test_the_consistency_loss_may_start_at_a_later_step() -> None:
     objective = Objective(0.1, 0.2, RDrop(start_step=5), bfloat16=True)
     assert objective.at(4) == Objective(0.1, 0.2, bfloat16=True)
     assert objective.at(5) == objective
 
 
-def test_consistency_is_the_divergence_of_two_passes() -> None:
-    """Worked out from the model's own answers to a pair whole and with every token but the start unknown."""
-    net = model().eval()
-    whole = batch(1)
-    cut_source = whole.source._replace(tokens_BT=torch.full_like(whole.source.tokens_BT, UNKNOWN))
-    cut_given = torch.full_like(whole.decoder_inputs, UNKNOWN)
-    cut_given[:, 0] = whole.decoder_inputs[:, 0]
-    p = net(whole.source, whole.decoder_inputs).logits_BTV.float().log_softmax(-1)
-    q = net(cut_source, cut_given).logits_BTV.float().log_softmax(-1)
-    expected = Objective()(net, whole).item() + 3.0 * (p.exp() * (p - q)).sum().item()
-    everything_cut = SimCut.model_construct(alpha=3.0, cut=1.0)
-    assert Objective(0.0, 0.0, everything_cut)(net, whole).item() == pytest.approx(expected, rel=1e-5)
+def test_simcut_adds_the_divergence_of_two_passes() -> None:
+    """Computed from the model's outputs for a pair, and for the same pair with every token but the start unknown."""
+    model = make_model().eval()
+    pair = batch(1)
+    cut_source = pair.source._replace(tokens_BT=torch.full_like(pair.source.tokens_BT, UNKNOWN))
+    cut_inputs = torch.full_like(pair.decoder_inputs, UNKNOWN)
+    cut_inputs[:, 0] = pair.decoder_inputs[:, 0]
+    p = model(pair.source, pair.decoder_inputs).logits_BTV.float().log_softmax(-1)
+    q = model(cut_source, cut_inputs).logits_BTV.float().log_softmax(-1)
+    expected = Objective()(model, pair).item() + 3.0 * (p.exp() * (p - q)).sum().item()
+    cut_all = SimCut.model_construct(alpha=3.0, cut=1.0)
+    assert Objective(0.0, 0.0, cut_all)(model, pair).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_r_drop_adds_a_quarter_of_alpha_times_both_divergences_to_the_mean_of_both_losses() -> None:
-    """Worked out from the model's own answers to a pair in both halves of a batch, each with dropout of its own."""
+def test_r_drop_adds_a_quarter_of_alpha_times_both_divergences_to_the_average_loss() -> None:
+    """Computed from the model's outputs for a pair in both halves of a batch, which have different dropout masks."""
     torch.manual_seed(0)
-    net = build_model(resolve(RunSettings, "dates", {"model.dropout": 0.4}).model, V, V).train()
+    model = build_model(resolve(RunSettings, "dates", {"model.dropout": 0.4}).model, V, V).train()
     pair = batch(1)
     twice = Padded(pair.source.tokens_BT.repeat(2, 1), pair.source.lengths_B.repeat(2))
     torch.manual_seed(1)
-    logits_BTV = net(twice, pair.decoder_inputs.repeat(2, 1)).logits_BTV
+    logits_BTV = model(twice, pair.decoder_inputs.repeat(2, 1)).logits_BTV
     (p, q), tokens = logits_BTV.float().log_softmax(-1), pair.target.tokens_BT[0]
     losses = [-log_p.gather(-1, tokens.unsqueeze(-1)).sum() for log_p in (p, q)]
-    apart = (p.exp() * (p - q)).sum() + (q.exp() * (q - p)).sum()
+    divergences = (p.exp() * (p - q)).sum() + (q.exp() * (q - p)).sum()
     torch.manual_seed(1)
-    found = Objective(consistency=RDrop(alpha=2.0))(net, pair)
-    assert apart > 0.01
-    torch.testing.assert_close(found, 0.5 * (losses[0] + losses[1]) + 0.5 * apart)
+    loss = Objective(consistency=RDrop(alpha=2.0))(model, pair)
+    assert divergences > 0.01
+    torch.testing.assert_close(loss, 0.5 * (losses[0] + losses[1]) + 0.5 * divergences)
 
 
-def test_passes_that_need_not_agree_are_worked_out_in_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = model().train()
-    expected = gradients(net, Objective())
+def test_a_consistency_loss_with_weight_zero_can_be_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model().train()
+    expected = named_gradients(model, Objective())
     monkeypatch.setitem(chunked_loss.MAX_LOGITS, "cpu", 2 * V)
-    for name, found in gradients(net, Objective(consistency=SimCut(alpha=0.0, cut=0.0))).items():
-        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-8)
+    for name, gradient in named_gradients(model, Objective(consistency=SimCut(alpha=0.0, cut=0.0))).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-8)
 
 
-def test_dropped_words_become_unknown_but_never_the_start() -> None:
-    source, given = drop_words(batch(0, 1), 0.999_999)
+def test_dropped_words_become_unknown_except_the_start_symbol() -> None:
+    source, decoder_inputs = drop_words(batch(0, 1), 0.999_999)
     assert (source.tokens_BT == UNKNOWN).all()
-    assert (given[:, 0] == START).all()
-    assert (given[:, 1:] == UNKNOWN).all()
+    assert (decoder_inputs[:, 0] == START).all()
+    assert (decoder_inputs[:, 1:] == UNKNOWN).all()
 
 
-def test_half_the_bits_give_nearly_the_same_gradient() -> None:
-    net = model().float()
-    full, half = gradients(net, Objective()), gradients(net, Objective(bfloat16=True))
-    ours, theirs = (torch.cat([grad.flatten() for grad in grads.values()]) for grads in (half, full))
-    assert torch.linalg.norm(ours - theirs) < 0.03 * torch.linalg.norm(theirs)
-    assert not torch.equal(ours, theirs)
+def test_mixed_precision_gives_nearly_the_same_gradients() -> None:
+    model = make_model().float()
+    mixed, full = (
+        torch.cat([gradient.flatten() for gradient in named_gradients(model, Objective(bfloat16=bfloat16)).values()])
+        for bfloat16 in (True, False)
+    )
+    assert torch.linalg.norm(mixed - full) < 0.03 * torch.linalg.norm(full)
+    assert not torch.equal(mixed, full)
