@@ -9,6 +9,7 @@ from regard.runs.settings import RunSettings
 
 
 def write(folder: LockedFolder, settings: RunSettings, progress: RunProgress, model: nn.Module) -> None:
+    """Write card.md."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     best = progress.best
     values = best.describe(settings.training.metric) if best else "–"

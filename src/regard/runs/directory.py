@@ -1,8 +1,8 @@
-"""Directories that are held open, and written to without following a link.
+"""Open directories whose files are written without following links. Requires a POSIX system.
 
-A run folder may come from somebody else, and another folder may take its path while a run trains. So files are
-created, renamed and removed relative to a descriptor of the directory, and a new file is never opened through a name
-that already exists.
+A run folder may come from an untrusted source, and another folder may replace it during training. So files are
+created, renamed and removed relative to a descriptor of the directory, and an existing file is never opened for
+writing.
 """
 
 import os
@@ -23,7 +23,7 @@ class Directory:
     """An open directory. Its descriptor stays valid when the directory is moved. Names have no separators."""
 
     path: Path
-    """Where it was opened, for messages."""
+    """The path at which it was opened, for messages."""
     descriptor: int
     check: Callable[[], object]
     """Called before every change; raises if the directory must not be written to any more."""
@@ -91,7 +91,7 @@ class Directory:
 def reject_links(path: Path) -> None:
     """Raise ModelError if a folder contains anything but regular files and directories.
 
-    A directory that cannot be listed is skipped: reading what is in it fails with a message of its own.
+    A directory that cannot be listed is skipped: reading what is in it fails with its own message.
     """
     try:
         entries = list(os.scandir(path))

@@ -1,8 +1,8 @@
 """The schedule of a run: it maps steps to positions, and a deadline rescales it.
 
 Settings are written for a schedule of `training.steps` positions: warm-up, decay, validations, saves. Usually a step
-advances the schedule by one position. A deadline (`training.minutes`) changes how many steps the schedule takes, by
-the speed measured while training; the positions, and the settings that refer to them, do not change. The segments are
+advances the schedule by one position. A deadline (`training.minutes`) adapts the number of steps to the speed
+measured while training; the positions, and the settings that refer to them, do not change. The segments are
 saved with every checkpoint, so the learning rate and the steps of validation remain pure functions of the step.
 """
 
