@@ -150,4 +150,4 @@ def test_look_without_a_text_draws_learning_curves(cli: Run, tmp_path: Path) -> 
     assert cli("look", "none").returncode == 4
     done = cli("look", "one", "two", "three")
     assert done.returncode == 2
-    assert "'three' is no run" in done.stderr
+    assert "'three' is not a run" in done.stderr

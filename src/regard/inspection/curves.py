@@ -155,15 +155,15 @@ def _line_style(*, validated: bool, points: int) -> dict[str, Any]:
 def _legend(curves: Sequence[Curve], runs: Sequence[str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    gray = "#555555" if len(runs) > 1 else COLORS[0]
+    color = "#555555" if len(runs) > 1 else COLORS[0]
     handles = [
         Line2D([], [], color=COLORS[index % len(COLORS)], linewidth=3, label=run)
         for index, run in enumerate(runs)
         if len(runs) > 1
     ]
     if any(not curve.validated for curve in curves):
-        handles.append(Line2D([], [], color=gray, label="training", **_line_style(validated=False, points=1)))
+        handles.append(Line2D([], [], color=color, label="training", **_line_style(validated=False, points=1)))
     if any(curve.validated for curve in curves):
-        handles.append(Line2D([], [], color=gray, label="validation", **_line_style(validated=True, points=1)))
-        handles.append(Line2D([], [], color=gray, marker="D", linestyle="", markersize=6, label="best checkpoint"))
+        handles.append(Line2D([], [], color=color, label="validation", **_line_style(validated=True, points=1)))
+        handles.append(Line2D([], [], color=color, marker="D", linestyle="", markersize=6, label="best checkpoint"))
     return handles

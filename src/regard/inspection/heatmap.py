@@ -41,15 +41,15 @@ def isolate(text: str) -> str:
 
 def to_text(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> str:
     """Draw the heat map in block characters, for files and pipes."""
-    return "\n".join(line.plain.rstrip() for line in _lines(weights_TS, source, target, width, color=False))
+    return "\n".join(line.plain.rstrip() for line in _draw_lines(weights_TS, source, target, width, color=False))
 
 
 def to_color(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> Text:
     """Draw the heat map in colors, for a terminal."""
-    return Text("\n").join(_lines(weights_TS, source, target, width, color=True))
+    return Text("\n").join(_draw_lines(weights_TS, source, target, width, color=True))
 
 
-def _lines(
+def _draw_lines(
     weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int, *, color: bool
 ) -> Iterator[Text]:
     """Draw a header of source tokens and a line for each target token. Split a source that is too wide into parts."""

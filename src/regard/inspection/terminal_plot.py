@@ -57,7 +57,7 @@ def plot(panels: Sequence[Panel], width: int = 100) -> Text:
     """
     runs = run_names(panels)
     last_step = max(step for panel in panels for curve in panel.curves for step in curve.steps)
-    lines = [line for panel in panels for line in [Text(), *_panel(panel, runs, last_step, width)]]
+    lines = [line for panel in panels for line in [Text(), *_draw_panel(panel, runs, last_step, width)]]
     return Text("\n").join([*_legend(panels, runs), *lines])
 
 
@@ -83,7 +83,7 @@ def _style(run: int) -> str:
     return COLORS[run % (len(COLORS) - 1)]
 
 
-def _panel(panel: Panel, runs: Sequence[str], last_step: int, width: int) -> list[Text]:
+def _draw_panel(panel: Panel, runs: Sequence[str], last_step: int, width: int) -> list[Text]:
     low, high = _range(panel)
     ticks = [_format(_from_axis(panel, low + (high - low) * share)) for share in (1.0, 0.5, 0.0)]
     margin = max(7, *map(len, ticks))
