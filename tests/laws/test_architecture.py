@@ -141,7 +141,7 @@ def test_public_names_are_sorted_and_all_there() -> None:
         return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
 
     assert regard.__all__ == sorted(regard.__all__, key=order)
-    assert set(regard.__all__) == set(regard._HOMES)
+    assert set(regard.__all__) == set(regard._MODULES)
     for name in regard.__all__:
         assert getattr(regard, name) is not None
 
