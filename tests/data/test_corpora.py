@@ -327,7 +327,7 @@ def test_an_empty_source_stays_empty_under_its_tag(tmp_path: Path, caplog: pytes
 
 @pytest.mark.parametrize("language", [[], ["old norse"], ["a;b"], [""]])
 def test_languages_must_be_tags(tmp_path: Path, language: list[str]) -> None:
-    with pytest.raises(ConfigError, match="which part tags"):
+    with pytest.raises(ConfigError, match="which separate tags"):
         several(tmp_path, language=language)
 
 

@@ -20,13 +20,13 @@ def test_a_date_as_people_write_it() -> None:
 def test_covers_many_languages_and_forms() -> None:
     assert len(set(dates.LOCALES)) >= 40
     for locale in dates.LOCALES:
-        assert {"long", "full"} & set(dates.unambiguous_forms(locale)), locale
+        assert {"long", "full"} & set(dates.unambiguous_formats(locale)), locale
 
 
 def test_forms_that_give_the_month_as_a_number_are_left_out_unless_the_year_comes_first() -> None:
-    assert "medium" not in dates.unambiguous_forms("de")  # 03.05.2009
-    assert "medium" not in dates.unambiguous_forms("cs")  # 3. 5. 2009
-    assert "medium" in dates.unambiguous_forms("ja")  # 2009/05/03
+    assert "medium" not in dates.unambiguous_formats("de")  # 03.05.2009
+    assert "medium" not in dates.unambiguous_formats("cs")  # 3. 5. 2009
+    assert "medium" in dates.unambiguous_formats("ja")  # 2009/05/03
 
 
 def test_no_string_means_two_dates() -> None:
@@ -34,7 +34,7 @@ def test_no_string_means_two_dates() -> None:
     day = datetime.date(2012, 1, 1)
     while day.year == 2012:
         for locale in dates.LOCALES:
-            for form in dates.unambiguous_forms(locale):
+            for form in dates.unambiguous_formats(locale):
                 assert meanings.setdefault(dates.write(day, locale, form), day) == day
         day += datetime.timedelta(1)
     assert len(meanings) > 30_000

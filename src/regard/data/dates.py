@@ -1,7 +1,7 @@
-"""The built-in corpus: dates as people write them in dozens of languages, and the same in ISO 8601.
+"""The built-in corpus of dates: dates as written in dozens of languages, and the same dates in ISO 8601.
 
-Months and days are named by the CLDR, through babel. A form that gives the month as a mere number is
-taken only where the year stands first and the day last, so that no date can be read in two ways.
+The names of months and days are those of the CLDR, from babel. A format with the month as a number is used only if the
+order is year, month, day, so that no date is ambiguous.
 """
 
 import datetime
@@ -21,52 +21,52 @@ LOCALES = (
     "sl", "sq", "sr", "sv", "sw", "ta", "te", "th", "tr", "uk", "ur", "uz", "vi", "zh", "zh_Hant",
 )  # fmt: skip
 
-Form = Literal["medium", "long", "full"]
-FORMS: tuple[Form, ...] = ("medium", "long", "full")
+Format = Literal["medium", "long", "full"]
+FORMATS: tuple[Format, ...] = ("medium", "long", "full")
 
 FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2100, 12, 31)
 
 _ZEROS = {"ar": "٠", "fa": "۰", "ur": "۰", "bn": "০", "hi": "०", "mr": "०", "ne": "०", "my": "၀", "th": "๐"}
-"""Languages with digits of their own, each with its zero; half of their dates are written in them."""
+"""The digit zero of languages with their own digits. Half of their dates are written with these."""
 
 _NATIVE = {locale: {ord("0") + digit: chr(ord(zero) + digit) for digit in range(10)} for locale, zero in _ZEROS.items()}
 
 _SPLITS = {"test": range(15), "dev": range(15, 25), "train": range(25, 100)}
-"""Of a hundred classes of source strings, those that belong to each split."""
+"""The hash classes (0 to 99) of the source strings of each split."""
 
 
 def sample(split: str, size: int, seed: int) -> list[tuple[str, str]]:
-    """So many distinct pairs (source, target); two splits share no source string, whatever their seeds."""
-    drawn: dict[str, str] = {}
-    for source, target in _stream(random.Random(f"{split} {seed}")):
-        if len(drawn) == size:
+    """Sample `size` distinct pairs (source, target). Splits share no source string, whatever their seeds."""
+    pairs: dict[str, str] = {}
+    for source, target in _sample_pairs(random.Random(f"{split} {seed}")):
+        if len(pairs) == size:
             break
-        if _class_of(source) in _SPLITS[split]:
-            drawn[source] = target
-    return list(drawn.items())
+        if _hash_class(source) in _SPLITS[split]:
+            pairs[source] = target
+    return list(pairs.items())
 
 
-def _stream(generator: random.Random) -> Iterator[tuple[str, str]]:
+def _sample_pairs(generator: random.Random) -> Iterator[tuple[str, str]]:
     days = (LAST - FIRST).days + 1
     while True:
         date = FIRST + datetime.timedelta(generator.randrange(days))
         locale = LOCALES[generator.randrange(len(LOCALES))]
-        forms = unambiguous_forms(locale)
-        form = forms[generator.randrange(len(forms))]
+        formats = unambiguous_formats(locale)
+        format_ = formats[generator.randrange(len(formats))]
         native = generator.random() < 0.5
-        yield write(date, locale, form, native=native), date.isoformat()
+        yield write(date, locale, format_, native=native), date.isoformat()
 
 
-def write(date: datetime.date, locale: str, form: Form, *, native: bool = False) -> str:
-    """A date as people of a locale write it, in digits of their own where asked for and where they have any."""
-    text = _pattern(locale, form).apply(date, _locale(locale))
+def write(date: datetime.date, locale: str, format_: Format, *, native: bool = False) -> str:
+    """Write a date in the format of a locale; with `native`, in the digits of its language if it has its own."""
+    text = _pattern(locale, format_).apply(date, _locale(locale))
     return text.translate(_NATIVE[locale]) if native and locale in _NATIVE else text
 
 
 @cache
-def unambiguous_forms(locale: str) -> tuple[Form, ...]:
-    """The forms of a locale in which day and month cannot be mistaken for each other."""
-    return tuple(form for form in FORMS if _is_unambiguous(_pattern(locale, form).pattern))
+def unambiguous_formats(locale: str) -> tuple[Format, ...]:
+    """Return the formats of a locale in which day and month cannot be confused."""
+    return tuple(format_ for format_ in FORMATS if _is_unambiguous(_pattern(locale, format_).pattern))
 
 
 def _is_unambiguous(pattern: str) -> bool:
@@ -75,7 +75,7 @@ def _is_unambiguous(pattern: str) -> bool:
     return pattern.index("y") < pattern.index("M") < pattern.index("d")
 
 
-def _class_of(source: str) -> int:
+def _hash_class(source: str) -> int:
     return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=4).digest(), "big") % 100
 
 
@@ -85,5 +85,5 @@ def _locale(name: str) -> Locale:
 
 
 @cache
-def _pattern(locale: str, form: Form) -> DateTimePattern:
-    return get_date_format(form, _locale(locale))
+def _pattern(locale: str, format_: Format) -> DateTimePattern:
+    return get_date_format(format_, _locale(locale))

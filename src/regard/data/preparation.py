@@ -1,6 +1,6 @@
-"""From a corpus to what training works on: tokenizers, token ids, and the pairs to choose by.
+"""Prepare a corpus for training: learn tokenizers, encode the training pairs, and load the dev pairs.
 
-All of it is worked out once, and from then on mapped from the cache.
+The results are computed once, and then memory-mapped from the cache.
 """
 
 import hashlib
@@ -18,32 +18,32 @@ from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import Data, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
-from regard.data.tokens.segmentation import END_OF_SENTENCE, Sampled, Segmentations, number_words
+from regard.data.tokens.segmentation import END_OF_SENTENCE, SampledSide, SegmentationTable, number_words
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.data.tokens.workers import encode_parallel
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
 
-_FORMAT = 2
-"""Raised when what is written to the cache changes."""
+_FORMAT = 3
+"""The version of the cache format; increase it when the content of entries changes."""
 
 _CHUNK = 20_000
-"""Pairs that are tokenized together: enough to keep all cores at work, few enough to stay small."""
+"""The number of pairs that are tokenized at a time: large enough to use all cores, small enough to save memory."""
 
-_FEW = 8
-"""Chunks below which starting other processes does not pay."""
+_MIN_CHUNKS = 8
+"""The minimum number of chunks for which worker processes are started."""
 
 _SAMPLE = 1_000_000
-"""Pairs that subwords are learned from, at the most; of more, every second, third … is taken."""
+"""The maximum number of pairs that subwords are learned from. In larger corpora, every n-th pair is used."""
 
 _SIDES = ("source", "target")
 
-Say = Callable[[str], object]
+Report = Callable[[str], object]
 
 
 class PreparedData(NamedTuple):
-    """What a run learns from, and what it is validated on."""
+    """The tokenizers, the encoded training data and the dev pairs of a run."""
 
     tokenizers: TokenizerPair
     train: EncodedCorpus
@@ -51,7 +51,7 @@ class PreparedData(NamedTuple):
 
 
 class PreparationRequest(NamedTuple):
-    """A corpus, a hash of its parts, and how it shall become tokens."""
+    """A corpus with the hashes of its parts, and the settings to prepare it with."""
 
     corpus: Corpus
     fingerprint: dict[str, str]
@@ -60,123 +60,125 @@ class PreparationRequest(NamedTuple):
     seed: int
 
 
-def prepare(request: PreparationRequest, given: TokenizerPair | None, say: Say) -> PreparedData:
-    """A corpus in token ids. A run that goes on gives its own tokenizers, so that no other can come to be used."""
+def prepare(request: PreparationRequest, tokenizers: TokenizerPair | None, report: Report) -> PreparedData:
+    """Prepare a corpus for training. A resumed run passes its own tokenizers, so that they cannot change."""
     corpus, settings = request.corpus, request.tokenizer
-    made_of = (_FORMAT, request.fingerprint, request.data.model_dump(mode="json"))
-    if given is None:
-        key = cache_key(*made_of, settings.model_dump(mode="json"), _models_read(settings))
-        folder = get_or_build("tokenizers", key, lambda place: _learn(request, place, say))
-        given = TokenizerPair.load(folder, settings)
-    key = cache_key(*made_of, given.fingerprint(), settings.max_length, sampling_by_side(settings))
-    folder = get_or_build("corpora", key, lambda place: _encode(request, given, place, say))
+    inputs = (_FORMAT, request.fingerprint, request.data.model_dump(mode="json"))
+    if tokenizers is None:
+        key = cache_key(*inputs, settings.model_dump(mode="json"), _hash_model_files(settings))
+        folder = get_or_build("tokenizers", key, lambda draft: _learn(request, draft, report))
+        tokenizers = TokenizerPair.load(folder, settings)
+    key = cache_key(*inputs, tokenizers.fingerprint(), settings.max_length, sampling_by_side(settings))
+    folder = get_or_build("corpora", key, lambda draft: _encode(request, tokenizers, draft, report))
     train = EncodedCorpus(*(_open(folder, side, request) for side in _SIDES))
     dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     if not len(train) or not len(dev):
         pairs = len(train) + len(dev)
         name = short_path(corpus.files[0]) if corpus.files else "The corpus"
         raise DataError(
-            f"{name} has {quantity(pairs, 'pair')}, too few to hold some back for validation. Give dev files."
+            f"{name} has {quantity(pairs, 'pair')}, which is too few to hold out some for validation. Add dev files."
         )
-    return PreparedData(given, train, dev)
+    return PreparedData(tokenizers, train, dev)
 
 
-def _models_read(settings: TokenizerSettings) -> list[str]:
-    """A hash of each file that a tokenizer is read from: under its name there may be another by now."""
+def _hash_model_files(settings: TokenizerSettings) -> list[str]:
+    """Return a hash of each SentencePiece model, because a file may change under the same path."""
     paths = [Path(side.path) for side in sides(settings) if isinstance(side, SentencePieceSide)]
     return [hashlib.sha256(read_bytes(path)).hexdigest() for path in paths]
 
 
-def _learn(request: PreparationRequest, place: Path, say: Say) -> None:
+def _learn(request: PreparationRequest, folder: Path, report: Report) -> None:
     start = time.monotonic()
     corpus, settings = request.corpus, request.tokenizer
     subwords = all(side.kind in {"bpe", "unigram"} for side in sides(settings))
-    every = -(-corpus.lines // _SAMPLE) if subwords else 1
-    sources = (source for source, _ in islice(corpus.train, 0, None, every))
-    targets = (target for _, target in islice(corpus.train, 0, None, every))
-    learned = TokenizerPair.build(settings, sources, targets)
-    _see_that_it_stayed(request)
-    learned.save(lambda name, content: (place / name).write_bytes(content))
-    sizes = f"{len(learned.source):,}" + ("" if settings.shared else f" and {len(learned.target):,}")
-    say(f"Tokenizer of {sizes} tokens learned in {time.monotonic() - start:.1f} s.")
+    step = -(-corpus.lines // _SAMPLE) if subwords else 1
+    sources = (source for source, _ in islice(corpus.train, 0, None, step))
+    targets = (target for _, target in islice(corpus.train, 0, None, step))
+    tokenizers = TokenizerPair.build(settings, sources, targets)
+    _check_unchanged(request)
+    tokenizers.save(lambda name, content: (folder / name).write_bytes(content))
+    sizes = f"{len(tokenizers.source):,}" + ("" if settings.shared else f" and {len(tokenizers.target):,}")
+    report(f"Learned a vocabulary of {sizes} tokens in {time.monotonic() - start:.1f} s.")
 
 
-def _encode(request: PreparationRequest, tokenizers: TokenizerPair, place: Path, say: Say) -> None:
-    """To files, a piece at a time: memory does not grow with the corpus."""
+def _encode(request: PreparationRequest, tokenizers: TokenizerPair, folder: Path, report: Report) -> None:
+    """Encode a corpus to files in chunks, so that memory does not grow with the corpus."""
     start = time.monotonic()
     corpus, max_length = request.corpus, request.tokenizer.max_length
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(_Writer(place, side, tokenizer, sampling, max_length))
+            stack.enter_context(_SideWriter(folder, side, tokenizer, sampling, max_length))
             for side, tokenizer, sampling in zip(_SIDES, tokenizers, sampling_by_side(request.tokenizer), strict=True)
         ]
-        for found in _rows(writers, _chunks(corpus)):
-            for writer, rows in zip(writers, found, strict=True):
+        for rows_by_side in _encode_chunks(writers, _chunks(corpus)):
+            for writer, rows in zip(writers, rows_by_side, strict=True):
                 writer.write(rows)
-    warn_truncated(sum(writer.cut for writer in writers), max_length, "sequence")
-    (place / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False, allow_nan=False), "utf-8")
-    _see_that_it_stayed(request)
-    say(f"Corpus tokenized in {time.monotonic() - start:.1f} s; it is kept in {place.parent} for the next run.")
+    warn_truncated(sum(writer.truncated for writer in writers), max_length, "sequence")
+    (folder / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False, allow_nan=False), "utf-8")
+    _check_unchanged(request)
+    report(f"Tokenized the corpus in {time.monotonic() - start:.1f} s; it is cached in {folder.parent}.")
 
 
-def _see_that_it_stayed(request: PreparationRequest) -> None:
-    """What was read must be what the hash is of, or the cache would keep it under the wrong name."""
+def _check_unchanged(request: PreparationRequest) -> None:
+    """Raise an error if a file no longer matches the hash that is part of the cache key."""
     files = request.corpus.files
-    now = request.corpus.fingerprint() if files else request.fingerprint
-    changed = [name for name in files if now[name] != request.fingerprint[name]]
+    fingerprint = request.corpus.fingerprint() if files else request.fingerprint
+    changed = [name for name in files if fingerprint[name] != request.fingerprint[name]]
     if changed:
         raise DataError(
-            f"{' and '.join(changed)} changed while it was read. Wait until it is written, and begin again."
+            f"{' and '.join(changed)} changed while it was read. Wait until it is complete, and start again."
         )
 
 
 def _chunks(corpus: Corpus) -> Iterator[list[tuple[str, ...]]]:
-    """The sources and the targets of some pairs at a time."""
+    """Yield the sources and the targets of `_CHUNK` pairs at a time."""
     pairs = iter(corpus.train)
     while chunk := list(islice(pairs, _CHUNK)):
         yield list(zip(*chunk, strict=True))
 
 
-def _rows(writers: "Sequence[_Writer]", chunks: Iterator[list[tuple[str, ...]]]) -> Iterator[list[Ragged]]:
-    """The rows of each chunk. A large corpus keeps all cores at work; words are numbered as they come, by one."""
+def _encode_chunks(writers: "Sequence[_SideWriter]", chunks: Iterator[list[tuple[str, ...]]]) -> Iterator[list[Ragged]]:
+    """Encode chunks: a large corpus on all cores, unless segmentations are sampled, because words are numbered in order
+    of first occurrence.
+    """
     if any(writer.sampling is not None for writer in writers):
-        return ([writer.rows(texts) for writer, texts in zip(writers, chunk, strict=True)] for chunk in chunks)
-    first = list(islice(chunks, _FEW))
-    processes = 1 if len(first) < _FEW else os.cpu_count() or 1
+        return ([writer.encode(texts) for writer, texts in zip(writers, chunk, strict=True)] for chunk in chunks)
+    first = list(islice(chunks, _MIN_CHUNKS))
+    processes = 1 if len(first) < _MIN_CHUNKS else os.cpu_count() or 1
     return encode_parallel([writer.tokenizer for writer in writers], chain(first, chunks), processes)
 
 
-class _Writer:
-    """One side of a corpus on its way to the disk: in ids, or in words with a table of their segmentations."""
+class _SideWriter:
+    """Writes one side of a corpus as token ids, or as word numbers with a table of their segmentations."""
 
     def __init__(
         self, folder: Path, side: str, tokenizer: Tokenizer, sampling: Sampling | None, max_length: int
     ) -> None:
         self.tokenizer, self.sampling = tokenizer, sampling
-        self.cut = 0
-        self._folder, self._side, self._longest = folder, side, max_length
+        self.truncated = 0
+        self._folder, self._side, self._max_length = folder, side, max_length
         self._numbers = {END_OF_SENTENCE: 0}
         self._end = None if side == "source" else END if sampling is None else 0
         self._file = RaggedFile(folder, side, len(tokenizer) if sampling is None else 1 << 31)
 
-    def rows(self, texts: Sequence[str]) -> Ragged:
+    def encode(self, texts: Sequence[str]) -> Ragged:
         if self.sampling is None:
             return Ragged.of(self.tokenizer.ids(texts))
         return number_words(self.tokenizer, texts, self._numbers)
 
     def write(self, rows: Ragged) -> None:
-        self.cut += int((rows.lengths > self._longest).sum())
-        self._file.write(rows.truncate(self._longest, self._end))
+        self.truncated += int((rows.lengths > self._max_length).sum())
+        self._file.write(rows.truncate(self._max_length, self._end))
 
-    def __enter__(self) -> "_Writer":
+    def __enter__(self) -> "_SideWriter":
         self._file.__enter__()
         return self
 
     def __exit__(self, *failure: object) -> None:
         self._file.__exit__(*failure)
         if self.sampling is not None and failure[0] is None:
-            # One table serves every seed: which segmentation is used when is what a run's seed decides.
-            table = Segmentations.draw(self.tokenizer, list(self._numbers), self.sampling, seed=0)
+            # The table does not depend on the seed of a run, which selects the segmentation of each word in an epoch.
+            table = SegmentationTable.sample(self.tokenizer, list(self._numbers), self.sampling, seed=0)
             table.save(self._folder / f"{self._side}.table.npz")
 
 
@@ -184,4 +186,6 @@ def _open(folder: Path, side: str, request: PreparationRequest) -> EncodedSide:
     rows, table = map_ragged(folder, side), folder / f"{side}.table.npz"
     if not table.exists():
         return rows
-    return Sampled(rows, Segmentations.load(table), request.seed, request.tokenizer.max_length, side == "target")
+    return SampledSide(
+        rows, SegmentationTable.load(table), request.seed, request.tokenizer.max_length, has_end=side == "target"
+    )

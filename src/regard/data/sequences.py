@@ -1,4 +1,4 @@
-"""Built-in tasks on strings of letters, whose right answers are known: copy them, reverse them, sort them."""
+"""Built-in synthetic tasks on strings of letters: copy, reverse, sort."""
 
 import random
 from collections.abc import Callable
@@ -15,9 +15,9 @@ TASKS: dict[str, Callable[[str], str]] = {
 
 
 def sample(settings: SequencesData) -> dict[str, list[tuple[str, str]]]:
-    """Distinct pairs for each split; no string stands in two."""
+    """Sample distinct pairs for each split. No string is in two splits."""
     generator = random.Random(f"{settings.task} {settings.seed}")
-    answer = TASKS[settings.task]
+    compute_target = TASKS[settings.task]
     seen: set[str] = set()
     splits = {}
     for name in ("test", "dev", "train"):
@@ -27,6 +27,6 @@ def sample(settings: SequencesData) -> dict[str, list[tuple[str, str]]]:
             text = "".join(generator.choice(LETTERS[: settings.letters]) for _ in range(length))
             if text not in seen:
                 seen.add(text)
-                pairs.append((text, answer(text)))
+                pairs.append((text, compute_target(text)))
         splits[name] = pairs
     return splits

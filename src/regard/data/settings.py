@@ -1,4 +1,4 @@
-"""What may be set in the data: where the pairs come from, and how text becomes tokens."""
+"""Settings of the data: where the pairs come from, and how text is tokenized."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from regard.data.files import Files, FilesChoice
 
 
 class DatesData(Settings):
-    """Dates as people write them in dozens of languages → YYYY-MM-DD; built in, a pure function of its seed."""
+    """Dates as written in dozens of languages → YYYY-MM-DD. Built in; a pure function of the seed."""
 
     kind: Literal["dates"] = "dates"
     train: PositiveInt = 20_000
@@ -29,11 +29,11 @@ class DatesData(Settings):
 
 
 class SequencesData(Settings):
-    """Strings of letters to be copied, reversed or sorted; built in, a pure function of its seed."""
+    """Strings of letters to copy, reverse or sort. Built in; a pure function of the seed."""
 
     kind: Literal["sequences"] = "sequences"
     task: Literal["copy", "reverse", "sort"] = "reverse"
-    letters: int = Field(26, ge=2, le=26, description="how many letters there are")
+    letters: int = Field(26, ge=2, le=26, description="size of the alphabet")
     shortest: PositiveInt = 5
     longest: PositiveInt = 30
     train: PositiveInt = 20_000
@@ -44,23 +44,26 @@ class SequencesData(Settings):
     @model_validator(mode="after")
     def _has_enough_strings(self) -> Self:
         if self.shortest > self.longest:
-            raise ValueError(f"shortest: {self.shortest} is more than longest, {self.longest}.")
+            raise ValueError(f"shortest: {self.shortest} is greater than longest, {self.longest}.")
         lengths = range(self.shortest, min(self.longest, self.shortest + 12) + 1)
         strings = sum(self.letters**length for length in lengths)
         if strings < 4 * (self.train + self.dev + self.test):
-            raise ValueError(f"letters: there are only {strings} strings of these lengths. Allow longer ones.")
+            raise ValueError(
+                f"letters: there are only {strings} strings of these lengths. Increase letters or longest, or decrease "
+                "train."
+            )
         return self
 
 
 class PronounceData(Settings):
-    """English words → their phones (HH AH L OW), from CMUdict; all pronunciations of a word stand in one split."""
+    """English words → phones (HH AH L OW), from CMUdict. All pronunciations of a word are in the same split."""
 
     kind: Literal["pronounce"] = "pronounce"
-    path: str | None = Field(None, description="a dictionary of the same form; by default the package cmudict's")
-    stress: bool = Field(False, description="keep the marks of stress on the vowels (AH0, OW1)")
-    letters_only: bool = Field(True, description="drop words with other characters, as in a.m. and can't")
-    dev: float = Field(0.05, gt=0, lt=0.5, description="the share of the words to choose by")
-    test: float = Field(0.1, gt=0, lt=0.5, description="the share of the words to be judged on")
+    path: str | None = Field(None, description="a dictionary in the format of CMUdict; by default the package cmudict")
+    stress: bool = Field(False, description="keep the stress marks of vowels (AH0, OW1)")
+    letters_only: bool = Field(True, description="ignore words with other characters, such as a.m. and can't")
+    dev: float = Field(0.05, gt=0, lt=0.5, description="share of the words for validation")
+    test: float = Field(0.1, gt=0, lt=0.5, description="share of the words for testing")
 
     def absolute(self) -> Self:
         return self.model_copy(update={"path": os.path.abspath(self.path)}) if self.path else self
@@ -71,57 +74,55 @@ SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 
 
 class FilesData(Settings):
-    """Pairs from files. Without dev files, one source sentence in twenty (of a large corpus, about 2,000 in all) is
-    held back from training for validation. Without dev and test files, so is a test set.
+    """Pairs from files. Without dev files, 5 % of the source sentences (of a large corpus, about 2,000) are held out
+    for validation. Without dev and test files, a test set is held out too.
     """
 
     kind: Literal["files"] = "files"
-    folder: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="where the files are, if not here")
+    folder: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="folder of the files")
     language: str | tuple[str, ...] = Field(
-        "", description="what stands for {language} in their names; several are learned together, each one a tag"
+        "", description="replaces {language} in file names; a list trains on all languages, each one a tag"
     )
     train: FilesChoice
     dev: FilesChoice | None = None
     test: FilesChoice | None = None
     test_split: bool = Field(
         True,
-        description="without dev and test files, hold back a test set too: 5 %, at most about 1,000 pairs, if there "
+        description="without dev and test files, hold out a test set too: 5 %, at most about 1,000 pairs, if there "
         "are 1,000 pairs or more",
     )
-    dev_unseen: bool = Field(
-        False, description="validate on those dev pairs alone whose source does not stand in the training data"
-    )
-    bad_lines: Literal["error", "skip"] = Field("error", description="what to do with a line that is no pair")
+    dev_unseen: bool = Field(False, description="validate only on dev pairs whose source is not in the training data")
+    bad_lines: Literal["error", "skip"] = Field("error", description="how to handle lines that do not contain a pair")
 
     def files(self, split: SplitName) -> Files | None:
-        """The files of a split, with folder and language in their names."""
-        given: Files | None = getattr(self, split)
-        return None if given is None else given.within(self.folder, self.language)
+        """Return the files of a split, with folder and language applied to their names."""
+        files: Files | None = getattr(self, split)
+        return None if files is None else files.within(self.folder, self.language)
 
     def absolute(self) -> Self:
-        """Paths inside a folder stay relative to it."""
+        """Make paths absolute. Paths inside `folder` stay relative to it."""
         if self.folder:
             return self.model_copy(update={"folder": os.path.abspath(self.folder)})
         return super().absolute()
 
     @property
     def has_tags(self) -> bool:
-        """Whether sources are marked with their language."""
+        """Whether the language is a tag of each source."""
         return not isinstance(self.language, str)
 
     @model_validator(mode="after")
-    def _languages_can_be_told_apart(self) -> Self:
+    def _languages_are_valid_tags(self) -> Self:
         if isinstance(self.language, str):
             return self
         if not self.language or any(not re.fullmatch(r"[^\s;]+", name) for name in self.language):
-            raise ValueError("language: give one at least, each without white space and ';', which part tags.")
+            raise ValueError("language: give at least one, without white space or ';', which separate tags.")
         for split in SPLITS:
-            given: Files | None = getattr(self, split)
-            lacking = [path for path in (given.names.values() if given else ()) if "{language}" not in path]
-            if lacking:
+            files: Files | None = getattr(self, split)
+            fixed = [path for path in (files.names.values() if files else ()) if "{language}" not in path]
+            if fixed:
                 raise ValueError(
-                    f"{split}: {lacking[0]} would be read once for each language, under every tag. Write {{language}} "
-                    "where its name has it."
+                    f"{split}: {fixed[0]} would be read once for each language, with every tag. Write {{language}} in "
+                    "the file name."
                 )
         return self
 
@@ -129,85 +130,89 @@ class FilesData(Settings):
 Data = Annotated[DatesData | SequencesData | PronounceData | FilesData, Field(discriminator="kind"), BY_NAME]
 
 
-class _Spelling(Settings):
-    """What every kind of tokenizer does with a text before it is cut into tokens."""
+TAGS = "treat text after a tab in a source as tags (V;PST), one token each"
+MAX_LENGTH = "maximum number of tokens; longer texts are truncated"
+
+
+class _TextSettings(Settings):
+    """Settings of the text normalization and the special tokens of all tokenizers that are trained."""
 
     normalization: Literal["none", "nfc", "nfd", "nfkc"] = Field(
-        "nfc", description="the Unicode form of the text; nfd takes letters and accents apart, and 한 into ㅎㅏㄴ"
+        "nfc", description="Unicode normalization form; nfd separates letters from accents, and 한 into ㅎㅏㄴ"
     )
     lowercase: bool = False
-    byte_fallback: bool = Field(False, description="write characters never seen as bytes, so that none is unknown")
-    symbols: tuple[str, ...] = Field((), description="never split, for example <url> or <2de>")
-    tags: bool = Field(False, description="what follows a tab in a source are tags (V;PST), each of them one token")
+    byte_fallback: bool = Field(False, description="encode unseen characters as UTF-8 bytes instead of <unk>")
+    symbols: tuple[str, ...] = Field((), description="strings that are never split, for example <url> or <2de>")
+    tags: bool = Field(False, description=TAGS)
 
     @field_validator("symbols")
     @classmethod
-    def _can_be_told_apart(cls, symbols: tuple[str, ...]) -> tuple[str, ...]:
+    def _are_valid(cls, symbols: tuple[str, ...]) -> tuple[str, ...]:
         for symbol in symbols:
             if not symbol or re.search(r"\s", symbol):
-                raise ValueError(f"{symbol!r} cannot be a symbol: it must not be empty or hold white space.")
+                raise ValueError(f"{symbol!r} is not a valid symbol: it must not be empty or contain white space.")
             if re.fullmatch(RESERVED, symbol):
-                raise ValueError(f"{symbol!r} cannot be a symbol: it is the name of a token of our own.")
+                raise ValueError(f"{symbol!r} is not a valid symbol: it is the name of a special token.")
         if len(set(symbols)) < len(symbols):
-            raise ValueError("a symbol is given twice.")
+            raise ValueError("the list contains a symbol twice.")
         return symbols
 
 
 RESERVED = "<(?:pad|unk|/?s|0x[0-9A-F]{2})>"
-"""The names of tokens that cannot be typed: the special ones and the bytes."""
+"""The names of the special tokens and the byte tokens, which never match text."""
 
 
 class Sampling(NamedTuple):
-    """How many segmentations of each word are drawn, and from what distribution."""
+    """The number of segmentations that are sampled for each word, and the parameter of their distribution."""
 
-    drawn: int
+    segmentations: int
     dropout: float | None = None
     alpha: float | None = None
 
 
-DRAWN = Field(32, ge=1, le=1_000, description="segmentations drawn for each word, where they are sampled")
-SPLIT = "where words end: at spaces, or also between letters, digits and other signs, as is right for raw text"
+SEGMENTATIONS = Field(32, ge=1, le=1_000, description="segmentations to sample for each word, with dropout or alpha")
+SPLIT = "word boundaries: spaces, or also changes between letters, digits and other characters (for raw text)"
 
 
-class CharSide(_Spelling):
+class CharSide(_TextSettings):
     """Every character is a token."""
 
     kind: Literal["char"] = "char"
 
 
-class WordSide(_Spelling):
-    """Every word between white space is a token. Runs of white space become one space."""
+class WordSide(_TextSettings):
+    """Every word, separated by white space, is a token. Repeated white space becomes one space."""
 
     kind: Literal["word"] = "word"
-    vocabulary: PositiveInt | None = Field(None, description="keep at most so many words, the most frequent")
-    min_count: PositiveInt = Field(1, description="words seen less often are unknown")
+    vocabulary: PositiveInt | None = Field(None, description="maximum number of words; the most frequent are kept")
+    min_count: PositiveInt = Field(1, description="minimum count of a word; rarer words are unknown")
 
 
-class BPESide(_Spelling):
-    """Byte-pair encoding: characters, merged as often as the vocabulary allows (Sennrich et al. 2016)."""
+class BPESide(_TextSettings):
+    """Byte-pair encoding: frequent pairs of tokens are merged, starting from characters (Sennrich et al. 2016)."""
 
     kind: Literal["bpe"] = "bpe"
-    vocabulary: PositiveInt = Field(8_000, description="tokens in all")
-    min_count: PositiveInt = Field(2, description="pairs seen less often are not merged")
+    vocabulary: PositiveInt = Field(8_000, description="vocabulary size")
+    min_count: PositiveInt = Field(2, description="minimum count of a pair to be merged")
     split: Literal["spaces", "classes"] = Field("classes", description=SPLIT)
-    dropout: float = Field(0.0, ge=0, le=1, description="merges left out at random in training (Provilkov et al. 2020)")
-    segmentations: int = DRAWN
+    dropout: float = Field(0.0, ge=0, le=1, description="BPE-dropout in training (Provilkov et al. 2020)")
+    segmentations: int = SEGMENTATIONS
 
     @property
     def sampling(self) -> Sampling | None:
         return Sampling(self.segmentations, dropout=self.dropout) if self.dropout else None
 
 
-class UnigramSide(_Spelling):
-    """The likeliest segmentation under a unigram language model of pieces (Kudo 2018)."""
+class UnigramSide(_TextSettings):
+    """The most likely segmentation under a unigram language model (Kudo 2018)."""
 
     kind: Literal["unigram"] = "unigram"
-    vocabulary: PositiveInt = Field(8_000, description="tokens in all")
+    vocabulary: PositiveInt = Field(8_000, description="vocabulary size")
     split: Literal["spaces", "classes"] = Field("classes", description=SPLIT)
     alpha: PositiveFloat | None = Field(
-        None, description="sample segmentations in training with p^alpha: 0.1 to 0.5, the smaller the wilder"
+        None, description="sample segmentations in training with p^alpha: 0.1 to 0.5; smaller is more diverse"
     )
-    segmentations: int = DRAWN
+    segmentations: int = SEGMENTATIONS
 
     @property
     def sampling(self) -> Sampling | None:
@@ -215,14 +220,14 @@ class UnigramSide(_Spelling):
 
 
 class SentencePieceSide(Settings):
-    """A unigram or BPE tokenizer that SentencePiece trained, from its .model file."""
+    """A unigram or BPE tokenizer from a .model file of SentencePiece."""
 
     kind: Literal["sentencepiece"] = "sentencepiece"
-    path: str = Field(description="the .model file; it is read when training begins, and not needed later")
-    tags: bool = Field(False, description="what follows a tab in a source are tags (V;PST), each of them one token")
-    dropout: float = Field(0.0, ge=0, le=1, description="for a BPE model: merges left out at random in training")
+    path: str = Field(description="the .model file; it is read when training starts, and not needed later")
+    tags: bool = Field(False, description=TAGS)
+    dropout: float = Field(0.0, ge=0, le=1, description="for a BPE model: BPE-dropout in training")
     alpha: PositiveFloat | None = Field(None, description="for a unigram model: sample segmentations with p^alpha")
-    segmentations: int = DRAWN
+    segmentations: int = SEGMENTATIONS
 
     def absolute(self) -> Self:
         return self.model_copy(update={"path": os.path.abspath(self.path)})
@@ -234,20 +239,20 @@ class SentencePieceSide(Settings):
         return Sampling(self.segmentations, dropout=self.dropout) if self.dropout else None
 
 
-SpelledSide = CharSide | WordSide | BPESide | UnigramSide
-Side = SpelledSide | SentencePieceSide
+TrainableSide = CharSide | WordSide | BPESide | UnigramSide
+Side = TrainableSide | SentencePieceSide
 SideChoice = Annotated[Side, Field(discriminator="kind"), BY_NAME]
 
 
 class _BothSides(Settings):
-    """What is set for source and target together."""
+    """Settings that apply to source and target together."""
 
-    shared: bool = Field(True, description="one vocabulary for source and target")
-    max_length: PositiveInt = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description="longer sources are cut")
+    shared: bool = Field(True, description="use one vocabulary for source and target")
+    max_length: PositiveInt = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description=MAX_LENGTH)
 
 
-class _Sampled(_BothSides):
-    sampled: Literal["both", "source", "target"] = Field("both", description="the sides whose segmentation is sampled")
+class _SampledSides(_BothSides):
+    sampled: Literal["both", "source", "target"] = Field("both", description="sides whose segmentation is sampled")
 
 
 class CharTokenizer(CharSide, _BothSides):
@@ -258,25 +263,25 @@ class WordTokenizer(WordSide, _BothSides):
     __doc__ = WordSide.__doc__
 
 
-class BPETokenizer(BPESide, _Sampled):
+class BPETokenizer(BPESide, _SampledSides):
     __doc__ = BPESide.__doc__
 
 
-class UnigramTokenizer(UnigramSide, _Sampled):
+class UnigramTokenizer(UnigramSide, _SampledSides):
     __doc__ = UnigramSide.__doc__
 
 
-class SentencePieceTokenizer(SentencePieceSide, _Sampled):
+class SentencePieceTokenizer(SentencePieceSide, _SampledSides):
     __doc__ = SentencePieceSide.__doc__
 
 
 class PairTokenizer(Settings):
-    """Another tokenizer for each side, for example letters to phones: `{source: char, target: word}`."""
+    """Different tokenizers for source and target, for example letters to phones: `{source: char, target: word}`."""
 
     kind: Literal["pair"] = "pair"
     source: SideChoice
     target: SideChoice
-    max_length: PositiveInt = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description="longer sources are cut")
+    max_length: PositiveInt = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description=MAX_LENGTH)
 
     @property
     def shared(self) -> bool:
@@ -288,32 +293,32 @@ TokenizerSettings = (
 )
 
 
-def _two_sides(value: Any) -> Any:
-    """`{source: …, target: …}` needs no kind."""
+def _add_kind(value: Any) -> Any:
+    """Allow `{source: …, target: …}` without a kind."""
     if isinstance(value, dict) and "kind" not in value and {"source", "target"} & set(value):
         return {"kind": "pair", **value}
     return value
 
 
-TokenizerChoice = Annotated[TokenizerSettings, Field(discriminator="kind"), BeforeValidator(_two_sides), BY_NAME]
+TokenizerChoice = Annotated[TokenizerSettings, Field(discriminator="kind"), BeforeValidator(_add_kind), BY_NAME]
 
 
 def sides(settings: TokenizerSettings) -> tuple[Side, Side]:
-    """How the sources and how the targets become tokens. Tags belong to sources, unless the vocabulary is shared."""
+    """Return the settings of sources and of targets. Only sources have tags, unless the vocabulary is shared."""
     if isinstance(settings, PairTokenizer):
         return settings.source, settings.target
     return settings, settings if settings.shared else settings.model_copy(update={"tags": False})
 
 
 def token_differences(one: TokenizerSettings, other: TokenizerSettings) -> list[str]:
-    """The settings in which two differ that decide what a token is; how segmentations are sampled does not."""
-    sampled = {*Sampling._fields, "sampled"}
-    return [key for key in differences(one, other) if key.split(".")[-1] not in sampled]
+    """Return the settings that differ and change the tokens. Settings of the sampling of segmentations do not."""
+    sampling = {*Sampling._fields, "sampled"}
+    return [key for key in differences(one, other) if key.split(".")[-1] not in sampling]
 
 
 def sampling_by_side(settings: TokenizerSettings) -> tuple[Sampling | None, Sampling | None]:
-    """How the segmentation of each side is sampled in training; None where it is not."""
+    """Return how the segmentation of sources and that of targets is sampled in training; None if it is not."""
     source, target = (None if isinstance(side, CharSide | WordSide) else side.sampling for side in sides(settings))
-    if isinstance(settings, _Sampled):
+    if isinstance(settings, _SampledSides):
         return source if settings.sampled != "target" else None, target if settings.sampled != "source" else None
     return source, target

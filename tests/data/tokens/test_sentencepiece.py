@@ -1,4 +1,4 @@
-"""SentencePiece models: read without the package, and segmented as the package does."""
+"""SentencePiece models: loaded without the package, with the same segmentations as the package."""
 
 import os
 import pickle
@@ -12,7 +12,7 @@ import sentencepiece
 from regard.data import preparation
 from regard.data.corpora import Corpus, Pairs
 from regard.data.settings import DatesData, PairTokenizer, Sampling, SentencePieceTokenizer, sampling_by_side
-from regard.data.tokens.segmentation import Segmentations
+from regard.data.tokens.segmentation import SegmentationTable
 from regard.data.tokens.tokenizers import SPECIALS, Tokenizer, TokenizerPair
 from regard.errors import DataError
 
@@ -69,46 +69,46 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder / "spm.model"
 
 
-def read(path: Path, **options: Any) -> Tokenizer:
+def load(path: Path, **options: Any) -> Tokenizer:
     return TokenizerPair.build(SentencePieceTokenizer(path=str(path), **options), [], []).source
 
 
-def test_texts_are_segmented_and_read_back_as_by_sentencepiece(model: Path) -> None:
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    ours = read(model)
-    for text, tokens in zip(TEXTS, ours.encode(TEXTS), strict=True):
-        # An unknown token is called <unk> by one, and by what it stands for by the other.
-        names = [theirs.id_to_piece(index) for index in theirs.encode(text)]
-        assert ours.tokens(tokens.ids) == names
+def test_segmentation_and_decoding_match_sentencepiece(model: Path) -> None:
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    tokenizer = load(model)
+    for text, tokens in zip(TEXTS, tokenizer.encode(TEXTS), strict=True):
+        # SentencePiece returns the text of an unknown token as a piece, but `id_to_piece` returns <unk>.
+        names = [reference.id_to_piece(index) for index in reference.encode(text)]
+        assert tokenizer.tokens(tokens.ids) == names
         if "<unk>" not in names:
-            assert ours.decode(tokens.ids) == theirs.decode(theirs.encode(text))
+            assert tokenizer.decode(tokens.ids) == reference.decode(reference.encode(text))
 
 
-def test_special_tokens_are_ours_and_nothing_is_lost(model: Path, tmp_path: Path) -> None:
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    ours = read(model)
-    names = ours.tokens(range(len(ours)))
+def test_the_vocabulary_is_that_of_the_model_with_our_special_tokens(model: Path, tmp_path: Path) -> None:
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    tokenizer = load(model)
+    names = tokenizer.tokens(range(len(tokenizer)))
     assert tuple(names[:4]) == SPECIALS
-    assert set(names) == {theirs.id_to_piece(index) for index in range(len(theirs))} | set(SPECIALS)
+    assert set(names) == {reference.id_to_piece(index) for index in range(len(reference))} | set(SPECIALS)
     assert len(set(names)) == len(names)
-    (tmp_path / "tokenizer.json").write_bytes(ours.to_bytes())
-    assert Tokenizer.load(tmp_path / "tokenizer.json").ids(TEXTS) == ours.ids(TEXTS)
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.to_bytes())
+    assert Tokenizer.load(tmp_path / "tokenizer.json").ids(TEXTS) == tokenizer.ids(TEXTS)
 
 
-def test_its_segmentations_can_be_sampled(model: Path) -> None:
-    ours = read(model)
-    sampling = Sampling(8, dropout=0.0) if "bpe" in str(ours.inner.model).lower() else Sampling(8, alpha=1e4)
-    words = sorted({word for text in ours.words(TEXTS) for word in text})
-    plain = ours.segment_words(words)
-    rows = Segmentations.draw(ours, words, sampling, 0).table.rows()
-    same = sum(rows[8 * index] == ids for index, ids in enumerate(plain))
-    assert same >= 0.97 * len(words)  # of two paths that are as likely, either may be drawn
-    wild = Sampling(8, dropout=0.5) if sampling.alpha is None else Sampling(8, alpha=0.1)
-    for index, row in enumerate(Segmentations.draw(ours, words, wild, 0).table.rows()):
-        assert ours.decode(row) == ours.decode(plain[index // 8])
+def test_segmentations_can_be_sampled(model: Path) -> None:
+    tokenizer = load(model)
+    sampling = Sampling(8, dropout=0.0) if "bpe" in str(tokenizer.inner.model).lower() else Sampling(8, alpha=1e4)
+    words = sorted({word for text in tokenizer.words(TEXTS) for word in text})
+    expected = tokenizer.segment_words(words)
+    rows = SegmentationTable.sample(tokenizer, words, sampling, 0).table.rows()
+    same = sum(rows[8 * index] == ids for index, ids in enumerate(expected))
+    assert same >= 0.97 * len(words)  # ties between equally likely paths may be broken differently
+    diverse = Sampling(8, dropout=0.5) if sampling.alpha is None else Sampling(8, alpha=0.1)
+    for index, row in enumerate(SegmentationTable.sample(tokenizer, words, diverse, 0).table.rows()):
+        assert tokenizer.decode(row) == tokenizer.decode(expected[index // 8])
 
 
-def test_it_stands_on_one_side_and_takes_tags(model: Path) -> None:
+def test_a_model_can_be_used_for_one_side_and_with_tags(model: Path) -> None:
     side = {"kind": "sentencepiece", "path": str(model), "tags": True, "dropout": 0.2, "segmentations": 4}
     settings = PairTokenizer.model_validate({"source": side, "target": "char"})
     assert sampling_by_side(settings) == (Sampling(4, dropout=0.2), None)
@@ -116,9 +116,9 @@ def test_it_stands_on_one_side_and_takes_tags(model: Path) -> None:
     assert pair.source.encode(["Mann\tPST"])[0].texts[-1] == "\tPST"
 
 
-def test_what_is_no_model_is_refused(model: Path, tmp_path: Path) -> None:
+def test_invalid_model_files_are_rejected(model: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent.model \(tokenizer.path\) cannot be read: No such file"):
-        read(tmp_path / "absent.model")
+        load(tmp_path / "absent.model")
     for content in (
         b"",
         b"no model at all",
@@ -128,20 +128,20 @@ def test_what_is_no_model_is_refused(model: Path, tmp_path: Path) -> None:
         b"\x0a\x02\x08\x01",
     ):
         (tmp_path / "bad.model").write_bytes(content)
-        with pytest.raises(DataError, match="is no SentencePiece model"):
-            read(tmp_path / "bad.model")
+        with pytest.raises(DataError, match="is not a SentencePiece model"):
+            load(tmp_path / "bad.model")
 
 
-def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
+def test_unsupported_model_types_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("\n".join(LINES), "utf-8")
     sentencepiece.SentencePieceTrainer.train(
         input=str(tmp_path / "lines.txt"), model_prefix=str(tmp_path / "m"), model_type="char", minloglevel=2
     )
-    with pytest.raises(DataError, match="of kind char, which cannot be read"):
-        read(tmp_path / "m.model")
+    with pytest.raises(DataError, match="of type char, which is not supported"):
+        load(tmp_path / "m.model")
 
 
-def test_another_file_under_the_same_name_is_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_model_file_is_not_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     corpus = Corpus(Pairs(LINES, LINES), Pairs(LINES[:1], LINES[:1]))
     (tmp_path / "lines.txt").write_text("\n".join(LINES), "utf-8")
@@ -155,7 +155,7 @@ def test_another_file_under_the_same_name_is_another_tokenizer(tmp_path: Path, m
             corpus, corpus.fingerprint(), DatesData(), SentencePieceTokenizer(path=str(path)), 0
         )
         sizes.append(len(preparation.prepare(request, None, str).tokenizers.source))
-    assert sizes == [151, 91]  # with a token for padding, which SentencePiece has none of
+    assert sizes == [151, 91]  # with <pad>, which SentencePiece models do not have by default
 
 
 class _Harmful:
@@ -167,8 +167,8 @@ class _Harmful:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.pkl", "tokenizer.model"])
-def test_a_pickle_is_refused_and_runs_nothing(tmp_path: Path, name: str) -> None:
+def test_a_pickle_is_rejected_without_running_it(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(pickle.dumps(_Harmful(tmp_path / "ran")))
-    with pytest.raises(DataError, match="is no SentencePiece model"):
-        read(tmp_path / name)
+    with pytest.raises(DataError, match="is not a SentencePiece model"):
+        load(tmp_path / name)
     assert not (tmp_path / "ran").exists()

@@ -1,4 +1,4 @@
-"""Every kind of tokenizer: there and back, with places kept; what cannot be typed; tags; clear refusals."""
+"""Every kind of tokenizer: round trips, spans, special tokens, tags, and error messages."""
 
 import logging
 import os
@@ -23,6 +23,7 @@ from regard.data.settings import (
     UnigramTokenizer,
     WordTokenizer,
     sampling_by_side,
+    token_differences,
 )
 from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
 from regard.errors import ConfigError, DataError, ModelError
@@ -44,13 +45,13 @@ def with_bytes(request: pytest.FixtureRequest) -> Tokenizer:
     return build(request.param, byte_fallback=True, symbols=SYMBOLS)
 
 
-def as_words(text: str) -> str:
-    """What the word tokenizer keeps of a text: white space, tabs aside, only separates."""
+def collapse_spaces(text: str) -> str:
+    """Return a text as a word tokenizer decodes it: with single spaces between words, except tabs."""
     return "\t".join(" ".join(re.split(r"[^\S\x1c-\x1f]+", field)).strip(" ") for field in text.split("\t"))
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1))
-def test_text_survives_up_to_composition(texts: list[str]) -> None:
+def test_characters_round_trip_after_nfc(texts: list[str]) -> None:
     if any(texts):
         tokenizer = Tokenizer.characters(texts)
         for text, tokens in zip(texts, tokenizer.encode(texts), strict=True):
@@ -70,36 +71,34 @@ def test_text_survives_up_to_composition(texts: list[str]) -> None:
 @example(text="  two  spaces  ")
 @example(text="\t\t a\t")
 @example(text="<2de> <url><url> x<url>")
-def test_with_bytes_every_text_round_trips_and_nothing_is_unknown(kind: str, split: str, text: str) -> None:
+def test_with_byte_fallback_every_text_round_trips_and_nothing_is_unknown(kind: str, split: str, text: str) -> None:
     tokenizer = _with_bytes(kind, split)
     [ids] = tokenizer.ids([text])
     expected = unicodedata.normalize("NFC", text)
-    assert tokenizer.decode(ids) == (as_words(expected) if kind == "word" else expected)
+    assert tokenizer.decode(ids) == (collapse_spaces(expected) if kind == "word" else expected)
     assert min(ids, default=4) >= len(SPECIALS)
     [words] = tokenizer.words([text])
     assert [index for word in tokenizer.segment_words(words) for index in word] == ids
 
 
-def _with_bytes(kind: str, split: str, kept: dict[tuple[str, str], Tokenizer] = {}) -> Tokenizer:  # noqa: B006 - kept
-    if (kind, split) not in kept:
-        options = {"split": split} if kind in {"bpe", "unigram"} else {}
-        kept[kind, split] = build(kind, byte_fallback=True, symbols=SYMBOLS, **options)
-    return kept[kind, split]
+@cache
+def _with_bytes(kind: str, split: str) -> Tokenizer:
+    options = {"split": split} if kind in {"bpe", "unigram"} else {}
+    return build(kind, byte_fallback=True, symbols=SYMBOLS, **options)
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
 @given(text=st.text(st.sampled_from(sorted(set("".join(LINES))))))
-def test_text_in_a_known_alphabet_round_trips_without_bytes(kind: str, text: str) -> None:
-    tokenizer = _plain(kind)
+def test_text_in_a_known_alphabet_round_trips_without_byte_fallback(kind: str, text: str) -> None:
+    tokenizer = _with_defaults(kind)
     [ids] = tokenizer.ids([text])
     assert tokenizer.decode(ids) == text
     assert UNKNOWN not in ids
 
 
-def _plain(kind: str, kept: dict[str, Tokenizer] = {}) -> Tokenizer:  # noqa: B006 - kept on purpose
-    if kind not in kept:
-        kept[kind] = build(kind)
-    return kept[kind]
+@cache
+def _with_defaults(kind: str) -> Tokenizer:
+    return build(kind)
 
 
 @pytest.mark.parametrize("kind", ["word", "bpe", "unigram"])
@@ -109,9 +108,9 @@ def _plain(kind: str, kept: dict[str, Tokenizer] = {}) -> Tokenizer:  # noqa: B0
 @example(text=" a")
 @example(text="e\u0301 \u0301e")
 @example(text="Ας ΑΣ ΣΑΣ Α")
-def test_words_met_before_have_the_ids_that_the_whole_text_has(kind: str, split: str, text: str) -> None:
+def test_cached_words_have_the_ids_of_the_uncached_text(kind: str, split: str, text: str) -> None:
     tokenizer = _without_symbols(kind, split)
-    assert tokenizer._segmented is not None
+    assert tokenizer._word_cache is not None
     encoded = [tokens.ids for tokens in tokenizer.encode([text, text.lower()])]
     assert tokenizer.ids([text, text.lower()]) == encoded
     assert tokenizer.ids([text, text.lower()]) == encoded
@@ -122,20 +121,22 @@ def _without_symbols(kind: str, split: str) -> Tokenizer:
     return build(kind, byte_fallback=True, **({} if kind == "word" else {"split": split}))
 
 
-def test_symbols_are_looked_for_in_the_whole_text() -> None:
+def test_symbols_are_found_anywhere_in_the_text() -> None:
     tokenizer = build("bpe", symbols=["<url>"])
     text = "<url> low <url>low low"
     assert tokenizer.ids([text]) == [tokenizer.encode([text])[0].ids]
 
 
-def test_a_token_knows_where_it_stood() -> None:
+def test_spans_of_characters() -> None:
     tokenizer = Tokenizer.characters(["3 mai 五月"])
     [tokens] = tokenizer.encode(["五 mai!"])
     assert tokens.offsets == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
     assert tokens.ids[5] == UNKNOWN
 
 
-def test_spans_leave_out_the_space_before_a_word_and_bytes_have_their_characters(with_bytes: Tokenizer) -> None:
+def test_spans_exclude_the_space_before_a_word_and_bytes_have_the_span_of_their_character(
+    with_bytes: Tokenizer,
+) -> None:
     text = "the  sea 漢 <url>"
     [tokens] = with_bytes.encode([text])
     for token, (start, end) in zip(tokens.texts, tokens.offsets, strict=True):
@@ -145,8 +146,8 @@ def test_spans_leave_out_the_space_before_a_word_and_bytes_have_their_characters
             assert "漢" in text[start:end]
         if token == "<url>":
             assert (start, end) == (11, 16)
-    covered = {place for start, end in tokens.offsets for place in range(start, end)}
-    assert {place for place, character in enumerate(text) if not character.isspace()} <= covered
+    covered = {index for start, end in tokens.offsets for index in range(start, end)}
+    assert {index for index, character in enumerate(text) if not character.isspace()} <= covered
 
 
 def test_tokens_are_grouped_by_word(with_bytes: Tokenizer) -> None:
@@ -154,25 +155,25 @@ def test_tokens_are_grouped_by_word(with_bytes: Tokenizer) -> None:
     [tokens] = with_bytes.encode([text])
     words = tokens.by_word(text)
     assert [text[start:end] for (start, end), _ in words] == text.split()
-    for (start, end), places in words:
-        assert places
-        assert all(tokens.offsets[place][0] < end and tokens.offsets[place][1] >= start for place in places)
-    visible = [place for _, places in words for place in places]
-    assert len(visible) == len(set(visible))
+    for (start, end), indices in words:
+        assert indices
+        assert all(tokens.offsets[index][0] < end and tokens.offsets[index][1] >= start for index in indices)
+    used = [index for _, indices in words for index in indices]
+    assert len(used) == len(set(used))
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_special_tokens_and_bytes_cannot_be_typed(kind: str) -> None:
-    """Not even where the text to learn from is full of them."""
-    typed = "</s> <pad> <0x41> x<s>"
-    tokenizer = build(kind, [typed] * 9, byte_fallback=True, **({"split": "spaces"} if kind[0] in "bu" else {}))
-    [ids] = tokenizer.ids([typed])
+def test_special_tokens_and_bytes_never_match_text(kind: str) -> None:
+    """Not even if the training text contains them."""
+    text = "</s> <pad> <0x41> x<s>"
+    tokenizer = build(kind, [text] * 9, byte_fallback=True, **({"split": "spaces"} if kind[0] in "bu" else {}))
+    [ids] = tokenizer.ids([text])
     assert tokenizer.tokens([0, 1, 2, 3]) == list(SPECIALS)
     assert min(ids) >= len(SPECIALS) + 256
-    assert tokenizer.decode(ids) == typed
+    assert tokenizer.decode(ids) == text
 
 
-def test_merges_are_those_worked_by_hand() -> None:
+def test_bpe_merges_match_hand_computed_ones() -> None:
     """Low, lower, newest, widest, as in Sennrich et al. (2016): es (9 times), then est, then lo (7), low."""
     lines = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3
     tokenizer = build("bpe", lines, vocabulary=4 + 11 + 3)
@@ -181,7 +182,7 @@ def test_merges_are_those_worked_by_hand() -> None:
     assert tokens.texts == ["▁", "lo", "w", "est"]
 
 
-def test_the_likeliest_pieces_are_those_of_the_text() -> None:
+def test_unigram_finds_the_morphemes_of_the_text() -> None:
     lines = ["undo", "redo", "unpack", "repack", "pack", "do"] * 20
     tokenizer = build("unigram", lines, vocabulary=4 + 10 + 6)
     [tokens] = tokenizer.encode(["repack undo"])
@@ -205,7 +206,7 @@ def test_a_unigram_vocabulary_is_the_same_in_every_process() -> None:
     assert b"times" in runs[0]
 
 
-def test_words_are_kept_by_count_and_in_order() -> None:
+def test_words_are_ordered_by_count() -> None:
     tokenizer = build("word", ["a b b c c c d", "<url>"], vocabulary=2, symbols=("<url>",))
     assert tokenizer.tokens(range(len(tokenizer))) == [*SPECIALS, "▁<url>", "▁c", "▁b"]
     assert build("word", ["a b b c c c d"], min_count=2).ids(["a b"]) == [[UNKNOWN, 5]]
@@ -220,20 +221,20 @@ def test_normalization_and_case() -> None:
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_letters_taken_apart_are_put_together_again(kind: str, tmp_path: Path) -> None:
+def test_nfd_tokens_decode_to_nfc(kind: str, tmp_path: Path) -> None:
     learned = build(kind, ["한국 café", "나라 naïve"], normalization="nfd")
     (tmp_path / "tokenizer.json").write_bytes(learned.to_bytes())
     for tokenizer in (learned, Tokenizer.load(tmp_path / "tokenizer.json")):
-        found = tokenizer.encode(["한국 나"])[0]
-        assert tokenizer.decode(found.ids) == "한국 나"
-        assert UNKNOWN not in tokenizer.ids(["학 é"])[0]  # of parts that were seen, if never together
+        tokens = tokenizer.encode(["한국 나"])[0]
+        assert tokenizer.decode(tokens.ids) == "한국 나"
+        assert UNKNOWN not in tokenizer.ids(["학 é"])[0]  # their parts occur, but never together
         if kind == "char":
-            assert found.texts == list("\u1112\u1161\u11ab\u1100\u116e\u11a8 \u1102\u1161")
-            assert found.offsets == [(0, 1)] * 3 + [(1, 2)] * 3 + [(2, 3)] + [(3, 4)] * 2
+            assert tokens.texts == list("\u1112\u1161\u11ab\u1100\u116e\u11a8 \u1102\u1161")
+            assert tokens.offsets == [(0, 1)] * 3 + [(1, 2)] * 3 + [(2, 3)] + [(3, 4)] * 2
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_symbol_is_one_token_wherever_it_stands(kind: str) -> None:
+def test_a_symbol_is_one_token_at_any_position(kind: str) -> None:
     tokenizer = build(kind, [*LINES, "<2de>the<url>"], symbols=SYMBOLS)
     first, second = (tokenizer.ids([symbol])[0] for symbol in SYMBOLS)
     assert (len(first), len(second)) == (1, 1)
@@ -247,7 +248,7 @@ TAGGED = ["laufen\tV;PST", "Vase\tN;PL", "gehen\tV;PRS"]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_tags_are_tokens_of_their_own(kind: str) -> None:
+def test_each_tag_is_one_token(kind: str) -> None:
     tokenizer = build(kind, TAGGED, tags=True, **({"vocabulary": 40} if kind[0] in "bu" else {}))
     [tokens] = tokenizer.encode(["laufen\tV;PL PST"])
     assert tokens.texts[-3:] == ["\tV", "\tPL", "\tPST"]
@@ -263,7 +264,7 @@ def test_tags_are_tokens_of_their_own(kind: str) -> None:
         assert letter != tokens.ids[-3]
 
 
-def test_only_sources_have_tags_and_several_target_fields_come_back(tmp_path: Path) -> None:
+def test_only_sources_have_tags_and_several_target_fields_round_trip(tmp_path: Path) -> None:
     settings = CharTokenizer(shared=False, tags=True)
     pair = TokenizerPair.build(settings, TAGGED, ["lief\tläuft"])
     assert pair.target.decode(pair.target.ids(["lief\tläuft"])[0]) == "lief\tläuft"
@@ -295,7 +296,7 @@ def test_letters_to_phones() -> None:
     ],
     ids=lambda settings: f"{settings.kind}-{settings.shared}",
 )
-def test_saved_and_loaded_it_is_the_same(tmp_path: Path, settings: TokenizerSettings) -> None:
+def test_saving_and_loading_preserves_tokenizers(tmp_path: Path, settings: TokenizerSettings) -> None:
     pair = TokenizerPair.build(settings, LINES, [line[::-1] for line in LINES])
     pair.save(lambda name, content: (tmp_path / name).write_bytes(content))
     again = TokenizerPair.load(tmp_path, settings)
@@ -305,14 +306,14 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, settings: TokenizerSett
     assert (again.source is again.target) == settings.shared
 
 
-def test_a_tokenizer_saved_by_the_first_version_still_loads(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(FIRST_VERSION, "utf-8")
+def test_a_file_of_the_tokenizers_library_loads(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER_FILE, "utf-8")
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.ids(["ba\tc e\u0301"]) == [[6, 5, UNKNOWN, UNKNOWN, 4, 7]]
     assert tokenizer.decode([6, 5, 4, 7]) == "ba é"
 
 
-FIRST_VERSION = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+TOKENIZER_FILE = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
 "normalizer": {"type": "NFC"},
 "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\\\s\\\\S]"}, "behavior": "Isolated", "invert": false},
 "post_processor": null, "decoder": {"type": "Fuse"},
@@ -320,62 +321,63 @@ FIRST_VERSION = """{"version": "1.0", "truncation": null, "padding": null, "adde
 "unk_token": "<unk>"}}"""
 
 
-def test_a_missing_damaged_or_foreign_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_damaged_or_foreign_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
         Tokenizer.load(path)
     path.write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer\.json is damaged"):
         Tokenizer.load(path)
-    path.write_text(FIRST_VERSION.replace("<pad>", "[PAD]"))
-    with pytest.raises(ModelError, match="does not begin with <pad>"):
+    path.write_text(TOKENIZER_FILE.replace("<pad>", "[PAD]"))
+    with pytest.raises(ModelError, match="its first tokens are not <pad>"):
         Tokenizer.load(path)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_a_vocabulary_without_room_for_the_alphabet_is_refused(kind: str) -> None:
+def test_a_vocabulary_smaller_than_the_alphabet_is_rejected(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"vocabulary=9 is too small: the text has 6 different .* more than 10"):
         build(kind, ["abcde"], vocabulary=9)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_a_vocabulary_that_the_text_does_not_fill_is_told(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vocabulary_larger_than_the_text_allows_is_reported(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         tokenizer = build(kind, ["aaaa bb"] * 3, vocabulary=500)
-    assert f"has {len(tokenizer)} tokens, not the 500" in caplog.text
+    assert f"has {len(tokenizer)} tokens instead of 500" in caplog.text
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("texts", [[], ["", ""]])
-def test_nothing_to_learn_from_is_an_error(kind: str, texts: list[str]) -> None:
+def test_training_on_empty_text_is_an_error(kind: str, texts: list[str]) -> None:
     with pytest.raises(DataError, match="no text to learn a vocabulary from"):
         build(kind, texts)
 
 
-def test_tags_that_no_source_has_are_an_error() -> None:
+def test_tags_without_tagged_sources_are_an_error() -> None:
     with pytest.raises(DataError, match="no source has tags"):
         build("char", ["laufen"], tags=True)
 
 
-def test_texts_that_stand_where_tags_do_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_in_place_of_tags_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     lemmas = [f"{first}{second}en" for first in "abdfgh" for second in "aeiou"]
     with caplog.at_level(logging.WARNING):
         build("char", [f"{lemma}\tV;PST" for lemma in lemmas], tags=True)
         assert not caplog.text
         build("char", [f"V;PST\t{lemma}" for lemma in lemmas], tags=True)
-    assert "30 different tags in 30 sources are many: aaen, aeen, aien" in caplog.text
-    assert "the other way round" in caplog.text
+    assert "unusually many tags: 30 distinct ones in 30 sources (aaen, aeen, aien" in caplog.text
+    assert "Check that the columns are not swapped" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("symbol", "what"), [("a b", "white space"), ("", "empty"), ("<s>", "of our own"), ("<0x41>", "own")]
+    ("symbol", "message"),
+    [("a b", "white space"), ("", "empty"), ("<s>", "special token"), ("<0x41>", "special token")],
 )
-def test_symbols_that_cannot_be_told_apart_are_refused(symbol: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=what):
+def test_invalid_symbols_are_rejected(symbol: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         resolve(RunSettings, "dates", {"tokenizer.symbols": [symbol]})
 
 
-def test_settings_are_written_as_people_write_them() -> None:
+def test_short_forms_of_settings() -> None:
     assert resolve(RunSettings, "dates", {"tokenizer": "bpe", "tokenizer.dropout": 0.1}).tokenizer == BPETokenizer(
         dropout=0.1
     )
@@ -394,7 +396,7 @@ def test_settings_are_written_as_people_write_them() -> None:
         resolve(RunSettings, "dates", {"tokenizer": {"source": "char", "target": {"kind": "word", "vocabluary": 5}}})
 
 
-def test_which_sides_are_sampled() -> None:
+def test_sampling_by_side() -> None:
     both = sampling_by_side(BPETokenizer(dropout=0.1))
     assert both[0] == both[1] == (32, 0.1, None)
     assert sampling_by_side(UnigramTokenizer(alpha=0.2, sampled="source")) == ((32, None, 0.2), None)
@@ -403,9 +405,15 @@ def test_which_sides_are_sampled() -> None:
     assert sampling_by_side(one) == ((8, 0.1, None), None)
 
 
+def test_settings_of_the_sampling_do_not_change_the_tokens() -> None:
+    sampled = BPETokenizer(dropout=0.1, segmentations=8, sampled="source")
+    assert token_differences(BPETokenizer(), sampled) == []
+    assert token_differences(BPETokenizer(), BPETokenizer(vocabulary=500)) == ["vocabulary"]
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_text_is_read_once_and_not_kept(kind: str) -> None:
-    """60 MB of text pass in far less memory."""
+def test_text_is_read_once_and_not_stored(kind: str) -> None:
+    """60 MB of text need far less memory."""
     code = (
         "import resource, sys\nfrom regard.data.tokens.tokenizers import *\n"
         "from regard.runs.settings import RunSettings\n"
@@ -416,18 +424,18 @@ def test_text_is_read_once_and_not_kept(kind: str) -> None:
         "lines = (f'{n % 97:0100} ' * 10 for n in range(60_000))\n"
         "TokenizerPair.build(settings, lines, ['another'])\nprint(peak() - before)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 30
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(completed.stdout) < 30
 
 
-def test_a_fork_after_tokenising_is_quiet_and_the_child_can_tokenise() -> None:
+def test_a_forked_child_can_tokenize_without_a_warning() -> None:
     code = (
         "import os\nfrom regard.data.tokens.tokenizers import Tokenizer\n"
         "t = Tokenizer.characters(['abc'])\nt.ids(['abc'] * 1000)\npid = os.fork()\n"
         "if pid == 0:\n    t.ids(['abc'] * 1000)\n    os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
-    # Python 3.12 warns of any fork beside threads; this test is about what the tokenizers library prints.
+    # Python 3.12 warns about any fork with threads; this test is about what the tokenizers library prints.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=True)
-    assert done.stderr == b""
+    completed = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=True)
+    assert completed.stderr == b""

@@ -1,1 +1,1 @@
-"""Text in tokens: how each kind of tokenizer is learned, read, and drawn from."""
+"""Tokenizers: how each kind is learned, loaded, and sampled from."""

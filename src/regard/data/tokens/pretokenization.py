@@ -1,9 +1,8 @@
-"""How a text is written before it is cut into tokens, so that nothing of it is lost and it can be read back.
+"""Normalization and pre-tokenization of text. Both are lossless, so that tokens can be decoded to the original text.
 
-A field of a text (fields stand between tabs) begins with a mark, `▁`, and spaces become marks: "to be" is "▁to▁be", and
-a token tells whether a space stands before it. A mark in the text itself is escaped, `▂1`, and so is the sign that
-escapes, `▂2`: every text comes back as it was. A field that is empty or begins with a symbol has no mark of its own.
-Characters need none of this: a space is a character like any other.
+Spaces are replaced with the mark `▁`, and each field of a text (fields are separated by tabs) starts with one: "to be"
+becomes "▁to▁be". A mark in the text itself is escaped as `▂1`, and the escape character as `▂2`. A field that is empty
+or starts with a symbol gets no mark. Character tokenizers need none of this: a space is an ordinary character.
 """
 
 import json
@@ -12,12 +11,12 @@ import re
 import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-from regard.data.settings import RESERVED, CharSide, SpelledSide, WordSide
+from regard.data.settings import RESERVED, CharSide, TrainableSide, WordSide
 
 MARK = "▁"
 TAB = "\t"
 
-_FORMS: dict[str, list[normalizers.Normalizer]] = {
+_NORMALIZATION_FORMS: dict[str, list[normalizers.Normalizer]] = {
     "none": [],
     "nfc": [normalizers.NFC()],
     "nfd": [normalizers.NFD()],
@@ -28,98 +27,98 @@ _COLLAPSE = [
     normalizers.Replace(Regex(r"[^\S\t]+"), " "),
     normalizers.Replace(Regex(r"\A | \z|(?<=\t) | (?=\t)"), ""),
 ]
-_FIELD = r"(?<![^\t])"
-"""Before this place stands nothing, or a tab."""
+_FIELD_START = r"(?<![^\t])"
+"""Matches at the start of the text and after a tab."""
 
 TAB_PATTERN, END_PATTERN = r"\t", r"\z"
 
-UNMARKED = [decoders.Replace(Regex(f"{_FIELD}{MARK}"), ""), decoders.Replace(MARK, " ")]
-_UNESCAPED = [decoders.Replace("▂1", MARK), decoders.Replace("▂2", "▂")]
+_REMOVE_MARKS = [decoders.Replace(Regex(f"{_FIELD_START}{MARK}"), ""), decoders.Replace(MARK, " ")]
+_UNESCAPE = [decoders.Replace("▂1", MARK), decoders.Replace("▂2", "▂")]
 
 
-def _spelling(options: SpelledSide) -> list[normalizers.Normalizer]:
+def _text_normalizers(options: TrainableSide) -> list[normalizers.Normalizer]:
     lower = [normalizers.Lowercase()] if options.lowercase else []
     escapes = [] if isinstance(options, CharSide) else _ESCAPES
-    return [*_FORMS[options.normalization], *lower, *escapes]
+    return [*_NORMALIZATION_FORMS[options.normalization], *lower, *escapes]
 
 
-def symbols(options: SpelledSide) -> list[str]:
-    """The user's symbols as they read in a text that was normalized; among words, they are words like any other."""
-    spelling = normalizers.Sequence(_spelling(options))
+def normalized_symbols(options: TrainableSide) -> list[str]:
+    """Return the user's symbols as they appear in normalized text. For a word tokenizer, they are ordinary words."""
+    normalizer = normalizers.Sequence(_text_normalizers(options))
     mark = MARK if isinstance(options, WordSide) else ""
-    return list(dict.fromkeys(mark + spelling.normalize_str(symbol) for symbol in options.symbols))
+    return list(dict.fromkeys(mark + normalizer.normalize_str(symbol) for symbol in options.symbols))
 
 
-def either(names: list[str]) -> list[str]:
-    """Patterns for some names, longer ones first: of two that fit, the longer is meant."""
+def escape_all(names: list[str]) -> list[str]:
+    """Return regular expressions for some names. Longer names come first, so that the longest match wins."""
     return [re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))]
 
 
-def normalizer(options: SpelledSide) -> normalizers.Normalizer:
+def build_normalizer(options: TrainableSide) -> normalizers.Normalizer:
     if isinstance(options, CharSide):
-        return normalizers.Sequence(_spelling(options))
-    apart = [] if isinstance(options, WordSide) else either(symbols(options))
+        return normalizers.Sequence(_text_normalizers(options))
+    symbols = [] if isinstance(options, WordSide) else escape_all(normalized_symbols(options))
     return normalizers.Sequence(
         [
-            *_spelling(options),
+            *_text_normalizers(options),
             *(_COLLAPSE if isinstance(options, WordSide) else []),
             normalizers.Prepend(MARK),
             normalizers.Replace(TAB, TAB + MARK),
             normalizers.Replace(" ", MARK),
-            normalizers.Replace(Regex(_unmarked(apart)), ""),
+            normalizers.Replace(Regex(_superfluous_mark(symbols)), ""),
         ]
     )
 
 
-def _unmarked(apart: list[str]) -> str:
-    """The mark of a field that begins with one of these, or is empty."""
-    return f"{_FIELD}{MARK}(?={'|'.join([*apart, TAB_PATTERN, END_PATTERN])})"
+def _superfluous_mark(symbols: list[str]) -> str:
+    """Return a pattern for the mark of a field that is empty or starts with a symbol."""
+    return f"{_FIELD_START}{MARK}(?={'|'.join([*symbols, TAB_PATTERN, END_PATTERN])})"
 
 
-def cutter(options: SpelledSide) -> pre_tokenizers.PreTokenizer:
-    """Cuts a text into words: no token reaches across their bounds, and a symbol is a word by itself."""
-    names = either(symbols(options))
+def build_pre_tokenizer(options: TrainableSide) -> pre_tokenizers.PreTokenizer:
+    """Return a pre-tokenizer that splits text into words, which tokens do not cross. A symbol is one word."""
+    symbols = escape_all(normalized_symbols(options))
     if isinstance(options, CharSide):
-        pattern = "|".join([*names, r"[\s\S]"])
+        pattern = "|".join([*symbols, r"[\s\S]"])
     elif isinstance(options, WordSide):
         pattern = word_pattern([], "spaces")
     else:
-        # A token of our own that is typed is cut, and thereby never taken for what it looks like.
-        pattern = word_pattern([*names, f"<(?={RESERVED[1:]})"], options.split)
+        # The name of a special token in the text is split, so that it does not match the special token.
+        pattern = word_pattern([*symbols, f"<(?={RESERVED[1:]})"], options.split)
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
-def word_pattern(whole: list[str], split: str) -> str:
-    r"""Words with the mark before them. What is `whole`, white space, and a mark before either stand alone.
+def word_pattern(atoms: list[str], split: str) -> str:
+    r"""Return a pattern for words with their mark. Each atom, each white space, and a mark before either is one match.
 
     >>> word_pattern([], "spaces")
     '[^\\S ]|▁?[^▁\\s]+|▁'
     """
-    stop = f"(?!{'|'.join(whole)})" if whole else ""
+    stop = f"(?!{'|'.join(atoms)})" if atoms else ""
     classes = {
         "spaces": [rf"[^{MARK}\s]"],
         "classes": [r"[\p{L}\p{M}]", r"\p{N}", rf"[^\p{{L}}\p{{M}}\p{{N}}{MARK}\s]"],
     }[split]
-    runs = [f"(?:{stop}{one})+" if stop else f"{one}+" for one in classes]
+    runs = [f"(?:{stop}{class_})+" if stop else f"{class_}+" for class_ in classes]
     run = runs[0] if len(runs) == 1 else f"(?:{'|'.join(runs)})"
-    return "|".join([*whole, r"[^\S ]", f"{MARK}?{run}", MARK])
+    return "|".join([*atoms, r"[^\S ]", f"{MARK}?{run}", MARK])
 
 
-def decoder(options: SpelledSide) -> decoders.Decoder:
-    bytes_ = [decoders.ByteFallback()] if options.byte_fallback else []
-    read = [] if isinstance(options, CharSide) else [*UNMARKED, *_UNESCAPED]
-    return decoders.Sequence([*bytes_, decoders.Fuse(), *read])
+def build_decoder(options: TrainableSide) -> decoders.Decoder:
+    byte_fallback = [decoders.ByteFallback()] if options.byte_fallback else []
+    restore = [] if isinstance(options, CharSide) else [*_REMOVE_MARKS, *_UNESCAPE]
+    return decoders.Sequence([*byte_fallback, decoders.Fuse(), *restore])
 
 
-def cuts_at_spaces(inner: tokenizers.Tokenizer) -> bool:
-    """Whether a text is the same as what stands between its spaces, segmented by itself: so it is with marks and
-    without symbols, before which a field has no mark.
+def segments_words_independently(inner: tokenizers.Tokenizer) -> bool:
+    """Whether the tokens of a text are those of its space-separated words. This requires marks and no symbols, because
+    a field that starts with a symbol has no mark.
     """
     parts = json.loads(inner.to_str())["normalizer"].get("normalizers", [])
-    plain = {"type": "Replace", "pattern": {"Regex": _unmarked([])}, "content": ""}
-    return plain in parts
+    without_symbols = {"type": "Replace", "pattern": {"Regex": _superfluous_mark([])}, "content": ""}
+    return without_symbols in parts
 
 
-def takes_letters_apart(inner: tokenizers.Tokenizer) -> bool:
-    """Whether a letter and its accent are two: a text must be composed again when it is read back."""
+def decomposes(inner: tokenizers.Tokenizer) -> bool:
+    """Whether letters are separated from their accents, so that decoded text must be composed again."""
     return "e\u0301" in inner.normalizer.normalize_str("\u00e9")

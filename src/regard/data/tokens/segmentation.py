@@ -1,9 +1,9 @@
-"""Segmentations drawn at random for training: BPE-dropout (Provilkov et al. 2020) and unigram sampling (Kudo 2018).
+"""Random segmentations for training: BPE-dropout (Provilkov et al. 2020) and unigram sampling (Kudo 2018).
 
-Segmentation happens within words. For each distinct word of a corpus a table holds some segmentations, drawn once by a
-generator that (seed, word) begins; which of them a word gets in an epoch is arithmetic on (seed, epoch, sentence,
-place). So training with sampled segmentations is a pure function of its seed, and costs one gather for a batch. The
-library's own sampling has a random state that cannot be set.
+Words are segmented independently. A table contains several segmentations of each distinct word of a corpus, sampled
+once with a generator that is seeded with (seed, word). A hash of (seed, epoch, sentence, position) selects the
+segmentation of each word. Training is therefore a pure function of the seed, and a batch costs one gather. The sampling
+of the `tokenizers` library cannot be seeded.
 """
 
 import hashlib
@@ -25,131 +25,132 @@ from regard.errors import ModelError
 
 Ints = NDArray[np.int64]
 
-_AT_ONCE = 1 << 16
-"""Sentences whose segmentations are counted together."""
+_CHUNK = 1 << 16
+"""The number of sentences whose tokens are counted at a time."""
 
 END_OF_SENTENCE = ""
-"""The word that every target ends in: its segmentations are END."""
+"""The last word of every target. Its only segmentation is END."""
 
 
 @dataclass(frozen=True)
-class Segmentations:
-    """`drawn` segmentations of each of some words: segmentation k of word w is row `w * drawn + k`."""
+class SegmentationTable:
+    """`samples` segmentations of each word: segmentation k of word w is row `w * samples + k`."""
 
     table: Ragged
-    drawn: int
+    samples: int
 
     @classmethod
-    def draw(cls, tokenizer: Tokenizer, words: Sequence[str], sampling: Sampling, seed: int) -> "Segmentations":
-        """The words as `Tokenizer.words` gives them; each is drawn by itself, whatever else is in the table."""
+    def sample(cls, tokenizer: Tokenizer, words: Sequence[str], sampling: Sampling, seed: int) -> "SegmentationTable":
+        """Sample segmentations of words from `Tokenizer.words`. Those of a word do not depend on the other words."""
         sampler = build_subword_sampler(tokenizer, sampling)
         ids: list[int] = []
         lengths: list[int] = []
         rows: list[tuple[int, ...]]
         for word in words:
             if word == END_OF_SENTENCE:
-                rows = [(END,)] * sampling.drawn
-            elif word.startswith(TAB):  # a tag, or the tab between fields, has nothing to draw
-                rows = [tuple(own) for own in tokenizer.segment_words([word] * sampling.drawn)]
+                rows = [(END,)] * sampling.segmentations
+            elif word.startswith(TAB):  # a tag, or the tab between fields, has only one segmentation
+                rows = [tuple(row) for row in tokenizer.segment_words([word] * sampling.segmentations)]
             else:
-                rows = sampler.draw(word, sampling.drawn, _generator(seed, word))
-            for drawn in rows:
-                ids.extend(drawn)
-                lengths.append(len(drawn))
+                rows = sampler.sample(word, sampling.segmentations, _generator(seed, word))
+            for row in rows:
+                ids.extend(row)
+                lengths.append(len(row))
         return cls(
-            Ragged(np.array(ids, dtype=np.int32), compute_offsets(np.array(lengths, dtype=np.int64))), sampling.drawn
+            Ragged(np.array(ids, dtype=np.int32), compute_offsets(np.array(lengths, dtype=np.int64))),
+            sampling.segmentations,
         )
 
     def segment(self, sentences: Ragged, choices: Ints) -> Ragged:
-        """Sentences of word numbers as ids, with a choice from 0 to `drawn` - 1 for each word."""
-        rows = sentences.flat.astype(np.int64) * self.drawn + choices
+        """Convert sentences of word numbers to ids, with a choice from 0 to `samples` - 1 for each word."""
+        rows = sentences.flat.astype(np.int64) * self.samples + choices
         starts = self.table.offsets[rows]
         lengths = self.table.offsets[rows + 1] - starts
         ends = compute_offsets(lengths)
-        places = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
-        return Ragged(self.table.flat[places], ends[sentences.offsets])
+        indices = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
+        return Ragged(self.table.flat[indices], ends[sentences.offsets])
 
-    def count(self, sentences: Ragged, choices: Ints) -> Ints:
-        """How many ids `segment` makes of each sentence."""
-        rows = sentences.flat.astype(np.int64) * self.drawn + choices
+    def count_tokens(self, sentences: Ragged, choices: Ints) -> Ints:
+        """Return the number of ids that `segment` returns for each sentence."""
+        rows = sentences.flat.astype(np.int64) * self.samples + choices
         lengths = self.table.offsets[rows + 1] - self.table.offsets[rows]
         return np.diff(compute_offsets(lengths)[sentences.offsets])
 
-    def longest(self, sentences: Ragged) -> Ints:
-        """The most tokens that each sentence can have."""
-        lengths = np.diff(self.table.offsets).reshape(-1, self.drawn).max(1)
+    def max_lengths(self, sentences: Ragged) -> Ints:
+        """Return the maximum number of tokens of each sentence."""
+        lengths = np.diff(self.table.offsets).reshape(-1, self.samples).max(1)
         return np.diff(compute_offsets(lengths[sentences.flat])[sentences.offsets])
 
-    def expected(self, sentences: Ragged) -> Ints:
-        """How many tokens each sentence has in the mean, rounded up."""
-        lengths = np.diff(self.table.offsets).reshape(-1, self.drawn).sum(1)
+    def mean_lengths(self, sentences: Ragged) -> Ints:
+        """Return the average number of tokens of each sentence, rounded up."""
+        lengths = np.diff(self.table.offsets).reshape(-1, self.samples).sum(1)
         sums = np.diff(compute_offsets(lengths[sentences.flat])[sentences.offsets])
-        return -(-sums // self.drawn)
+        return -(-sums // self.samples)
 
     def save(self, path: Path) -> None:
         with path.open("wb") as file:
-            np.savez(file, ids=self.table.flat, offsets=self.table.offsets, drawn=np.int64(self.drawn))
+            np.savez(file, ids=self.table.flat, offsets=self.table.offsets, samples=np.int64(self.samples))
 
     @classmethod
-    def load(cls, path: Path) -> "Segmentations":
+    def load(cls, path: Path) -> "SegmentationTable":
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return cls(Ragged(arrays["ids"], arrays["offsets"]), int(arrays["drawn"]))
+                return cls(Ragged(arrays["ids"], arrays["offsets"]), int(arrays["samples"]))
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise ModelError(
-                f"{path} is no table of segmentations: {error}. Delete it; it can be drawn again."
+                f"{path} is not a valid table of segmentations: {error}. Delete it; it will be created again."
             ) from None
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """One side of a corpus in words, whose segmentation is drawn anew in each epoch."""
+class SampledSide:
+    """One side of a corpus as word numbers, with a different segmentation in each epoch."""
 
     words: Ragged
-    table: Segmentations
+    table: SegmentationTable
     seed: int
-    longest: int
-    """Tokens that a row has at the most; an end behind them stays."""
-    ends: bool
+    max_length: int
+    """The maximum number of tokens of a row, without END."""
+    has_end: bool
 
     def __len__(self) -> int:
         return len(self.words)
 
     @cached_property
     def lengths(self) -> Ints:
-        """About how many tokens each row has."""
-        return self.table.expected(self.words)
+        """The average number of tokens of each row."""
+        return self.table.mean_lengths(self.words)
 
     def epoch_lengths(self, epoch: int) -> Ints:
-        """How many tokens each row has as an epoch sees it; worked out for some of the rows at a time."""
-        found = []
-        for start in range(0, len(self), _AT_ONCE):
-            rows = np.arange(start, min(start + _AT_ONCE, len(self)))
-            own = self.words.take(rows)
-            found.append(self.table.count(own, self._choices(rows, own, epoch)))
-        return np.minimum(np.concatenate(found), self._most) if found else self.lengths
+        """Return the number of tokens of each row in an epoch. It is computed in chunks to save memory."""
+        counts = []
+        for start in range(0, len(self), _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, len(self)))
+            words = self.words.take(rows)
+            counts.append(self.table.count_tokens(words, self._choices(rows, words, epoch)))
+        return np.minimum(np.concatenate(counts), self._max_total) if counts else self.lengths
 
     def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged:
-        """Some of the rows as an epoch sees them."""
-        own = self.words.take(rows)
-        found = self.table.segment(own, self._choices(np.asarray(rows, dtype=np.int64), own, epoch))
-        over = found.lengths > self._most
-        if over.any():
-            found = found.truncate(self._most, None)
-            if self.ends:
-                found.flat[found.offsets[1:][over] - 1] = END
-        return found
+        """Return some rows, with their segmentation in an epoch."""
+        words = self.words.take(rows)
+        ids = self.table.segment(words, self._choices(np.asarray(rows, dtype=np.int64), words, epoch))
+        too_long = ids.lengths > self._max_total
+        if too_long.any():
+            ids = ids.truncate(self._max_total, None)
+            if self.has_end:
+                ids.flat[ids.offsets[1:][too_long] - 1] = END
+        return ids
 
     @property
-    def _most(self) -> int:
-        return self.longest + self.ends
+    def _max_total(self) -> int:
+        return self.max_length + self.has_end
 
-    def _choices(self, rows: Ints, own: Ragged, epoch: int) -> Ints:
-        return choices(self.seed, epoch, rows, own.lengths, self.table.drawn)
+    def _choices(self, rows: Ints, words: Ragged, epoch: int) -> Ints:
+        return choose_segmentations(self.seed, epoch, rows, words.lengths, self.table.samples)
 
 
 def number_words(tokenizer: Tokenizer, texts: Sequence[str], numbers: dict[str, int]) -> Ragged:
-    """Texts as numbers of words; a word that has none yet gets the next in `numbers`, which grows."""
+    """Convert texts to word numbers. A new word is added to `numbers` with the next number."""
     flat: list[int] = []
     lengths = []
     for words in tokenizer.words(texts):
@@ -158,18 +159,18 @@ def number_words(tokenizer: Tokenizer, texts: Sequence[str], numbers: dict[str, 
     return Ragged(np.array(flat, dtype=np.int32), compute_offsets(np.array(lengths, dtype=np.int64)))
 
 
-def choices(seed: int, epoch: int, sentences: Ints, lengths: Ints, drawn: int) -> Ints:
-    """For each word of each sentence a number below `drawn`: a hash of (seed, epoch, sentence, place of the word)."""
-    begin = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
-    keys = _mix(sentences.astype(np.uint64) + begin)
-    places = np.arange(int(lengths.sum())) - np.repeat(compute_offsets(lengths)[:-1], lengths)
-    drawn_words = _mix(np.repeat(keys, lengths) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    # The upper bits, scaled: unlike a remainder, this favours no number that matters.
-    return ((drawn_words >> np.uint64(32)) * np.uint64(drawn) >> np.uint64(32)).astype(np.int64)
+def choose_segmentations(seed: int, epoch: int, sentences: Ints, lengths: Ints, samples: int) -> Ints:
+    """Return a number below `samples` for each word of each sentence: a hash of (seed, epoch, sentence, position)."""
+    start = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
+    keys = _mix(sentences.astype(np.uint64) + start)
+    positions = np.arange(int(lengths.sum())) - np.repeat(compute_offsets(lengths)[:-1], lengths)
+    hashes = _mix(np.repeat(keys, lengths) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    # Scaling the upper bits has a negligible bias, unlike the remainder.
+    return ((hashes >> np.uint64(32)) * np.uint64(samples) >> np.uint64(32)).astype(np.int64)
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele et al. 2014): every bit of the result hangs on every bit of the state."""
+    """Apply the finalizer of SplitMix64 (Steele et al. 2014): every output bit depends on every input bit."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

@@ -1,8 +1,9 @@
-"""Tokenizers that SentencePiece trained (Kudo & Richardson 2018), read from their `.model` files.
+"""Tokenizers from `.model` files of SentencePiece (Kudo & Richardson 2018).
 
-The file is a protocol buffer; the few fields that matter are read here. The special tokens come to our places, other
-control pieces, which no text contains, are left out, and all other pieces keep their order. Texts are segmented as by
-SentencePiece itself, but for some with several combining marks on one letter, which the library normalizes otherwise.
+A `.model` file is a protocol buffer, of which a few fields are parsed here. The sentencepiece package does not expose
+them without protobuf, and neither package is otherwise needed. Special tokens get the ids of this project, other
+control pieces are dropped, and all other pieces keep their order. Texts are segmented as by SentencePiece, except some
+with several combining marks on one letter, which the `tokenizers` library normalizes differently.
 """
 
 import struct
@@ -15,12 +16,12 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from regard.data.settings import RESERVED
 from regard.data.tokens import pretokenization
-from regard.data.tokens.vocabularies import BYTES, SPECIALS, Learned, Merges, build_model
+from regard.data.tokens.vocabularies import BYTES, SPECIALS, LearnedTokens, Merges, build_model
 from regard.errors import DataError
 
-_NORMAL, _USER, _BYTE = 1, 4, 6
-_MODELS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-_FOREIGN = "It must be the .model file that SentencePiece wrote, of a unigram or BPE model."
+_NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6
+_MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+_REQUIRED = "Use the .model file of a unigram or BPE model that was trained with SentencePiece."
 
 Field = tuple[int, int | bytes]
 
@@ -32,46 +33,48 @@ class Piece(NamedTuple):
 
 
 class SentencePieceModel(NamedTuple):
-    """What a `.model` file says."""
+    """The content of a `.model` file."""
 
     kind: str
     pieces: list[Piece]
     charsmap: bytes
-    dummy_prefix: bool
-    collapses: bool
-    suffix: bool
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+    treat_whitespace_as_suffix: bool
 
 
 def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} (tokenizer.path) cannot be read: {error.strerror}. {_FOREIGN}") from None
+        raise DataError(f"{path} (tokenizer.path) cannot be read: {error.strerror}. {_REQUIRED}") from None
 
 
 def read_model(path: Path) -> SentencePieceModel:
     try:
         model = _parse(read_bytes(path))
     except (ValueError, KeyError, IndexError, struct.error) as error:
-        raise DataError(f"{path} (tokenizer.path) is no SentencePiece model ({error}). {_FOREIGN}") from None
-    if model.kind not in {"unigram", "bpe"} or model.suffix:
-        what = "with spaces as suffixes" if model.suffix else f"of kind {model.kind}"
-        raise DataError(f"{path} (tokenizer.path) is a SentencePiece model {what}, which cannot be read. {_FOREIGN}")
+        raise DataError(f"{path} (tokenizer.path) is not a SentencePiece model ({error}). {_REQUIRED}") from None
+    if model.kind not in {"unigram", "bpe"} or model.treat_whitespace_as_suffix:
+        kind = "with treat_whitespace_as_suffix" if model.treat_whitespace_as_suffix else f"of type {model.kind}"
+        raise DataError(f"{path} (tokenizer.path) is a SentencePiece model {kind}, which is not supported. {_REQUIRED}")
     return model
 
 
 def build_tokenizer(model: SentencePieceModel, tags: set[str]) -> tokenizers.Tokenizer:
-    """A tokenizer that segments as SentencePiece does with this model."""
-    symbols = [piece.text for piece in model.pieces if piece.kind == _USER]
-    by_bytes = any(piece.kind == _BYTE for piece in model.pieces)
-    known = [*SPECIALS, *symbols, *(BYTES if by_bytes else [])]
+    """Build a tokenizer that segments text as SentencePiece does with this model."""
+    symbols = [piece.text for piece in model.pieces if piece.kind == _USER_DEFINED]
+    byte_fallback = any(piece.kind == _BYTE for piece in model.pieces)
+    fixed = [*SPECIALS, *symbols, *(BYTES if byte_fallback else [])]
     scores = {piece.text: piece.score for piece in model.pieces if piece.kind == _NORMAL}
     tokens = [*scores, *(pretokenization.TAB + tag for tag in sorted(tags))]
-    learned = Learned(tokens, scores=scores) if model.kind == "unigram" else Learned(tokens, _merges(scores))
-    inner = tokenizers.Tokenizer(build_model(known, learned, byte_fallback=by_bytes, fuse_unknown=True))
-    inner.normalizer = _normalizer(model)
-    inner.pre_tokenizer = _cutter(symbols, scores)
-    prefix = [decoders.Replace(Regex(rf"\A{pretokenization.MARK}"), "")] if model.dummy_prefix else []
+    learned = (
+        LearnedTokens(tokens, scores=scores) if model.kind == "unigram" else LearnedTokens(tokens, _merges(scores))
+    )
+    inner = tokenizers.Tokenizer(build_model(fixed, learned, byte_fallback=byte_fallback, fuse_unknown=True))
+    inner.normalizer = _build_normalizer(model)
+    inner.pre_tokenizer = _build_pre_tokenizer(symbols, scores)
+    prefix = [decoders.Replace(Regex(rf"\A{pretokenization.MARK}"), "")] if model.add_dummy_prefix else []
     inner.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Fuse(), *prefix, decoders.Replace(pretokenization.MARK, " ")]
     )
@@ -79,30 +82,30 @@ def build_tokenizer(model: SentencePieceModel, tags: set[str]) -> tokenizers.Tok
 
 
 def _merges(scores: dict[str, float]) -> Merges:
-    """Every pair of pieces that makes a piece, the best made first: SentencePiece keeps what is made, not of what."""
-    made = sorted(scores, key=lambda piece: -scores[piece])
-    cuts = ((piece[:at], piece[at:]) for piece in made for at in range(1, len(piece)))
-    return [(left, right) for left, right in cuts if left in scores and right in scores]
+    """Return all pairs of pieces that can be merged, the best first. SentencePiece stores only the merged pieces."""
+    by_score = sorted(scores, key=lambda piece: -scores[piece])
+    splits = ((piece[:index], piece[index:]) for piece in by_score for index in range(1, len(piece)))
+    return [(left, right) for left, right in splits if left in scores and right in scores]
 
 
-def _normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
+def _build_normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
-    if model.collapses:
+    if model.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    if model.dummy_prefix:
+    if model.add_dummy_prefix:
         steps.append(normalizers.Prepend(pretokenization.MARK))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", pretokenization.MARK)])
 
 
-def _cutter(symbols: list[str], scores: dict[str, float]) -> pre_tokenizers.PreTokenizer:
-    """Cuts at spaces, unless there are pieces that reach across them."""
-    whole = "|".join([*pretokenization.either(symbols), f"<(?={RESERVED[1:]})"])
+def _build_pre_tokenizer(symbols: list[str], scores: dict[str, float]) -> pre_tokenizers.PreTokenizer:
+    """Return a pre-tokenizer that splits at spaces, unless there are pieces that contain spaces."""
+    atoms = "|".join([*pretokenization.escape_all(symbols), f"<(?={RESERVED[1:]})"])
     if any(pretokenization.MARK in piece[1:] for piece in scores):
-        pattern = rf"{whole}|(?:(?!{whole})[\s\S])+"
+        pattern = rf"{atoms}|(?:(?!{atoms})[\s\S])+"
     else:
-        pattern = f"{whole}|{pretokenization.MARK}?(?:(?!{whole})[^{pretokenization.MARK}])+|{pretokenization.MARK}"
+        pattern = f"{atoms}|{pretokenization.MARK}?(?:(?!{atoms})[^{pretokenization.MARK}])+|{pretokenization.MARK}"
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
@@ -120,49 +123,49 @@ def _parse(data: bytes) -> SentencePieceModel:
         elif number == 3:
             normalizer = dict(_fields(_bytes(value)))
     if not trainer:
-        raise ValueError("it ends before it says of what kind it is")
+        raise ValueError("it has no trainer_spec")
     return SentencePieceModel(
-        kind=_MODELS.get(int(trainer.get(3, 1)), "unknown"),
+        kind=_MODEL_TYPES.get(int(trainer.get(3, 1)), "unknown"),
         pieces=pieces,
         charsmap=_bytes(normalizer.get(2, b"")),
-        dummy_prefix=bool(normalizer.get(3, True)),
-        collapses=bool(normalizer.get(4, True)),
-        suffix=bool(trainer.get(24, False)),
+        add_dummy_prefix=bool(normalizer.get(3, True)),
+        remove_extra_whitespaces=bool(normalizer.get(4, True)),
+        treat_whitespace_as_suffix=bool(trainer.get(24, False)),
     )
 
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("a number stands where a text should")
+        raise ValueError("a field contains a number instead of bytes")
     return value
 
 
 def _fields(data: bytes) -> Iterator[Field]:
-    """The fields of a message: numbers as numbers, everything else, of fixed size or not, as bytes."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, at = _varint(data, at)
+    """Yield the number and value of each field of a message: varints as integers, all other types as bytes."""
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        number, wire_type = key >> 3, key & 7
+        if wire_type == 0:
+            value, position = _varint(data, position)
             yield number, value
             continue
-        if wire not in {1, 2, 5}:
-            raise ValueError(f"byte {at} begins no field")
-        size, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
-        if at + size > len(data):
+        if wire_type not in {1, 2, 5}:
+            raise ValueError(f"there is no valid field at byte {position}")
+        size, position = _varint(data, position) if wire_type == 2 else ({1: 8, 5: 4}[wire_type], position)
+        if position + size > len(data):
             raise ValueError(f"it ends in the middle of a field, at byte {len(data)}")
-        yield number, data[at : at + size]
-        at += size
+        yield number, data[position : position + size]
+        position += size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[at]
+        byte = data[position]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 128:
-            return value, at
+            return value, position
         if shift > 63:
-            raise ValueError(f"byte {at} begins no field")
+            raise ValueError(f"there is no valid field at byte {position}")

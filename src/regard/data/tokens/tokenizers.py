@@ -1,4 +1,4 @@
-"""Tokenizers: text ↔ ids, on the `tokenizers` library; where each token stood in the text is kept."""
+"""Tokenizers: text ↔ ids, with the span of each token in the text. Based on the `tokenizers` library."""
 
 import hashlib
 import re
@@ -22,7 +22,7 @@ from regard.data.tokens.vocabularies import (
     collect_tags,
     find_tags,
     learn,
-    whole_characters,
+    replace_surrogates,
 )
 from regard.errors import ModelError
 
@@ -31,15 +31,15 @@ __all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "Tokenizer", "Tokenizer
 Span = tuple[int, int]
 
 _UNUSUAL = re.compile(rf"[^\S ]|  |^ | $|[{pretokenization.MARK}▂]")
-"""White space other than single spaces between words, and signs that are escaped."""
+"""White space other than single spaces between words, and characters that are escaped."""
 
-_MOST_KNOWN = 1 << 20
+_MAX_CACHED_WORDS = 1 << 20
 
 
 class Tokens(NamedTuple):
-    """A text in tokens: their ids, how they read, and the span of the text that each stands for.
+    """The tokens of a text: their ids, their texts, and their spans in the text.
 
-    The space before a word is no part of its span. The bytes of a character all have its span.
+    The space before a word is not part of its span. All bytes of a character have its span.
     """
 
     ids: list[int]
@@ -47,41 +47,43 @@ class Tokens(NamedTuple):
     offsets: list[Span]
 
     def by_word(self, text: str) -> list[tuple[Span, list[int]]]:
-        """The words of the text that was encoded, each with its span and the places of its tokens; a tag is a word."""
-        spans = [found.span() for found in re.finditer(r"\S+", text)]
+        """Return the span of each word of the encoded text, and the indices of its tokens. A tag is a word."""
+        spans = [match.span() for match in re.finditer(r"\S+", text)]
         tags = {span for span, token in zip(self.offsets, self.texts, strict=True) if _is_tag(token)}
         if tags:
             first = min(tags)[0]
             spans = [*(span for span in spans if span[1] < first), *sorted(tags)]
         words: list[tuple[Span, list[int]]] = [(span, []) for span in spans]
-        at = 0
-        for place, (start, end) in enumerate(self.offsets):
-            while at < len(spans) and spans[at][1] <= start:
-                at += 1
-            if at < len(spans) and max(end, start + 1) > spans[at][0]:
-                words[at][1].append(place)
+        word = 0
+        for index, (start, end) in enumerate(self.offsets):
+            while word < len(spans) and spans[word][1] <= start:
+                word += 1
+            if word < len(spans) and max(end, start + 1) > spans[word][0]:
+                words[word][1].append(index)
         return words
 
 
 class Tokenizer:
-    """Text to ids and back. The special tokens cannot be typed: "<s>" in a text is what it reads."""
+    """Encodes text as ids and decodes ids. Special tokens never match text: "<s>" in a text is ordinary text."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
         self._tags = {token[1:]: index for token, index in inner.get_vocab().items() if _is_tag(token)}
         self._tag_names = {index: tag for tag, index in self._tags.items()}
-        self._segmented: dict[str, list[int]] | None = {} if pretokenization.cuts_at_spaces(inner) else None
-        """What stands between spaces, with its ids, as far as it has been met."""
-        self._composes = pretokenization.takes_letters_apart(inner)
+        self._word_cache: dict[str, list[int]] | None = (
+            {} if pretokenization.segments_words_independently(inner) else None
+        )
+        """The ids of words that have been encoded, if words are segmented independently."""
+        self._decomposes = pretokenization.decomposes(inner)
 
     @classmethod
     def characters(cls, texts: Iterable[str]) -> "Tokenizer":
-        """One token for each character that occurs; the text is first composed (NFC)."""
+        """Learn a tokenizer with one token for each character that occurs in the texts, after NFC normalization."""
         return cls(learn(CharSide(), texts))
 
     @classmethod
     def of(cls, options: Side, texts: Iterable[str]) -> "Tokenizer":
-        """Learned from some texts, which are read once, or read from a file of SentencePiece."""
+        """Learn a tokenizer from texts, which are read once, or load one from a SentencePiece file."""
         if isinstance(options, SentencePieceSide):
             model = read_model(Path(options.path))
             return cls(build_tokenizer(model, collect_tags(texts) if options.tags else set()))
@@ -90,17 +92,17 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         if not path.exists():
-            raise ModelError(f"{path} is missing, and the model cannot read text without it. Copy it beside the model.")
+            raise ModelError(f"{path} is missing. Copy it from the run folder in which the model was trained.")
         try:
             inner = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more particular
-            raise ModelError(f"{path} is damaged: {error}. Copy it again from where it was trained.") from None
+        except Exception as error:  # the library raises no more specific exception
+            raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
         if tuple(map(inner.id_to_token, range(len(SPECIALS)))) != SPECIALS:
-            raise ModelError(f"{path} does not begin with {' '.join(SPECIALS)}: it was not made by regard.")
+            raise ModelError(f"{path} was not created by regard: its first tokens are not {' '.join(SPECIALS)}.")
         return cls(inner)
 
     def to_bytes(self) -> bytes:
-        """The content of a file for `load`."""
+        """Return the content of a file for `load`."""
         text: str = self._inner.to_str(pretty=True)
         return text.encode()
 
@@ -114,43 +116,46 @@ class Tokenizer:
 
     @property
     def inner(self) -> tokenizers.Tokenizer:
-        """The tokenizer of the library; it knows nothing of tags."""
+        """The tokenizer of the `tokenizers` library, which does not handle tags."""
         return self._inner
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids alone, which is quicker for a whole corpus."""
-        heads = [whole_characters(self._head(text)) for text in texts]
-        found = self._by_words(heads) if self._segmented is not None else self._whole(heads)
+        """Encode texts without spans, which is faster for a corpus."""
+        heads = [replace_surrogates(self._head(text)) for text in texts]
+        encoded = self._encode_by_word(heads) if self._word_cache is not None else self._encode_texts(heads)
         if not self._tags:
-            return found
+            return encoded
         return [
-            [*ids, *(self._tag(tag[0]) for tag in self._tags_in(text))] for ids, text in zip(found, texts, strict=True)
+            [*ids, *(self._tag_id(tag[0]) for tag in self._find_tags(text))]
+            for ids, text in zip(encoded, texts, strict=True)
         ]
 
-    def _whole(self, texts: list[str]) -> list[list[int]]:
+    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._inner.encode_batch_fast(texts)]
 
-    def _by_words(self, texts: list[str]) -> list[list[int]]:
-        """No token reaches across a space: what stands between spaces is segmented when it is first met."""
-        known = self._segmented
-        assert known is not None
-        plain = [text.split(" ") if text and not _UNUSUAL.search(text) else None for text in texts]
-        new = list({word for words in plain if words for word in words if word not in known})
-        if len(known) + len(new) > _MOST_KNOWN:
-            known.clear()
-            new = list({word for words in plain if words for word in words})
-        known.update(zip(new, self._whole(new), strict=True))
-        rest = iter(self._whole([text for text, words in zip(texts, plain, strict=True) if words is None]))
-        return [[index for word in words for index in known[word]] if words else next(rest) for words in plain]
+    def _encode_by_word(self, texts: list[str]) -> list[list[int]]:
+        """Encode texts word by word with a cache. No token crosses a space."""
+        cache = self._word_cache
+        assert cache is not None
+        split = [text.split(" ") if text and not _UNUSUAL.search(text) else None for text in texts]
+        new = list({word for words in split if words for word in words if word not in cache})
+        if len(cache) + len(new) > _MAX_CACHED_WORDS:
+            cache.clear()
+            new = list({word for words in split if words for word in words})
+        cache.update(zip(new, self._encode_texts(new), strict=True))
+        rest = iter(self._encode_texts([text for text, words in zip(texts, split, strict=True) if words is None]))
+        return [[index for word in words for index in cache[word]] if words else next(rest) for words in split]
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        found = self._inner.encode_batch([whole_characters(self._head(text)) for text in texts])
+        encodings = self._inner.encode_batch([replace_surrogates(self._head(text)) for text in texts])
         encoded = []
-        for text, encoding in zip(texts, found, strict=True):
-            spans = [_trim(text, token, span) for token, span in zip(encoding.tokens, encoding.offsets, strict=True)]
+        for text, encoding in zip(texts, encodings, strict=True):
+            spans = [
+                _trim_span(text, token, span) for token, span in zip(encoding.tokens, encoding.offsets, strict=True)
+            ]
             tokens = Tokens(encoding.ids, encoding.tokens, spans)
-            for tag in self._tags_in(text):
-                tokens.ids.append(self._tag(tag[0]))
+            for tag in self._find_tags(text):
+                tokens.ids.append(self._tag_id(tag[0]))
                 tokens.texts.append(pretokenization.TAB + tag[0])
                 tokens.offsets.append(tag.span())
             encoded.append(tokens)
@@ -160,7 +165,7 @@ class Tokenizer:
         names = [self._tag_names[index] for index in ids if index in self._tag_names]
         head = [index for index in ids if index not in self._tag_names] if names else list(ids)
         text: str = self._inner.decode(head, skip_special_tokens=False)
-        if self._composes:
+        if self._decomposes:
             text = unicodedata.normalize("NFC", text)
         return f"{text}{pretokenization.TAB}{';'.join(names)}" if names else text
 
@@ -168,28 +173,29 @@ class Tokenizer:
         return [str(self._inner.id_to_token(index)) for index in ids]
 
     def words(self, texts: Sequence[str]) -> list[list[str]]:
-        """The words that each text is cut into before they are segmented, as they are written; a tag is a word."""
-        normalize, cut = self._inner.normalizer.normalize_str, self._inner.pre_tokenizer.pre_tokenize_str
+        """Return the pre-tokenized words of each text. A tag is a word."""
+        normalize, pre_tokenize = self._inner.normalizer.normalize_str, self._inner.pre_tokenizer.pre_tokenize_str
         return [
             [
-                *(word for word, _ in cut(normalize(whole_characters(self._head(text))))),
-                *(pretokenization.TAB + tag[0] for tag in self._tags_in(text)),
+                *(word for word, _ in pre_tokenize(normalize(replace_surrogates(self._head(text))))),
+                *(pretokenization.TAB + tag[0] for tag in self._find_tags(text)),
             ]
             for text in texts
         ]
 
     def segment_words(self, words: Iterable[str]) -> list[list[int]]:
-        """The ids of each word; those of a text's words, one after the other, are the text's."""
+        """Return the ids of each word. Concatenated over the words of a text, they are the ids of the text."""
         segment = self._inner.model.tokenize
-        return [[self._tag(word[1:])] if _is_tag(word) else [token.id for token in segment(word)] for word in words]
+        return [[self._tag_id(word[1:])] if _is_tag(word) else [token.id for token in segment(word)] for word in words]
 
     def _head(self, text: str) -> str:
+        """Return the text without its tags."""
         return text.partition(pretokenization.TAB)[0] if self._tags else text
 
-    def _tags_in(self, text: str) -> Iterable[re.Match[str]]:
+    def _find_tags(self, text: str) -> Iterable[re.Match[str]]:
         return find_tags(text, len(self._head(text))) if self._tags else ()
 
-    def _tag(self, tag: str) -> int:
+    def _tag_id(self, tag: str) -> int:
         return self._tags.get(tag, UNKNOWN)
 
 
@@ -197,29 +203,29 @@ def _is_tag(token: str) -> bool:
     return len(token) > 1 and token[0] == pretokenization.TAB
 
 
-def _trim(text: str, token: str, span: Span) -> Span:
-    """The span without the space that a mark stands for; nothing where the mark was put there by us."""
+def _trim_span(text: str, token: str, span: Span) -> Span:
+    """Remove the space before a word from the span of a token. The span of an inserted mark is empty."""
     start, end = span
     if end - start > 1 and text[start].isspace():
         return start + 1, end
-    ours = (
+    inserted = (
         token == pretokenization.MARK
         and end > start
         and not text[start].isspace()
         and text[start] != pretokenization.MARK
     )
-    return (start, start) if ours else span
+    return (start, start) if inserted else span
 
 
 class TokenizerPair(NamedTuple):
-    """The tokenizer of the sources and that of the targets; one and the same where the vocabulary is shared."""
+    """The tokenizers of sources and targets; the same object if the vocabulary is shared."""
 
     source: Tokenizer
     target: Tokenizer
 
     @classmethod
     def build(cls, settings: TokenizerSettings, sources: Iterable[str], targets: Iterable[str]) -> "TokenizerPair":
-        """Learned from texts that are read once each."""
+        """Learn the tokenizers from texts, which are read once."""
         source, target = sides(settings)
         if settings.shared:
             shared = Tokenizer.of(source, chain(sources, targets))
@@ -232,11 +238,11 @@ class TokenizerPair(NamedTuple):
         return cls(source, source if settings.shared else Tokenizer.load(folder / "tokenizer.target.json"))
 
     def fingerprint(self) -> list[str]:
-        """A hash of each side's tokenizer."""
+        """Return a hash of each tokenizer."""
         return [hashlib.sha256(side.to_json().encode()).hexdigest() for side in self]
 
     def save(self, write: Callable[[str, bytes], object]) -> None:
-        """Save through `write(name, content)`, which decides where the files are and how they are written."""
+        """Save the tokenizers by calling `write(name, content)` for each file."""
         write("tokenizer.json", self.source.to_bytes())
         if self.target is not self.source:
             write("tokenizer.target.json", self.target.to_bytes())

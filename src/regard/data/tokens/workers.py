@@ -1,7 +1,7 @@
-"""Many texts to ids on all cores: processes of our own that read texts from a pipe and answer with ids.
+"""Encode texts on all cores, with worker processes that read texts from a pipe and write ids to another.
 
-They are started by name, not forked and not through `multiprocessing`: a script that trains need not guard its main
-module, and threads of other libraries cannot hang a child. `python -m regard.data.tokens.workers` is such a process.
+A worker is started as `python -m regard.data.tokens.workers`, instead of with `fork` or `multiprocessing`: training
+scripts need no `if __name__ == "__main__"`, and threads of other libraries cannot deadlock a child.
 """
 
 import json
@@ -27,7 +27,7 @@ Texts = Sequence[str]
 
 
 class _Worker(NamedTuple):
-    """A process with its tokenizers, one for each side."""
+    """A worker process, with one tokenizer for each side."""
 
     process: subprocess.Popen[bytes]
 
@@ -44,45 +44,45 @@ class _Worker(NamedTuple):
         try:
             _write(self.process.stdin, json.dumps(message, allow_nan=False).encode())
             self.process.stdin.flush()
-        except BrokenPipeError:
-            raise self._gone() from None
+        except OSError:  # BrokenPipeError, except on Windows
+            raise self._error() from None
 
     def receive(self, sides: int) -> list[Ragged]:
         assert self.process.stdout is not None
-        found = []
+        rows = []
         for _ in range(sides):
             lengths, ids = (_read(self.process.stdout) for _ in range(2))
             if lengths is None or ids is None:
-                raise self._gone()
+                raise self._error()
             flat: Ids = np.frombuffer(ids, np.uint32)
-            found.append(Ragged(flat, compute_offsets(np.frombuffer(lengths, np.uint32))))
-        return found
+            rows.append(Ragged(flat, compute_offsets(np.frombuffer(lengths, np.uint32))))
+        return rows
 
     def stop(self) -> None:
         self.process.kill()
         self.process.communicate()
 
-    def _gone(self) -> ResourceError:
+    def _error(self) -> ResourceError:
         code = self.process.wait()
         return ResourceError(
-            f"A process that tokenizes ended by itself (code {code}), probably for want of memory. Give the same "
-            "command again, with more memory free."
+            f"A worker process of the tokenizer ended with code {code}, probably because it ran out of memory. Free "
+            "some memory, and run the command again."
         )
 
 
 def encode_parallel(
     sides: Sequence[Tokenizer], chunks: Iterator[Sequence[Texts]], processes: int
 ) -> Iterator[list[Ragged]]:
-    """The ids of each chunk, which holds texts for each side; as many chunks at once as there are processes."""
+    """Encode chunks, each of which contains the texts of each side. Each process encodes one chunk at a time."""
     if processes <= 1:
         for chunk in chunks:
             yield [Ragged.of(side.ids(texts)) for side, texts in zip(sides, chunk, strict=True)]
         return
-    everyone: list[_Worker] = []
+    workers: list[_Worker] = []
     busy: deque[_Worker] = deque()
     try:
-        everyone += (_Worker.start(sides) for _ in range(processes))
-        idle = list(everyone)
+        workers += (_Worker.start(sides) for _ in range(processes))
+        idle = list(workers)
         for chunk in chunks:
             if not idle:
                 worker = busy.popleft()
@@ -94,7 +94,7 @@ def encode_parallel(
         while busy:
             yield busy.popleft().receive(len(sides))
     finally:
-        for worker in everyone:
+        for worker in workers:
             worker.stop()
 
 
@@ -104,7 +104,7 @@ def _write(pipe: IO[bytes], message: bytes) -> None:
 
 
 def _read(pipe: IO[bytes]) -> bytes | None:
-    """The next message; None where there is no more."""
+    """Read the next message; None at the end of the stream."""
     size = pipe.read(_SIZE.size)
     if len(size) < _SIZE.size:
         return None
@@ -113,18 +113,18 @@ def _read(pipe: IO[bytes]) -> bytes | None:
     return message if len(message) == length else None
 
 
-def _serve(given: IO[bytes], answers: IO[bytes]) -> None:
-    """Read tokenizers, then chunks, until there are no more."""
-    first = _read(given)
+def _serve(requests: IO[bytes], responses: IO[bytes]) -> None:
+    """Read the tokenizers, then encode chunks until the end of the stream."""
+    first = _read(requests)
     sides = [Tokenizer(tokenizers.Tokenizer.from_str(text)) for text in json.loads(first or b"[]")]
-    while (message := _read(given)) is not None:
+    while (message := _read(requests)) is not None:
         for side, texts in zip(sides, json.loads(message), strict=True):
             rows = side.ids(texts)
-            _write(answers, np.fromiter(map(len, rows), np.uint32, len(rows)).tobytes())
-            _write(answers, np.fromiter((index for row in rows for index in row), np.uint32).tobytes())
-        answers.flush()
+            _write(responses, np.fromiter(map(len, rows), np.uint32, len(rows)).tobytes())
+            _write(responses, np.fromiter((index for row in rows for index in row), np.uint32).tobytes())
+        responses.flush()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process stops its workers
     _serve(sys.stdin.buffer, sys.stdout.buffer)
