@@ -1,4 +1,4 @@
-"""Readers: every format, plain and gzipped, and every way in which a file can disappoint."""
+"""Readers: every format, gzipped or not, and every problem of a file."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ from regard.runs.settings import RunSettings
 EXPECTED = Pairs(["Guten Tag", "ja, bitte", "ä\u2028ö"], ["good day", "yes, please", "a\x0bo"])
 ROWS = list(zip(EXPECTED.sources, EXPECTED.targets, strict=True))
 
-FORMS = {
+FORMATS = {
     "data.tsv": "".join(f"{source}\t{target}\n" for source, target in ROWS),
     "data.csv": "source,target\n" + "".join(f'"{source}","{target}"\n' for source, target in ROWS),
     "data.jsonl": "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in ROWS),
@@ -28,15 +28,15 @@ FORMS = {
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("name", list(FORMS))
+@pytest.mark.parametrize("name", list(FORMATS))
 def test_reads_each_format(tmp_path: Path, name: str, zipped: bool) -> None:
-    data = FORMS[name].encode()
+    data = FORMATS[name].encode()
     path = tmp_path / (name + ".gz" if zipped else name)
     path.write_bytes(gzip.compress(data) if zipped else data)
     assert read_pairs(Files(path=str(path))) == EXPECTED
 
 
-def test_reads_parallel_files_and_a_last_line_without_an_end(tmp_path: Path) -> None:
+def test_reads_parallel_files_and_a_last_line_without_a_newline(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("\n".join(EXPECTED.sources), "utf-8")
     (tmp_path / "b").write_bytes(gzip.compress("\n".join(EXPECTED.targets).encode()))
     assert read_pairs(Files(source=str(tmp_path / "a"), target=str(tmp_path / "b"))) == EXPECTED
@@ -51,7 +51,7 @@ def test_columns_by_number_and_by_name(tmp_path: Path) -> None:
     assert len(read_pairs(Files(path=str(tmp_path / "bare.csv")))) == 2
 
 
-def test_byte_order_mark_and_windows_line_ends_are_left_out_with_a_notice(
+def test_byte_order_mark_and_windows_line_endings_are_removed_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "w.tsv").write_bytes(b"\xef\xbb\xbfja\tyes\r\nnein\tno\r\n")
@@ -61,7 +61,7 @@ def test_byte_order_mark_and_windows_line_ends_are_left_out_with_a_notice(
     assert "2 lines" in caplog.text
 
 
-def test_lines_end_at_newline_and_nowhere_else(tmp_path: Path) -> None:
+def test_only_newlines_end_lines(tmp_path: Path) -> None:
     text = "a\u2028b\u0085c\x0bd\x0ce\x1cf\n\nlast"
     (tmp_path / "odd").write_text(text, "utf-8")
     assert [line.text for line in read_lines(tmp_path / "odd")] == text.split("\n")
@@ -83,13 +83,13 @@ def test_lines_end_at_newline_and_nowhere_else(tmp_path: Path) -> None:
         ("x.csv", b'source,target\n"a,b\n', "not valid CSV"),
     ],
 )
-def test_a_bad_file_is_named_with_line_and_remedy(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_a_bad_file_is_reported_with_line_and_remedy(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_pairs(Files(path=str(tmp_path / name)), drop_empty=True)
 
 
-def test_missing_files_and_folders_are_told_apart(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file"):
         read_pairs(Files(path=str(tmp_path / "none.tsv")))
     with pytest.raises(DataError, match="is a folder"):
@@ -108,9 +108,9 @@ def test_missing_files_and_folders_are_told_apart(tmp_path: Path) -> None:
         (gzip.compress(b"a\tb\n" * 999, mtime=0)[:-20], "damaged gzip"),
         (gzip.compress(b"", mtime=0), "no usable pairs"),
     ],
-    ids=["missing", "empty", "nul", "long", "utf-8", "gzip cut", "gzip of nothing"],
+    ids=["missing", "empty", "nul", "long", "utf-8", "truncated gzip", "empty gzip"],
 )
-def test_each_split_is_held_to_the_same(tmp_path: Path, split: str, content: bytes | None, message: str) -> None:
+def test_problems_are_reported_in_each_split(tmp_path: Path, split: str, content: bytes | None, message: str) -> None:
     (tmp_path / "good").write_text("a\tb\nc\td\n")
     if content is not None:
         (tmp_path / "bad").write_bytes(content)
@@ -122,7 +122,7 @@ def test_each_split_is_held_to_the_same(tmp_path: Path, split: str, content: byt
 
 
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
-def test_folders_unequal_counts_and_pipes_are_refused_in_each_split(tmp_path: Path, split: str) -> None:
+def test_folders_unequal_counts_and_pipes_are_rejected_in_each_split(tmp_path: Path, split: str) -> None:
     good = Files(path=str(tmp_path / "good"))
     (tmp_path / "good").write_text("a\tb\nc\td\n")
     (tmp_path / "three").write_text("x\n" * 3)
@@ -138,7 +138,7 @@ def test_folders_unequal_counts_and_pipes_are_refused_in_each_split(tmp_path: Pa
 
 
 @pytest.mark.parametrize("counts", [(3, 5), (5, 3)])
-def test_unequal_line_counts_are_given(tmp_path: Path, counts: tuple[int, int]) -> None:
+def test_unequal_line_counts_are_reported(tmp_path: Path, counts: tuple[int, int]) -> None:
     for name, count in zip("ab", counts, strict=True):
         (tmp_path / name).write_text("x\n" * count)
     with pytest.raises(DataError, match=rf"has {counts[0]} lines and .* has {counts[1]}\."):
@@ -154,7 +154,7 @@ def test_bad_lines_can_be_skipped_and_are_counted(tmp_path: Path, caplog: pytest
     assert "skipped 1 line with an empty side" in caplog.text
 
 
-def test_without_dev_files_some_sources_are_held_back(tmp_path: Path) -> None:
+def test_without_dev_files_some_sources_are_held_out(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("".join(f"s{n % 500}\tt{n}\n" for n in range(1000)))
     corpus = load_corpus(FilesData(train=Files(path=str(path))))
@@ -167,7 +167,7 @@ def test_without_dev_files_some_sources_are_held_back(tmp_path: Path) -> None:
     )
 
 
-def test_dev_pairs_that_are_learned_from_may_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_dev_pairs_with_a_training_source_can_be_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "train.tsv").write_text("read\tR IY D\nlead\tL EH D\n")
     (tmp_path / "dev.tsv").write_text("read\tR EH D\ncat\tK AE T\nlead\tL IY D\ncat\tK AH T\n")
     files = {"folder": str(tmp_path), "train": "train.tsv", "dev": "dev.tsv"}
@@ -181,14 +181,14 @@ def test_dev_pairs_that_are_learned_from_may_be_left_out(tmp_path: Path, caplog:
         list(load_corpus(FilesData.model_validate({**files, "dev_unseen": True})).dev)
 
 
-def test_of_a_large_corpus_about_two_thousand_pairs_are_held_back(tmp_path: Path) -> None:
+def test_about_two_thousand_pairs_of_a_large_corpus_are_held_out(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("".join(f"s{n}\tt{n}\n" for n in range(100_000)))
     corpus = load_corpus(FilesData(train=Files(path=str(path))))
     assert 1_700 < len(list(corpus.dev)) < 2_300
 
 
-def test_a_stream_reads_its_file_anew_each_time(tmp_path: Path) -> None:
+def test_a_stream_reads_its_file_on_each_iteration(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("a\tb\nc\td\n")
     corpus = load_corpus(FilesData(train=Files(path=str(path)), dev=Files(path=str(path))))
@@ -205,21 +205,26 @@ def test_a_stream_reads_its_file_anew_each_time(tmp_path: Path) -> None:
         ("x.csv", "laufen,lief,V;PST\n"),
     ],
 )
-def test_several_columns_make_one_side(tmp_path: Path, name: str, content: str) -> None:
+def test_several_columns_are_joined(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     files = Files(path=str(tmp_path / name), columns=("1+3", 2))
     assert read_pairs(files) == Pairs(["laufen\tV;PST"], ["lief"])
 
 
-def test_several_named_columns_make_one_side(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("lemma,form,tags\nlaufen,lief,V;PST\n")
-    (tmp_path / "x.jsonl").write_text('{"lemma": "laufen", "form": "lief", "tags": "V;PST"}\n')
-    for name in ("x.csv", "x.jsonl"):
-        files = Files(path=str(tmp_path / name), columns=("lemma+tags", "form"))
-        assert read_pairs(files) == Pairs(["laufen\tV;PST"], ["lief"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.csv", "lemma,form,tags\nlaufen,lief,V;PST\n"),
+        ("x.jsonl", '{"lemma": "laufen", "form": "lief", "tags": "V;PST"}\n'),
+    ],
+)
+def test_several_named_columns_are_joined(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    files = Files(path=str(tmp_path / name), columns=("lemma+tags", "form"))
+    assert read_pairs(files) == Pairs(["laufen\tV;PST"], ["lief"])
 
 
-def test_a_dictionary_has_a_word_and_what_it_sounds_like(tmp_path: Path) -> None:
+def test_reads_dictionaries(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("HELLO  HH AH L OW\nA B\n")
     files = Files(path=str(tmp_path / "words.txt"), format="dictionary")
     assert read_pairs(files) == Pairs(["HELLO", "A"], ["HH AH L OW", "B"])
@@ -228,25 +233,25 @@ def test_a_dictionary_has_a_word_and_what_it_sounds_like(tmp_path: Path) -> None
         read_pairs(Files(path=str(tmp_path / "bad.dict")))
 
 
-def test_columns_by_number_stand_against_a_header(tmp_path: Path) -> None:
+def test_numbered_columns_with_a_header(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("source,target\na,b\n")
     assert read_pairs(Files(path=str(tmp_path / "x.csv"), columns=(2, 1))) == Pairs(["b"], ["a"])
     assert read_pairs(Files(path=str(tmp_path / "x.csv"))) == Pairs(["a"], ["b"])
 
 
-def test_a_bad_byte_in_a_cell_of_several_lines_is_told(tmp_path: Path) -> None:
+def test_a_bad_byte_in_a_multi_line_cell_is_reported(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(b'a,b\n"x\xff\ny",z\n')
     with pytest.raises(DataError, match=r"x\.csv:3: byte 2 is not UTF-8"):
         read_pairs(Files(path=str(tmp_path / "x.csv")))
 
 
-def test_of_a_small_corpus_enough_is_held_back_to_choose_by(tmp_path: Path) -> None:
+def test_enough_pairs_of_a_small_corpus_are_held_out(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("".join(f"s{n}\tt{n}\n" for n in range(300)))
     assert 30 < len(list(load_corpus(FilesData(train=Files(path=str(path)))).dev)) < 80
 
 
-def test_a_corpus_that_is_not_in_its_folder_is_asked_for() -> None:
+def test_a_missing_corpus_folder_is_reported_with_its_setting() -> None:
     settings = FilesData(folder="nowhere", language="bul", train=Files(path="{language}.tsv"))
     with pytest.raises(DataError, match=r"no file nowhere/bul\.tsv\. .* data\.folder="):
         load_corpus(settings)
@@ -258,9 +263,7 @@ def test_columns_are_counted_from_1(columns: tuple[str | int, str | int]) -> Non
         Files(path="x.tsv", columns=columns)
 
 
-def test_what_is_learned_from_is_not_read_when_a_corpus_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_files_are_not_read_when_a_corpus_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("dev.tsv").write_text("a\tb\n")
     Path("test.tsv").write_text("c\td\n")
@@ -274,42 +277,42 @@ def _write_languages(folder: Path) -> None:
             (folder / f"{name}-{split}.tsv").write_text(f"{word}\t{name} {split}\n", encoding="utf-8")
 
 
-def several(folder: Path, **changes: Any) -> FilesData:
-    given = {
+def load_settings(folder: Path, **changes: Any) -> FilesData:
+    settings = {
         "folder": str(folder),
         "language": ["de", "fr"],
         "train": "{language}-train.tsv",
         "dev": "{language}-dev.tsv",
     }
-    return resolve(FilesData, {**given, **changes}, {})
+    return resolve(FilesData, {**settings, **changes}, {})
 
 
-def test_several_languages_are_learned_together_each_a_tag_of_its_sources(tmp_path: Path) -> None:
+def test_several_languages_are_combined_with_the_language_as_a_tag(tmp_path: Path) -> None:
     _write_languages(tmp_path)
-    corpus = load_corpus(several(tmp_path))
+    corpus = load_corpus(load_settings(tmp_path))
     assert list(corpus.train) == [("ja\tde", "de train"), ("oui\tfr", "fr train")]
     assert list(corpus.dev) == [("ja\tde", "de dev"), ("oui\tfr", "fr dev")]
     assert [Path(path).name for path in corpus.files] == ["de-train.tsv", "fr-train.tsv", "de-dev.tsv", "fr-dev.tsv"]
 
 
-def test_a_language_is_one_more_tag_where_there_are_some(tmp_path: Path) -> None:
+def test_the_language_is_added_to_existing_tags(tmp_path: Path) -> None:
     for name in ("de", "fr"):
         (tmp_path / f"{name}.tsv").write_text("gehen\tging\tV;PST\n", encoding="utf-8")
-    corpus = load_corpus(several(tmp_path, train={"path": "{language}.tsv", "columns": ["1+3", 2]}, dev=None))
+    corpus = load_corpus(load_settings(tmp_path, train={"path": "{language}.tsv", "columns": ["1+3", 2]}, dev=None))
     assert {source for part in (corpus.train, corpus.dev) for source, _ in part} == {
         "gehen\tV;PST;de", "gehen\tV;PST;fr"
     }  # fmt: skip
 
 
-def test_a_missing_file_of_one_language_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_of_one_language_is_reported(tmp_path: Path) -> None:
     _write_languages(tmp_path)
     (tmp_path / "fr-train.tsv").unlink()
     with pytest.raises(DataError, match=r"fr-train\.tsv"):
-        load_corpus(several(tmp_path))
+        load_corpus(load_settings(tmp_path))
 
 
-def test_languages_need_tags_to_be_told_apart(tmp_path: Path) -> None:
-    data = several(tmp_path).model_dump(mode="json")
+def test_several_languages_require_tags(tmp_path: Path) -> None:
+    data = load_settings(tmp_path).model_dump(mode="json")
     with pytest.raises(ConfigError, match=r"Set tokenizer\.tags=true"):
         resolve(RunSettings, {"data": data}, {})
     with pytest.raises(ConfigError, match=r"Set tokenizer\.source\.tags=true"):
@@ -317,20 +320,20 @@ def test_languages_need_tags_to_be_told_apart(tmp_path: Path) -> None:
     resolve(RunSettings, {"data": data, "tokenizer": {"kind": "char", "tags": True}}, {})
 
 
-def test_an_empty_source_stays_empty_under_its_tag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_source_stays_empty_with_a_language_tag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _write_languages(tmp_path)
     with (tmp_path / "de-train.tsv").open("a", encoding="utf-8") as file:
         file.write("\tleer\n")
-    assert len(list(load_corpus(several(tmp_path)).train)) == 2
+    assert len(list(load_corpus(load_settings(tmp_path)).train)) == 2
     assert "skipped 1 line with an empty side" in caplog.text
 
 
 @pytest.mark.parametrize("language", [[], ["old norse"], ["a;b"], [""]])
-def test_languages_must_be_tags(tmp_path: Path, language: list[str]) -> None:
+def test_languages_must_be_valid_tags(tmp_path: Path, language: list[str]) -> None:
     with pytest.raises(ConfigError, match="which separate tags"):
-        several(tmp_path, language=language)
+        load_settings(tmp_path, language=language)
 
 
-def test_a_file_for_all_languages_is_refused(tmp_path: Path) -> None:
+def test_a_file_name_without_the_language_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"dev: all\.tsv would be read once for each language"):
-        several(tmp_path, dev="all.tsv")
+        load_settings(tmp_path, dev="all.tsv")

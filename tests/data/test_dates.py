@@ -1,4 +1,4 @@
-"""The built-in corpus: many languages, no ambiguity, no leak, the same for the same seed."""
+"""The built-in corpus of dates: many languages, no ambiguity, no leakage, deterministic."""
 
 import datetime
 import re
@@ -8,7 +8,7 @@ import pytest
 from regard.data import dates
 
 
-def test_a_date_as_people_write_it() -> None:
+def test_dates_in_several_languages() -> None:
     date = datetime.date(2009, 5, 3)
     assert dates.write(date, "fr", "long") == "3 mai 2009"
     assert dates.write(date, "en", "full") == "Sunday, May 3, 2009"
@@ -17,25 +17,25 @@ def test_a_date_as_people_write_it() -> None:
     assert dates.write(date, "hi", "long", native=True) == "३ मई २००९"
 
 
-def test_covers_many_languages_and_forms() -> None:
+def test_covers_many_languages_and_formats() -> None:
     assert len(set(dates.LOCALES)) >= 40
     for locale in dates.LOCALES:
         assert {"long", "full"} & set(dates.unambiguous_formats(locale)), locale
 
 
-def test_forms_that_give_the_month_as_a_number_are_left_out_unless_the_year_comes_first() -> None:
+def test_numeric_months_are_excluded_unless_the_year_comes_first() -> None:
     assert "medium" not in dates.unambiguous_formats("de")  # 03.05.2009
     assert "medium" not in dates.unambiguous_formats("cs")  # 3. 5. 2009
     assert "medium" in dates.unambiguous_formats("ja")  # 2009/05/03
 
 
-def test_no_string_means_two_dates() -> None:
+def test_no_string_is_ambiguous() -> None:
     meanings: dict[str, datetime.date] = {}
     day = datetime.date(2012, 1, 1)
     while day.year == 2012:
         for locale in dates.LOCALES:
-            for form in dates.unambiguous_formats(locale):
-                assert meanings.setdefault(dates.write(day, locale, form), day) == day
+            for format_ in dates.unambiguous_formats(locale):
+                assert meanings.setdefault(dates.write(day, locale, format_), day) == day
         day += datetime.timedelta(1)
     assert len(meanings) > 30_000
 

@@ -1,4 +1,4 @@
-"""Headers: lines that name columns are told from pairs, by names, scripts, lengths and numbers."""
+"""Headers: column names are distinguished from pairs by known names, scripts, lengths and numbers."""
 
 import pytest
 
@@ -27,7 +27,7 @@ PHONES = [(f"wo{'abcde'[n % 5] * (n + 1)}", "W OW " + "AH " * (n + 1)) for n in 
         (("English", "Spanisch"), SENTENCES),
     ],
 )
-def test_a_line_that_names_its_columns_is_a_header(first: tuple[str, str], rows: list[tuple[str, str]]) -> None:
+def test_column_names_are_a_header(first: tuple[str, str], rows: list[tuple[str, str]]) -> None:
     assert judge_first_row([first, *rows]) is Verdict.HEADER
 
 
@@ -59,7 +59,7 @@ def test_a_pair_is_not_a_header(first: tuple[str, ...], rows: list[tuple[str, ..
     assert judge_first_row([first, *rows]) is Verdict.PAIR
 
 
-def test_two_words_that_are_also_codes_of_languages_are_a_pair_and_are_reported() -> None:
+def test_two_words_that_are_also_language_codes_are_uncertain() -> None:
     assert judge_first_row([("it", "es"), ("who", "wer"), ("what", "was")]) is Verdict.UNCERTAIN
     assert judge_first_row([("it", "es"), *HINDI]) is Verdict.HEADER
 

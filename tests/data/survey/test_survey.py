@@ -1,4 +1,4 @@
-"""Problems are found where they are, by numbers that agree with plain Python, and nowhere else."""
+"""Surveys: problems are found, correct text is not reported, and statistics match reference implementations."""
 
 import json
 import random
@@ -23,20 +23,20 @@ from regard.data.survey.survey import Mark, Split, Survey, detect_tags, fix_moji
 texts = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12), min_size=1)
 
 
-def of(*pairs: tuple[str, str], name: str = "train") -> Split:
+def split_of(*pairs: tuple[str, str], name: str = "train") -> Split:
     return Split.of_pairs(name, Pairs([source for source, _ in pairs], [target for _, target in pairs]))
 
 
-def found_in(*splits: Split, limits: Limits | None = None) -> dict[str, list[int]]:
-    """The rows of each kind of problem in the first split."""
+def find_in(*splits: Split, limits: Limits | None = None) -> dict[str, list[int]]:
+    """Return the rows of each kind of problem in the first split."""
     characters = Characters()
     surveys = [survey_split(split, characters) for split in splits]
     findings = find_problems(surveys, characters, limits or Limits())
     return {finding.kind.name: finding.rows_M.tolist() for finding in findings if finding.survey is surveys[0]}
 
 
-def sound(count: int = 200) -> list[tuple[str, str]]:
-    """Russian and English of like length, each pair once."""
+def clean_pairs(count: int = 200) -> list[tuple[str, str]]:
+    """Return distinct pairs of Russian and English of similar length."""
     generator = random.Random(1)
 
     def sentence(letters: str, size: int) -> str:
@@ -47,7 +47,7 @@ def sound(count: int = 200) -> list[tuple[str, str]]:
 
 @settings(deadline=None)
 @given(texts)
-def test_sizes_and_traits_agree_with_plain_python(sample: list[str]) -> None:
+def test_profiles_match_a_reference_implementation(sample: list[str]) -> None:
     profile = Characters().profile(sample)
     assert profile.chars_N.tolist() == [len(text) for text in sample]
     assert profile.words_N.tolist() == [len(text.split()) for text in sample]
@@ -64,18 +64,18 @@ def test_sizes_and_traits_agree_with_plain_python(sample: list[str]) -> None:
     ("text", "script"),
     [
         ("Straße", "Latin"), ("Ｔｏｋｙｏ", "Latin"), ("мир и a", "Cyrillic"), ("ελλάς", "Greek"), ("東京都庁", "Han"),
-        ("トーキョー", "Katakana"), ("ひらがな", "Hiragana"), ("서울시", "Hangul"), ("שלום", "Hebrew"),
-        ("नमस्ते", "Devanagari"), ("სამი", "Georgian"), ("ไทยๆ", "Thai"), ("12 % — 3", "none"), ("ok", "none"),
+        ("日々人々", "Han"), ("トーキョー", "Katakana"), ("ひらがな", "Hiragana"), ("서울시", "Hangul"),
+        ("שלום", "Hebrew"), ("नमस्ते", "Devanagari"), ("სამი", "Georgian"), ("ไทยๆ", "Thai"), ("12 % — 3", "none"), ("ok", "none"),
     ],
 )  # fmt: skip
-def test_the_script_of_a_text_is_that_of_most_of_its_letters(text: str, script: str) -> None:
+def test_the_script_of_a_text_is_the_script_of_most_letters(text: str, script: str) -> None:
     characters = Characters()
-    survey = survey_split(of((text, "")), characters)
+    survey = survey_split(split_of((text, "")), characters)
     assert characters.scripts[survey.source.script_N[0]] == script
 
 
-def test_sound_pairs_have_no_problem() -> None:
-    assert found_in(of(*sound())) == {}
+def test_clean_pairs_have_no_problems() -> None:
+    assert find_in(split_of(*clean_pairs())) == {}
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_sound_pairs_have_no_problem() -> None:
         (("мы и они все " * 20, "we and they all " * 17), problem_kinds.LONG),
     ],
 )  # fmt: skip
-def test_each_kind_is_found_where_it_stands(pair: tuple[str, str], kind: problem_kinds.ProblemKind) -> None:
-    pairs = sound()
-    found = found_in(of(*pairs[:77], pair, *pairs[77:]), limits=Limits(250, 100))
+def test_each_kind_of_problem_is_found(pair: tuple[str, str], kind: problem_kinds.ProblemKind) -> None:
+    pairs = clean_pairs()
+    found = find_in(split_of(*pairs[:77], pair, *pairs[77:]), limits=Limits(250, 100))
     assert found[kind.name] == [77]
     if kind is not problem_kinds.COPY and kind is not problem_kinds.LONG and not pair[1].isspace():
         assert list(found) == [kind.name]
@@ -116,8 +116,8 @@ def test_each_kind_is_found_where_it_stands(pair: tuple[str, str], kind: problem
         "naïve élève", "R&D x < y > z", "50 °C",
     ],
 )  # fmt: skip
-def test_what_looks_odd_and_is_right_is_left_alone(text: str) -> None:
-    survey = survey_split(of((text, text)), Characters())
+def test_unusual_but_correct_text_is_not_reported(text: str) -> None:
+    survey = survey_split(split_of((text, text)), Characters())
     assert survey.marks_N[0] & ~np.uint8(Mark.COPY) == 0
 
 
@@ -132,23 +132,27 @@ def test_what_looks_odd_and_is_right_is_left_alone(text: str) -> None:
         ("日本語です", "latin-1"),
     ],
 )
-def test_utf8_read_as_something_else_is_read_again(text: str, codec: str) -> None:
-    misread = text.encode().decode(codec)
-    assert misread != text
-    assert fix_mojibake(misread) == text
+def test_mojibake_is_fixed(text: str, codec: str) -> None:
+    mojibake = text.encode().decode(codec)
+    assert mojibake != text
+    assert fix_mojibake(mojibake) == text
     assert fix_mojibake(text) == text
 
 
-def test_markup_is_an_entity_or_a_tag_and_not_an_ampersand() -> None:
-    marks = survey_split(of(("a & b", "x"), ("5 < 6 > 4", "x"), ("&#39;", "x"), ("a</p>", "x")), Characters()).marks_N
+def test_markup_is_an_entity_or_a_tag_but_not_an_ampersand() -> None:
+    marks = survey_split(
+        split_of(("a & b", "x"), ("5 < 6 > 4", "x"), ("&#39;", "x"), ("a</p>", "x")), Characters()
+    ).marks_N
     assert [bool(mark & Mark.MARKUP) for mark in marks] == [False, False, True, True]
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), min_size=1), st.data())
-def test_repetitions_and_overlaps_agree_with_plain_python(pairs: list[tuple[str, str]], data: st.DataObject) -> None:
+def test_repetitions_and_overlaps_match_a_reference_implementation(
+    pairs: list[tuple[str, str]], data: st.DataObject
+) -> None:
     others = data.draw(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), min_size=1))
-    found = found_in(of(*pairs), of(*others, name="dev"))
+    found = find_in(split_of(*pairs), split_of(*others, name="dev"))
     assert found.get("duplicate", []) == [n for n, pair in enumerate(pairs) if pair in pairs[:n]]
     targets = Counter(source for source, _ in set(pairs))
     ambiguous = [n for n, pair in enumerate(pairs) if targets[pair[0]] > 1 and pair not in pairs[:n]]
@@ -159,21 +163,21 @@ def test_repetitions_and_overlaps_agree_with_plain_python(pairs: list[tuple[str,
     assert found.get("overlap", []) == by_source
 
 
-def test_the_pairs_that_are_met_are_counted_in_the_split_that_is_held_out() -> None:
+def test_overlaps_are_counted_in_the_held_out_split() -> None:
     characters = Characters()
     train, dev = (
-        of(("a", "x"), ("a", "x"), ("b", "y"), ("c", "z")),
-        of(("a", "x"), ("b", "other"), ("d", "w"), name="dev"),
+        split_of(("a", "x"), ("a", "x"), ("b", "y"), ("c", "z")),
+        split_of(("a", "x"), ("b", "other"), ("d", "w"), name="dev"),
     )
     findings = find_problems([survey_split(train, characters), survey_split(dev, characters)], characters, Limits())
-    told = {finding.kind.name: finding.details for finding in findings}
-    assert told["leak"] == "they match 1 of the 3 pairs of dev (33.3%)"
-    assert told["overlap"] == "they match 1 of the 3 pairs of dev (33.3%)"
+    details = {finding.kind.name: finding.details for finding in findings}
+    assert details["leak"] == "they match 1 of the 3 pairs of dev (33.3%)"
+    assert details["overlap"] == "they match 1 of the 3 pairs of dev (33.3%)"
 
 
-def test_a_few_copies_and_duplicates_are_worth_a_note_and_many_a_warning() -> None:
+def test_a_few_copies_and_duplicates_are_notes_and_many_are_warnings() -> None:
     def severity(kind: problem_kinds.ProblemKind, count: int) -> str:
-        survey = Survey(of(), marks_N=np.zeros(1000, np.uint8))
+        survey = Survey(split_of(), marks_N=np.zeros(1000, np.uint8))
         return Finding(kind, survey, np.arange(count)).severity
 
     assert [severity(problem_kinds.COPY, count) for count in (1, 2)] == ["note", "warning"]
@@ -181,12 +185,12 @@ def test_a_few_copies_and_duplicates_are_worth_a_note_and_many_a_warning() -> No
     assert severity(problem_kinds.EMPTY, 1) == "error"
 
 
-def test_scripts_are_judged_where_one_prevails_alone() -> None:
+def test_scripts_are_checked_only_if_there_is_a_main_script() -> None:
     mixed = [("мир и мы", "peace and we"), ("peace and we", "мир и мы")] * 30
-    assert "script" not in found_in(of(*mixed))
-    assert "swapped" not in found_in(of(*mixed))
+    assert "script" not in find_in(split_of(*mixed))
+    assert "swapped" not in find_in(split_of(*mixed))
     japanese = [("ひらがなと漢字", f"word {n}") for n in range(40)]
-    assert "script" not in found_in(of(*japanese, ("カタカナ", "katakana word"), ("漢字漢字", "kanji word")))
+    assert "script" not in find_in(split_of(*japanese, ("カタカナ", "katakana word"), ("漢字漢字", "kanji word")))
 
 
 def test_examples_are_read_again_in_order(tmp_path: Path) -> None:
@@ -195,87 +199,96 @@ def test_examples_are_read_again_in_order(tmp_path: Path) -> None:
     path.write_text("broken\n" + "".join(json.dumps(row) + "\n" for row in rows))
     characters = Characters()
     survey = survey_split(Split.of_files("x", Files(path=str(path))), characters)
-    shown = problems.read_examples(find_problems([survey], characters, Limits()), 2)
-    named = {finding.kind.name: [row.location for row in places] for finding, places in shown.items()}
-    assert named == {"no-pair": [f"{path}:1"], "empty": [f"{path}:5", f"{path}:9"]}
+    examples = problems.read_examples(find_problems([survey], characters, Limits()), 2)
+    locations = {finding.kind.name: [row.location for row in rows] for finding, rows in examples.items()}
+    assert locations == {"no-pair": [f"{path}:1"], "empty": [f"{path}:5", f"{path}:9"]}
 
 
-@pytest.mark.parametrize(("sign", "name"), [("  ", "two spaces"), (" ||| ", "three bars"), (",", "a comma")])
-def test_what_stands_in_place_of_a_tab_is_named(tmp_path: Path, sign: str, name: str) -> None:
-    (tmp_path / "x.txt").write_text(f"HELLO{sign}HH AH L OW\nWORLD{sign}W ER L D\n")
+@pytest.mark.parametrize(("separator", "name"), [("  ", "two spaces"), (" ||| ", "three bars"), (",", "a comma")])
+def test_a_separator_other_than_a_tab_is_reported(tmp_path: Path, separator: str, name: str) -> None:
+    (tmp_path / "x.txt").write_text(f"HELLO{separator}HH AH L OW\nWORLD{separator}W ER L D\n")
     characters = Characters()
     survey = survey_split(Split.of_files("x", Files(path=str(tmp_path / "x.txt"))), characters)
-    told = find_problems([survey], characters, Limits())[0].details
-    command = f"sed 's/{sign}/\\t/' {tmp_path}/x.txt > {tmp_path}/x.tsv"
-    assert told == f"{name} where a tab is expected: `{command}` converts the file to TSV"
+    details = find_problems([survey], characters, Limits())[0].details
+    command = f"sed 's/{separator}/\\t/' {tmp_path}/x.txt > {tmp_path}/x.tsv"
+    assert details == f"{name} where a tab is expected: `{command}` converts the file to TSV"
 
 
-def test_a_pair_takes_less_than_fifty_bytes_however_long_it_is() -> None:
-    survey = survey_split(of(*((f"{n} " * 500, f"{n} " * 400) for n in range(1000))), Characters())
+def test_a_survey_needs_less_than_fifty_bytes_per_pair() -> None:
+    survey = survey_split(split_of(*((f"{n} " * 500, f"{n} " * 400) for n in range(1000))), Characters())
     owners = (survey, survey.source, survey.target)
     columns = [value for owner in owners for value in vars(owner).values() if isinstance(value, np.ndarray)]
     assert all(len(column) == 1000 for column in columns)
     assert sum(column.nbytes for column in columns) < 50 * 1000
 
 
-def test_statistics_worked_by_hand() -> None:
+def test_hand_computed_statistics() -> None:
     pairs = [("a bb", "ж"), ("a bb", "жж é"), ("ccc a bb", "жжж"), ("a", "")]
-    survey, told = compute_statistics(of(*pairs), Characters())
-    assert len(survey) == told["pairs"] == 4
-    assert (told["distinct_pairs"], told["source"]["distinct"], told["target"]["distinct"]) == (4, 3, 4)
-    assert told["source"]["chars"] == {"mean": 4.25, "median": 4, "p95": 7.4, "p99": 7.88, "max": 8}
-    assert (told["source"]["total_words"], told["source"]["distinct_words"]) == (8, 3)
-    assert told["target"]["scripts"] == {"Cyrillic": 6 / 7, "Latin": 1 / 7}
-    assert told["target"]["outside_main_script"] == {"é": 1}
-    assert told["source"]["alphabet"] == 4
-    assert told["source"]["tokens"]["char"] == 17 + 4
-    assert told["source"]["histogram"] == {"unit": "characters", "bin": 1, "counts": [0, 1, 0, 0, 2, 0, 0, 1]}
-    assert bars(told["source"]["histogram"]["counts"]) == " ▄  █  ▄"
+    survey, statistics = compute_statistics(split_of(*pairs), Characters())
+    assert len(survey) == statistics["pairs"] == 4
+    assert (statistics["distinct_pairs"], statistics["source"]["distinct"], statistics["target"]["distinct"]) == (
+        4,
+        3,
+        4,
+    )
+    assert statistics["source"]["chars"] == {"mean": 4.25, "median": 4, "p95": 7.4, "p99": 7.88, "max": 8}
+    assert (statistics["source"]["total_words"], statistics["source"]["distinct_words"]) == (8, 3)
+    assert statistics["target"]["scripts"] == {"Cyrillic": 6 / 7, "Latin": 1 / 7}
+    assert statistics["target"]["outside_main_script"] == {"é": 1}
+    assert statistics["source"]["alphabet"] == 4
+    assert statistics["source"]["tokens"]["char"] == 17 + 4
+    assert statistics["source"]["histogram"] == {"unit": "characters", "bin": 1, "counts": [0, 1, 0, 0, 2, 0, 0, 1]}
+    assert bars(statistics["source"]["histogram"]["counts"]) == " ▄  █  ▄"
 
 
-def test_tags_are_counted_apart_from_letters() -> None:
+def test_tags_are_not_counted_as_letters() -> None:
     tagged = [(f"{word}\tV;{tense}", word.upper()) for word in ("лезть", "бить") for tense in ("PST", "PRS", "INF")]
-    survey, told = compute_statistics(of(*tagged), Characters())
-    assert told["source"]["scripts"] == {"Cyrillic": 1.0}
-    assert told["source"]["chars"]["max"] == 5
-    assert told["source"]["distinct_words"] == 2
-    assert told["source"]["distinct"] == 6  # tags make a source another
-    assert told["tags"] == {"distinct": 4, "mean": 2.0}
-    assert told["source"]["tokens"]["char"] == 3 * (5 + 4) + 6 + 12
+    survey, statistics = compute_statistics(split_of(*tagged), Characters())
+    assert statistics["source"]["scripts"] == {"Cyrillic": 1.0}
+    assert statistics["source"]["chars"]["max"] == 5
+    assert statistics["source"]["distinct_words"] == 2
+    assert statistics["source"]["distinct"] == 6  # sources that differ only in their tags are distinct
+    assert statistics["tags"] == {"distinct": 4, "mean": 2.0}
+    assert statistics["source"]["tokens"]["char"] == 3 * (5 + 4) + 6 + 12
     assert survey.tags == {"V": 6, "PST": 2, "PRS": 2, "INF": 2}
 
 
-def test_a_few_tabs_make_no_tags() -> None:
-    assert not detect_tags(of(*sound(), *[("\tда .", "yes .")] * 4))
+def test_tabs_in_a_few_sources_are_not_tags() -> None:
+    assert not detect_tags(split_of(*clean_pairs(), *[("\tда .", "yes .")] * 4))
 
 
-def test_what_is_wrong_with_a_tag_is_found() -> None:
-    tagged = [(f"{source}\tV;PST", target) for source, target in sound()]
-    assert found_in(of(*tagged, ("это\tV;P\u200bST", "it"))) == {"control": [len(tagged)]}
+def test_problems_in_tags_are_found() -> None:
+    tagged = [(f"{source}\tV;PST", target) for source, target in clean_pairs()]
+    assert find_in(split_of(*tagged, ("это\tV;P\u200bST", "it"))) == {"control": [len(tagged)]}
 
 
-def test_tags_that_come_to_be_many_are_no_tags() -> None:
+def test_too_many_distinct_values_are_not_tags() -> None:
     pairs = [
-        (f"{source}\t{number if number > 9000 else 1}", target) for number, (source, target) in enumerate(sound(9500))
+        (f"{source}\t{number if number > 9000 else 1}", target)
+        for number, (source, target) in enumerate(clean_pairs(9500))
     ]
-    assert "tags" not in compute_statistics(of(*pairs), Characters())[1]
+    assert "tags" not in compute_statistics(split_of(*pairs), Characters())[1]
 
 
-def test_text_after_a_tab_is_no_tags() -> None:
-    two_fields = [(f"{source}\t{source[::-1]}", target) for source, target in sound()]
-    _, told = compute_statistics(of(*two_fields), Characters())
-    assert "tags" not in told
-    assert told["source"]["total_chars"] == sum(len(source) for source, _ in two_fields)
+def test_text_after_a_tab_is_not_tags() -> None:
+    two_fields = [(f"{source}\t{source[::-1]}", target) for source, target in clean_pairs()]
+    _, statistics = compute_statistics(split_of(*two_fields), Characters())
+    assert "tags" not in statistics
+    assert statistics["source"]["total_chars"] == sum(len(source) for source, _ in two_fields)
 
 
 def test_subwords_are_fewer_than_characters_and_more_than_words() -> None:
-    _, told = compute_statistics(of(*sound(2000)), Characters())
+    _, statistics = compute_statistics(split_of(*clean_pairs(2000)), Characters())
     for side in ("source", "target"):
-        ends = told["pairs"]
-        assert told[side]["total_words"] + ends <= told[side]["tokens"]["subword"] < told[side]["tokens"]["char"]
+        ends = statistics["pairs"]
+        assert (
+            statistics[side]["total_words"] + ends
+            <= statistics[side]["tokens"]["subword"]
+            < statistics[side]["tokens"]["char"]
+        )
 
 
-def test_a_sample_is_spread_over_all_pairs() -> None:
+def test_the_sample_covers_all_pairs_evenly() -> None:
     from regard.data.survey.statistics import _SAMPLE, _Sample
 
     sample, numbers = _Sample(), [str(n) for n in range(10 * _SAMPLE + 7)]
