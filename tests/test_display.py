@@ -8,7 +8,7 @@ import pytest
 
 import regard
 from regard.runs.folder import RunFolder
-from tests_shared import OneModel
+from tests_shared import ModelOnly
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_an_ensemble_is_displayed_with_the_number_of_models(small_run: RunFolder
     ],
 )
 def test_every_kind_of_model_describes_its_architecture(settings: dict[str, object], expected: str) -> None:
-    assert expected in OneModel.model_validate({"model": settings}).model.architecture
+    assert expected in ModelOnly.model_validate({"model": settings}).model.architecture
 
 
 def test_a_trace_is_displayed_with_source_output_and_shapes(model: regard.Model) -> None:

@@ -1,4 +1,4 @@
-"""Settings, pairs and teachers that tests share, and a way to stop a run."""
+"""Settings, batches and distillation for tests, and a way to stop a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,42 +30,42 @@ SMALL = {
     "training.save_every": 10,
     "training.log_every": 5,
 }
-"""Overrides that make of `dates` a run of a few seconds."""
+"""Overrides with which `dates` trains for a few seconds."""
 
 
-def three_pairs(*ids: int) -> Batch:
-    """Some of three short pairs, in a batch."""
+def make_short_batch(*ids: int) -> Batch:
+    """Return a batch of short pairs, selected from three by index."""
     sources, targets = [[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]]
     return EncodedCorpus(Ragged.of(sources), Ragged.of(targets)).batch(list(ids), torch.device("cpu"))
 
 
-def teaching(*models: Seq2Seq, weight: float = 0.5) -> Distillation:
-    """Models that teach without having been trained."""
+def make_distillation(*models: Seq2Seq, weight: float = 0.5) -> Distillation:
+    """Return a distillation with untrained teachers."""
     return Distillation(tuple(model.eval() for model in models), Teachers(runs=("-",), weight=weight).loss_weights)
 
 
-class OneModel(Settings):
-    """A model, and nothing else that makes a run."""
+class ModelOnly(Settings):
+    """Settings with a model and nothing else."""
 
     model: Model
 
 
-def words(settings: dict[str, object]) -> list[str]:
-    """Settings as the words of a command."""
+def to_arguments(settings: dict[str, object]) -> list[str]:
+    """Return settings as arguments of a command."""
     return [f"{key}={value}" for key, value in settings.items()]
 
 
 @contextmanager
-def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The process dies, as it were, right before it would take the step after this one."""
-    take = loop.take_step
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interrupt training after this step, as if the process were killed."""
+    take_step = loop.take_step
 
-    def die(run: loop.TrainingState) -> tuple[float, int]:
+    def take_step_or_stop(run: loop.TrainingState) -> tuple[float, int]:
         if run.progress.step == step:
             raise KeyboardInterrupt
-        return take(run)
+        return take_step(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "take_step", die)
+        patch.setattr(loop, "take_step", take_step_or_stop)
         with pytest.raises(KeyboardInterrupt):
             yield

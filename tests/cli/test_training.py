@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from regard.runs.folder import RunFolder
-from tests_shared import SMALL, words
+from tests_shared import SMALL, to_arguments
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-DATES = ["train", "dates", *words(SMALL), "--out", "run"]
-PAIRS = [word for word in words(SMALL) if not word.startswith("data.")] + ["training.device=cpu"]
+DATES = ["train", "dates", *to_arguments(SMALL), "--out", "run"]
+PAIRS = [word for word in to_arguments(SMALL) if not word.startswith("data.")] + ["training.device=cpu"]
 
 
 def start(cwd: Path, *arguments: str) -> "subprocess.Popen[str]":
@@ -32,7 +32,13 @@ def wait_for(process: "subprocess.Popen[str]", word: str) -> None:
     raise AssertionError(f"{word!r} was not printed")
 
 
-LONG = ["train", "dates", *words({**SMALL, "training.steps": 100_000, "training.patience": 100_000}), "--out", "run"]
+LONG = [
+    "train",
+    "dates",
+    *to_arguments({**SMALL, "training.steps": 100_000, "training.patience": 100_000}),
+    "--out",
+    "run",
+]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

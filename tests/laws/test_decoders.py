@@ -17,7 +17,7 @@ from regard.models.contracts import Padded, reorder
 from regard.models.recurrent import FixedDecoder
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.recurrent.settings import VARIANTS
-from tests_shared import OneModel
+from tests_shared import ModelOnly
 
 V = 11
 # A dot product needs a query as wide as the memory: 2 × 8 and 16.
@@ -89,7 +89,7 @@ MODELS = {name: (base, changes) for name, base, changes in configurations()}
 def model(request: pytest.FixtureRequest) -> Seq2Seq:
     torch.manual_seed(0)
     base, changes = MODELS[request.param]
-    settings = resolve(OneModel, {"model": base}, {f"model.{key}": value for key, value in changes.items()})
+    settings = resolve(ModelOnly, {"model": base}, {f"model.{key}": value for key, value in changes.items()})
     return build_model(settings.model, V, V).double().eval()
 
 

@@ -12,7 +12,7 @@ from regard.config import resolve
 from regard.data.batching import pad
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.runs.settings import RunSettings
-from tests_shared import OneModel
+from tests_shared import ModelOnly
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]
@@ -25,7 +25,7 @@ def build(**changes: Any) -> Seq2Seq:
     if "model" in changes:
         base = changes
         changes = {}
-    settings = resolve(OneModel, base, {f"model.{key.replace('__', '.')}": value for key, value in changes.items()})
+    settings = resolve(ModelOnly, base, {f"model.{key.replace('__', '.')}": value for key, value in changes.items()})
     return build_model(settings.model, 9, 9).double().eval()
 
 

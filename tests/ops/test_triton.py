@@ -16,7 +16,7 @@ from regard.ops.layer_norm import LayerNorm
 from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import Consistency, NoConsistency, RDrop, SimCut
 from regard.training.objective import Objective, flatten_with_ignore_index
-from tests_shared import OneModel, teaching
+from tests_shared import ModelOnly, make_distillation
 
 pytest.importorskip("triton")
 
@@ -116,9 +116,9 @@ def test_training_loss_with_kernels_equals_the_reference(
     smoothing: float, consistency: Consistency, teachers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    settings = resolve(OneModel, {"model": {"kind": "recurrent", "embedding": 6, "dropout": 0.3}}, {})
+    settings = resolve(ModelOnly, {"model": {"kind": "recurrent", "embedding": 6, "dropout": 0.3}}, {})
     model, *others = (build_model(settings.model, 9, 9).to(DEVICE) for _ in range(1 + teachers))
-    taught = teaching(*others) if others else None
+    taught = make_distillation(*others) if others else None
     source, target = (pad(rows).to(torch.device(DEVICE)) for rows in ([[4, 5], [6]], [[5, 6, END], [7, END]]))
     batch = Batch(source, target, [0, 1], 5)
     parameters = list(model.parameters())

@@ -23,7 +23,7 @@ from regard.runs.folder import FORMAT, RunFolder
 from regard.runs.lock import lock_folder
 from regard.training import loop
 from regard.training.machine import report_disk_failures
-from tests_shared import SMALL, stopped_at
+from tests_shared import SMALL, stop_at
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
@@ -396,7 +396,7 @@ def test_a_manifest_must_not_list_files_outside_the_run(run: Path, caplog: pytes
 
 def test_stopping_and_resuming_a_run_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
-    with stopped_at(3, monkeypatch):
+    with stop_at(3, monkeypatch):
         regard.train("dates", SETTINGS, out=tmp_path / "run")
     regard.train("dates", SETTINGS, out=tmp_path / "run")
     after = len(os.listdir("/proc/self/fd")) if before else 0

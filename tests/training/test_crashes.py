@@ -12,7 +12,7 @@ import regard
 from regard.data.cache import sha256
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
-from tests_doomed import CALLS, LAST, SETTINGS
+from tests_fault_injection import CALLS, LAST, SETTINGS
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def test_a_run_resumes_bit_identically_whichever_call_fails(
 ) -> None:
     trace = ["strace", "-f", "-o", os.devnull, "-e", f"trace={CALLS}"]
     inject = ["-e", f"inject={CALLS}:{injected}:when={LAST}"]
-    script = [sys.executable, str(ROOT / "tests" / "tests_doomed.py"), str(tmp_path)]
+    script = [sys.executable, str(ROOT / "tests" / "tests_fault_injection.py"), str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*trace, *inject, *script], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.objective import Objective
 from regard.training.optim import build_optimizer, set_learning_rate
 from regard.training.step import compute_gradients
-from tests_shared import SMALL, stopped_at, teaching
+from tests_shared import SMALL, make_distillation, stop_at
 
 V = 11
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
@@ -127,7 +127,7 @@ def test_graphed_gradients_include_consistency_and_mixed_precision(
 @pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_graphed_gradients_include_distillation(name: str, bfloat16: bool, device: str) -> None:
-    teachers = teaching(make_model(MODELS[name], device), make_model({}, device))
+    teachers = make_distillation(make_model(MODELS[name], device), make_model({}, device))
     objective = Objective(0.1, bfloat16=bfloat16, distillation=teachers)
     expected = compute_all(make_model({}, device), objective, None)
     model = make_model({}, device)
@@ -215,7 +215,7 @@ def test_a_run_on_a_gpu_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "training.consistency": {"kind": "simcut", "start_step": 35},
     }  # fmt: skip
     uninterrupted = regard.train("pairs", overrides, out=tmp_path / "uninterrupted").load()
-    with stopped_at(30, monkeypatch):
+    with stop_at(30, monkeypatch):
         regard.train("pairs", overrides, out=tmp_path / "stopped")
     resumed = regard.train("pairs", overrides, out=tmp_path / "stopped").load()
     for parameter, reference in zip(resumed.network.parameters(), uninterrupted.network.parameters(), strict=True):

@@ -16,7 +16,7 @@ from regard.runs.settings import RunSettings, Teachers
 from regard.training import objective as objective_module
 from regard.training.objective import Objective
 from regard.training.step import compute_gradients
-from tests_shared import SMALL, stopped_at, teaching, three_pairs
+from tests_shared import SMALL, make_distillation, make_short_batch, stop_at
 
 V = 11
 STEPS = {"training.steps": 6, "training.validate_every": 3, "training.save_every": 3}
@@ -31,7 +31,7 @@ def make_model(seed: int, **overrides: object) -> Seq2Seq:
 
 
 def make_batch() -> Batch:
-    return three_pairs(0, 1, 2)
+    return make_short_batch(0, 1, 2)
 
 
 def compute_all(model: Seq2Seq, objective: Objective) -> list[torch.Tensor]:
@@ -52,26 +52,28 @@ def test_the_loss_is_the_weighted_divergence_from_the_average_of_the_teachers() 
     divergence = (p * (p.log() - q.log())).sum()
     expected = 0.7 * Objective(0.1)(student, batch) + 0.3 * divergence
     assert divergence > 0.01
-    loss = Objective(0.1, distillation=teaching(*teachers, weight=0.3))(student, batch)
+    loss = Objective(0.1, distillation=make_distillation(*teachers, weight=0.3))(student, batch)
     torch.testing.assert_close(loss, expected.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_divergence_from_an_equal_teacher_is_zero() -> None:
     student = make_model(0)
-    loss = Objective(distillation=teaching(make_model(0), weight=0.5))(student, make_batch())
+    loss = Objective(distillation=make_distillation(make_model(0), weight=0.5))(student, make_batch())
     torch.testing.assert_close(loss, 0.5 * Objective()(student, make_batch()))
 
 
 def test_teachers_get_no_gradients() -> None:
     student, teacher = make_model(0), make_model(1)
-    compute_gradients(student, Objective(distillation=teaching(teacher)), [make_batch()])
+    compute_gradients(student, Objective(distillation=make_distillation(teacher)), [make_batch()])
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert any(parameter.grad is not None for parameter in student.parameters())
 
 
 def test_a_chunked_loss_has_the_same_value_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     student = make_model(0, **{"model.dropout": 0.2})
-    objective = Objective(0.1, 0.3, distillation=teaching(make_model(1), make_model(2, model="transformer-tiny")))
+    objective = Objective(
+        0.1, 0.3, distillation=make_distillation(make_model(1), make_model(2, model="transformer-tiny"))
+    )
     expected = compute_all(student, objective)
     monkeypatch.setitem(chunked_loss.MAX_LOGITS, "cpu", 2 * V)
     for result, reference in zip(compute_all(student, objective), expected, strict=True):
@@ -86,7 +88,7 @@ def test_ignored_padding_gives_the_same_loss_and_gradients_as_removed_padding(
     differ at padding.
     """
     student = make_model(0).float()
-    objective = Objective(0.1, bfloat16=bfloat16, distillation=teaching(make_model(1).float()))
+    objective = Objective(0.1, bfloat16=bfloat16, distillation=make_distillation(make_model(1).float()))
     expected = compute_all(student, objective)
     monkeypatch.setattr(objective_module, "select_tokens", objective_module.flatten_with_ignore_index)
     for result, reference in zip(compute_all(student, objective), expected, strict=True):
@@ -97,7 +99,7 @@ def test_words_are_dropped_for_the_student_but_not_for_teachers() -> None:
     student, teacher = make_model(0), make_model(1)
     inputs: list[torch.Tensor] = []
     teacher.register_forward_pre_hook(lambda _, args: inputs.extend([args[0].tokens_BT, args[1]]))
-    Objective(word_dropout=0.9, distillation=teaching(teacher))(student, make_batch())
+    Objective(word_dropout=0.9, distillation=make_distillation(teacher))(student, make_batch())
     source, decoder_inputs = inputs
     assert torch.equal(source, make_batch().source.tokens_BT)
     assert torch.equal(decoder_inputs, make_batch().decoder_inputs)
@@ -153,7 +155,7 @@ def test_a_student_can_be_used_without_its_teachers(student: RunFolder, tmp_path
 def test_a_stopped_student_ends_with_identical_weights(
     student: RunFolder, teachers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with stopped_at(4, monkeypatch):
+    with stop_at(4, monkeypatch):
         train_student(teachers, tmp_path / "run")
     assert hash_weights(train_student(teachers, tmp_path / "run")) == hash_weights(student)
 
@@ -163,7 +165,7 @@ def test_a_changed_teacher_is_reported_on_resume(
 ) -> None:
     teacher = str(tmp_path / "a")
     shutil.copytree(teachers[0], teacher)
-    with stopped_at(4, monkeypatch):
+    with stop_at(4, monkeypatch):
         train_student([teacher], tmp_path / "run")
     shutil.rmtree(teacher)
     shutil.copytree(teachers[1], teacher)
@@ -189,7 +191,7 @@ def test_an_unfinished_student_needs_its_teachers(
 ) -> None:
     teacher = str(tmp_path / "a")
     shutil.copytree(teachers[0], teacher)
-    with stopped_at(4, monkeypatch):
+    with stop_at(4, monkeypatch):
         train_student([teacher], tmp_path / "run")
     shutil.rmtree(teacher)
     with pytest.raises(regard.ModelError, match=rf"training\.teachers: There is no model at {teacher}"):
@@ -210,7 +212,7 @@ def test_a_student_with_other_pairs_uses_the_tokenizers_of_its_teachers(teachers
 def test_teachers_are_listed_with_their_steps_and_a_warning_if_they_are_unfinished(
     teachers: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch, stopped_at(4, patch):
+    with pytest.MonkeyPatch.context() as patch, stop_at(4, patch):
         regard.train("dates", {**SMALL, **STEPS}, out=tmp_path / "unfinished")
     unfinished = tmp_path / "unfinished"
     train_student([teachers[0], str(unfinished)], tmp_path / "run")

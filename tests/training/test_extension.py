@@ -8,7 +8,7 @@ import pytest
 import regard
 from regard.data.cache import sha256
 from regard.runs.folder import RunFolder
-from tests_shared import SMALL, stopped_at
+from tests_shared import SMALL, stop_at
 
 OPEN_ENDED = {
     **SMALL,
@@ -45,7 +45,7 @@ def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_can_be_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longer = train(tmp_path / "longer", {"training.steps": 30})
-    with stopped_at(15, monkeypatch):
+    with stop_at(15, monkeypatch):
         train(tmp_path / "run", {"training.steps": 20})
     extended = regard.train(tmp_path / "run", {"training.steps": 30})
     assert read_validations(extended) == read_validations(longer)

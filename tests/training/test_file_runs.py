@@ -14,7 +14,7 @@ from regard.data.cache import sha256
 from regard.data.sampler import BatchSampler
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
-from tests_shared import SMALL, stopped_at
+from tests_shared import SMALL, stop_at
 
 SETTINGS = {
     **{key: value for key, value in SMALL.items() if not key.startswith("data.")},
@@ -55,7 +55,7 @@ def train(corpus: Path, out: Path) -> None:
 
 
 def train_until(step: int, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with stopped_at(step, monkeypatch):
+    with stop_at(step, monkeypatch):
         train(corpus, out)
 
 

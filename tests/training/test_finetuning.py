@@ -12,7 +12,7 @@ import pytest
 import regard
 from regard.data.cache import sha256
 from regard.runs.folder import RunFolder
-from tests_shared import SMALL, stopped_at, words
+from tests_shared import SMALL, stop_at, to_arguments
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -49,7 +49,7 @@ def test_a_fine_tuned_run_resumes_bit_identically_without_its_initial_run(
 ) -> None:
     shutil.copytree(small_run.path, tmp_path / "initial")
     uninterrupted = fine_tune(tmp_path / "initial", tmp_path / "one")
-    with stopped_at(3, monkeypatch):
+    with stop_at(3, monkeypatch):
         fine_tune(tmp_path / "initial", tmp_path / "other")
     shutil.rmtree(tmp_path / "initial")
     regard.train(tmp_path / "other")
@@ -94,7 +94,7 @@ def pairs(tmp_path: Path) -> Path:
 
 
 def test_for_pairs_in_files_only_the_schedule_is_chosen(cli: Run, small_run: RunFolder, pairs: Path) -> None:
-    done = cli("train", "--from", small_run.path, "--pairs", pairs, *words(SHORT), "--out", "tuned")
+    done = cli("train", "--from", small_run.path, "--pairs", pairs, *to_arguments(SHORT), "--out", "tuned")
     assert done.returncode == 0, done.stderr
     assert "Data: 280 pairs of " in done.stderr
     assert f"Tokenizer, model and initial weights: from {small_run.path}." in done.stderr
@@ -106,13 +106,13 @@ def test_for_pairs_in_files_only_the_schedule_is_chosen(cli: Run, small_run: Run
     assert settings.tokenizer == small_run.settings().tokenizer
     assert settings.training.learning_rate == 0.000667
     weights = hash_last_weights(tuned)
-    again = cli("train", "--from", small_run.path, "--pairs", pairs, *words(SHORT), "--out", "tuned")
+    again = cli("train", "--from", small_run.path, "--pairs", pairs, *to_arguments(SHORT), "--out", "tuned")
     assert again.returncode == 0, again.stderr
     assert hash_last_weights(tuned) == weights
 
 
 def test_without_data_the_settings_of_the_initial_run_are_used(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
-    done = cli("train", "--from", small_run.path, *words(FROZEN), "--out", "tuned")
+    done = cli("train", "--from", small_run.path, *to_arguments(FROZEN), "--out", "tuned")
     assert done.returncode == 0, done.stderr
     tuned = RunFolder(tmp_path / "tuned")
     assert tuned.settings().data == small_run.settings().data

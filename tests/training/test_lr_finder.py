@@ -11,7 +11,7 @@ from regard.config import resolve
 from regard.errors import DataError
 from regard.runs.settings import RunSettings
 from regard.training.lr_finder import find_batch_tokens, find_learning_rate, find_steepest_descent
-from tests_shared import SMALL, words
+from tests_shared import SMALL, to_arguments
 
 SETTINGS = resolve(RunSettings, "dates", SMALL)
 
@@ -47,7 +47,7 @@ def test_a_loss_that_is_never_finite_is_an_error() -> None:
 
 
 def test_the_command_line_prints_a_setting_and_writes_nothing(cli: Callable[..., object], tmp_path: Path) -> None:
-    done = cli("train", "dates", *words(SMALL), "--find", "learning-rate")
+    done = cli("train", "dates", *to_arguments(SMALL), "--find", "learning-rate")
     assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
     key, value = done.stdout.strip().split("=")  # type: ignore[attr-defined]
     assert key == "training.learning_rate"

@@ -18,7 +18,7 @@ from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import Consistency, NoConsistency, RDrop, RunSettings, SimCut
 from regard.training.objective import Objective, drop_words, token_loss
 from regard.training.step import compute_gradients
-from tests_shared import three_pairs as batch
+from tests_shared import make_short_batch as batch
 
 V = 9
 

@@ -20,7 +20,7 @@ from regard.runs.settings import TrainingSettings
 from regard.training import state
 from regard.training.optim import learning_rate
 from regard.training.schedule import Deadline
-from tests_shared import SMALL, stopped_at
+from tests_shared import SMALL, stop_at
 
 
 class Clock:
@@ -162,7 +162,7 @@ def test_a_killed_run_resumes_with_its_saved_schedule(tmp_path: Path, monkeypatc
     """Its final weights are bit-identical to those of an uninterrupted run with the same schedule."""
     overrides = {**WITHOUT_STEPS, "training.save_every": 1, "training.validate_every": 250}
     killed, uninterrupted = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "uninterrupted")
-    with stopped_at(8, monkeypatch):
+    with stop_at(8, monkeypatch):
         regard.train("dates", overrides, out=killed.path, minutes=0.05)
     schedule = _read_progress(killed).schedule
     assert len(schedule.segments) > 1
@@ -210,6 +210,6 @@ def test_the_setting_minutes_is_a_deadline_for_pairs_too(cli: Callable[..., Any]
 
 
 def test_the_number_of_threads_may_change_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with stopped_at(12, monkeypatch):
+    with stop_at(12, monkeypatch):
         regard.train("dates", SMALL, out=tmp_path / "run")
     regard.train("dates", {**SMALL, "training.threads": 2}, out=tmp_path / "run")

@@ -19,7 +19,7 @@ from regard.runs import checkpoints
 from regard.runs.folder import RunFolder
 from regard.runs.schedule import Schedule
 from regard.training import loop
-from tests_shared import SMALL, stopped_at
+from tests_shared import SMALL, stop_at
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
@@ -51,7 +51,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stopped_run_ends_with_identical_weights(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    with stopped_at(step, monkeypatch):
+    with stop_at(step, monkeypatch):
         regard.train("dates", SETTINGS, out=tmp_path / "run")
     run = regard.train("dates", SETTINGS, out=tmp_path / "run")
     assert run.steps == 20
@@ -79,7 +79,7 @@ def test_a_stopped_run_with_all_features_ends_with_identical_weights(
     settings = {**SETTINGS, **ALL_FEATURES}
     uninterrupted = regard.train("dates", settings, out=tmp_path / "uninterrupted")
     for step in (3, 12):
-        with stopped_at(step, monkeypatch):
+        with stop_at(step, monkeypatch):
             regard.train("dates", settings, out=tmp_path / "stopped")
     regard.train("dates", settings, out=tmp_path / "stopped")
     assert have_equal_weights(uninterrupted.path, tmp_path / "stopped")
@@ -111,7 +111,7 @@ def test_without_the_saved_state_the_weights_differ(
     monkeypatch: pytest.MonkeyPatch,
     safeguard: tuple[object, str, Callable[..., object]],
 ) -> None:
-    with stopped_at(12, monkeypatch):
+    with stop_at(12, monkeypatch):
         regard.train("dates", SETTINGS, out=tmp_path / "run")
     monkeypatch.setattr(*safeguard)
     regard.train("dates", SETTINGS, out=tmp_path / "run")
@@ -121,7 +121,7 @@ def test_without_the_saved_state_the_weights_differ(
 def test_a_damaged_checkpoint_is_detected_and_the_previous_one_is_used(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with stopped_at(12, monkeypatch):
+    with stop_at(12, monkeypatch):
         regard.train("dates", SETTINGS, out=tmp_path / "run")
     damaged = tmp_path / "run" / "checkpoints" / "step-10" / "model.safetensors"
     content = bytearray(damaged.read_bytes())
@@ -242,7 +242,7 @@ def test_a_run_killed_after_it_ran_out_of_memory_ends_with_identical_weights(
     uninterrupted = regard.train("dates", SETTINGS, out=tmp_path / "uninterrupted")
     assert "Out of memory at step 7: from now on, each batch is processed as 4 micro-batches" in caplog.text
     steps.append(0)
-    with stopped_at(8, monkeypatch):
+    with stop_at(8, monkeypatch):
         regard.train("dates", SETTINGS, out=tmp_path / "killed")
     steps.append(0)
     scarce[0] = not memory_returns

@@ -3,8 +3,8 @@
 strace kills each process at its LAST-th call, or makes that call fail. So each process fails at a different call of the
 run:
 
-    strace -f -e trace=CALLS -e inject=CALLS:signal=SIGKILL:when=LAST python tests_doomed.py FOLDER
-    strace -f -e trace=CALLS -e inject=CALLS:error=EIO:when=LAST python tests_doomed.py FOLDER
+    strace -f -e trace=CALLS -e inject=CALLS:signal=SIGKILL:when=LAST python tests_fault_injection.py FOLDER
+    strace -f -e trace=CALLS -e inject=CALLS:error=EIO:when=LAST python tests_fault_injection.py FOLDER
 """
 
 import os
