@@ -416,7 +416,14 @@ NEWER = (
 
 @pytest.mark.parametrize(("version", "message"), [(FORMAT - 1, OLDER), (FORMAT + 1, NEWER)], ids=["older", "newer"])
 @pytest.mark.parametrize(
-    "command", [("predict", "run", "8 May"), ("evaluate", "run"), ("train", "run"), ("train", "dates", "--out", "run")]
+    "command",
+    [
+        ("predict", "run", "8 May"),
+        ("evaluate", "run"),
+        ("look", "run"),
+        ("train", "run"),
+        ("train", "dates", "--out", "run"),
+    ],
 )
 def test_a_run_of_another_format_is_rejected(
     cli: Run, run: Path, version: int, message: str, command: tuple[str, ...]

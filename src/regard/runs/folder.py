@@ -172,20 +172,18 @@ class RunFolder:
         return self.path / "card.md"
 
     def exists(self) -> bool:
-        """Whether this is a run. Raise ModelError if it contains links or special files, before any file is opened."""
+        """Whether this is a run. Raise ModelError if it has another format than this version of regard reads, or if it
+        contains links or special files, before any of them is opened.
+        """
         if not os.path.lexists(self.config):
             return False
         reject_links(self.path)
-        return True
-
-    def check_format(self) -> None:
-        """Raise ModelError if a checkpoint has another format than this version of regard reads."""
         for checkpoint in self.all_checkpoints():
             with suppress(OSError, ValueError, KeyError, TypeError):  # `find_problem` reports these
                 checkpoint.check_format()
+        return True
 
     def settings(self) -> RunSettings:
-        self.check_format()
         return resolve(RunSettings, self.config, {})
 
     def reject_foreign(self) -> None:
@@ -319,10 +317,8 @@ def locate(
             raise ConfigError("Settings passed as a mapping need a folder to train in: out='runs/…'.")
         return config, RunFolder(Path(out))
     path = Path(config)
-    run = RunFolder(path)
-    if run.exists():
-        run.check_format()
-        return run.config, RunFolder(Path(out) if out else path)
+    if RunFolder(path).exists():
+        return RunFolder(path).config, RunFolder(Path(out) if out else path)
     return config, RunFolder(Path(out) if out else Path("runs") / path.stem)
 
 
