@@ -28,7 +28,7 @@ def test_inverse_sqrt_decay_divides_by_the_square_root_of_the_step() -> None:
 
 def test_plateau_decay_multiplies_by_the_factor_at_each_plateau() -> None:
     settings = TrainingSettings(warmup=0, learning_rate=2.0, decay="plateau", plateau_factor=0.1)
-    assert [learning_rate(7, settings, plateaus) for plateaus in range(3)] == pytest.approx([2.0, 0.2, 0.02])
+    assert [learning_rate(7, settings, reductions) for reductions in range(3)] == pytest.approx([2.0, 0.2, 0.02])
 
 
 def test_clipping_scales_the_gradient_and_returns_its_norm() -> None:

@@ -42,11 +42,11 @@ _DECAYS: dict[str, Callable[[float], float]] = {
 }
 
 
-def learning_rate(position: float, settings: TrainingSettings, plateaus: int = 0) -> float:
+def learning_rate(position: float, settings: TrainingSettings, lr_reductions: int = 0) -> float:
     """Return the learning rate at a position of the schedule: a linear warm-up to the peak, then the decay.
 
-    The position is the step, counted from 1, unless a deadline rescales the schedule. `plateaus` is the number of
-    plateaus of the validation metric so far; only `decay="plateau"` uses it.
+    The position is the step, counted from 1, unless a deadline rescales the schedule. `lr_reductions` is the
+    number of reductions at plateaus of the validation metric so far; only `decay="plateau"` uses it.
     """
     peak = settings.learning_rate
     if position <= settings.warmup:
@@ -54,7 +54,7 @@ def learning_rate(position: float, settings: TrainingSettings, plateaus: int = 0
     if settings.decay == "inverse_sqrt":
         return peak * math.sqrt(max(1, settings.warmup) / position)
     if settings.decay == "plateau":
-        return float(peak * settings.plateau_factor**plateaus)
+        return float(peak * settings.plateau_factor**lr_reductions)
     progress = (position - settings.warmup) / max(1, settings.steps - settings.warmup)
     return peak * _DECAYS[settings.decay](min(1.0, progress))
 
