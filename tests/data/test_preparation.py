@@ -86,15 +86,15 @@ def test_an_empty_file_can_be_mapped(tmp_path: Path) -> None:
 
 def test_mapped_data_equals_data_in_memory(tmp_path: Path) -> None:
     settings = write_data(tmp_path)
-    found = prepare(settings)
+    prepared = prepare(settings)
     corpus = load_corpus(settings)
-    in_memory = EncodedCorpus.of(corpus.train, found.tokenizers, 1_000)
-    assert len(found.train) == len(in_memory) > 0
+    in_memory = EncodedCorpus.of(corpus.train, prepared.tokenizers, 1_000)
+    assert len(prepared.train) == len(in_memory) > 0
     for index in range(len(in_memory)):
-        assert found.train.sources[index].tolist() == in_memory.sources[index].tolist()
-        assert found.train.targets[index].tolist() == in_memory.targets[index].tolist()
-        assert found.train.targets[index][-1] == END
-    assert list(found.dev) == list(corpus.dev)
+        assert prepared.train.sources[index].tolist() == in_memory.sources[index].tolist()
+        assert prepared.train.targets[index].tolist() == in_memory.targets[index].tolist()
+        assert prepared.train.targets[index][-1] == END
+    assert list(prepared.dev) == list(corpus.dev)
 
 
 def test_a_corpus_is_tokenized_once(tmp_path: Path) -> None:
@@ -271,28 +271,28 @@ def test_the_cache_folder_depends_on_the_environment(monkeypatch: pytest.MonkeyP
 def test_sampled_segmentations_differ_between_epochs_and_seeds_and_decode_to_the_same_text(tmp_path: Path) -> None:
     settings = write_data(tmp_path, pairs=200)
     bpe = BPETokenizer(vocabulary=60, dropout=0.5)
-    found = prepare(settings, tokenizer=bpe)
-    rows = list(range(len(found.train)))
-    decode = found.tokenizers.target.decode
+    prepared = prepare(settings, tokenizer=bpe)
+    rows = list(range(len(prepared.train)))
+    decode = prepared.tokenizers.target.decode
     expected = [target for _, target in load_corpus(settings).train]
     ids_by_epoch = []
     for epoch in range(3):
-        batch = found.train.targets.take(rows, epoch)
+        batch = prepared.train.targets.take(rows, epoch)
         assert [decode(ids[:-1]) for ids in batch.rows()] == expected
         assert all(ids[-1] == END for ids in batch.rows())
         ids_by_epoch.append(batch.flat.tolist())
     assert ids_by_epoch[0] != ids_by_epoch[1] != ids_by_epoch[2]
-    assert found.train.targets.take(rows, 1).flat.tolist() == ids_by_epoch[1]
+    assert prepared.train.targets.take(rows, 1).flat.tolist() == ids_by_epoch[1]
     assert prepare(settings, tokenizer=bpe, seed=1).train.targets.take(rows, 1).flat.tolist() != ids_by_epoch[1]
     # The segmentation of a pair does not depend on the other pairs of the batch.
-    assert found.train.targets.take([7], 1)[0].tolist() == found.train.targets.take(rows, 1)[7].tolist()
-    assert abs(found.train.targets.lengths.mean() - np.mean([len(flat) for flat in ids_by_epoch]) / len(rows)) < 1
+    assert prepared.train.targets.take([7], 1)[0].tolist() == prepared.train.targets.take(rows, 1)[7].tolist()
+    assert abs(prepared.train.targets.lengths.mean() - np.mean([len(flat) for flat in ids_by_epoch]) / len(rows)) < 1
 
 
 def test_only_the_requested_side_is_sampled(tmp_path: Path) -> None:
-    found = prepare(write_data(tmp_path), tokenizer=BPETokenizer(vocabulary=60, dropout=0.5, sampled="source"))
-    assert isinstance(found.train.targets, Ragged)
-    assert not isinstance(found.train.sources, Ragged)
+    prepared = prepare(write_data(tmp_path), tokenizer=BPETokenizer(vocabulary=60, dropout=0.5, sampled="source"))
+    assert isinstance(prepared.train.targets, Ragged)
+    assert not isinstance(prepared.train.sources, Ragged)
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
@@ -305,9 +305,9 @@ def test_several_processes_return_the_ids_of_one(kind: str) -> None:
     chunks = [
         [texts[start : start + 50], [text.upper() for text in texts[start : start + 50]]] for start in range(0, 300, 50)
     ]
-    found = [[side.rows() for side in chunk] for chunk in encode_parallel(pair, iter(chunks), processes=2)]
-    assert found == [[side.rows() for side in chunk] for chunk in encode_parallel(pair, iter(chunks), processes=1)]
-    assert found[5][0] == pair.source.ids(chunks[5][0])
+    prepared = [[side.rows() for side in chunk] for chunk in encode_parallel(pair, iter(chunks), processes=2)]
+    assert prepared == [[side.rows() for side in chunk] for chunk in encode_parallel(pair, iter(chunks), processes=1)]
+    assert prepared[5][0] == pair.source.ids(chunks[5][0])
 
 
 def test_workers_are_stopped_when_the_iterator_is_closed() -> None:
@@ -339,11 +339,11 @@ def test_a_large_corpus_is_tokenized_by_many_processes(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(preparation, "encode_parallel", record_processes)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    found = prepare(settings)
+    prepared = prepare(settings)
     assert processes == [3]
-    in_memory = EncodedCorpus.of(load_corpus(settings).train, found.tokenizers, 1_000)
+    in_memory = EncodedCorpus.of(load_corpus(settings).train, prepared.tokenizers, 1_000)
     rows = list(range(len(in_memory)))
-    assert found.train.targets.take(rows).rows() == in_memory.targets.take(rows).rows()
+    assert prepared.train.targets.take(rows).rows() == in_memory.targets.take(rows).rows()
 
 
 def test_subwords_of_a_large_corpus_are_learned_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,8 +365,10 @@ def test_subwords_of_a_large_corpus_are_learned_from_a_sample(tmp_path: Path, mo
 
 @pytest.mark.parametrize("side", ["sources", "targets"])
 def test_sampled_rows_are_truncated_to_max_length(tmp_path: Path, side: str) -> None:
-    found = prepare(write_data(tmp_path, pairs=200), tokenizer=BPETokenizer(vocabulary=60, dropout=0.9, max_length=4))
-    rows = getattr(found.train, side).take(range(len(found.train)), 3).rows()
+    prepared = prepare(
+        write_data(tmp_path, pairs=200), tokenizer=BPETokenizer(vocabulary=60, dropout=0.9, max_length=4)
+    )
+    rows = getattr(prepared.train, side).take(range(len(prepared.train)), 3).rows()
     assert max(map(len, rows)) == 4 + (side == "targets")
     if side == "targets":
         assert all(row[-1] == END and END not in row[:-1] for row in rows)

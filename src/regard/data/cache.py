@@ -102,10 +102,10 @@ def _acquire(draft: Path) -> AbstractContextManager[BaseFileLock]:
         return lock.acquire()
 
 
-def _remove_abandoned_drafts(own: Path) -> None:
-    """Remove drafts that killed processes left behind."""
-    shutil.rmtree(own, ignore_errors=True)
-    for draft in own.parent.glob(".*"):
+def _remove_abandoned_drafts(locked: Path) -> None:
+    """Remove drafts that killed processes left behind: the one that this process has locked, and unlocked ones."""
+    shutil.rmtree(locked, ignore_errors=True)
+    for draft in locked.parent.glob(".*"):
         try:
             with _lock(draft).acquire(timeout=0):
                 shutil.rmtree(draft, ignore_errors=True)

@@ -83,8 +83,8 @@ def judge_first_row(rows: Sequence[Sequence[str]]) -> Verdict:
     named = [_is_name(cell) for cell in first]
     if all(named):
         # In a table of languages every line looks like a header.
-        alike = sum(all(map(_is_name, row)) for row in below)
-        if alike > 0.2 * len(below):
+        header_like = sum(all(map(_is_name, row)) for row in below)
+        if header_like > 0.2 * len(below):
             return Verdict.PAIR
         if not all(_is_ambiguous(cell) for cell in first) or _is_shorter(first, columns):
             return Verdict.HEADER

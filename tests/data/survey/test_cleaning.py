@@ -1,4 +1,4 @@
-"""Cleaned copies: certain corrections are made, other problems are removed, and held_out-out data is kept."""
+"""Cleaned copies: certain corrections are made, other problems are removed, and held-out data is kept."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,7 +13,7 @@ from regard.data.survey.scripts import Characters
 from regard.data.survey.survey import Split, Survey, survey_split
 from regard.errors import DataError
 
-SOUND = [(f"мы и они {n} раз", f"we and they {n} times") for n in range(100, 300)]
+CLEAN = [(f"мы и они {n} раз", f"we and they {n} times") for n in range(100, 300)]
 BAD = [
     ("we all are here", "мы все здесь"),
     ("мы  в кафе ", "we are in the cafÃ©"),
@@ -21,7 +21,7 @@ BAD = [
     ("один", ""),
     ("это по-английски", "это тоже по-русски"),
 ]
-KEPT = [("this  is English", "so is this")]
+UNCHANGED = [("this  is English", "so is this")]
 SHARED = [("и это тоже", "and this too")]
 
 
@@ -39,14 +39,14 @@ def tsv(pairs: list[tuple[str, str]]) -> str:
 
 
 def test_a_cleaned_copy_has_no_problem_left(tmp_path: Path) -> None:
-    train, dev = tsv(SOUND[:20] + BAD + SHARED + SOUND[20:]) + "no pair\n", tsv(SHARED) + "one\t\n" + tsv(KEPT)
-    surveys, found = find_in_files(tmp_path, train=train, dev=dev)
-    counts = clean(surveys, found, tmp_path / "out")
+    train, dev = tsv(CLEAN[:20] + BAD + SHARED + CLEAN[20:]) + "no pair\n", tsv(SHARED) + "one\t\n" + tsv(UNCHANGED)
+    surveys, findings = find_in_files(tmp_path, train=train, dev=dev)
+    counts = clean(surveys, findings, tmp_path / "out")
     cleaned = read_pairs(Files(path=str(tmp_path / "out" / "train.tsv")))
     fixed = [("мы все здесь", "we all are here"), ("мы в кафе", "we are in the café"), ("ики", "i ki")]
-    assert list(zip(cleaned.sources, cleaned.targets, strict=True)) == SOUND[:20] + fixed + SOUND[20:]
+    assert list(zip(cleaned.sources, cleaned.targets, strict=True)) == CLEAN[:20] + fixed + CLEAN[20:]
     held_out = read_pairs(Files(path=str(tmp_path / "out" / "dev.tsv")))
-    assert list(zip(held_out.sources, held_out.targets, strict=True)) == SHARED + KEPT
+    assert list(zip(held_out.sources, held_out.targets, strict=True)) == SHARED + UNCHANGED
     assert counts[tmp_path / "out" / "train.tsv"] == Counter(
         {
             "written": 203,
@@ -67,17 +67,19 @@ def test_a_cleaned_copy_has_no_problem_left(tmp_path: Path) -> None:
 
 
 def test_notes_do_not_change_the_pairs(tmp_path: Path) -> None:
-    surveys, found = find_in_files(tmp_path, train=tsv([("это", "this"), ("это", "that"), ("и &amp; и", "and & and")]))
-    assert {finding.kind.name for finding in found} == {"ambiguous", "markup"}
-    clean(surveys, found, tmp_path / "out")
+    surveys, findings = find_in_files(
+        tmp_path, train=tsv([("это", "this"), ("это", "that"), ("и &amp; и", "and & and")])
+    )
+    assert {finding.kind.name for finding in findings} == {"ambiguous", "markup"}
+    clean(surveys, findings, tmp_path / "out")
     assert (tmp_path / "out" / "train.tsv").read_text() == (tmp_path / "train.tsv").read_text()
 
 
 def test_files_are_not_overwritten(tmp_path: Path) -> None:
-    surveys, found = find_in_files(tmp_path, train=tsv(SOUND))
+    surveys, findings = find_in_files(tmp_path, train=tsv(CLEAN))
     with pytest.raises(DataError, match="already exists"):
-        clean(surveys, found, tmp_path)
-    assert (tmp_path / "train.tsv").read_text("utf-8") == tsv(SOUND)
+        clean(surveys, findings, tmp_path)
+    assert (tmp_path / "train.tsv").read_text("utf-8") == tsv(CLEAN)
 
 
 def test_tags_are_written_to_a_third_column(tmp_path: Path) -> None:

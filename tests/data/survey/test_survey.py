@@ -51,7 +51,7 @@ def test_profiles_match_a_reference_implementation(sample: list[str]) -> None:
     profile = Characters().profile(sample)
     assert profile.chars_N.tolist() == [len(text) for text in sample]
     assert profile.words_N.tolist() == [len(text.split()) for text in sample]
-    assert Counter(profile.counts) == Counter(ord(sign) for text in sample for sign in text)
+    assert Counter(profile.counts) == Counter(ord(char) for text in sample for char in text)
     for text, traits in zip(sample, profile.traits_N, strict=True):
         assert bool(traits & Trait.SPACES) == (
             text != text.strip() or any(one.isspace() and other.isspace() for one, other in pairwise(text))
@@ -104,10 +104,10 @@ def test_clean_pairs_have_no_problems() -> None:
 )  # fmt: skip
 def test_each_kind_of_problem_is_found(pair: tuple[str, str], kind: problem_kinds.ProblemKind) -> None:
     pairs = clean_pairs()
-    found = find_in(split_of(*pairs[:77], pair, *pairs[77:]), limits=Limits(250, 100))
-    assert found[kind.name] == [77]
+    problems_by_kind = find_in(split_of(*pairs[:77], pair, *pairs[77:]), limits=Limits(250, 100))
+    assert problems_by_kind[kind.name] == [77]
     if kind is not problem_kinds.COPY and kind is not problem_kinds.LONG and not pair[1].isspace():
-        assert list(found) == [kind.name]
+        assert list(problems_by_kind) == [kind.name]
 
 
 @pytest.mark.parametrize(
@@ -153,15 +153,15 @@ def test_repetitions_and_overlaps_match_a_reference_implementation(
     pairs: list[tuple[str, str]], data: st.DataObject
 ) -> None:
     others = data.draw(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), min_size=1))
-    found = find_in(split_of(*pairs), split_of(*others, name="dev"))
-    assert found.get("duplicate", []) == [n for n, pair in enumerate(pairs) if pair in pairs[:n]]
+    problems_by_kind = find_in(split_of(*pairs), split_of(*others, name="dev"))
+    assert problems_by_kind.get("duplicate", []) == [n for n, pair in enumerate(pairs) if pair in pairs[:n]]
     targets = Counter(source for source, _ in set(pairs))
     ambiguous = [n for n, pair in enumerate(pairs) if targets[pair[0]] > 1 and pair not in pairs[:n]]
-    assert sorted(found.get("ambiguous", [])) == ambiguous
-    assert found.get("leak", []) == [n for n, pair in enumerate(pairs) if pair in others]
+    assert sorted(problems_by_kind.get("ambiguous", [])) == ambiguous
+    assert problems_by_kind.get("leak", []) == [n for n, pair in enumerate(pairs) if pair in others]
     sources = {source for source, _ in others}
     by_source = [n for n, pair in enumerate(pairs) if pair[0] in sources and pair not in others]
-    assert found.get("overlap", []) == by_source
+    assert problems_by_kind.get("overlap", []) == by_source
 
 
 def test_overlaps_are_counted_in_the_held_out_split() -> None:
@@ -295,6 +295,6 @@ def test_the_sample_covers_all_pairs_evenly() -> None:
     sample, numbers = _Sample(), [str(n) for n in range(10 * _SAMPLE + 7)]
     for start in range(0, len(numbers), 999):
         sample.add(numbers[start : start + 999], numbers[start : start + 999])
-    kept = [int(source) for source, _ in sample.pairs]
-    assert kept == list(range(0, len(numbers), sample.step))
-    assert _SAMPLE <= len(kept) <= 2 * _SAMPLE
+    indices = [int(source) for source, _ in sample.pairs]
+    assert indices == list(range(0, len(numbers), sample.step))
+    assert _SAMPLE <= len(indices) <= 2 * _SAMPLE

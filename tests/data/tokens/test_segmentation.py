@@ -58,9 +58,9 @@ def test_bpe_dropout_matches_hand_computed_probabilities() -> None:
     """In abc, ab is merged first with probability 1 - p, and bc with p (1 - p). Only ab can then be merged with c."""
     merges = [("a", "b"), ("b", "c"), ("ab", "c")]
     tokenizer = build_tokenizer(LearnedTokens(["a", "b", "c", "ab", "bc", "abc"], merges))
-    found = frequencies(tokenizer, "abc", Sampling(20_000, dropout=0.3))
+    frequency = frequencies(tokenizer, "abc", Sampling(20_000, dropout=0.3))
     expected = {"abc": 0.49, "ab c": 0.21, "a bc": 0.21, "a b c": 0.09}
-    assert found == pytest.approx(expected, abs=4 * 0.5 / np.sqrt(20_000))
+    assert frequency == pytest.approx(expected, abs=4 * 0.5 / np.sqrt(20_000))
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5, 0.1])
@@ -69,10 +69,10 @@ def test_unigram_sampling_matches_hand_computed_probabilities(alpha: float) -> N
     tokenizer = build_tokenizer(
         LearnedTokens(list(p), scores={piece: float(np.log(share)) for piece, share in p.items()})
     )
-    found = frequencies(tokenizer, "aba", Sampling(20_000, alpha=alpha))
+    frequency = frequencies(tokenizer, "aba", Sampling(20_000, alpha=alpha))
     weights = {"aba": 0.1**alpha, "ab a": 0.075**alpha, "a ba": 0.045**alpha, "a b a": 0.018**alpha}
     expected = {path: weight / sum(weights.values()) for path, weight in weights.items()}
-    assert found == pytest.approx(expected, abs=4 * 0.5 / np.sqrt(20_000))
+    assert frequency == pytest.approx(expected, abs=4 * 0.5 / np.sqrt(20_000))
 
 
 WORDS = st.text(st.sampled_from("▁abdenwidstlor漢é"), min_size=1, max_size=12)
