@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.runs.folder import RunFolder
+from regard.runs.folder import FORMAT, RunFolder
 from tests_shared import SMALL, to_arguments
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -123,7 +123,7 @@ def test_a_config_of_another_program_is_reported_before_torch_is_loaded_and_not_
         [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "False\n")
-    assert "mine contains a config.yaml that this version of regard did not write" in done.stderr
+    assert f"mine contains a config.yaml that this version of regard (format {FORMAT}) did not write" in done.stderr
     assert "unknown setting 'trainer'" in done.stderr
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["config.yaml"]
     assert (tmp_path / "mine" / "config.yaml").read_text() == "trainer: {max_epochs: 3}\n"
