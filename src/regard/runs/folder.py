@@ -194,8 +194,7 @@ class RunFolder:
             except ConfigError as error:
                 raise ConfigError(
                     f"{self.path} contains a config.yaml that this version of regard (format {FORMAT}) did not write, "
-                    "and training would replace it. Choose another folder with --out. The first problem: "
-                    f"{_first_line(error)}"
+                    f"and training would replace it. Choose another folder with --out. {error}"
                 ) from None
 
     def all_checkpoints(self) -> list[Checkpoint]:
@@ -273,17 +272,13 @@ def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
     except ConfigError as error:
         raise ModelError(
             f"{folder.config} does not have format {FORMAT}, which this version of regard reads. Train the model again "
-            f"with this version, in another folder. The first problem: {_first_line(error)}"
+            f"with this version, in another folder. {str(error).splitlines()[0]}"
         ) from None
     names = ["tokenizer.json"] if settings.tokenizer.shared else ["tokenizer.json", "tokenizer.target.json"]
     for name in names:
         if not (path / name).is_file():
             raise ModelError(f"{path / name} is missing, and the model cannot encode text without it. Copy it there.")
     return folder, folder.read_first_readable(folder.best(), _check_files)
-
-
-def _first_line(error: ConfigError) -> str:
-    return str(error).splitlines()[0]
 
 
 def _check_files(checkpoint: Checkpoint) -> Checkpoint:
