@@ -64,7 +64,7 @@ def resolve(schema: type[S], source: str | Path | Mapping[str, Any], overrides: 
         return base
     tree = base.model_dump(mode="json")
     for key, value in overrides.items():
-        if _passes_a_shorthand(tree, key):  # an earlier override set a shorthand: expand it first
+        if _path_has_shorthand(tree, key):  # an earlier override set a shorthand: expand it first
             tree = _validate(schema, tree, lambda path: _find_override(overrides, path)).model_dump(mode="json")
         _assign(tree, key, value)
     return _validate(schema, tree, lambda key: _find_override(overrides, key))
@@ -125,7 +125,7 @@ def read_yaml(path: Path) -> tuple[Tree, dict[Path_, int]]:
         raise ConfigError(f"{where} is not valid YAML: {problem}.{_data_hint(path)}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} does not contain settings as `key: value` lines.{_data_hint(path)}")
-    return tree, dict(_lines(node, ()))
+    return tree, dict(_key_lines(node, ()))
 
 
 def _data_hint(path: Path) -> str:
@@ -135,11 +135,11 @@ def _data_hint(path: Path) -> str:
     return f" To train on data, use --pairs {path}, or --source and --target with two parallel files."
 
 
-def _lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int]]:
+def _key_lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int]]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield (*path, key.value), key.start_mark.line + 1
-            yield from _lines(value, (*path, key.value))
+            yield from _key_lines(value, (*path, key.value))
 
 
 def to_yaml(settings: Settings) -> str:
@@ -175,7 +175,7 @@ def _keys_that_may_change(settings: Settings, prefix: str = "") -> Iterator[str]
             yield f"{prefix}{name}"
 
 
-def _passes_a_shorthand(tree: Tree, key: str) -> bool:
+def _path_has_shorthand(tree: Tree, key: str) -> bool:
     """Whether the path to a key contains a shorthand (a bare name or a list) instead of a mapping."""
     node: Any = tree
     for name in key.split(".")[:-1]:
