@@ -124,11 +124,11 @@ def choose(
         report(reason)
     seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
     deadline, share = started + seconds, min(5.0, 0.05 * seconds)
-    pace = measure_speed(chosen.settings, share)
-    shrunk = budget.shrink(chosen, pace, deadline - time.monotonic(), overrides)
+    speed = measure_speed(chosen.settings, share)
+    shrunk = budget.shrink(chosen, speed, deadline - time.monotonic(), overrides)
     if shrunk is not chosen:
-        pace = measure_speed(shrunk.settings, share)
-    fitted = budget.fit_schedule(shrunk, pace, minutes, deadline - time.monotonic(), overrides)
+        speed = measure_speed(shrunk.settings, share)
+    fitted = budget.fit_schedule(shrunk, speed, minutes, deadline - time.monotonic(), overrides)
     for reason in fitted.reasons[len(chosen.reasons) :]:
         report(reason)
     return fitted

@@ -121,9 +121,9 @@ def _meet_deadline(state: TrainingState, events: EventLog, display: ProgressDisp
     if schedule is before:
         return
     assert deadline.seconds_per_step is not None
-    pace = float(f"{deadline.seconds_per_step:.3g}")
+    seconds = float(f"{deadline.seconds_per_step:.3g}")
     torch.set_num_threads(schedule.current.threads or training.threads)
-    events.write("schedule", step=step, end=schedule.end, seconds_per_step=pace, threads=torch.get_num_threads())
+    events.write("schedule", step=step, end=schedule.end, seconds_per_step=seconds, threads=torch.get_num_threads())
     display.set_steps(schedule.end)
     if abs(schedule.end - before.end) > 0.1 * (before.end - step):
-        display.print(f"At {pace:g} s per step, {schedule.end:,} steps fit the deadline (before: {before.end:,}).")
+        display.print(f"At {seconds:g} s per step, {schedule.end:,} steps fit the deadline (before: {before.end:,}).")
