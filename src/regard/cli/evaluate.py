@@ -137,7 +137,7 @@ def command(
         test.sources, test.targets, metrics=requested, batch_size=batch_size, confidence=confidence, **search
     )
     if out:
-        out.write_text("".join(answer.replace("\n", " ") + "\n" for answer in result.predictions), "utf-8")
+        out.write_text("".join(text.replace("\n", " ") + "\n" for text in result.predictions), "utf-8")
     if as_json:
         members = [{"model": path, "step": member.step} for path, (_, member) in zip(others, opened[1:], strict=True)]
         ensemble = {"with": members} if members else {}
