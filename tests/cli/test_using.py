@@ -96,7 +96,7 @@ def test_a_blank_line_has_an_empty_prediction(cli: Run, small_run: RunFolder) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--beam", "1", "--nbest", "2"], "Widen the beam"),
+        (["--beam", "1", "--nbest", "2"], "Use a wider beam"),
         (["--set", "temprature=2"], "Did you mean 'temperature'"),
         (["--beam", "4", "--set", "sample=true"], "exclude each other"),
     ],
