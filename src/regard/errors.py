@@ -68,4 +68,5 @@ def describe_disk_failure(error: OSError, path: object) -> tuple[str, str]:
     """Return the problem and the remedy. An I/O error is not a full disk, and may occur while reading."""
     if error.errno == errno.EIO:
         return f"{error.filename or path} could not be read or written: {error.strerror}", "check the disk"
-    return f"{path} could not be written: {error.strerror}", "free some space"
+    remedy = "make the disk writable" if error.errno == errno.EROFS else "free some space"
+    return f"{path} could not be written: {error.strerror}", remedy

@@ -94,7 +94,10 @@ def test_for_a_file_without_settings_the_data_options_are_suggested(cli: Run, tm
         assert f"To train on data, use --pairs {name}, or --source and --target" in done.stderr
     done = cli("train", "words.en", "words.txt")
     assert done.returncode == 2
-    assert "words.txt: use --pairs, or --source and --target, for training data, --dev and --test for" in done.stderr
+    assert (
+        "words.txt is not a KEY=VALUE setting. Pass training data with --pairs, or --source and --target,"
+        in done.stderr
+    )
 
 
 def test_an_error_in_a_file_is_reported_with_its_line(cli: Run, tmp_path: Path) -> None:

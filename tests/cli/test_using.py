@@ -98,7 +98,7 @@ def test_a_blank_line_has_an_empty_prediction(cli: Run, small_run: RunFolder) ->
     [
         (["--beam", "1", "--nbest", "2"], "Use a wider beam"),
         (["--set", "temprature=2"], "Did you mean 'temperature'"),
-        (["--beam", "4", "--set", "sample=true"], "exclude each other"),
+        (["--beam", "4", "--set", "sample=true"], "cannot be combined"),
     ],
 )
 def test_search_settings_are_checked_before_the_model_is_loaded(

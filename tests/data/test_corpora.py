@@ -175,7 +175,7 @@ def test_dev_pairs_with_a_training_source_can_be_removed(tmp_path: Path, caplog:
     unseen = load_corpus(FilesData.model_validate({**files, "dev_unseen": True}))
     with caplog.at_level(logging.WARNING):
         assert list(unseen.dev) == [("cat", "K AE T"), ("cat", "K AH T")]
-    assert "dev.tsv: 2 of 4 pairs removed from validation" in caplog.text
+    assert "dev.tsv: removed 2 of 4 pairs from validation" in caplog.text
     (tmp_path / "dev.tsv").write_text("read\tR EH D\n")
     with pytest.raises(DataError, match="every source is also in the training data"):
         list(load_corpus(FilesData.model_validate({**files, "dev_unseen": True})).dev)

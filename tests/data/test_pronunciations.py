@@ -55,7 +55,7 @@ def test_stress_and_other_characters_can_be_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"ok OW1 K EY2\nlonely\n", r"small.dict:2: 'lonely' is not a word followed by phones"),
+        (b"ok OW1 K EY2\nlonely\n", r"small.dict:2: 'lonely' is not a word followed by phonemes"),
         (b"d\xe9j\xe0 D EY2\n", r"small.dict:1: byte 1 is not UTF-8"),
         (b"ok OW1 K EY2\n", "too few words"),
     ],

@@ -197,7 +197,7 @@ def test_the_default_beam_fits_nbest_and_groups(model: regard.Model, search: dic
         ({"beam": 2, "nbest": 3}, "cannot return 3 predictions"),
         ({"baem": 2}, "Did you mean 'beam'"),
         ({"beam": 4, "groups": 3}, "not divisible by 3 groups"),
-        ({"beam": 4, "sample": True}, "exclude each other"),
+        ({"beam": 4, "sample": True}, "cannot be combined"),
     ],
 )
 def test_invalid_search_settings_are_rejected(model: regard.Model, search: dict[str, int], message: str) -> None:

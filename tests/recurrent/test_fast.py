@@ -259,7 +259,9 @@ def test_dispatch_reports_why_a_faster_path_is_not_used() -> None:
     assert normalized.path == "scan"
     assert set(normalized.rejected) == {"torch", "fused", "analytic"}
     variant = dispatch.dispatch_layer(LSTMCell(2, 3, VARIANTS["CIFG"]), "cpu")
-    assert variant.rejected["torch"] == "it supports only the standard LSTM, and this one differs in coupled, peepholes"
+    assert variant.rejected["torch"] == (
+        "torch.nn supports only the standard LSTM, and this one differs in coupled, peepholes"
+    )
 
 
 def test_with_triton_the_variants_use_the_fused_kernel_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

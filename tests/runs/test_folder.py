@@ -248,7 +248,7 @@ def test_the_previous_checkpoint_is_used_if_a_file_cannot_be_read(
     file.unlink()
     file.mkdir()
     assert regard.load(run).step == 2
-    assert f"{file} cannot be read (Is a directory); the checkpoint before it is used." in caplog.text
+    assert f"{file} cannot be read (Is a directory); the previous checkpoint is used." in caplog.text
     assert regard.train(run).steps == 4
     expected, weights = (load_file(path / "checkpoints/step-4/model.safetensors") for path in (trained, run))
     assert all(torch.equal(expected[key], weights[key]) for key in expected)

@@ -218,8 +218,9 @@ def test_teachers_are_listed_with_their_steps_and_a_warning_if_they_are_unfinish
     train_student([teachers[0], str(unfinished)], tmp_path / "run")
     listed = [f"{run} (step {RunFolder(Path(run)).best().step})" for run in (teachers[0], unfinished)]
     assert f", with the teachers {listed[0]} and {listed[1]}." in capsys.readouterr().err
-    assert [record.getMessage() for record in caplog.records if "teaches" in record.getMessage()] == [
-        f"{unfinished} teaches after 3 of its 6 steps. If its training continues, its students cannot be resumed."
+    assert [record.getMessage() for record in caplog.records if "teacher" in record.getMessage()] == [
+        f"The teacher {unfinished} is not finished: it is at step 3 of 6. If you continue its training, this run "
+        "cannot be resumed."
     ]
 
 
@@ -235,13 +236,13 @@ def test_a_student_may_sample_segmentations_differently(tmp_path: Path) -> None:
     bpe = {"tokenizer": {"kind": "bpe", "vocabulary": 470, "shared": True}}
     regard.train("dates", {**SMALL, **STEPS, **bpe}, out=tmp_path / "teacher")
     train_student([str(tmp_path / "teacher")], tmp_path / "run", **bpe, **{"tokenizer.dropout": 0.1})
-    with pytest.raises(regard.ConfigError, match=r"with another tokenizer\.vocabulary, and"):
+    with pytest.raises(regard.ConfigError, match=r"with a different tokenizer\.vocabulary, so"):
         train_student([str(tmp_path / "teacher")], tmp_path / "other", **bpe, **{"tokenizer.vocabulary": 480})
 
 
 def test_unusable_teachers_are_rejected(teachers: list[str], tmp_path: Path) -> None:
     with pytest.raises(
-        regard.ConfigError, match=r"teachers: .*a was trained with another tokenizer\.shared, tokenizer\.kind"
+        regard.ConfigError, match=r"teachers: .*a was trained with a different tokenizer\.shared, tokenizer\.kind"
     ):
         train_student(teachers, tmp_path / "run", tokenizer="word")
     with pytest.raises(regard.ModelError, match=r"training\.teachers: There is no model at .*/runs/nowhere"):

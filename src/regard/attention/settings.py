@@ -123,8 +123,8 @@ class Softmax(Settings):
 
 class Hard(Settings):
     kind: Literal["hard"] = "hard"
-    entropy: float = Field(0.02, ge=0, description="weight λ of the entropy bonus")
-    reward: PositiveFloat = Field(0.2, description="weight λ of the reward")
+    entropy: float = Field(0.02, ge=0, description="λ_e, the weight of the entropy bonus")
+    reward: PositiveFloat = Field(0.2, description="λ_r, the weight of the reward")
     soft: float = Field(0.5, ge=0, le=1, description="probability of using the soft context instead of the sample")
 
 

@@ -32,7 +32,11 @@ def _check_columns(
 ) -> tuple[str, str] | None:
     if value and value[1].startswith("--"):
         first, _, second = value[0].partition(",")
-        raise click.BadParameter(f"give two words, for example --columns {first} {second or 'B'}.", ctx, parameter)
+        raise click.BadParameter(
+            f"give two columns with a space between them, for example --columns {first} {second or 'B'}.",
+            ctx,
+            parameter,
+        )
     return value
 
 

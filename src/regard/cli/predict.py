@@ -39,7 +39,7 @@ Examples:
 @click.argument("model")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
-    "--beam", metavar="K", type=click.IntRange(1), help="Beam size; 1 is greedy search. [default: as --nbest]"
+    "--beam", metavar="K", type=click.IntRange(1), help="Beam size; 1 is greedy search. [default: the value of --nbest]"
 )
 @click.option(
     "--nbest", metavar="N", type=click.IntRange(1), default=1, show_default=True, help="Predictions per text."

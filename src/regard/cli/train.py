@@ -96,7 +96,8 @@ def command(
     for word in words if pairs or source else words[1:]:
         if "=" not in word and (_is_data_file(word) or Path(word).is_file()):
             raise click.UsageError(
-                f"{word}: use --pairs, or --source and --target, for training data, --dev and --test for other data."
+                f"{word} is not a KEY=VALUE setting. Pass training data with --pairs, or --source and --target, "
+                "and other data with --dev and --test."
             )
     data = _data_settings(pairs, source, target, {"dev": dev, "test": test}, reader_settings(columns, header))
     initial = {INIT_FROM: start} if start else {}

@@ -193,7 +193,7 @@ def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: st
     unseen = [pair for pair in dev if pair[0] not in seen]
     if len(unseen) < len(dev):
         log.warning(
-            "%s: %d of %s removed from validation, because their source is in the training data (data.dev_unseen).",
+            "%s: removed %d of %s from validation, because their source is in the training data (data.dev_unseen).",
             name, len(dev) - len(unseen), quantity(len(dev), "pair"),
         )  # fmt: skip
     if not unseen:

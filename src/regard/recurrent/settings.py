@@ -120,7 +120,7 @@ class RecurrentSettings(Settings):
 
     cell: Cell = GRU()
     variant: VariantName | None = Field(
-        None, description="LSTM variant by its name in the Odyssey; by default the standard LSTM"
+        None, description="LSTM variant by its name in Greff et al. (2015); by default the standard LSTM"
     )
     hidden: PositiveInt = Field(128, description="state width, per direction")
     layers: PositiveInt = 1

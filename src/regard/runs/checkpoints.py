@@ -175,7 +175,7 @@ def remove_unfinished(locked: LockedFolder) -> None:
             problem = checkpoint.find_problem()
             if problem is not None:
                 new_name = f"damaged-{checkpoint.path.name}"
-                log.warning("%s; it is renamed to %s, and the checkpoint before it is used.", problem, new_name)
+                log.warning("%s; it is renamed to %s, and the previous checkpoint is used.", problem, new_name)
                 checkpoints.remove(new_name)
                 checkpoints.rename(checkpoint.path.name, new_name)
 
@@ -255,7 +255,7 @@ def read_newest(folder: RunFolder) -> SavedCheckpoint | None:
         try:
             return SavedCheckpoint(checkpoint, read_tensors(checkpoint, WEIGHTS), read_tensors(checkpoint, OPTIMIZER))
         except UnreadableError as error:
-            log.warning("%s The checkpoint before it is used.", error)
+            log.warning("%s The previous checkpoint is used.", error)
     return None
 
 

@@ -217,7 +217,7 @@ class RunFolder:
             if problem is None:
                 yield checkpoint
             else:
-                log.warning("%s; the checkpoint before it is used.", problem)
+                log.warning("%s; the previous checkpoint is used.", problem)
 
     def newest(self) -> Checkpoint | None:
         return next(self.complete_checkpoints(), None)
@@ -277,7 +277,7 @@ def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
     names = ["tokenizer.json"] if settings.tokenizer.shared else ["tokenizer.json", "tokenizer.target.json"]
     for name in names:
         if not (path / name).is_file():
-            raise ModelError(f"{path / name} is missing, and the model cannot encode text without it. Copy it there.")
+            raise ModelError(f"{path / name} is missing. Copy it from the original run folder.")
     return folder, folder.read_first_readable(folder.best(), _check_files)
 
 

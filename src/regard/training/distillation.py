@@ -70,8 +70,8 @@ def _check_same_tokens(teacher: RunFolder, settings: RunSettings, student: RunSe
     changed = [f"tokenizer.{key}" for key in token_differences(settings.tokenizer, student.tokenizer)]
     if changed:
         raise ConfigError(
-            f"training.teachers: {teacher.path} was trained with another {', '.join(changed)}, and a student needs "
-            f"the tokens of its teachers. Copy `tokenizer:` from {teacher.config}."
+            f"training.teachers: {teacher.path} was trained with a different {', '.join(changed)}, so its token "
+            f"ids do not match. Copy `tokenizer:` from {teacher.config}."
         )
 
 
@@ -82,6 +82,7 @@ def _warn_if_unfinished(teacher: RunFolder, settings: RunSettings) -> None:
     progress = RunProgress.from_json(newest.state)
     if not progress.is_finished(settings.training):
         log.warning(
-            "%s teaches after %d of its %d steps. If its training continues, its students cannot be resumed.",
+            "The teacher %s is not finished: it is at step %d of %d. If you continue its training, this run cannot be "
+            "resumed.",
             teacher.path, newest.step, progress.schedule.end,
         )  # fmt: skip

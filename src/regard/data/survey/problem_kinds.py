@@ -68,7 +68,7 @@ COPY = ProblemKind(
     "copy",
     "warning",
     "pairs of three words or more whose target equals the source",
-    "Remove the lines: a small number of them teaches a model to copy.",
+    "Remove the lines: even a small number of them teaches a model to copy.",
     0.001,
 )
 LEAK = ProblemKind(

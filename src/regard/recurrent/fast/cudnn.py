@@ -22,11 +22,13 @@ SATURATED = 1e4
 def torch_nn_unsupported_reason(cell: Cell) -> str | None:
     """Return why torch.nn has no counterpart of a cell, or None if it has one."""
     if not isinstance(cell, FAST_CELLS):
-        return f"it does not support {type(cell).__name__}"
+        return f"torch.nn does not support {type(cell).__name__}"
     if isinstance(cell, GRUCell) and cell.reset == "before":
-        return "it resets after the product with R"
+        return "torch.nn resets after the product with R"
     if isinstance(cell, LSTMCell) and cell.variant.non_default:
-        return f"it supports only the standard LSTM, and this one differs in {', '.join(cell.variant.non_default)}"
+        return (
+            f"torch.nn supports only the standard LSTM, and this one differs in {', '.join(cell.variant.non_default)}"
+        )
     return None
 
 
