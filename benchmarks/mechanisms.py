@@ -1,4 +1,4 @@
-"""Does every mechanism learn? Trains each on `dates` by one setting, prints a table, and writes the gallery.
+"""Does every mechanism learn? Trains each on `dates`, prints a table, and writes the gallery.
 
     python benchmarks/mechanisms.py                      # all, two at a time, about 15 minutes on 2 cores
     python benchmarks/mechanisms.py bahdanau luong-dot   # only these
@@ -82,7 +82,8 @@ def build_row(mechanism: Mechanism, folder: Path) -> list[str]:
     assert test is not None
     scores = model.evaluate(test.sources, test.targets)
     settings = ", ".join(
-        f"{key.removeprefix('model.')}={value}" for key, value in REQUIRED_SETTINGS.get(mechanism.name, {}).items()
+        f"{key.removeprefix('training.').removeprefix('model.attention.')}={value}"
+        for key, value in REQUIRED_SETTINGS.get(mechanism.name, {}).items()
     )
     entropy = mean_entropy(model, test.sources[:200])
     return [
@@ -103,16 +104,25 @@ def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[st
         "",
         textwrap.fill(
             "Attention is a soft dictionary lookup: a **score** compares the query with each key, a **scope** masks "
-            "positions, and a **selection** turns scores into weights. A published mechanism is a combination of the "
-            "three (and of heads). `regard mechanisms` lists them, `model.attention=NAME` trains one, and each part "
-            "can be changed separately: `model.attention.score=cosine`.",
+            "positions, and a **selection** turns scores into weights. A published mechanism is a combination of these "
+            "three parts, with one or more heads. `regard mechanisms` lists the mechanisms, and `model.attention=NAME` "
+            "selects one. Each part can also be set separately: `model.attention.score=cosine`.",
             100,
         ),
         "",
         textwrap.fill(
-            f"Each was trained on `dates` for the {settings.training.steps} steps of the preset, except where the last "
-            "column changes a setting, and scored on 1,000 unseen dates. Entropy is that of the attention weights of a "
-            f"target token, in nats. The rows of a map are the output tokens, the columns are “{SENTENCE}”.",
+            f"Each mechanism was trained on `dates` for {settings.training.steps} steps with the settings of the "
+            "preset, and scored on 1,000 unseen dates. The last column lists the settings of `training` and "
+            "`model.attention` that differ. Entropy is the entropy of the attention weights in nats, averaged over "
+            "target tokens. In each map, the rows are the output tokens, and the columns the characters of "
+            f"“{SENTENCE}”.",
+            100,
+        ),
+        "",
+        textwrap.fill(
+            "In the equations, q is the query, k a key, e the score, a the weights, and a₋ the weights of the previous "
+            "step. W, U, V, F, β and the vector v in vᵀ are learned. S is the length of the source, t the target "
+            "position, and D the window.",
             100,
         ),
         "",
@@ -132,7 +142,7 @@ def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[st
             f"## {name}",
             "",
             f"{mechanism.equation}  ",
-            f"{mechanism.citation}: {parts}{heads}.",
+            textwrap.fill(f"{mechanism.citation}: {parts}{heads}.", 100),
             "",
             "```text",
             str(prediction),
