@@ -105,7 +105,7 @@ def choose(
         overrides: Settings that are fixed in advance, with dotted names.
         minutes: Deadline of the training in minutes. Without it, training takes at most 10 minutes.
         report: Called with each reason for a choice.
-        started: Start of the time until the deadline, as `time.monotonic()` returns it; by default now.
+        started: Time from which the deadline counts, as returned by `time.monotonic()`; by default now.
 
     Returns:
         The settings and the reasons for them.
@@ -138,8 +138,8 @@ def load(path: str | Path, *others: str | Path) -> "Model":
     """Load a trained model, or an ensemble of several.
 
     Args:
-        path: A run folder, of which the best checkpoint is loaded.
-        others: Further models. An ensemble averages the probabilities that its models predict.
+        path: A run folder. Its best checkpoint is loaded.
+        others: More run folders. The ensemble averages the probabilities that its models predict.
 
     Returns:
         The model in evaluation mode, on a GPU if there is one.
@@ -253,8 +253,8 @@ class Model:
                 `must_contain` are lists with an item for each text.
 
         Returns:
-            A prediction, or a list of predictions in the order of the texts. If `nbest` is above 1, the others are the
-            `alternatives` of the best.
+            The best prediction, or a list with the best prediction for each text. If `nbest` is above 1, its
+            `alternatives` are the other predictions for the same text.
 
         >>> model.predict("3 mai 2009", beam=5, nbest=3, banned=["1999"]).alternatives
         >>> model.predict(["3 mai 2009", "May 3, 2009"], prefix=["20", ""])

@@ -6,11 +6,12 @@
     ├── DataError          3   a corpus or an input is invalid
     ├── ModelError         4   a model folder is damaged, incomplete or incompatible
     ├── DivergedError      5   the loss or a gradient is NaN or infinite
-    ├── RunInUseError      6   another process trains in the same folder
+    ├── RunInUseError      6   another process trains in the same folder, or the folder was moved during training
     ├── ResourceError      7   out of disk space or memory
     └── Interrupted       75   stopped by a signal; the state is saved
 
-Exit code 0 is success, 1 a missed threshold, 2 also a usage error, 70 a bug.
+Exit code 0 is success, 1 a missed threshold or problems in the data, 2 also a usage error, 70 a bug, 130 an
+interrupt without a saved state.
 A message is one paragraph: what is wrong, where (file, line, key), and what to do.
 """
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 _SIMILAR, _SIMILAR_IF_SHORT, _SHORTEST_PREFIX = 0.75, 0.66, 3
-"""The ratio of `difflib` above which two names are similar: high enough to reject unrelated words, lower for words of
-up to three letters, which may differ in one; and the shortest prefix of a name that identifies it.
+"""The `difflib` ratio above which two names are similar, high enough to reject unrelated words; the ratio for words
+of up to three letters, which may differ in one letter; and the minimum length of a prefix that is completed to a name.
 """
 
 

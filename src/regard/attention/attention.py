@@ -44,13 +44,14 @@ class Keys(NamedTuple):
 
 
 class Past(NamedTuple):
-    """The state of an attention between steps: the target position of each row, and for mechanisms that depend on them,
-    the weights of the last step (or the sum of all) and the belief about the last position.
-    """
+    """The state of an attention between steps. What the mechanism does not use is None."""
 
     position_B: Tensor
+    """The target position of each row."""
     weights_BHS: Tensor | None = None
+    """The weights of the last step, or the sum over all steps."""
     belief_BHS: Tensor | None = None
+    """The probability of each slot to be the last position."""
 
     def positions(self, steps: int) -> Tensor:
         """Return the positions of the next queries of each row, (B, T)."""

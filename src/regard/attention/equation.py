@@ -20,12 +20,12 @@ ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def dot(query_BTD: Tensor, keys_BSD: Tensor) -> Tensor:
-    """E = qᵀ k (Luong et al. 2015)."""
+    """Return qᵀ k (Luong et al. 2015)."""
     return query_BTD @ keys_BSD.transpose(-1, -2)
 
 
 def scaled_dot(query_BTD: Tensor, keys_BSD: Tensor) -> Tensor:
-    """E = qᵀ k / √d (Vaswani et al. 2017)."""
+    """Return qᵀ k / √d (Vaswani et al. 2017)."""
     return dot(query_BTD, keys_BSD) / math.sqrt(query_BTD.shape[-1])
 
 
@@ -38,7 +38,7 @@ def softmax(scores_BTS: Tensor, allowed_BTS: Tensor | None) -> Tensor:
 
 
 def pool(weights_BTS: Tensor, values_BSD: Tensor) -> Tensor:
-    """C = Σ_j a_j v_j."""
+    """Return the context Σ_j a_j v_j."""
     return weights_BTS @ values_BSD
 
 

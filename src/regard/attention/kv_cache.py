@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MIN_CAPACITY = 32
-"""Steps for which a new cache has space."""
+"""The number of steps that a new cache has space for."""
 
 
 class LayerCache(NamedTuple):
@@ -120,7 +120,7 @@ class KVCache(NamedTuple):
 
     @property
     def max_steps(self) -> int:
-        """The maximum number of steps after the next one."""
+        """The number of steps in the cache after the next one."""
         return self.start + 1
 
     def preallocate(self, steps: int) -> "KVCache | PreallocatedKVCache":

@@ -50,7 +50,7 @@ class Scope(nn.Module, ABC):
 
 @final
 class Global(Scope):
-    """Every slot that the memory allows."""
+    """Every slot that the mask of the memory allows."""
 
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         del inputs

@@ -232,7 +232,7 @@ class Location(Score):
 @final
 class LocationAware(Score):
     """e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋: a convolution over the weights of the previous step (Chorowski et
-    al. 2015). With `features="sum"`, it is over the sum of all previous weights, a coverage.
+    al. 2015). With `features="sum"`, the convolution is over the sum of all previous weights (coverage).
     """
 
     uses_past = True

@@ -26,7 +26,7 @@ class Selection(nn.Module, ABC):
     """a = select(e | allowed): weights that sum to 1 over the visible slots, and are 0 elsewhere."""
 
     marginal: bool = False
-    """Whether one slot is read, and the output distribution is marginalized over it: the weights are probabilities."""
+    """Whether the output distribution is marginalized over the slot that is read, with the weights as probabilities."""
     uses_past: bool = False
     """Whether it depends on the belief about the previous position."""
 

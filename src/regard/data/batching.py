@@ -96,7 +96,7 @@ class EncodedCorpus:
     def batch(
         self, ids: Sequence[int], device: torch.device, epoch: int = 0, *, bucketed_shapes: bool = False
     ) -> Batch:
-        """Return a batch of some pairs. With `bucketed_shapes`, its widths are rounded up to one of a few."""
+        """Return a batch of some pairs. With `bucketed_shapes`, its widths are rounded up to one of a few values."""
         sides = zip((self.sources, self.targets), self._max_lengths if bucketed_shapes else (0, 0), strict=True)
         source, target = (pad_ragged(side.take(ids, epoch), max_length) for side, max_length in sides)
         return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))

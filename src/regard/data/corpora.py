@@ -19,13 +19,13 @@ from regard.formatting import quantity
 log = logging.getLogger(__name__)
 
 DEV_SHARE, MIN_DEV_PAIRS, MAX_DEV_PAIRS = 0.05, 50, 2_000
-"""Without dev files: the share of the training pairs that is held out for validation, and about how many pairs at least
-(but at most a fifth of a small corpus) and at most.
+"""Without dev files: the share of the training pairs that is held out for validation, and its approximate minimum and
+maximum in pairs. At most a fifth of a small corpus is held out.
 """
 
 TEST_SHARE, MIN_PAIRS_FOR_TEST, MAX_TEST_PAIRS = 0.05, 1_000, 1_000
 """Without dev and test files: the share of the training pairs that is held out for testing, the minimum size of a
-corpus for this, and about how many pairs at most.
+corpus for this, and the approximate maximum in pairs.
 """
 
 

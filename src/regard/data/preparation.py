@@ -138,8 +138,8 @@ def _chunks(corpus: Corpus) -> Iterator[list[tuple[str, ...]]]:
 
 
 def _encode_chunks(writers: "Sequence[_SideWriter]", chunks: Iterator[list[tuple[str, ...]]]) -> Iterator[list[Ragged]]:
-    """Encode chunks: a large corpus on all cores, unless segmentations are sampled, because words are numbered in order
-    of first occurrence.
+    """Encode chunks, those of a large corpus on all cores. If segmentations are sampled, use one process, because words
+    are numbered in order of first occurrence.
     """
     if any(writer.sampling is not None for writer in writers):
         return ([writer.encode(texts) for writer, texts in zip(writers, chunk, strict=True)] for chunk in chunks)

@@ -135,7 +135,7 @@ MAX_LENGTH = "maximum number of tokens; longer texts are truncated"
 
 
 class _TextSettings(Settings):
-    """Settings of the text normalization and the special tokens of all tokenizers that are trained."""
+    """Text normalization and special tokens: settings of every tokenizer that is learned from the data."""
 
     normalization: Literal["none", "nfc", "nfd", "nfkc"] = Field(
         "nfc", description="Unicode normalization form; nfd separates letters from accents, and 한 into ㅎㅏㄴ"

@@ -1,7 +1,7 @@
 """Beam search.
 
-Computation stays on the device. Once a step, the few values that the host needs to decide what is finished are copied
-to it together.
+Computation stays on the device. Once per step, the few values that the host needs to decide which hypotheses are
+finished are copied to it together.
 
 B sentences, G groups of K hypotheses, N = B G K, C candidates for the next step, V vocabulary, T tokens generated.
 """

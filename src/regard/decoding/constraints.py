@@ -37,8 +37,8 @@ class RequiredPhrases(Rule):
     A hypothesis cannot end before it contains all of them. A token is masked if the missing phrases would not fit into
     the remaining steps after it; tokens of the longest partially matched phrase count as generated.
 
-    With one phrase, no other hypothesis is excluded. With several phrases that could overlap, some overlaps are
-    excluded when few steps remain.
+    With one phrase, every hypothesis that contains it stays possible. With several phrases that could overlap, some
+    hypotheses in which they overlap are excluded when few steps remain.
     """
 
     sequences: Sequence[Sequence[Sequence[int]]]

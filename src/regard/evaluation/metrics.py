@@ -1,7 +1,7 @@
 """Metrics: the quality of predictions.
 
 Every metric is a function of sums: each sentence has a row of statistics, and the value is computed from the sum of the
-rows. So its value on a resample of the sentences, and with it a confidence interval, does not require the texts again.
+rows. A confidence interval, which needs the value on many resamples of the sentences, is computed without the texts.
 
 N sentences, K statistics, R resamples.
 """

@@ -18,7 +18,7 @@ Weights = NDArray[np.float32]
 class Prediction:
     """A predicted text, its log-probability, and the attention weights of each of its tokens.
 
-    `print` shows the attention weights as a heat map, and so does a notebook.
+    `print` and notebooks show the attention weights as a heat map.
 
     Attributes:
         source: The source text.

@@ -103,7 +103,7 @@ class Trace:
 
 
 def caption(prediction: Prediction) -> str:
-    """Return the name of the weights in `Prediction.attention`; empty if the model has no others."""
+    """Describe which weights are in `Prediction.attention`; empty if the model has no others."""
     name = prediction.attention_name
     if name is None:
         return "The model has no cross-attention."

@@ -19,26 +19,29 @@ from regard.recurrent import layers
 
 
 class AttentiveState(NamedTuple):
-    """The state of each layer, the past of the attention, the variational dropout masks, the last output, the vector
-    that input feeding passes to the next step, and the log-probabilities per slot, if the attention observes them.
-    """
+    """The state of a decoder between steps."""
 
     layers: layers.State
     past: Past
+    """The state of the attention."""
     masks: tuple[layers.DropoutMasks, ...]
+    """The masks of variational dropout."""
     output_BH: Tensor
+    """The output of the last step."""
     feed_BX: Tensor | None = None
+    """The vector that input feeding passes to the next step."""
     log_p_BSV: Tensor | None = None
+    """log p(y | h_j) for each slot j, if the next token updates the belief about the position."""
 
 
 class AttentiveKeys(NamedTuple):
-    """The attention keys of a memory; each slot's part of the readout, if the output sums over slots; and the source
-    tokens, if the decoder can copy.
-    """
+    """What a decoder computes once per source."""
 
     attention: Keys
     readout_slots_BSH: Tensor | None
+    """The contribution of each slot to the hidden layer of the output, if the output is marginalized over slots."""
     tokens_BS: Tensor | None
+    """The source tokens, if the decoder can copy them."""
 
 
 class _StepOutput(NamedTuple):

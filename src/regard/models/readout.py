@@ -85,7 +85,7 @@ class Readout(nn.Module):
         return torch.logaddexp(generated_BTV, nn.functional.logsigmoid(-gate_BT1) + copied_BTV.clamp_min(lowest).log())
 
     def project_slots(self, slots_BSD: Tensor) -> Tensor:
-        """Return U h_j for each slot: its part of the hidden layer if it were the context."""
+        """Return U h_j for each slot: its contribution to the hidden layer if it were the context."""
         return nn.functional.linear(slots_BSD, self.hidden.weight[:, -slots_BSD.shape[-1] :])
 
     def log_probs_per_slot(self, inputs_BD: Tensor, slots_BSH: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def dot_product_attention(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), with the fused kernel if it is faster than two products."""
+    """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), with the fused kernel unless two matrix products are faster."""
     bias, nonempty = (None, None) if mask is None else mask
     attend: Callable[..., Tensor] = partial(nn.functional.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
     if query_BHTD.is_cpu and query_BHTD.dtype == torch.bfloat16 and torch.is_grad_enabled():

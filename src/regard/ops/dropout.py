@@ -12,7 +12,7 @@ _LEVELS = 1 << 16
 class Dropout(nn.Module):
     """x ⊙ m / (1 − p), where each element of m is 0 with probability p, else 1.
 
-    On a CPU, one random number of 64 bits serves four elements, where torch samples one number per element. p is then
+    On a CPU, one random number of 64 bits is used for four elements; torch samples one number per element. p is then
     rounded to a multiple of 1/65536.
     """
 

@@ -18,7 +18,10 @@ _enabled: ContextVar[bool] = ContextVar("reference_mode", default=False)
 
 @contextmanager
 def reference_mode() -> Iterator[None]:
-    """Within the block, use no fast path with an analytic gradient: slow, and correct by definition."""
+    """Within the block, compute recurrent layers, losses and layer normalization with their reference implementations.
+
+    They are slower, and support second derivatives.
+    """
     token = _enabled.set(True)
     try:
         yield

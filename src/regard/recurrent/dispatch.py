@@ -1,5 +1,5 @@
 """Choose how to run the cells of a layer over a sequence: the reference scan, which defines the result, or a fast path.
-A fast path may refuse, with the reason as text; it must not give a different result.
+A fast path may reject a layer, with a reason; it must not compute a different result.
 
     torch       the kernels of PyTorch, cuDNN on CUDA and oneDNN on a CPU, for the cells that they support
     fused       all steps in one Triton kernel, on CUDA (`fast/triton_lstm.py`, `fast/triton_gru.py`)

@@ -125,7 +125,7 @@ class _Network(nn.Module, ABC):
 
     @classmethod
     def from_torch(cls, module: nn.RNNBase) -> Self:
-        """Build a network from one of torch.nn, with the same weights. The result is batch first in any case.
+        """Build a network from one of torch.nn, with the same weights. The result is always batch first.
 
         If the torch.nn network has no biases, they are zero.
         """
@@ -212,7 +212,7 @@ def _convert_lengths(lengths: Sequence[int], rows: int) -> Tensor:
 
 
 _TORCH_NAMES = {"num_layers": "layers", "nonlinearity": "activation", "variants": "variant"}
-"""Names of torch.nn options, with their names here."""
+"""Option names of torch.nn, and a likely mistake, with the names used here."""
 
 
 def _check_options(kind: str, options: Mapping[str, Any], valid: Iterable[str]) -> None:
@@ -230,7 +230,7 @@ def _torch_suffixes(module: nn.RNNBase) -> list[str]:
 
 
 class _SingleStateNetwork(_Network, ABC):
-    """A network whose state is a single tensor, its output."""
+    """A network whose state is a single tensor, h."""
 
     def forward(
         self, x_BTD: Tensor, lengths: Lengths | None = None, state: Tensor | None = None
@@ -270,7 +270,9 @@ class RNN(_SingleStateNetwork):
 
 @final
 class GRU(_SingleStateNetwork):
-    """A network of gated recurrent units that reset after or before the product with R. The state is h (L, B, H)."""
+    """A network of gated recurrent units. `reset` is the order of the reset gate and the product with R: the gate is
+    applied "after" the product, as in torch.nn, or "before" it. The state is h (L, B, H).
+    """
 
     torch_class = nn.GRU
 
@@ -310,7 +312,7 @@ class LSTMOptions(Switches, Options, total=False):
 
 @final
 class LSTM(_Network):
-    """An LSTM network: the standard cell, a variant of the Odyssey by name, or any combination of switches.
+    """An LSTM network: the standard cell, a variant of Greff et al. (2015) by name, or any combination of switches.
 
     The state is (h, c), each (L, B, H); with gate recurrence it is (h, c, gates).
     """

@@ -73,8 +73,8 @@ VARIANTS: dict[str, LSTMVariant] = {
     "FGR": _VANILLA._replace(gate_recurrence=True),
     "simplified": _VANILLA._replace(coupled=True, peepholes=False),
 }
-"""The variants by their names in the Odyssey. Its vanilla LSTM has peepholes; each variant changes one switch, except
-simplified, which changes two.
+"""The variants by their names in Greff et al. (2015). Its vanilla LSTM has peepholes; each variant changes one
+switch, except simplified, which changes two.
 """
 
 

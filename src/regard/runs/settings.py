@@ -33,13 +33,13 @@ class LossWeights(NamedTuple):
     """The weights of the terms of the loss of two forward passes with the distributions p and q."""
 
     first: float
-    """Of the cross-entropy of p."""
+    """The weight of the cross-entropy of p."""
     second: float
-    """Of the cross-entropy of q."""
+    """The weight of the cross-entropy of q."""
     forward_kl: float
-    """Of KL(p ‖ q)."""
+    """The weight of KL(p ‖ q)."""
     backward_kl: float
-    """Of KL(q ‖ p)."""
+    """The weight of KL(q ‖ p)."""
 
 
 class NoConsistency(Settings):

@@ -1,1 +1,1 @@
-"""One readable loop, and what makes a run survive anything."""
+"""Training: the loop, its schedule and objective, automatic configuration, resuming and fine-tuning."""

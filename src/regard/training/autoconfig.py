@@ -46,7 +46,7 @@ _MIN_BATCH_TOKENS, _MIN_BATCHES = 256, 10
 """The minimum number of tokens in a batch, and of batches in an epoch. The first takes precedence."""
 
 _MIN_KEPT_LETTERS = 0.6
-"""Inflected forms keep at least this share of the letters of their lemma; translations of a word keep fewer."""
+"""At least this share of the letters of inflected forms also occurs in their lemmas. For translations, it is lower."""
 
 _FINE_TUNING_FACTOR = 1 / 3
 """The learning rate of fine-tuning, as a share of the learning rate of a new model."""

@@ -17,7 +17,7 @@ Shape = tuple[int, int, int]
 """Rows, and the widths of source and target."""
 
 MAX_GRAPHS = 256
-"""The number of shapes that are captured. Rarer shapes are computed eagerly."""
+"""The maximum number of shapes that are captured. Any further shape is computed eagerly."""
 
 
 @final

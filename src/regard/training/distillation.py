@@ -20,7 +20,7 @@ from regard.runs.settings import LossWeights, RunSettings
 log = logging.getLogger(__name__)
 
 TEACHER = "teacher "
-"""Prefix of a teacher's name among the hashes of what a run depends on."""
+"""Prefix of a teacher's name in the hashes of the inputs of a run."""
 
 
 @final

@@ -20,7 +20,7 @@ from regard.training.finetuning import INIT_FROM, open_initial_run
 log = logging.getLogger(__name__)
 
 _HASH_PREFIX = "initial weights of "
-"""The initial weights have a name with this prefix among the hashes of the data and the weights that a run uses."""
+"""Prefix of the name of the initial weights in the hashes of the inputs of a run."""
 
 _MAX_SEARCHED, _MAX_LISTED = 20_000, 8
 """The number of training pairs that are searched for unknown tokens, and the number of unknown tokens to list."""

@@ -36,7 +36,7 @@ class SearchResult(NamedTuple):
 
 @contextmanager
 def _temporary_training(settings: RunSettings) -> Iterator[TrainingState]:
-    """Start a training in a temporary folder, which is deleted at the end."""
+    """Start a training run in a temporary folder, which is deleted at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="regard.") as folder,
         lock_folder(Path(folder)) as locked,
@@ -68,8 +68,8 @@ def measure_speed(settings: RunSettings, budget: float = 5.0) -> TrainingSpeed:
 def _measure_step(state: TrainingState, budget: float, fastest: float | None, max_steps: int = 100) -> float:
     """Return the median duration of a step, which excludes steps that compile or capture a CUDA graph.
 
-    If the first step takes much longer than the `fastest` ones on fewer threads, it is the only one: the threads wait
-    for cores that another process keeps busy.
+    If the first step takes much longer than a step on fewer threads (`fastest`), no other step is measured: the threads
+    wait for cores that another process keeps busy.
     """
     durations: list[float] = []
     end = time.perf_counter() + budget

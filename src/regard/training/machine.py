@@ -57,8 +57,8 @@ def configure_torch(settings: TrainingSettings) -> Iterator[None]:
     - The number of CPU threads: small operations are slower on many threads.
     - Denormal numbers are flushed to zero. A sharp softmax contains many of them, and a CPU takes a hundred times as
       long for an operation on a denormal number as on a normal one.
-    - The cuDNN backend of scaled dot product attention is disabled, because it plans for a third of a second at each
-      new shape.
+    - The cuDNN backend of scaled dot product attention is disabled, because it spends a third of a second on planning
+      at each new shape.
     - oneDNN is disabled if torch would disable it during a step (see `_keeps_onednn`).
     """
     threads = torch.get_num_threads()

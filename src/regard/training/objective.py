@@ -1,6 +1,6 @@
 """The training objective: cross-entropy, with label smoothing, word dropout, consistency or distillation if set.
 
-B rows, T target steps, N tokens that count, D width, V vocabulary.
+B rows, T target steps, N target tokens without padding, D width, V vocabulary.
 """
 
 from dataclasses import dataclass, replace
@@ -104,7 +104,7 @@ class Objective:
         return loss
 
     def _distillation_loss(self, student: Decoded, teachers: list[Decoded], distillation: Distillation) -> Loss:
-        """The loss of a student; its teachers read every word and get no gradient."""
+        """The loss of a student. Its teachers get the input without word dropout, and no gradient."""
 
         def loss(features_ND: Tensor, tokens_N: Tensor, *teachers_ND: Tensor) -> Tensor:
             with torch.no_grad():
@@ -137,10 +137,10 @@ def drop_words(batch: Batch, probability: float) -> tuple[Padded, Tensor]:
 
 
 def select_tokens(features_BTD: Tensor, target: Padded) -> tuple[Tensor, ...]:
-    """Return the features and the targets of the tokens that count.
+    """Return the features and the targets of all tokens except padding.
 
-    On a GPU, all are returned, since their number is not known there without synchronization. See
-    `flatten_with_ignore_index`.
+    On a GPU, padding is included and marked (see `flatten_with_ignore_index`), because the number of tokens is not
+    known there without synchronization.
     """
     if features_BTD.is_cuda:
         return flatten_with_ignore_index(features_BTD, target)

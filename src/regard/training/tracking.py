@@ -33,8 +33,8 @@ def build_listeners(training: TrainingSettings, directory: Directory, step: int)
 class TensorBoard:
     """Writes each number of an event that has a step, with the tag `event/name`.
 
-    A resumed run repeats the steps after its last checkpoint. A start mark makes TensorBoard discard what was written
-    for these steps before, so that each step has one value.
+    A resumed run repeats the steps after its last checkpoint. A session start event makes TensorBoard discard the
+    earlier values of these steps, so that each step has one value.
     """
 
     def __init__(self, directory: Directory, step: int) -> None:

@@ -1,4 +1,5 @@
-"""Cleaned copies of surveyed pairs: problems are fixed if the correction is certain; other pairs are removed.
+"""Cleaned copies of surveyed pairs: problems with one certain correction are fixed; other pairs with errors or warnings
+are removed.
 
 The training data (the first split) is cleaned of errors and warnings. From held-out data, only lines without a pair are
 removed, because scores on a changed test set could not be compared.

@@ -154,9 +154,9 @@ BatchCallback = Callable[[list[str], list[str]], None]
 
 
 def detect_tags(split: Split) -> bool:
-    """Return whether the text after a tab in the sources is tags.
+    """Return whether the sources have tags, which follow the text after a tab.
 
-    It is if nearly all of the first sources have it, and its values are few and repeated.
+    They do if nearly all of the first sources contain a tab, and the values after it are few and repeated.
     """
     with without_warnings():
         sources = [row.source for row in islice(split.read(), _BATCH) if not row.problem]
@@ -171,8 +171,8 @@ def survey_split(
 ) -> Survey:
     """Compute the survey of a split in one pass.
 
-    `on_batch` is called with the sources, without tags, and the targets of each batch. `tagged` says whether sources
-    have tags; by default this is detected.
+    `on_batch` is called with the sources, without tags, and the targets of each batch. If `tagged` is None,
+    tags are detected.
     """
     survey = Survey(split, detect_tags(split) if tagged is None else tagged)
     columns: dict[tuple[str, str, np.dtype[np.generic]], bytearray] = {}
@@ -266,13 +266,13 @@ def _compute_marks(texts: list[str], profile: Profile) -> NDArray[np.uint8]:
 
 
 def _mark_copies(sources: list[str], targets: list[str], words_N: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """Mark targets that equal their source. Shorter ones are often names or numbers, which translate as they are."""
+    """Mark targets of three words or more that equal their source. Names and numbers are often shorter."""
     same_N = np.fromiter(map(str.__eq__, sources, targets), bool, len(sources))
     return (same_N & (words_N >= 3)).astype(np.uint8) * np.uint8(Mark.COPY)
 
 
 def fix_mojibake(text: str) -> str:
-    """Decode UTF-8 that was decoded as Latin-1 or Windows-1252 correctly. Text without clear evidence is unchanged."""
+    """Correct UTF-8 text that was decoded as Latin-1 or Windows-1252. Text without clear evidence is unchanged."""
     certain = any(
         (sequence[0] in "ÂÃâ" or not set(sequence[1:]) <= _AFTER_WORDS) and _decode_as_utf8(sequence) != sequence
         for sequence in _MOJIBAKE.findall(text)

@@ -1,4 +1,4 @@
-"""Normalization and pre-tokenization of text. Both are lossless, so that tokens can be decoded to the original text.
+"""Normalization and pre-tokenization of text. Tokens can be decoded to the normalized text.
 
 Spaces are replaced with the mark `▁`, and each field of a text (fields are separated by tabs) starts with one: "to be"
 becomes "▁to▁be". A mark in the text itself is escaped as `▂1`, and the escape character as `▂2`. A field that is empty

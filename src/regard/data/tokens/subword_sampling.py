@@ -124,7 +124,8 @@ class _Edge(NamedTuple):
 class UnigramSampling:
     """Samples segmentations with probabilities proportional to p^alpha.
 
-    A forward pass sums up the lattice; a path is then sampled backwards from its end.
+    A forward pass computes the total probability of all paths to each position; a path is then sampled backwards from
+    the end.
     """
 
     def __init__(self, model: Mapping[str, Any], alpha: float) -> None:
