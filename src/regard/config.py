@@ -95,7 +95,9 @@ def find_config(source: str | Path) -> Path:
     path = Path(source)
     if path.suffix in _YAML or path.exists():
         if path.is_dir():
-            raise ConfigError(f"{path} is not a run folder: it has no config.yaml.")
+            raise ConfigError(
+                f"{path} is not a run folder: it has no config.yaml. Pass a preset, a YAML file or a run folder."
+            )
         if not path.exists():
             raise ConfigError(f"There is no file {path}. Check the path, or list the presets with `regard presets`.")
         return path

@@ -74,7 +74,7 @@ class LocalMonotonic(Scope):
 class LocalPredictive(Scope):
     """A window around a predicted position (Luong et al. 2015, local-p).
 
-        p = S σ(v_pᵀ tanh(W_p q)),  slots p − D … p + D,  weights times exp(−(j − p)² / 2σ²),  σ = D / 2
+        p = S sigmoid(v_pᵀ tanh(W_p q)),  slots p − D … p + D,  weights times exp(−(j − p)² / 2σ²),  σ = D / 2
 
     S is the length of each row. In the paper, the weights then sum to less than 1. Here they are normalized again,
     which is equivalent to adding the logarithm of the Gaussian to the scores; `normalize=False` follows the paper.

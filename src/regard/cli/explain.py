@@ -17,7 +17,7 @@ Examples:
 @click.argument("config", metavar="PRESET|FILE.yaml|RUN")
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 def command(config: str, settings: tuple[str, ...]) -> None:
-    """Print the layers and attentions of a config, the kernel that each uses, and why it uses no faster one."""
+    """Print the layers and attentions of a config, the kernel that each uses, and why faster kernels are not used."""
     source, _ = locate(config, None)
     resolved = resolve(RunSettings, source, dict(parse_override(text) for text in settings))
 

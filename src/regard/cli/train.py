@@ -52,8 +52,8 @@ Examples:
     "--minutes",
     metavar="M",
     type=click.FloatRange(min=0, min_open=True),
-    help="Deadline of each run. The schedule is rescaled to the speed measured while training. With --pairs the "
-    "default is at most 10.",
+    help="Deadline of each run, in minutes. The schedule is rescaled to the speed measured while training. With "
+    "--pairs, the default is at most 10.",
 )
 @click.option(
     "--seeds", metavar="N", type=click.IntRange(min=1), default=1, help="Train N runs with consecutive seeds."

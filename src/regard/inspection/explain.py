@@ -25,7 +25,7 @@ def explain(settings: Model) -> str:
     with torch.device("meta"):
         model = build_model(settings, VOCABULARY, VOCABULARY)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    header = f"{settings.kind} model, {parameters:,} parameters with vocabularies of {VOCABULARY:,}"
+    header = f"{settings.kind} model, {parameters:,} parameters with vocabularies of {VOCABULARY:,} tokens"
     return "\n".join([header, *_describe_networks(model), *_describe_attentions(model)])
 
 

@@ -211,7 +211,10 @@ def _set_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
     expected = _tensors(model)
     for name, parameter in expected.items():
         if name not in weights:
-            raise ModelError(f"{path} has no tensor {name}, which the model of its config.yaml requires.")
+            raise ModelError(
+                f"{path} has no tensor {name}, which the model of its config.yaml requires. The folder may contain "
+                "files of different runs."
+            )
         if weights[name].shape != parameter.shape:
             raise ModelError(
                 f"{path}: the tensor {name} has the shape {tuple(weights[name].shape)}, but the model of its "
@@ -219,7 +222,10 @@ def _set_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
             )
     extra = set(weights) - set(expected)
     if extra:
-        raise ModelError(f"{path} has a tensor that the model of its config.yaml does not have: {min(extra)}.")
+        raise ModelError(
+            f"{path} has a tensor that the model of its config.yaml does not have: {min(extra)}. The folder may "
+            "contain files of different runs."
+        )
     check_tensors(weights, {name: parameter.dtype for name, parameter in expected.items()}, path)
     model.load_state_dict(weights, strict=False)  # a shared tensor is saved under one name
 
@@ -251,7 +257,10 @@ def read_newest(folder: RunFolder) -> SavedCheckpoint | None:
     for checkpoint in folder.complete_checkpoints():
         path = checkpoint.path / OPTIMIZER
         if not os.path.lexists(path):
-            raise ModelError(f"{path} is missing. Training cannot be resumed without the state of the optimizer.")
+            raise ModelError(
+                f"{path} is missing, and training cannot be resumed without the state of the optimizer. Copy it from "
+                "the original run folder."
+            )
         try:
             return SavedCheckpoint(checkpoint, read_tensors(checkpoint, WEIGHTS), read_tensors(checkpoint, OPTIMIZER))
         except UnreadableError as error:

@@ -266,7 +266,7 @@ def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
         raise ModelError(f"There is no model at {path}. Train one with `regard train PRESET --out {path}`.")
     folder = RunFolder(path)
     if not folder.exists():
-        raise ModelError(f"{path} does not contain a model: it has no config.yaml.")
+        raise ModelError(f"{path} does not contain a model: it has no config.yaml. Pass the folder of a run.")
     try:
         settings = folder.settings()
     except ConfigError as error:

@@ -143,8 +143,8 @@ def find_batch_tokens(settings: RunSettings, min_tokens: int = 512, min_gain: fl
             tokens *= 2
     if not trials:
         raise DataError(
-            "Out of memory, even with a batch of one pair (the longest). Set training.max_pair_length to leave out "
-            "long pairs."
+            "Out of memory, even with a batch of one pair (the longest). Set training.max_pair_length to skip long "
+            "pairs."
         )
     return SearchResult(trials, max(trials, key=lambda trial: trial[1])[0])
 

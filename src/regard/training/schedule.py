@@ -54,9 +54,7 @@ def build_batch_sampler(data: EncodedCorpus, settings: RunSettings) -> BatchSamp
             f"{' or training.max_pair_length' if training.max_pair_length else ''}."
         )
     if too_long:
-        log.warning(
-            "Training leaves out %s with more than %d tokens on a side.", quantity(too_long, "pair"), max_length
-        )
+        log.warning("Training skips %s with more than %d tokens on a side.", quantity(too_long, "pair"), max_length)
     return sampler
 
 

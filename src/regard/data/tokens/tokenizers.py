@@ -98,7 +98,10 @@ class Tokenizer:
         except Exception as error:  # the library raises no more specific exception
             raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
         if tuple(map(inner.id_to_token, range(len(SPECIALS)))) != SPECIALS:
-            raise ModelError(f"{path} was not created by regard: its first tokens are not {' '.join(SPECIALS)}.")
+            raise ModelError(
+                f"{path} was not created by regard: its first tokens are not {' '.join(SPECIALS)}. Copy it again from "
+                "the original run folder."
+            )
         return cls(inner)
 
     def to_bytes(self) -> bytes:
