@@ -90,11 +90,11 @@ def joey(model: Seq2Seq, settings: RecurrentModel, vocabulary: int) -> Any:
         (decoder.att_vector_layer.weight, our_decoder.readout.hidden.weight),
         (decoder.att_vector_layer.bias, our_decoder.readout.hidden.bias),
         (decoder.output_layer.weight, our_decoder.readout.output.weight),
-        (decoder.attention.key_layer.weight, score.key.weight[0]),
+        (decoder.attention.key_layer.weight, score.get_parameter("key.weight")[0]),
     ):
         target.copy_(source)
     if mechanism == "bahdanau":
-        decoder.attention.query_layer.weight.copy_(score.query.weight[0])
+        decoder.attention.query_layer.weight.copy_(score.get_parameter("query.weight")[0])
         decoder.attention.energy_layer.weight.copy_(score.v)
     for network, cells in ((encoder.rnn, our_encoder.layers.cells), (decoder.rnn, our_decoder.layers.cells)):
         for our_cell, suffix in zip(cells, ("", "_reverse"), strict=False):

@@ -11,6 +11,7 @@ loop over the cell's equations, input product included.
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ def network_builders() -> Networks:
         "lstm": lambda size: regard.LSTM(size, size),
     }
     for variant in VARIANTS:
-        builders[f"lstm {variant}"] = lambda size, variant=variant: regard.LSTM(size, size, variant=variant)
+        builders[f"lstm {variant}"] = lambda size, variant=variant: regard.LSTM(size, size, variant=variant)  # type: ignore[misc]
     builders["lstm, layer norm"] = lambda size: regard.LSTM(size, size, layer_norm=True)
     return builders
 
@@ -49,6 +50,11 @@ def loop(cell: Cell, x_BTD: Tensor) -> Tensor:
     return torch.stack(outputs, 1)
 
 
+def forward(network: nn.Module, x_BTD: Tensor) -> Tensor:
+    outputs_BTH: Tensor = network(x_BTD)[0]
+    return outputs_BTH
+
+
 def milliseconds(run: Callable[[Tensor], Tensor], x_BTD: Tensor, repeats: int) -> float:
     """Return the minimum time of forward and backward over several runs."""
     best = float("inf")
@@ -56,7 +62,7 @@ def milliseconds(run: Callable[[Tensor], Tensor], x_BTD: Tensor, repeats: int) -
         x_BTD.grad = None
         _synchronize(x_BTD)
         start = time.perf_counter()
-        run(x_BTD).sum().backward()
+        run(x_BTD).sum().backward()  # type: ignore[no-untyped-call]
         _synchronize(x_BTD)
         best = min(best, time.perf_counter() - start)
     return best * 1000
@@ -83,20 +89,18 @@ def main() -> None:
     batch_size, length, hidden = (size or default for size, default in zip(requested, sizes, strict=True))
     dtype = getattr(torch, args.dtype)
 
-    def move(module: nn.Module) -> nn.Module:
-        return module.to(args.device, dtype)
-
     torch.manual_seed(0)
     x_BTD = torch.randn(batch_size, length, hidden, device=args.device, dtype=dtype, requires_grad=True)
-    peer = move(nn.LSTM(hidden, hidden, batch_first=True))
-    lstm = milliseconds(lambda x: peer(x)[0], x_BTD, args.repeats)
+    peer = nn.LSTM(hidden, hidden, batch_first=True).to(args.device, dtype)
+    lstm = milliseconds(partial(forward, peer), x_BTD, args.repeats)
     lines = []
     for name, build in network_builders().items():
-        network = move(build(hidden))
+        network = build(hidden).to(args.device, dtype)
         cell = network.stack.cells[0]
+        assert isinstance(cell, Cell)
         path = dispatch.dispatch_layer(cell, args.device, dtype, rows=batch_size).path
-        ours = milliseconds(lambda x, network=network: network(x)[0], x_BTD, args.repeats)
-        looped = milliseconds(lambda x, cell=cell: loop(cell, x), x_BTD, max(1, args.repeats // 3))
+        ours = milliseconds(partial(forward, network), x_BTD, args.repeats)
+        looped = milliseconds(partial(loop, cell), x_BTD, max(1, args.repeats // 3))
         lines.append([name, path, f"{ours:.1f}", f"{looped:.1f}", f"{looped / ours:.1f}", f"{lstm / ours:.2f}"])
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {args.threads} thread(s)"
     print(f"{device}, {args.dtype}, B {batch_size}, T {length}, H {hidden}; torch.nn.LSTM {lstm:.1f} ms")

@@ -1,6 +1,6 @@
 """Settings, batches and distillation for tests, and a way to stop a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -15,6 +15,7 @@ from regard.models.settings import Model
 from regard.runs.settings import Teachers
 from regard.training import loop
 from regard.training.distillation import Distillation
+from regard.training.state import TrainingState
 
 SMALL = {
     "data.train": 400,
@@ -50,7 +51,7 @@ class ModelOnly(Settings):
     model: Model
 
 
-def to_arguments(settings: dict[str, object]) -> list[str]:
+def to_arguments(settings: Mapping[str, object]) -> list[str]:
     """Return settings as arguments of a command."""
     return [f"{key}={value}" for key, value in settings.items()]
 
@@ -58,9 +59,9 @@ def to_arguments(settings: dict[str, object]) -> list[str]:
 @contextmanager
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Interrupt training after this step, as if the process were killed."""
-    take_step = loop.take_step
+    take_step = loop.take_step  # type: ignore[attr-defined]  # a test may have replaced it
 
-    def take_step_or_stop(run: loop.TrainingState) -> tuple[float, int]:
+    def take_step_or_stop(run: TrainingState) -> tuple[float, int]:
         if run.progress.step == step:
             raise KeyboardInterrupt
         return take_step(run)

@@ -157,7 +157,8 @@ def _first_probabilities(model: regard.Model, text: str) -> NDArray[np.float32]:
     with torch.no_grad():
         source = pad(tokenizers.source.ids([text])).to(device)
         logits = model.network(source, torch.tensor([[START]], device=device)).logits_BTV
-    return logits[0, 0].softmax(-1).cpu().numpy()
+    probabilities: NDArray[np.float32] = logits[0, 0].softmax(-1).cpu().numpy()
+    return probabilities
 
 
 def test_models_with_different_tokenizers_are_rejected_as_an_ensemble(

@@ -5,7 +5,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from regard.config import resolve
 from regard.data import cache, preparation
-from regard.data.batching import EncodedCorpus
+from regard.data.batching import EncodedCorpus, EncodedSide
 from regard.data.corpora import load_corpus
 from regard.data.files import Files
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
@@ -34,6 +34,11 @@ ROWS = st.lists(st.lists(st.integers(0, 70_000), max_size=5), max_size=8)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def to_ragged(side: EncodedSide) -> Ragged:
+    assert isinstance(side, Ragged)
+    return side
 
 
 def write_data(tmp_path: Path, pairs: int = 60) -> FilesData:
@@ -90,10 +95,11 @@ def test_mapped_data_equals_data_in_memory(tmp_path: Path) -> None:
     corpus = load_corpus(settings)
     in_memory = EncodedCorpus.of(corpus.train, prepared.tokenizers, 1_000)
     assert len(prepared.train) == len(in_memory) > 0
+    sources, targets = to_ragged(prepared.train.sources), to_ragged(prepared.train.targets)
     for index in range(len(in_memory)):
-        assert prepared.train.sources[index].tolist() == in_memory.sources[index].tolist()
-        assert prepared.train.targets[index].tolist() == in_memory.targets[index].tolist()
-        assert prepared.train.targets[index][-1] == END
+        assert sources[index].tolist() == to_ragged(in_memory.sources)[index].tolist()
+        assert targets[index].tolist() == to_ragged(in_memory.targets)[index].tolist()
+        assert targets[index][-1] == END
     assert list(prepared.dev) == list(corpus.dev)
 
 
@@ -116,7 +122,7 @@ def test_a_changed_file_gets_another_entry(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "no manifest"])
 def test_a_damaged_entry_is_built_again(tmp_path: Path, cache_folder: Path, damage: str) -> None:
     settings = write_data(tmp_path)
-    expected = prepare(settings).train.sources.flat.tolist()
+    expected = to_ragged(prepare(settings).train.sources).flat.tolist()
     [ids] = (cache_folder / "corpora").glob("*/source.uint16")
     if damage == "truncate":
         ids.write_bytes(ids.read_bytes()[:-2])
@@ -127,7 +133,7 @@ def test_a_damaged_entry_is_built_again(tmp_path: Path, cache_folder: Path, dama
     else:
         (ids.parent / "manifest.json").unlink()
     messages: list[str] = []
-    assert prepare(settings, messages).train.sources.flat.tolist() == expected
+    assert to_ragged(prepare(settings, messages).train.sources).flat.tolist() == expected
     assert len(messages) == 1
 
 
@@ -135,7 +141,7 @@ def test_without_the_hashes_a_flipped_byte_would_not_be_detected(
     tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = write_data(tmp_path)
-    expected = prepare(settings).train.sources.flat.tolist()
+    expected = to_ragged(prepare(settings).train.sources).flat.tolist()
     [ids] = (cache_folder / "corpora").glob("*/source.uint16")
     ids.write_bytes(bytes([ids.read_bytes()[0] ^ 1]) + ids.read_bytes()[1:])
 
@@ -144,7 +150,7 @@ def test_without_the_hashes_a_flipped_byte_would_not_be_detected(
         return hashes[path.name]
 
     monkeypatch.setattr(cache, "sha256", read_hash)
-    assert prepare(settings).train.sources.flat.tolist() != expected
+    assert to_ragged(prepare(settings).train.sources).flat.tolist() != expected
 
 
 SLOW_BUILD = """
@@ -314,6 +320,7 @@ def test_workers_are_stopped_when_the_iterator_is_closed() -> None:
     pair = TokenizerPair.build(CharTokenizer(), ["abc"], ["abc"])
     stream = encode_parallel(pair, iter([[["a"], ["b"]]] * 9), processes=2)
     next(stream)
+    assert isinstance(stream, Generator)
     stream.close()
     assert not any(b"tokens.workers" in command for command in commands_of_children())
 
@@ -331,11 +338,10 @@ def test_a_large_corpus_is_tokenized_by_many_processes(tmp_path: Path, monkeypat
     monkeypatch.setattr(preparation, "_CHUNK", 40)
     settings = write_data(tmp_path, pairs=400)
     processes: list[int] = []
-    encode = preparation.encode_parallel
 
     def record_processes(*args: Any) -> Any:
         processes.append(args[2])
-        return encode(*args)
+        return encode_parallel(*args)
 
     monkeypatch.setattr(preparation, "encode_parallel", record_processes)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)

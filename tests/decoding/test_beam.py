@@ -242,7 +242,14 @@ def test_hypotheses_start_with_the_forced_prefix(width: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_hypotheses_contain_the_required_phrases(width: int) -> None:
-    required = [[(4, 4, 2), (3, 3)], [], [(2, 2, 2, 2)], [(3,)], [(4, 2), (2, 4)], [(3, 4, 3, 4, 3)]]
+    required: list[list[tuple[int, ...]]] = [
+        [(4, 4, 2), (3, 3)],
+        [],
+        [(2, 2, 2, 2)],
+        [(3,)],
+        [(4, 2), (2, 4)],
+        [(3, 4, 3, 4, 3)],
+    ]
     for phrases, hypotheses in zip(required, search_with(RequiredPhrases(required, [8] * 6, END), width), strict=True):
         assert all(contains(hypothesis.tokens, phrase) for hypothesis in hypotheses for phrase in phrases)
 

@@ -65,7 +65,8 @@ class PreallocatingDecoder(Decoder):
         return logits, (steps + 1, inner)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
-        return self.inner(tokens_BT, memory)
+        decoded: Decoded = self.inner(tokens_BT, memory)
+        return decoded
 
 
 def search(decoder: Decoder, encoder: Any, width: int, device: str) -> list[list[Hypothesis]]:

@@ -1,5 +1,7 @@
 """Predictions of a trained model, from text to text."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -40,9 +42,7 @@ def test_predictions_for_a_list_are_in_order_and_equal_those_for_single_texts(mo
 
 @pytest.mark.parametrize("search", [{}, {"beam": 3}, {"sample": True}])
 @pytest.mark.parametrize("text", ["", "   ", " \t\u3000"])
-def test_the_prediction_for_an_empty_text_is_empty(
-    model: regard.Model, text: str, search: dict[str, int | bool]
-) -> None:
+def test_the_prediction_for_an_empty_text_is_empty(model: regard.Model, text: str, search: dict[str, Any]) -> None:
     empty = model.predict(text, **search)
     assert (empty.source, empty.text, empty.tokens, empty.truncated) == (text, "", [], False)
     assert empty.attention.shape == (0, 0)
@@ -147,7 +147,7 @@ def test_alternatives_are_sorted_distinct_and_scored_by_the_model(model: regard.
 
 
 @pytest.mark.parametrize("search", [{}, {"beam": 3}, {"sample": True}])
-def test_every_strategy_satisfies_constraints(model: regard.Model, search: dict[str, int | bool]) -> None:
+def test_every_strategy_satisfies_constraints(model: regard.Model, search: dict[str, Any]) -> None:
     assert model.predict("3 mai 2009", prefix="19", **search).text.startswith("19")
     first, _ = model.predict(["3 mai 2009", "x"], must_contain=[["777", "-4"], []], **search)
     assert "777" in first.text
@@ -185,7 +185,7 @@ def test_a_coverage_penalty_ranks_by_attention_to_the_source(model: regard.Model
 
 
 @pytest.mark.parametrize("search", [{"nbest": 3}, {"nbest": 4, "groups": 2}])
-def test_the_default_beam_fits_nbest_and_groups(model: regard.Model, search: dict[str, int]) -> None:
+def test_the_default_beam_fits_nbest_and_groups(model: regard.Model, search: dict[str, Any]) -> None:
     default, explicit = model.predict(TEXTS[2], **search), model.predict(TEXTS[2], **search, beam=search["nbest"])
     assert [p.text for p in default.alternatives] == [p.text for p in explicit.alternatives]
     assert len(default.alternatives) == search["nbest"] - 1
@@ -200,7 +200,7 @@ def test_the_default_beam_fits_nbest_and_groups(model: regard.Model, search: dic
         ({"beam": 4, "sample": True}, "cannot be combined"),
     ],
 )
-def test_invalid_search_settings_are_rejected(model: regard.Model, search: dict[str, int], message: str) -> None:
+def test_invalid_search_settings_are_rejected(model: regard.Model, search: dict[str, Any], message: str) -> None:
     with pytest.raises(regard.ConfigError, match=message):
         model.predict("x", **search)
 

@@ -29,7 +29,7 @@ class TableDecoder(Decoder):
         return self.table[token_B] + repeat_for_hypotheses(keys, len(token_B)), state + 1
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
-        return Decoded.of_logits(self.table[tokens_BT] + memory.summary_BD.unsqueeze(1))
+        return Decoded.from_logits(self.table[tokens_BT] + memory.summary_BD.unsqueeze(1))
 
 
 def memory(*bonuses: list[float]) -> Memory:

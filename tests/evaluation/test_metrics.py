@@ -168,7 +168,7 @@ def test_references_are_grouped_by_line_or_by_source(name: str, metric: BLEU | C
     assert value(f"{name}:references=auto", *uneven) == pytest.approx(
         metric.corpus_score(predictions[:3], [references[:3]]).score
     )
-    ragged = metric.corpus_score(predictions[:3:2], [references[:3:2], [references[1], None]]).score
+    ragged = metric.corpus_score(predictions[:3:2], [references[:3:2], [references[1], None]]).score  # type: ignore[list-item]
     assert value(f"{name}:references=by_source", *uneven) == pytest.approx(ragged)
 
 

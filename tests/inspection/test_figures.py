@@ -47,7 +47,7 @@ def only_matplotlib_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def clear_font_caches() -> None:
     fonts._families.cache_clear()
-    font_manager.fontManager._findfont_cached.cache_clear()
+    font_manager.fontManager._findfont_cached.cache_clear()  # type: ignore[attr-defined]
 
 
 def test_a_figure_labels_every_token_and_is_reproducible(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def sigmoid(x: Array) -> Array:
 
 
 def softmax(x: Array) -> Array:
-    return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+    weights: Array = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+    return weights
 
 
 def rnn(w: Weights, cell: str, x: Array, h: Array) -> Array:

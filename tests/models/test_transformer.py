@@ -37,6 +37,7 @@ def copy_weights(target: nn.Module, source: nn.Module) -> None:
 
 
 def copy_attention(target: nn.MultiheadAttention, source: regard.MultiHeadAttention) -> None:
+    assert isinstance(source.to_key, nn.Linear)
     parts = (source.to_query, source.to_key, source.to_value)
     assert target.in_proj_weight is not None
     target.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
@@ -201,6 +202,6 @@ def test_gradient_checkpointing_saves_memory_and_keeps_the_gradients() -> None:
 
 
 def test_torch_compile_treats_sinusoidal_positions_as_constants() -> None:
-    marks = vars(torch.compiler.assume_constant_result(lambda: None))
+    marks = vars(torch.compiler.assume_constant_result(lambda: None))  # type: ignore[no-untyped-call]
     assert marks
     assert vars(transformer._get_sinusoids).items() >= marks.items()

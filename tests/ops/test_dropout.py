@@ -41,6 +41,7 @@ def test_the_gradient_uses_the_mask_of_the_forward_pass() -> None:
     x = torch.ones(50, requires_grad=True)
     output = Dropout(0.5)(x)
     output.sum().backward()
+    assert x.grad is not None
     assert torch.equal(x.grad, output.detach())
 
 

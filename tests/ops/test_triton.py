@@ -138,7 +138,12 @@ def test_training_loss_with_kernels_equals_the_reference(
 def _enable_kernels(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Use the kernels everywhere, except in recurrent steps → the tensors for which they were used."""
     checked: list[Tensor] = []
-    monkeypatch.setattr("regard.ops.triton.is_usable", lambda x: checked.append(x) or True)
+
+    def is_usable(x: Tensor) -> bool:
+        checked.append(x)
+        return True
+
+    monkeypatch.setattr("regard.ops.triton.is_usable", is_usable)
     return checked
 
 
@@ -208,7 +213,8 @@ def test_consistency_loss_ignores_tokens_that_are_impossible_in_both_passes() ->
     loss = consistency_loss(first, second, torch.tensor([2], device=DEVICE), (1, 1, 1, 1), 0.0, -100)
     actual = output_and_gradients(loss, [first, second])
     possible = [x.detach()[:, ::2].requires_grad_() for x in (first, second)]
-    reference = reference_consistency_loss(*possible, torch.tensor([1], device=DEVICE), (1, 1, 1, 1), 0.0)
+    targets = torch.tensor([1], device=DEVICE)
+    reference = reference_consistency_loss(possible[0], possible[1], targets, (1, 1, 1, 1), 0.0)
     expected = output_and_gradients(reference, possible)
     torch.testing.assert_close(actual[0], expected[0])
     for gradient, expected_gradient in zip(actual[1:], expected[1:], strict=True):

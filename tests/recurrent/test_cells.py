@@ -35,7 +35,7 @@ def numbers(tensor: Tensor) -> list[list[float]]:
 
 def blocks(tensor: Tensor, size: int, names: list[str]) -> dict[str, list[list[float]]]:
     """Split the rows of a matrix by gate."""
-    return {name: numbers(rows) for name, rows in zip(names, tensor.split(size), strict=True)}
+    return {name: numbers(rows) for name, rows in zip(names, tensor.split(size), strict=True)}  # type: ignore[no-untyped-call]
 
 
 def odyssey(
@@ -55,7 +55,7 @@ def odyssey(
         total = add(times(W[name], x), times(R[name], y), [row[0] for row in b[name]])
         if variant == "FGR" and name != "z":
             assert cell.weight_gates is not None
-            rows = cell.weight_gates.split(size)[names.index(name)]
+            rows = cell.weight_gates.split(size)[names.index(name)]  # type: ignore[no-untyped-call]
             for source, matrix in zip(names, rows.split(size, dim=1), strict=True):
                 total = add(total, times(numbers(matrix), gates[source]))
         return total
@@ -273,6 +273,10 @@ def test_layer_normalization_equals_the_equations_of_the_paper() -> None:
         centered = values - values.mean(-1, keepdim=True)
         return centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
+    assert cell.gain_input is not None
+    assert cell.gain_state is not None
+    assert cell.gain_cell is not None
+    assert cell.bias_cell is not None
     total = (
         normalize(x @ cell.weight_input.t()) * cell.gain_input
         + normalize(h @ cell.weight_state.t()) * cell.gain_state

@@ -1,7 +1,7 @@
 """Every fast path against the reference scan: outputs, states and gradients, for every cell and LSTM variant."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import pytest
@@ -91,7 +91,7 @@ def compare(
 
     x = noise(rows, steps, cells[0].input_size)
     # Slices of one tensor, like the initial state of a decoder, which is split from the output of the bridge.
-    initial = [noise(rows, sum(cell.state_sizes)).split(cell.state_sizes, dim=1) for cell in cells]
+    initial = [noise(rows, sum(cell.state_sizes)).split(cell.state_sizes, dim=1) for cell in cells]  # type: ignore[no-untyped-call]
     masks = [2 * torch.rand(rows, cell.hidden_size).to(x).round() if state_dropout else None for cell in cells]
     lengths_B = None if lengths is None else torch.tensor(lengths, device=device)
     references = outputs_and_gradients(cells, x, initial, reference, lengths_B, masks)
@@ -171,11 +171,11 @@ WIDE: dict[str, Callable[[], Cell]] = {
 
 
 @pytest.fixture
-def exact() -> None:
+def exact() -> Iterator[None]:
     """Compute products of float32 matrices in float32, without TF32."""
     before = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]
     torch.backends.cudnn.rnn.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    yield  # type: ignore[misc]
+    yield
     torch.backends.cudnn.rnn.fp32_precision = before  # type: ignore[attr-defined]
 
 
@@ -240,8 +240,13 @@ def test_fused_steps_equal_the_cell(
         loss = torch.stack([part.sin().sum() for part in next_state]).sum()
         return [*next_state, *torch.autograd.grad(loss, [gates_BTG, *state, *parameters])]
 
-    calls = []
-    monkeypatch.setattr(dispatch, "is_usable", lambda gates: calls.append(gates) or True)
+    calls: list[Tensor] = []
+
+    def is_usable(gates: Tensor) -> bool:
+        calls.append(gates)
+        return True
+
+    monkeypatch.setattr(dispatch, "is_usable", is_usable)
     fused_results = state_and_gradients(lambda gates, previous: dispatch.step(cell, gates, previous))
     assert len(calls) == 2
     for actual, expected in zip(fused_results, state_and_gradients(cell.step), strict=True):
@@ -315,7 +320,7 @@ def test_an_unbounded_network_stops_at_the_end_of_a_row(name: str, path: str) ->
     x = torch.rand(2, steps, 3).to(cell.weight_state.device)
     lengths = torch.tensor([1, 3]).to(x.device)
     [scanned] = run([scan.CellInput(cell, x, cell.init_state(2, x))], lengths)
-    (scanned.outputs_BTH[0, :1].sum() + scanned.outputs_BTH[1, :3].sum()).backward()
+    (scanned.outputs_BTH[0, :1].sum() + scanned.outputs_BTH[1, :3].sum()).backward()  # type: ignore[no-untyped-call]
     for parameter in cell.parameters():
         assert parameter.grad is not None
         assert torch.isfinite(parameter.grad).all()
@@ -330,7 +335,7 @@ def test_only_the_reference_scan_has_second_derivatives(build: Callable[..., tor
         torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
     with reference_mode():
         [gradient] = torch.autograd.grad(network(x)[0].sum(), x, create_graph=True)
-    gradient.square().sum().backward()
+    gradient.square().sum().backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 

@@ -23,6 +23,7 @@ from regard.runs.folder import FORMAT, RunFolder
 from regard.runs.lock import lock_folder
 from regard.training import loop
 from regard.training.machine import report_disk_failures
+from regard.training.state import TrainingState, start_training
 from tests_shared import SMALL, stop_at
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -156,9 +157,9 @@ def after_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], o
     """Run a function after a step of training."""
 
     def patch(step: int, function: Callable[[], object]) -> None:
-        take_step = loop.take_step
+        take_step = loop.take_step  # type: ignore[attr-defined]  # a previous call may have replaced it
 
-        def patched(state: loop.TrainingState) -> tuple[float, int]:
+        def patched(state: TrainingState) -> tuple[float, int]:
             result = take_step(state)
             if state.progress.step == step:
                 function()
@@ -370,11 +371,10 @@ def test_an_optimizer_that_is_not_finite_is_rejected_by_name(run: Path) -> None:
 def test_weights_that_are_not_finite_are_never_saved(
     tmp_path: Path, after_step: AfterStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states: list[loop.TrainingState] = []
-    start = loop.start_training
+    states: list[TrainingState] = []
 
-    def patched(*args: Any) -> loop.TrainingState:
-        states.append(start(*args))
+    def patched(*args: Any) -> TrainingState:
+        states.append(start_training(*args))
         return states[0]
 
     monkeypatch.setattr(loop, "start_training", patched)

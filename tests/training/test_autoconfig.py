@@ -162,7 +162,8 @@ def test_steps_fill_the_minutes_with_the_fastest_number_of_threads(tmp_path: Pat
 def test_without_minutes_training_ends_after_enough_epochs_or_ten_minutes(tmp_path: Path) -> None:
     chosen = choose(write_pairs(tmp_path, transliterations()), {}, cuda=False)
     fast = fit_schedule(chosen, TrainingSpeed({1: 0.01}, 3.0), None, 600.0, {}).settings.training
-    assert (fast.steps, fast.minutes, fast.max_epochs) == (500, 10.0, pytest.approx(500 / 3))
+    assert (fast.steps, fast.minutes) == (500, 10.0)
+    assert fast.max_epochs == pytest.approx(500 / 3)
     slow = fit_schedule(chosen, TrainingSpeed({1: 10.0}, 3.0), None, 600.0, {}).settings.training
     assert (slow.steps, slow.minutes) == (51, 10.0)
 

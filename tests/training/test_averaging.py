@@ -19,6 +19,8 @@ from regard.runs.events import read_events
 from regard.runs.folder import Checkpoint, RunFolder
 from regard.training import loop
 from regard.training.averaging import MovingAverage, average_weights
+from regard.training.state import TrainingState
+from regard.training.step import take_step
 from tests_shared import SMALL
 
 SETTINGS = {
@@ -132,12 +134,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_checkpoint_saved_on_a_signal_is_not_averaged(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = loop.take_step
-
-    def signalled(run: loop.TrainingState) -> tuple[float, int]:
+    def signalled(run: TrainingState) -> tuple[float, int]:
         if run.progress.step == 56:
             os.kill(os.getpid(), signal.SIGTERM)
-        return take(run)
+        return take_step(run)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "take_step", signalled)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests_fault_injection import CALLS, LAST, SETTINGS
 ROOT = Path(__file__).parents[2]
 
 
-def final_state(path: Path) -> tuple[dict[str, str], list[object]]:
+def final_state(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Return hashes of the last checkpoint, and the events without times."""
     files = {file.name: sha256(file) for file in (path / "checkpoints" / "step-2").iterdir()}
     timed = {"time", "tokens_per_second"}

@@ -21,6 +21,7 @@ from regard.training import objective as objective_module
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.objective import Objective
 from regard.training.optim import build_optimizer, set_learning_rate
+from regard.training.state import TrainingState, start_training
 from regard.training.step import compute_gradients
 from tests_shared import SMALL, make_distillation, stop_at
 
@@ -190,10 +191,9 @@ class OutOfMemoryGradient:
 def test_without_memory_for_cuda_graphs_a_run_continues_eagerly_with_the_same_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start_training = loop.start_training
-    states: list[loop.TrainingState] = []
+    states: list[TrainingState] = []
 
-    def start_without_memory(*args: Any) -> loop.TrainingState:
+    def start_without_memory(*args: Any) -> TrainingState:
         states.append(start_training(*args))
         states[0].gradient = OutOfMemoryGradient(states[0].objective)  # type: ignore[assignment]
         return states[0]

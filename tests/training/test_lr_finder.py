@@ -11,6 +11,7 @@ from regard.config import resolve
 from regard.errors import DataError
 from regard.runs.settings import RunSettings
 from regard.training.lr_finder import find_batch_tokens, find_learning_rate, find_steepest_descent
+from tests_command import Result
 from tests_shared import SMALL, to_arguments
 
 SETTINGS = resolve(RunSettings, "dates", SMALL)
@@ -46,10 +47,10 @@ def test_a_loss_that_is_never_finite_is_an_error() -> None:
         find_steepest_descent([])
 
 
-def test_the_command_line_prints_a_setting_and_writes_nothing(cli: Callable[..., object], tmp_path: Path) -> None:
+def test_the_command_line_prints_a_setting_and_writes_nothing(cli: Callable[..., Result], tmp_path: Path) -> None:
     done = cli("train", "dates", *to_arguments(SMALL), "--find", "learning-rate")
-    assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
-    key, value = done.stdout.strip().split("=")  # type: ignore[attr-defined]
+    assert done.returncode == 0, done.stderr
+    key, value = done.stdout.strip().split("=")
     assert key == "training.learning_rate"
     assert 1e-5 < float(value) < 1
     assert not (tmp_path / "runs").exists()

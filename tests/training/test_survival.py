@@ -19,6 +19,8 @@ from regard.runs import checkpoints
 from regard.runs.folder import RunFolder
 from regard.runs.schedule import Schedule
 from regard.training import loop
+from regard.training.state import TrainingState
+from regard.training.step import take_step
 from tests_shared import SMALL, stop_at
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +101,7 @@ def test_a_stopped_run_with_all_features_ends_with_identical_weights(
             (
                 checkpoints.RunProgress,
                 "from_json",
-                lambda state: checkpoints.RunProgress(state["data"], Schedule.of(SETTINGS["training.steps"])),
+                lambda state: checkpoints.RunProgress(state["data"], Schedule.of(int(SETTINGS["training.steps"]))),
             ),
             id="step",
         ),
@@ -231,11 +233,11 @@ def test_a_run_killed_after_it_ran_out_of_memory_ends_with_identical_weights(
             torch.empty(2**60)
         return loss
 
-    take, steps = loop.take_step, [0]
+    steps = [0]
 
-    def counted(run: loop.TrainingState) -> tuple[float, int]:
+    def counted(run: TrainingState) -> tuple[float, int]:
         steps.append(run.progress.step)
-        return take(run)
+        return take_step(run)
 
     monkeypatch.setattr(objective.Objective, "__call__", limited)
     monkeypatch.setattr(loop, "take_step", counted)
@@ -272,14 +274,13 @@ def test_too_little_memory_for_one_pair_is_an_error(tmp_path: Path, monkeypatch:
 def test_a_run_that_diverges_keeps_the_weights_of_the_previous_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
 ) -> None:
-    take = loop.take_step
     before: dict[str, torch.Tensor] = {}
-    runs: list[loop.TrainingState] = []
+    runs: list[TrainingState] = []
 
-    def watched(run: loop.TrainingState) -> tuple[float, int]:
+    def watched(run: TrainingState) -> tuple[float, int]:
         runs.append(run)
         before.update({name: value.clone() for name, value in run.model.state_dict().items()})
-        return take(run)
+        return take_step(run)
 
     monkeypatch.setattr(loop, "take_step", watched)
     diverging = {"training.learning_rate": 1e30, "training.warmup": 0, "training.batch_size": 5}
@@ -312,7 +313,7 @@ def test_a_loss_that_is_not_finite_does_not_change_the_weights(
 
 
 def test_a_signal_between_saving_and_stopping_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def signal_after_the_check(state: loop.TrainingState, step: int) -> bool:
+    def signal_after_the_check(state: TrainingState, step: int) -> bool:
         if step == 3:
             signal.raise_signal(signal.SIGTERM)
         return False

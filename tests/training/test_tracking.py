@@ -11,6 +11,8 @@ from regard.runs.events import EventLog, read_events
 from regard.runs.folder import RunFolder
 from regard.runs.lock import lock_folder
 from regard.training import loop, tracking
+from regard.training.state import TrainingState
+from regard.training.step import take_step
 from tests_shared import SMALL
 
 TRACKED = {**SMALL, "training.steps": 20, "training.track": "tensorboard"}
@@ -46,12 +48,10 @@ def are_equal(one: Curves, other: Curves) -> bool:
 def test_a_run_killed_between_checkpoints_writes_each_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = loop.take_step
-
-    def die(run: loop.TrainingState) -> tuple[float, int]:
+    def die(run: TrainingState) -> tuple[float, int]:
         if run.progress.step == 17:  # after the checkpoint of step 10 and the log of step 15
             raise KeyboardInterrupt
-        return take(run)
+        return take_step(run)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "take_step", die)

@@ -105,7 +105,7 @@ def test_a_large_alpha_samples_the_most_likely_path(words: list[str]) -> None:
 def _score(tokenizer: Tokenizer, ids: list[int]) -> float:
     import json
 
-    pieces = json.loads(tokenizer.inner.to_str())["model"]["vocab"]
+    pieces: list[tuple[str, float]] = json.loads(tokenizer.inner.to_str())["model"]["vocab"]
     return sum(pieces[index][1] for index in ids)
 
 

@@ -83,7 +83,7 @@ def test_with_byte_fallback_every_text_round_trips_and_nothing_is_unknown(kind: 
 
 @cache
 def _with_bytes(kind: str, split: str) -> Tokenizer:
-    options = {"split": split} if kind in {"bpe", "unigram"} else {}
+    options: dict[str, Any] = {"split": split} if kind in {"bpe", "unigram"} else {}
     return build(kind, byte_fallback=True, symbols=SYMBOLS, **options)
 
 
@@ -118,7 +118,8 @@ def test_cached_words_have_the_ids_of_the_uncached_text(kind: str, split: str, t
 
 @cache
 def _without_symbols(kind: str, split: str) -> Tokenizer:
-    return build(kind, byte_fallback=True, **({} if kind == "word" else {"split": split}))
+    options: dict[str, Any] = {} if kind == "word" else {"split": split}
+    return build(kind, byte_fallback=True, **options)
 
 
 def test_symbols_are_found_anywhere_in_the_text() -> None:
