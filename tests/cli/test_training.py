@@ -176,7 +176,7 @@ def test_a_bare_data_file_is_trained_on(cli: Run, tmp_path: Path) -> None:
 def test_a_second_data_file_without_an_option_is_rejected(cli: Run, arguments: list[str]) -> None:
     done = cli("train", *arguments)
     assert done.returncode == 2
-    assert f"{arguments[-1]}: use --pairs" in done.stderr
+    assert f"{arguments[-1]} is not a KEY=VALUE setting. Pass training data with --pairs" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,7 @@ def test_short_forms_of_settings() -> None:
     )
     with pytest.raises(ConfigError, match="Did you mean 'bpe'"):
         resolve(RunSettings, "dates", {"tokenizer": "bpo"})
-    with pytest.raises(ConfigError, match=r"no setting 'tokenizer.target.vocabluary'. Did you mean 'vocabulary'"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'tokenizer.target.vocabluary'. Did you mean 'vocabulary'"):
         resolve(RunSettings, "dates", {"tokenizer": {"source": "char", "target": {"kind": "word", "vocabluary": 5}}})
 
 
