@@ -41,7 +41,7 @@ def command(model: str, words: tuple[str, ...], outputs: tuple[Path, ...]) -> No
 def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
     for folder in folders:
         if not folder.exists():
-            raise ModelError(f"{folder.path} is not a run: there is no {folder.config}.")
+            raise ModelError(f"{folder.path} is not a run: there is no {folder.config}. Check the path.")
 
     from rich.console import Console
 

@@ -144,11 +144,12 @@ def _format_side(name: str, side: Stats, extra_rows: Sequence[list[str]] = ()) -
         [f"{name} lengths", f"0 {bars(histogram['counts'])} {last:,}+ {histogram['unit']}"],
         ["scripts", ", ".join(scripts) or "no letters"],
         ["alphabet", f"{side['alphabet']:,} characters"],
-        ["outside main script", "  ".join(outside) or "only ASCII"],
+        ["outside main script", "  ".join(outside) or "none except ASCII"],
         ["words", f"{side['total_words']:,}, of which {side['distinct_words']:,} distinct"],
         [
             "tokens",
-            f"{side['tokens']['char']:,} characters; about {side['tokens']['subword']:,} subwords of {SUBWORDS:,}",
+            f"{side['tokens']['char']:,} characters; about {side['tokens']['subword']:,} subwords with a vocabulary of "
+            f"{SUBWORDS:,}",
         ],
         *extra_rows,
     ]

@@ -246,7 +246,7 @@ def with_deadline(overrides: Mapping[str, Any], minutes: float | None) -> dict[s
     """Return the overrides with a deadline, if there is one."""
     merged = dict(overrides) if minutes is None else {**overrides, "training.minutes": minutes}
     if merged.get("training.minutes") is not None and "training.steps" in merged:
-        raise ConfigError("A number of minutes and training.steps cannot be combined. Set one of them.")
+        raise ConfigError("A deadline in minutes and training.steps cannot be combined. Set one of them.")
     return merged
 
 
@@ -265,7 +265,7 @@ class RunSettings(Settings):
     def _check_shared_vocabulary(self) -> Self:
         if self.model.shares_vocabulary and not self.tokenizer.shared:
             reason = "ties all embeddings" if self.model.tied == "all" else "copies tokens (decoder.copy_source)"
-            raise ValueError(f"model: it {reason}, which requires a shared vocabulary. Set tokenizer.shared=true.")
+            raise ValueError(f"the model {reason}, which requires a shared vocabulary. Set tokenizer.shared=true.")
         return self
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ EMPTY = ProblemKind(
     "empty",
     "error",
     "pairs with an empty side",
-    "Remove the lines from both sides. Training ignores them.",
+    "Remove the lines from both sides. Training skips them.",
 )
 SWAPPED = ProblemKind(
     "swapped", "error", "pairs with source and target swapped", "Swap source and target on these lines."

@@ -194,8 +194,8 @@ def _find_unusual_ratios(surveys: Sequence[Survey]) -> Iterator[Finding]:
     spread = max(1.4826 * np.median(np.abs(deviation_N - median)), (upper - lower) / 3.92, 0.1)
     details = (
         f"the median ratio of target to source characters is {median_ratio:.2f}, and 95 % of the pairs are between "
-        f"{low:.2f} and {high:.2f}; these have a ratio above {_MAX_FACTOR * median_ratio:.2f} or below "
-        f"{median_ratio / _MAX_FACTOR:.2f}, and differ by more than {_MAX_DEVIATIONS:g} standard deviations"
+        f"{low:.2f} and {high:.2f}; the flagged pairs have a ratio above {_MAX_FACTOR * median_ratio:.2f} or below "
+        f"{median_ratio / _MAX_FACTOR:.2f}, and deviate by more than {_MAX_DEVIATIONS:g} standard deviations"
     )
     for survey in surveys:
         unusual_N = (survey.marks_N & np.uint8(Mark.EMPTY)) == 0
