@@ -11,13 +11,14 @@ from TRAIN; the test pairs are scored once. Seed 0.
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from regard.training.machine import usable_cores
 
 BUSY_LOOP = "while True: pass"
 LOWER_IS_BETTER = {"wer", "per", "cer", "ser", "ter"}
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--load", action="store_true", help="train each a second time beside busy processes")
     parser.add_argument("--verbose", action="store_true", help="show what training prints")
     args = parser.parse_args()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     print(f"{'data':<16}{'load':>6}{'seconds':>9}{'of deadline':>13}{'steps':>8}  test", flush=True)
     for argument in args.data:
         name, _, fields = argument.partition("=")

@@ -56,16 +56,17 @@ def to_json(value: Any, *, indent: int | None = None, ensure_ascii: bool = True)
     try:
         return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:  # rare, so it is faster not to check every number first
-        return json.dumps(_replace_nonfinite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+        return json.dumps(replace_nonfinite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
 
 
-def _replace_nonfinite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
+    """Replace NaN and infinity with None, in nested dictionaries and sequences too."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {key: _replace_nonfinite(entry) for key, entry in value.items()}
+            return {key: replace_nonfinite(entry) for key, entry in value.items()}
         case list() | tuple():
-            return [_replace_nonfinite(entry) for entry in value]
+            return [replace_nonfinite(entry) for entry in value]
         case _:
             return value

@@ -13,11 +13,12 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
-
-from filelock import BaseFileLock, FileLock, Timeout
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import ResourceError, is_disk_failure
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 log = logging.getLogger(__name__)
 
@@ -85,15 +86,19 @@ def _fill(draft: Path, entry: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _lock(draft: Path) -> BaseFileLock:
+def _lock(draft: Path) -> "BaseFileLock":
     """Return the lock of a draft. The operating system releases it when the process ends, however it ends."""
+    from filelock import FileLock
+
     folder = draft.parent.parent / "locks"
     folder.mkdir(exist_ok=True)
     return FileLock(folder / f"{draft.parent.name}{draft.name}.lock")
 
 
-def _acquire(draft: Path) -> AbstractContextManager[BaseFileLock]:
+def _acquire(draft: Path) -> AbstractContextManager["BaseFileLock"]:
     """Acquire the lock of a draft; wait if another process holds it."""
+    from filelock import Timeout
+
     lock = _lock(draft)
     try:
         return lock.acquire(timeout=0)
@@ -104,6 +109,8 @@ def _acquire(draft: Path) -> AbstractContextManager[BaseFileLock]:
 
 def _remove_abandoned_drafts(locked: Path) -> None:
     """Remove drafts that killed processes left behind: the one that this process has locked, and unlocked ones."""
+    from filelock import Timeout
+
     shutil.rmtree(locked, ignore_errors=True)
     for draft in locked.parent.glob(".*"):
         try:

@@ -3,11 +3,10 @@
 B rows, T target steps, D width, N pairs or tokens.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from regard.errors import DivergedError, ModelError
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, Statistics, compute_statistics
 from regard.evaluation.settings import Metric
 from regard.evaluation.values import MetricValues
-from regard.formatting import quantity, table
+from regard.formatting import quantity, replace_nonfinite, table
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.chunked_loss import rows_per_chunk
 from regard.ops.reference_mode import full_precision
@@ -76,21 +75,17 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return everything but the predictions; numbers that are not finite become null."""
         labels = [metric.label for metric in self.statistics]
-        intervals = {label: list(map(_finite, interval)) for label, interval in self.confidence_intervals.items()}
-        return {
+        document = {
             "pairs": self.metric_values.pairs,
             "sources": len(set(self.evaluation_set.sources)),
-            "values": {label: _finite(self[label]) for label in labels},
+            "values": {label: self[label] for label in labels},
             "signatures": {label: self.metric_values.signatures[label] for label in labels},
-            **({"confidence": intervals} if intervals else {}),
+            **({"confidence": self.confidence_intervals} if self.confidence_intervals else {}),
             "search": self.search.model_dump(mode="json") if self.predictions else None,
             "seconds": round(self.seconds, 4),
             "tokens_per_second": round(self.tokens_per_second, 1),
         }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        return cast(dict[str, Any], replace_nonfinite(document))
 
 
 def evaluate(

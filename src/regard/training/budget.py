@@ -44,21 +44,20 @@ class TrainingSpeed(NamedTuple):
         return self.seconds_per_step[self.threads]
 
 
-class _SmallModel(NamedTuple):
-    """Settings of a model that learns quickly."""
+class _Updates(NamedTuple):
+    """Settings of the optimizer's updates."""
 
-    hidden: int
-    vocabulary: int
     batch_tokens: int
     learning_rate: float
 
 
-_SMALL = _SmallModel(hidden=128, vocabulary=2_000, batch_tokens=512, learning_rate=0.004)
-
 _FEW_TOKENS = 200_000
 """With fewer tokens in all batches together, still smaller batches and a higher learning rate learn more."""
 
-_FEW_TOKENS_BATCH, _FEW_TOKENS_RATE = 256, 0.008
+_SMALL_UPDATES, _SMALLEST_UPDATES = _Updates(512, 0.004), _Updates(256, 0.008)
+
+_SMALL_HIDDEN, _SMALL_VOCABULARY = 128, 2_000
+"""Sizes of a model that learns quickly."""
 
 
 def _with_groups(key: str) -> set[str]:
@@ -81,20 +80,21 @@ def shrink(
         return chosen
     smaller: dict[str, Any] = {}
     few_tokens = batch is not None and steps * batch < _FEW_TOKENS
+    updates = _SMALLEST_UPDATES if few_tokens else _SMALL_UPDATES
     if batch is not None:
-        smaller["training.batch_tokens"] = min(_FEW_TOKENS_BATCH if few_tokens else _SMALL.batch_tokens, batch)
+        smaller["training.batch_tokens"] = min(updates.batch_tokens, batch)
     fine_tuned = INIT_FROM in overridden
     if (few_tokens or epochs < 1) and not fine_tuned:
-        smaller["training.learning_rate"] = _FEW_TOKENS_RATE if few_tokens else _SMALL.learning_rate
+        smaller["training.learning_rate"] = updates.learning_rate
     if epochs < 1 and not fine_tuned:
         smaller |= {
-            "model.embedding": min(_SMALL.hidden, model.embedding),
-            "model.encoder.hidden": min(_SMALL.hidden, model.encoder.hidden),
-            "model.decoder.hidden": min(_SMALL.hidden, model.decoder.hidden),
+            "model.embedding": min(_SMALL_HIDDEN, model.embedding),
+            "model.encoder.hidden": min(_SMALL_HIDDEN, model.encoder.hidden),
+            "model.decoder.hidden": min(_SMALL_HIDDEN, model.decoder.hidden),
         }
         # A vocabulary of another size was enlarged for a large alphabet.
         if isinstance(tokenizer, BPETokenizer) and tokenizer.vocabulary in {size for _, size in VOCABULARIES}:
-            smaller["tokenizer.vocabulary"] = min(_SMALL.vocabulary, tokenizer.vocabulary)
+            smaller["tokenizer.vocabulary"] = min(_SMALL_VOCABULARY, tokenizer.vocabulary)
     smaller = {key: value for key, value in smaller.items() if not overridden & _with_groups(key)}
     resolved = resolve(RunSettings, settings.model_dump(mode="json"), smaller)
     if resolved == settings:

@@ -26,6 +26,11 @@ def usable_threads() -> int:
     requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if requested.isdecimal() and int(requested):
         return int(requested)
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):  # Linux; macOS and Windows do not restrict a process to some of the cores
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
