@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention.record import record
 from regard.data.batching import Batch, pad, warn_truncated
 from regard.data.sampler import batch_by_length
-from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, TokenizerPair, Tokens
+from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, TokenizedText, TokenizerPair
 from regard.decoding.beam import BeamOptions, BeamStep, beam_search
 from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
@@ -33,7 +33,7 @@ class DecodedText(NamedTuple):
     text: str
     score: float
     truncated: bool
-    source: Tokens
+    source: TokenizedText
     target: list[int]
     attentions: dict[str, Tensor]
 
@@ -116,13 +116,13 @@ class Predictor:
             scores: list[float] = log_p_BT.masked_fill(~target.valid_BT, 0.0).double().sum(-1).tolist()
         return scores
 
-    def _encode(self, texts: Sequence[str]) -> list[Tokens]:
+    def _encode(self, texts: Sequence[str]) -> list[TokenizedText]:
         """Tokenize each text. White space alone has no tokens, because training drops such sources."""
         return self.tokenizers.source.encode([text if text.strip() else "" for text in texts])
 
-    def _truncate(self, tokens: Tokens) -> Tokens:
+    def _truncate(self, tokens: TokenizedText) -> TokenizedText:
         end = self.max_length
-        return Tokens(tokens.ids[:end], tokens.texts[:end], tokens.offsets[:end])
+        return TokenizedText(tokens.ids[:end], tokens.texts[:end], tokens.offsets[:end])
 
     def _search(
         self,
@@ -208,7 +208,7 @@ class Predictor:
         return reranked
 
     def _decode(
-        self, nbest: list[list[Hypothesis]], sources: list[Tokens], weights: dict[str, Tensor]
+        self, nbest: list[list[Hypothesis]], sources: list[TokenizedText], weights: dict[str, Tensor]
     ) -> list[list[DecodedText]]:
         """Detokenize the hypotheses, and assign its attention weights to each."""
         decoded: list[list[DecodedText]] = []

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.tokens.pretokenization import MARK
-from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer, Tokens
+from regard.data.tokens.tokenizers import UNKNOWN, TokenizedText, Tokenizer
 from regard.decoding.predictor import DecodedText, attention_role
 from regard.inspection import heatmap
 
@@ -95,7 +95,7 @@ class Prediction:
         return heatmap.to_html(self.attention, self.source_tokens, self.tokens)
 
 
-def _mark_word_starts(source: str, tokens: Tokens, spelled: Sequence[str]) -> list[str]:
+def _mark_word_starts(source: str, tokens: TokenizedText, spelled: Sequence[str]) -> list[str]:
     """Return the tokens as they are spelled in the source, with the word-start mark of the vocabulary.
 
     An unknown token has no text in the vocabulary. In a vocabulary with marks, it starts a word if it is the first

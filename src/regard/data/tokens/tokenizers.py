@@ -26,7 +26,7 @@ from regard.data.tokens.vocabularies import (
 )
 from regard.errors import ModelError
 
-__all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "Tokenizer", "TokenizerPair", "Tokens"]
+__all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "TokenizedText", "Tokenizer", "TokenizerPair"]
 
 Span = tuple[int, int]
 
@@ -36,7 +36,7 @@ _UNUSUAL = re.compile(rf"[^\S ]|  |^ | $|[{pretokenization.MARK}▂]")
 _MAX_CACHED_WORDS = 1 << 20
 
 
-class Tokens(NamedTuple):
+class TokenizedText(NamedTuple):
     """The tokens of a text: their ids, their texts, and their spans in the text.
 
     The space before a word is not part of its span. All bytes of a character have its span.
@@ -149,14 +149,14 @@ class Tokenizer:
         rest = iter(self._encode_texts([text for text, words in zip(texts, split, strict=True) if words is None]))
         return [[index for word in words for index in cache[word]] if words else next(rest) for words in split]
 
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+    def encode(self, texts: Sequence[str]) -> list[TokenizedText]:
         encodings = self._inner.encode_batch([replace_surrogates(self._head(text)) for text in texts])
         encoded = []
         for text, encoding in zip(texts, encodings, strict=True):
             spans = [
                 _trim_span(text, token, span) for token, span in zip(encoding.tokens, encoding.offsets, strict=True)
             ]
-            tokens = Tokens(encoding.ids, encoding.tokens, spans)
+            tokens = TokenizedText(encoding.ids, encoding.tokens, spans)
             for tag in self._find_tags(text):
                 tokens.ids.append(self._tag_id(tag[0]))
                 tokens.texts.append(pretokenization.TAB + tag[0])
