@@ -272,9 +272,14 @@ class Model:
             if values and len(values) != len(texts):
                 raise ConfigError(f"{name}: there are {len(values)} values for {len(texts)} texts. Pass one for each.")
         options = resolve(SearchSettings, search, {})
-        decoded = self.predictor.predict(texts, options, constraints, batch_size=batch_size, attention=attention)
-        tokenizer = self.predictor.tokenizers.target
-        return [Prediction.from_nbest(text, nbest, tokenizer) for text, nbest in zip(texts, decoded, strict=True)]
+        predictor = self.predictor
+        sources = predictor.tokenize(texts)
+        hypotheses = predictor.predict(sources, options, constraints, batch_size=batch_size, attention=attention)
+        tokenizer, roles = predictor.tokenizers.target, predictor.attention_roles
+        return [
+            Prediction.from_nbest(text, source, nbest, tokenizer, roles)
+            for text, source, nbest in zip(texts, sources, hypotheses, strict=True)
+        ]
 
     @overload
     def score(self, source: str, target: str) -> float: ...  # type: ignore[overload-overlap] # a str is a sequence of str

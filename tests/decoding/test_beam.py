@@ -30,7 +30,7 @@ from regard.decoding.rules import (
 from regard.decoding.sampling import Sampler
 from regard.decoding.search import Hypothesis, SpecialTokens, choose_most_likely, decode_stepwise, greedy_search
 from regard.models.contracts import Decoded, Decoder, Memory, repeat_for_hypotheses
-from regard.models.ensemble import EnsembleDecoder
+from regard.models.ensemble import EnsembleDecoder, EnsembleMemory
 
 START, END = 0, 1
 SPECIAL = SpecialTokens(START, END, suppressed=(START,))
@@ -403,11 +403,11 @@ def test_an_ensemble_averages_probabilities() -> None:
     one, other = RandomDecoder(6, 1), RandomDecoder(6, 2)
     limits = torch.tensor([6, 6])
     single = beam_search(one, memory(1, 2), SPECIAL, limits, BeamOptions(3, 3))
-    memories = (memory(1, 2),)
+    memories = EnsembleMemory((memory(1, 2),))
     of_one = beam_search(EnsembleDecoder([one]), memories, SPECIAL, limits, BeamOptions(3, 3))  # type: ignore[arg-type]
     assert of_one == single
     pair = EnsembleDecoder([one, other])
-    keys, state = pair.begin((memory(1), memory(1)))
+    keys, state = pair.begin(EnsembleMemory((memory(1), memory(1))))
     logits, _ = pair.step(torch.tensor([START]), state, keys)
     average = (one.logits(1, [START]).softmax(-1) + other.logits(1, [START]).softmax(-1)) / 2
     torch.testing.assert_close(logits[0].exp(), average)

@@ -72,7 +72,7 @@ def test_attention_weights_equal_those_of_the_search(model: regard.Model) -> Non
     text = "3 mai 2009"
     weights = model.predict(text).attention
     with regard.record(model.network) as trace:
-        model.predictor.predict([text])
+        model.predictor.predict(model.predictor.tokenize([text]))
     recorded = trace.weights["decoder.attention"][0, : len(weights)].cpu().numpy()
     np.testing.assert_allclose(recorded, weights, atol=1e-6)
 

@@ -13,6 +13,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import colormaps, font_manager, get_data_path, rcParams
 from matplotlib.image import imread
 
+from regard.attention.record import Role
 from regard.inspection import figures, fonts
 from regard.inspection.prediction import Prediction
 from regard.runs.folder import RunFolder
@@ -31,7 +32,10 @@ def prediction(source: list[str], output: list[str], heads: int = 0) -> Predicti
         names = [f"decoder.layers.{layer}.cross_attention.attention" for layer in range(2)]
         attentions = {name: np.stack([weights] * heads) for name in names}
     offsets = [(index, index + 1) for index in range(len(source))]
-    return Prediction("".join(source), "".join(output), -0.5, output, source, offsets, attentions=attentions)
+    roles: dict[str, Role] = dict.fromkeys(attentions, "cross")
+    return Prediction(
+        "".join(source), "".join(output), -0.5, output, source, offsets, attentions=attentions, roles=roles
+    )
 
 
 @pytest.fixture

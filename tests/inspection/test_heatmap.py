@@ -20,7 +20,14 @@ WEIGHTS = np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]], dtype=np.float32)
 def prediction(source: list[str], target: list[str]) -> Prediction:
     offsets = [(index, index + 1) for index in range(len(source))]
     return Prediction(
-        "".join(source), "".join(target), -0.5, target, source, offsets, attentions={"decoder.attention": WEIGHTS}
+        "".join(source),
+        "".join(target),
+        -0.5,
+        target,
+        source,
+        offsets,
+        attentions={"decoder.attention": WEIGHTS},
+        roles={"decoder.attention": "cross"},
     )
 
 

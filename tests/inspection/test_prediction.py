@@ -4,7 +4,7 @@ import pytest
 
 from regard.data.settings import BPETokenizer, CharTokenizer, WordTokenizer
 from regard.data.tokens.tokenizers import TokenizerPair
-from regard.decoding.predictor import DecodedText
+from regard.decoding.search import Hypothesis
 from regard.inspection.prediction import Prediction
 
 
@@ -15,7 +15,7 @@ from regard.inspection.prediction import Prediction
 def test_letters_and_tags_without_a_token_are_unknown(source: str, unknown: list[str]) -> None:
     pair = TokenizerPair.build(CharTokenizer(shared=False, tags=True), ["laufen\tV;PST;PL"], ["lief"])
     [tokens] = pair.source.encode([source])
-    prediction = Prediction.from_decoded(source, DecodedText("", 0.0, False, tokens, [], {}), pair.target)
+    prediction = Prediction.from_nbest(source, tokens, [Hypothesis([], 0.0, False)], pair.target)
     assert prediction.unknown == unknown
 
 
@@ -33,8 +33,8 @@ def test_source_and_output_tokens_mark_word_starts(
     pair = TokenizerPair.build(tokenizer, texts, texts)
     [tokens] = pair.source.encode([source])
     [target] = pair.target.ids(["the book"])
-    decoded = DecodedText("the book", 0.0, False, tokens, target, {})
-    prediction = Prediction.from_decoded(source, decoded, pair.target)
+    prediction = Prediction.from_nbest(source, tokens, [Hypothesis(target, 0.0, False)], pair.target)
+    assert prediction.text == "the book"
     assert prediction.source_tokens == expected.split()
     assert "".join(prediction.tokens) == "▁the▁book"
 
@@ -42,5 +42,5 @@ def test_source_and_output_tokens_mark_word_starts(
 def test_a_mark_in_the_source_text_is_unchanged() -> None:
     pair = TokenizerPair.build(CharTokenizer(shared=False), ["a▁b"], ["x"])
     [tokens] = pair.source.encode(["a▁ b"])
-    prediction = Prediction.from_decoded("a▁ b", DecodedText("", 0.0, False, tokens, [], {}), pair.target)
+    prediction = Prediction.from_nbest("a▁ b", tokens, [Hypothesis([], 0.0, False)], pair.target)
     assert prediction.source_tokens == ["a", "▁", " ", "b"]

@@ -172,6 +172,15 @@ def test_record_collects_the_weights_within_the_block_only(attention: regard.Att
     assert recording.weights == {}
 
 
+def test_recording_does_not_change_the_context(attention: regard.Attention) -> None:
+    query, keys, values = tensors()
+    allowed = lengths_mask(7, 4, 0)
+    context, _ = attention(query, keys, values, allowed=allowed, weights=False)
+    with regard.record(attention):
+        recorded, _ = attention(query, keys, values, allowed=allowed, weights=False)
+    assert torch.equal(recorded, context)
+
+
 def test_context_does_not_depend_on_whether_weights_are_requested(attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 0)

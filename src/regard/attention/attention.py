@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention import dispatch, equation
 from regard.attention.mechanisms import MECHANISMS
-from regard.attention.record import Recordable
+from regard.attention.record import Recordable, Role
 from regard.attention.scopes import Global, Scope, ScopeInput, ScopeOutput, build_scope, check_self_attention, fold
 from regard.attention.scores import InnerProduct, Score, build_score
 from regard.attention.selections import Hard, HardMonotonic, Selected, build_selection
@@ -92,7 +92,8 @@ class Attention(Recordable):
 
     Score, scope and selection are a name or a mapping {"kind": name, options}; a score or scope may also be a module.
     With several heads, queries, keys and values are split into parts of equal size. `forward` attends in one call; a
-    decoder calls `prepare` once per source and `read` once per step.
+    decoder calls `prepare` once per source and `read` once per step. The role, `encoder-self`, `decoder-self` or
+    `cross`, labels recorded weights.
     """
 
     def __init__(
@@ -105,8 +106,9 @@ class Attention(Recordable):
         select: Part = "softmax",
         heads: int = 1,
         dropout: float = 0.0,
+        role: Role = "cross",
     ) -> None:
-        super().__init__()
+        super().__init__(role)
         options = {"score": score, "scope": scope, "select": select, "heads": heads, "dropout": dropout}
         tree = {name: option for name, option in options.items() if not isinstance(option, nn.Module)}
         settings = resolve(AttentionSettings, tree, {})
@@ -135,8 +137,10 @@ class Attention(Recordable):
         return cls(query_size, key_size, **{**MECHANISMS[name].parts, **changes})
 
     @classmethod
-    def from_settings(cls, settings: AttentionSettings, query_size: int, key_size: int) -> "Attention":
-        return cls(query_size, key_size, **settings.model_dump())
+    def from_settings(
+        cls, settings: AttentionSettings, query_size: int, key_size: int, *, role: Role = "cross"
+    ) -> "Attention":
+        return cls(query_size, key_size, **settings.model_dump(), role=role)
 
     @property
     def stepwise(self) -> bool:
@@ -195,18 +199,18 @@ class Attention(Recordable):
         # Only scopes use the target positions, and the global scope does not.
         is_global = isinstance(self.scope, Global)
         new_past = past if is_global else past._replace(position_B=past.position_B + steps)
-        if self.fused and not weights:
+        if self._supports_fused and not weights:
             mask = keys.score_bias
             if mask is None or not is_global:
                 allowed = self._apply_scope(query_BTD, keys, past).allowed_BTS
                 mask = None if allowed is None else ScoreBias.from_mask(allowed, keys.values_BHSD.dtype)
+            if self.is_recorded:  # the context still comes from the fused kernel, so that recording does not change it
+                self.record_weights(self._per_head(self._weigh(query_BTD, keys, past).weights_BHTS))
             return Attended(self.read_fused(query_BTD, keys.prepared, keys.values_BHSD, mask), None, new_past)
-        return_weights = weights or self.is_recorded or self.stepwise or self.select.marginal
-        scope = self._apply_scope(query_BTD, keys, past)
-        scores_BHTS = self.score(query_BTD, keys.prepared, past.weights_BHS)
-        selected = self._select(scores_BHTS, scope, past)
+        return_weights = weights or self.stepwise or self.select.marginal
+        selected = self._weigh(query_BTD, keys, past)
         context_BHTD = equation.pool(self.dropout(selected.weights_BHTS), keys.values_BHSD)
-        attention_weights = selected.weights_BHTS if self.heads > 1 else selected.weights_BHTS.squeeze(1)
+        attention_weights = self._per_head(selected.weights_BHTS)
         self.record_weights(attention_weights)
         sample = None
         if selected.log_prob_BT is not None and selected.entropy_BT is not None and isinstance(self.select, Hard):
@@ -283,6 +287,11 @@ class Attention(Recordable):
         tensors = (allowed_BTS, scope.bias_BTS, scope.factor_BTS)
         return ScopeOutput(*(None if tensor is None else tensor.unsqueeze(1) for tensor in tensors))
 
+    def _weigh(self, query_BTD: Tensor, keys: Keys, past: Past) -> Selected:
+        """Compute the weights of the slots: score, scope and selection."""
+        scope = self._apply_scope(query_BTD, keys, past)
+        return self._select(self.score(query_BTD, keys.prepared, past.weights_BHS), scope, past)
+
     def _select(self, scores_BHTS: Tensor, scope: ScopeOutput, past: Past) -> Selected:
         allowed = torch.ones_like(scores_BHTS, dtype=torch.bool) if scope.allowed_BTS is None else scope.allowed_BTS
         allowed_BHTS = allowed.expand_as(scores_BHTS)
@@ -315,6 +324,10 @@ class Attention(Recordable):
             past,
             join_samples([read.sample for read in reads if read.sample is not None]),
         )
+
+    def _per_head(self, weights_BHTS: Tensor) -> Tensor:
+        """Return the weights without the axis for heads if there is a single head."""
+        return weights_BHTS if self.heads > 1 else weights_BHTS.squeeze(1)
 
     def _join_heads(self, context_BHTD: Tensor) -> Tensor:
         return context_BHTD.transpose(1, 2).flatten(-2)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.attention.attention import Attended, Attention, Keys, Part, Past
 from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection
 from regard.attention.positions import rotate
+from regard.attention.record import Role
 from regard.ops.dot_product_attention import ScoreBias
 
 
@@ -62,11 +63,12 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         rotary: bool = False,
+        role: Role = "cross",
     ) -> None:
         super().__init__()
         self.rotary = rotary
         self.attention = Attention(
-            model_size, model_size, score=score, scope=scope, select=select, heads=heads, dropout=dropout
+            model_size, model_size, score=score, scope=scope, select=select, heads=heads, dropout=dropout, role=role
         )
         self.to_query = nn.Linear(model_size, model_size, bias=bias)
         reads_keys = self.attention.score.reads_keys

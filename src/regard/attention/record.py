@@ -4,15 +4,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+
+from regard.errors import ConfigError
+
+Role = Literal["encoder-self", "decoder-self", "cross"]
+"""What attends to what: the source to itself, the target to itself, or the target to the source."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
 
 _sinks: ContextVar[dict[nn.Module, list[list[Tensor]]] | None] = ContextVar("sinks", default=None)
 
 
 class Recordable(nn.Module):
-    """A module whose weights can be recorded."""
+    """A module whose weights can be recorded, with its role in the model."""
+
+    def __init__(self, role: Role = "cross") -> None:
+        super().__init__()
+        if role not in ROLES:
+            raise ConfigError(f"{role!r} is not a valid role. Available: {', '.join(ROLES)}.")
+        self.role: Role = role
 
     @property
     def is_recorded(self) -> bool:
@@ -34,9 +48,15 @@ def is_recording() -> bool:
 
 @dataclass
 class Recording:
-    """The weights of each attention in a model, before dropout, under the attention's name in the model."""
+    """The weights of each attention in a model, before dropout, under the attention's name in the model.
+
+    Attributes:
+        calls: The weights of each call of each attention.
+        roles: The role of each attention: `encoder-self`, `decoder-self` or `cross`.
+    """
 
     calls: dict[str, list[Tensor]] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -50,10 +70,8 @@ def record(model: nn.Module, chosen: Callable[[str], bool] = lambda _: True) -> 
 
     `chosen` selects attentions by their name in the model. The others run at full speed.
     """
-    modules = {
-        name: module for name, module in model.named_modules() if isinstance(module, Recordable) and chosen(name)
-    }
-    recording = Recording({name: [] for name in modules})
+    modules = {name: module for name, module in _recordable_modules(model) if chosen(name)}
+    recording = Recording({name: [] for name in modules}, {name: module.role for name, module in modules.items()})
     sinks = {module: list(calls) for module, calls in (_sinks.get() or {}).items()}
     for name, module in modules.items():
         sinks.setdefault(module, []).append(recording.calls[name])
@@ -62,3 +80,12 @@ def record(model: nn.Module, chosen: Callable[[str], bool] = lambda _: True) -> 
         yield recording
     finally:
         _sinks.reset(token)
+
+
+def attention_roles(model: nn.Module) -> dict[str, Role]:
+    """Return the role of each attention of a model, by its name in the model."""
+    return {name: module.role for name, module in _recordable_modules(model)}
+
+
+def _recordable_modules(model: nn.Module) -> Iterator[tuple[str, Recordable]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, Recordable))

@@ -165,7 +165,16 @@ def padding_share(sampler: BatchSampler, lengths: Ids) -> float:
     return 1 - used / max(1, total)
 
 
-def batch_by_length(lengths: Sequence[int] | Ids, batch_size: int) -> list[list[int]]:
-    """Return batches of similar length, longest first, that contain each index once: for validation and prediction."""
-    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+def batch_by_length(lengths: Sequence[int] | Ids, batch_size: int, max_tokens: int | None = None) -> list[list[int]]:
+    """Return batches of similar length, longest first, that contain each index once: for validation and prediction.
+
+    A batch has at most `max_tokens` tokens with padding, or one row.
+    """
+    order: list[int] = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
+    batches, start = [], 0
+    while start < len(order):
+        longest = max(1, int(lengths[order[start]]))
+        rows = batch_size if max_tokens is None else min(batch_size, max(1, max_tokens // longest))
+        batches.append(order[start : start + rows])
+        start += rows
+    return batches

@@ -279,7 +279,7 @@ class _BeamTracker:
         """The rank of the last of the n-best of a group; −∞ while there are fewer."""
         self.done_B = limits <= 0
         for sentence in np.flatnonzero(self.done_B):
-            self.finished[sentence][0].append(Hypothesis([], 0.0, True))
+            self.finished[sentence][0].append(Hypothesis([], 0.0, False))
 
     @property
     def max_limit(self) -> int:

@@ -6,17 +6,22 @@ time.
 B sentences, K hypotheses of each, N = B K, T steps, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.attention.record import is_recording
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
 from regard.models.contracts import Decoder, Keys, Memory, State, reorder
+
+Weights = NDArray[np.float32]
 
 
 class SpecialTokens(NamedTuple):
@@ -29,13 +34,15 @@ class SpecialTokens(NamedTuple):
 
 class Hypothesis(NamedTuple):
     """The tokens of a hypothesis without the end token, its log-probability, whether it was truncated at the length
-    limit, and the value by which it is ranked.
+    limit, and the value by which it is ranked. Its attention weights are added after the search, if requested.
     """
 
     tokens: list[int]
     score: float
     truncated: bool
     rank: float = 0.0
+    attentions: Mapping[str, Weights] = MappingProxyType({})
+    """The weights of each attention by name: queries × keys, or heads × queries × keys."""
 
     @property
     def sort_key(self) -> tuple[bool, float]:
@@ -167,7 +174,7 @@ def decode_stepwise(
     batch = SearchBatch.begin(decoder, memory, special, rules, limits_B, hypotheses)
     score_N = torch.zeros(len(limits_N), dtype=torch.float64, device=limits_B.device)
     ended_N = limits_N <= 0
-    truncated_N = ended_N.clone()
+    truncated_N = torch.zeros_like(ended_N)  # with a limit of 0, the empty hypothesis is complete
     while True:
         finished_B = ended_N.view(-1, hypotheses).all(1)
         finished = int(finished_B.sum())

@@ -1,6 +1,6 @@
 """Validation and evaluation: decode, and compute metrics.
 
-B rows, T target steps, D width, N pairs or tokens.
+N pairs.
 """
 
 import time
@@ -9,22 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-import torch
-from torch import nn
 
-from regard.data.batching import Batch, EncodedCorpus
+from regard.data.batching import EncodedCorpus
 from regard.data.corpora import Pairs
 from regard.data.sampler import batch_by_length
 from regard.decoding.predictor import Predictor
+from regard.decoding.scoring import target_log_probs
 from regard.decoding.settings import SearchSettings
 from regard.errors import DivergedError, ModelError
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, Statistics, compute_statistics
 from regard.evaluation.settings import Metric
 from regard.evaluation.values import MetricValues
 from regard.formatting import quantity, replace_nonfinite, table
-from regard.models.seq2seq import Seq2Seq
-from regard.ops.chunked_loss import rows_per_chunk
-from regard.ops.reference_mode import full_precision
 
 Interval = tuple[float, float]
 
@@ -106,10 +102,11 @@ def evaluate(
     if any(metric.needs_predictions for metric in metrics):
         distinct = list(dict.fromkeys(evaluation_set.sources))
         start = time.perf_counter()
-        decoded = [best for best, *_ in predictor.predict(distinct, search, batch_size=batch_size)]
+        nbest = predictor.predict(predictor.tokenize(distinct), search, batch_size=batch_size)
+        decoded = [predictor.tokenizers.target.decode(best.tokens) for best, *_ in nbest]
         seconds = time.perf_counter() - start
-        tokens = sum(len(prediction.target) for prediction in decoded)
-        text_of = dict(zip(distinct, (prediction.text for prediction in decoded), strict=True))
+        tokens = sum(len(best.tokens) for best, *_ in nbest)
+        text_of = dict(zip(distinct, decoded, strict=True))
         predictions = [text_of[source] for source in evaluation_set.sources]
     pairs = evaluation_set.pairs
     scored = pairs if any(not metric.needs_predictions for metric in metrics) else Pairs()
@@ -143,29 +140,9 @@ def compute_losses(predictor: Predictor, pairs: Pairs, batch_size: int) -> Stati
     """Return (−log p, tokens) of each target given its source; the end token is included."""
     encoded = EncodedCorpus.of(pairs, predictor.tokenizers, predictor.max_length)
     losses_N2 = np.zeros((len(encoded), 2))
-    model = predictor.model
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), full_precision():
-            for ids in batch_by_length(encoded.sources.lengths, batch_size):
-                losses_N2[ids] = _compute_batch_losses(model, encoded.batch(ids, predictor.device))
-    finally:
-        model.train(was_training)
+    with predictor.inference():
+        for ids in batch_by_length(encoded.sources.lengths, batch_size):
+            batch = encoded.batch(ids, predictor.device)
+            losses_N2[ids, 0] = -target_log_probs(predictor.model, batch).sum(-1).cpu().numpy()
+            losses_N2[ids, 1] = batch.target.lengths_B.cpu().numpy()
     return losses_N2
-
-
-def _compute_batch_losses(model: Seq2Seq, batch: Batch) -> Statistics:
-    decoded = model(batch.source, batch.decoder_inputs)
-    tokens_BT, valid_BT = batch.target.tokens_BT, batch.target.valid_BT
-    loss_BT = torch.zeros(tokens_BT.shape, dtype=torch.float64, device=tokens_BT.device)
-    rows = rows_per_chunk(decoded.features.device, decoded.vocabulary)
-    chunks = zip(torch.split(decoded.features[valid_BT], rows), torch.split(tokens_BT[valid_BT], rows), strict=True)
-    loss_BT[valid_BT] = torch.cat(
-        [
-            nn.functional.cross_entropy(decoded.output(features_ND).float(), tokens_N, reduction="none")
-            for features_ND, tokens_N in chunks
-        ]
-    ).double()
-    loss_N2: Statistics = torch.stack([loss_BT.sum(-1), valid_BT.sum(-1)], dim=-1).cpu().numpy()
-    return loss_N2

@@ -1,17 +1,16 @@
 """Prediction: the output of a model with its attention weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from regard.attention.record import Role
 from regard.data.tokens.pretokenization import MARK
 from regard.data.tokens.tokenizers import UNKNOWN, TokenizedText, Tokenizer
-from regard.decoding.predictor import DecodedText, attention_role
+from regard.decoding.search import Hypothesis, Weights
 from regard.inspection import heatmap
-
-Weights = NDArray[np.float32]
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,6 +29,7 @@ class Prediction:
         truncated: Whether the prediction was truncated at the length limit.
         unknown: The parts of the source that have no token in the vocabulary.
         attentions: The weights of every attention in the model, by name: queries × keys, or heads × queries × keys.
+        roles: The role of every attention in the model, by name: `encoder-self`, `decoder-self` or `cross`.
         alternatives: The other predictions if `nbest` is above 1, best first.
 
     >>> prediction = model.predict("3 mai 2009")
@@ -45,34 +45,45 @@ class Prediction:
     truncated: bool = False
     unknown: list[str] = field(default_factory=list)
     attentions: dict[str, Weights] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
     alternatives: list["Prediction"] = field(default_factory=list)
 
     @classmethod
-    def from_nbest(cls, source: str, nbest: Sequence[DecodedText], tokenizer: Tokenizer) -> "Prediction":
-        """Return the first of the n-best, with the others as its alternatives."""
-        best, *others = (cls.from_decoded(source, decoded, tokenizer) for decoded in nbest)
-        return replace(best, alternatives=others)
-
-    @classmethod
-    def from_decoded(cls, source: str, decoded: DecodedText, tokenizer: Tokenizer) -> "Prediction":
-        spelled = [source[start:end] for start, end in decoded.source.offsets]
-        unknown = (text for text, token in zip(spelled, decoded.source.ids, strict=True) if token == UNKNOWN)
-        return cls(
-            source=source,
-            text=decoded.text,
-            score=decoded.score,
-            tokens=tokenizer.tokens(decoded.target),
-            source_tokens=_mark_word_starts(source, decoded.source, spelled),
-            offsets=decoded.source.offsets,
-            truncated=decoded.truncated,
+    def from_nbest(
+        cls,
+        text: str,
+        source: TokenizedText,
+        nbest: Sequence[Hypothesis],
+        tokenizer: Tokenizer,
+        roles: Mapping[str, Role] | None = None,
+    ) -> "Prediction":
+        """Detokenize the n-best hypotheses for a text. Return the first, with the others as its alternatives."""
+        spelled = [text[start:end] for start, end in source.offsets]
+        unknown = (part for part, token in zip(spelled, source.ids, strict=True) if token == UNKNOWN)
+        prediction = partial(
+            cls,
+            source=text,
+            source_tokens=_mark_word_starts(text, source, spelled),
+            offsets=source.offsets,
             unknown=list(dict.fromkeys(unknown)),
-            attentions={name: weights.numpy() for name, weights in decoded.attentions.items()},
+            roles=dict(roles or {}),
         )
+        best, *others = (
+            prediction(
+                text=tokenizer.decode(hypothesis.tokens),
+                score=hypothesis.score,
+                tokens=tokenizer.tokens(hypothesis.tokens),
+                truncated=hypothesis.truncated,
+                attentions=dict(hypothesis.attentions),
+            )
+            for hypothesis in nbest
+        )
+        return replace(best, alternatives=others)
 
     @property
     def attention_name(self) -> str | None:
         """The name of the attention whose weights `attention` returns; None if the model has no cross-attention."""
-        names = [name for name in self.attentions if attention_role(name) == "cross"]
+        names = [name for name in self.attentions if self.roles[name] == "cross"]
         return names[-1] if names else None
 
     @property

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.decoding.predictor import attention_role
+from regard.attention.record import Role
+from regard.decoding.search import Weights
 from regard.errors import ConfigError
 from regard.formatting import quantity, to_json
 from regard.inspection import heatmap
-from regard.inspection.prediction import Prediction, Weights
+from regard.inspection.prediction import Prediction
 
-FORMAT = 1
+FORMAT = 2
+"""The version of the JSON document."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +77,7 @@ class Trace:
                 for hypothesis in (prediction, *prediction.alternatives)
             ],
             "attention": [
-                {"name": name, "kind": attention_role(name), "shape": list(weights.shape), "data": weights.tolist()}
+                {"name": name, "role": prediction.roles[name], "shape": list(weights.shape), "data": weights.tolist()}
                 for name, weights in prediction.attentions.items()
             ],
         }
@@ -84,8 +86,8 @@ class Trace:
         """Return an HTML page that works offline, with a heat map of each attention and head."""
         prediction = self.prediction
         tables = "".join(
-            f"<h2>{markup.escape(name)}</h2>{heatmap.to_html(weights, *_labels(name, prediction))}"
-            for name, weights in _maps(prediction)
+            f"<h2>{markup.escape(label)}</h2>{heatmap.to_html(weights, *_labels(prediction.roles[name], prediction))}"
+            for name, label, weights in _maps(prediction)
         )
         return (
             '<!doctype html><html><head><meta charset="utf-8"><title>regard</title></head>'
@@ -114,21 +116,21 @@ def caption(prediction: Prediction) -> str:
     return f"{name}{heads}\n(save as .html to see all {count} maps)"
 
 
-def _labels(name: str, prediction: Prediction) -> tuple[list[str], list[str]]:
+def _labels(role: Role, prediction: Prediction) -> tuple[list[str], list[str]]:
     """Return the labels of the columns and of the rows of a heat map."""
     inputs = ["<s>", *prediction.tokens[:-1]] if prediction.tokens else []
-    labels = {
-        "encoder": (prediction.source_tokens, prediction.source_tokens),
-        "self": (inputs, prediction.tokens),
+    labels: dict[Role, tuple[list[str], list[str]]] = {
+        "encoder-self": (prediction.source_tokens, prediction.source_tokens),
+        "decoder-self": (inputs, prediction.tokens),
         "cross": (prediction.source_tokens, prediction.tokens),
     }
-    return labels[attention_role(name.split(",", maxsplit=1)[0])]
+    return labels[role]
 
 
-def _maps(prediction: Prediction) -> Iterator[tuple[str, Weights]]:
-    """Yield the weights of each attention, or of each of its heads, with a name."""
+def _maps(prediction: Prediction) -> Iterator[tuple[str, str, Weights]]:
+    """Yield the name of each attention, a label, and the weights: one map, or one for each head."""
     for name, weights in prediction.attentions.items():
         if weights.ndim == 2:
-            yield name, weights
+            yield name, name, weights
         else:
-            yield from ((f"{name}, head {head + 1}", weights_TS) for head, weights_TS in enumerate(weights))
+            yield from ((name, f"{name}, head {head + 1}", weights_TS) for head, weights_TS in enumerate(weights))

@@ -71,7 +71,7 @@ class AttentiveDecoder(Decoder, ABC):
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.dropout, self.memory_dropout = Dropout(settings.dropout), Dropout(settings.memory_dropout)
         self.bridge = nn.Linear(memory, settings.decoder.initial_state_size)
-        self.attention = Attention.from_settings(settings.attention, hidden, memory)
+        self.attention = Attention.from_settings(settings.attention, hidden, memory, role="cross")
         self.layers = layers.Stack(settings.decoder, embedding + extra_inputs)
         self.stacks: tuple[layers.Stack, ...] = (self.layers,)
         self.feed_size = 0

@@ -2,15 +2,25 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from regard.models.contracts import Decoded, Decoder, Encoder, LossTerm, Padded
+from regard.models.contracts import Decoded, Decoder, Encoder, LossTerm, Memory, Padded
 from regard.models.seq2seq import Seq2Seq
 
 PerModel = tuple[Any, ...]
+
+
+class EnsembleMemory(NamedTuple):
+    """The memory of each model. All models read the same source, so their memories have the same visible slots."""
+
+    memories: tuple[Memory, ...]
+
+    @property
+    def allowed_BS(self) -> Tensor:
+        return self.memories[0].allowed_BS
 
 
 @final
@@ -22,7 +32,7 @@ class EnsembleEncoder(Encoder):
         self.encoders = nn.ModuleList(encoders)
 
     def forward(self, source: Padded) -> Any:
-        return tuple(encoder(source) for encoder in self.encoders)
+        return EnsembleMemory(tuple(encoder(source) for encoder in self.encoders))
 
 
 @final
@@ -34,7 +44,7 @@ class EnsembleDecoder(Decoder):
         self.decoders = nn.ModuleList(decoders)
 
     def begin(self, memory: Any) -> tuple[PerModel, PerModel]:
-        starts = [decoder.begin(part) for decoder, part in zip(self._decoders(), memory, strict=True)]
+        starts = [decoder.begin(part) for decoder, part in zip(self._decoders(), memory.memories, strict=True)]
         return tuple(keys for keys, _ in starts), tuple(state for _, state in starts)
 
     def step(self, token_B: Tensor, state: PerModel, keys: PerModel) -> tuple[Tensor, PerModel]:
@@ -42,7 +52,7 @@ class EnsembleDecoder(Decoder):
         return average_distributions([logits for logits, _ in outputs]), tuple(after for _, after in outputs)
 
     def forward(self, tokens_BT: Tensor, memory: Any) -> Decoded:
-        outputs = [decoder(tokens_BT, part) for decoder, part in zip(self._decoders(), memory, strict=True)]
+        outputs = [decoder(tokens_BT, part) for decoder, part in zip(self._decoders(), memory.memories, strict=True)]
         loss_terms: tuple[LossTerm, ...] = sum((decoded.loss_terms for decoded in outputs), ())
         return Decoded.from_logits(average_distributions([decoded.logits_BTV for decoded in outputs]), loss_terms)
 

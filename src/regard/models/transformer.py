@@ -21,6 +21,7 @@ from regard.attention.kv_cache import (
 )
 from regard.attention.multihead import MultiHeadAttention, PackedProjection
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
+from regard.attention.record import Role
 from regard.attention.settings import Score
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded
 from regard.models.settings import TransformerModel
@@ -35,14 +36,15 @@ def _build_norm(settings: TransformerModel) -> nn.Module:
     return LayerNorm(settings.size, autocast_output=settings.norm == "pre")
 
 
-def _build_attention(settings: TransformerModel, score: Score, scope: str, *, rotary: bool) -> MultiHeadAttention:
+def _build_attention(settings: TransformerModel, score: Score, role: Role) -> MultiHeadAttention:
     return MultiHeadAttention(
         settings.size,
         settings.heads,
         score=score.model_dump(),
-        scope=scope,
+        scope="causal" if role == "decoder-self" else "global",
         dropout=settings.attention_dropout,
-        rotary=rotary and settings.positions == "rotary",
+        rotary=settings.positions == "rotary" and role != "cross",
+        role=role,
     )
 
 
@@ -149,7 +151,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
-        self.attention = _build_attention(settings, settings.encoder_score, "global", rotary=True)
+        self.attention = _build_attention(settings, settings.encoder_score, "encoder-self")
         self.feedforward = FeedForward(settings)
         self.after_attention, self.after_feedforward = Residual(settings), Residual(settings)
 
@@ -209,8 +211,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, settings: TransformerModel) -> None:
         super().__init__()
-        self.self_attention = _build_attention(settings, settings.self_score, "causal", rotary=True)
-        self.cross_attention = _build_attention(settings, settings.cross_score, "global", rotary=False)
+        self.self_attention = _build_attention(settings, settings.self_score, "decoder-self")
+        self.cross_attention = _build_attention(settings, settings.cross_score, "cross")
         self.feedforward = FeedForward(settings)
         self.after_self, self.after_cross = Residual(settings), Residual(settings)
         self.after_feedforward = Residual(settings)

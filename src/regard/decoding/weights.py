@@ -1,0 +1,98 @@
+"""The attention weights of finished hypotheses.
+
+They are recorded in a pass of the decoder over the hypotheses, with the memory of the search, so that no search has to
+record them.
+
+B sentences, N hypotheses of all sentences, T target steps, S memory slots, H heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.attention.record import Recording, Role, record
+from regard.data.batching import pad
+from regard.data.tokens.tokenizers import START
+from regard.decoding.search import Hypothesis, Weights
+from regard.models.contracts import Memory, reorder
+from regard.models.seq2seq import Seq2Seq
+
+NBest = list[list[Hypothesis]]
+"""The hypotheses of each sentence, best first."""
+
+
+@dataclass(frozen=True)
+class BatchWeights:
+    """The attention weights of a batch, by name: those of the encoder with a row per sentence, those of the decoder
+    with a row per hypothesis. `slots_B` are the numbers of visible memory slots.
+    """
+
+    encoder: dict[str, Weights]
+    decoder: dict[str, Weights]
+    roles: dict[str, Role]
+    slots_B: list[int]
+
+    @classmethod
+    def of_hypotheses(cls, model: Seq2Seq, memory: Memory, encoding: Recording, nbest: NBest) -> "BatchWeights":
+        """Run the decoder over the hypotheses, given their memory and the recording of its encoding."""
+        device = memory.allowed_BS.device
+        rows_N = torch.tensor([row for row, hypotheses in enumerate(nbest) for _ in hypotheses], device=device)
+        inputs = pad([[START, *hypothesis.tokens] for hypotheses in nbest for hypothesis in hypotheses]).to(device)
+        with record(model) as decoding:
+            model.decoder(inputs.tokens_BT, reorder(memory, rows_N))
+        return cls(
+            _select(encoding, ("encoder-self",)),
+            _select(decoding, ("decoder-self", "cross")),
+            decoding.roles,
+            memory.allowed_BS.sum(-1).tolist(),
+        )
+
+    def attach(self, nbest: NBest) -> NBest:
+        """Return the hypotheses of the pass with their weights, cut to their lengths."""
+        rows = iter(range(sum(map(len, nbest))))
+        return [
+            [hypothesis._replace(attentions=self._cut(sentence, next(rows), hypothesis)) for hypothesis in hypotheses]
+            for sentence, hypotheses in enumerate(nbest)
+        ]
+
+    def _cut(self, sentence: int, row: int, hypothesis: Hypothesis) -> dict[str, Weights]:
+        """Return the weights of one hypothesis. There is no row for the end token."""
+        steps, slots = len(hypothesis.tokens), self.slots_B[sentence]
+        encoder = {name: weights[sentence, ..., :slots, :slots] for name, weights in self.encoder.items()}
+        columns: dict[Role, int] = {"decoder-self": steps, "cross": slots}
+        decoder = {
+            name: weights[row, ..., :steps, : columns[self.roles[name]]] for name, weights in self.decoder.items()
+        }
+        return encoder | decoder
+
+    def rank_by_coverage(self, nbest: NBest, weight: float) -> NBest:
+        """Add β Σ_j log min(Σ_t a_tj, 1) to the rank of each hypothesis of the pass (Wu et al. 2016), and sort again.
+        The weights are those of the last cross-attention, averaged over its heads; the end token has a row.
+        """
+        cross = [weights for name, weights in self.decoder.items() if self.roles[name] == "cross"]
+        if not cross:
+            return nbest
+        last_NTS = cross[-1] if cross[-1].ndim == 3 else cross[-1].mean(1)
+        rows = iter(last_NTS)
+        reranked = []
+        for slots, hypotheses in zip(self.slots_B, nbest, strict=True):
+            scored = []
+            for hypothesis in hypotheses:
+                covered_S = next(rows)[: len(hypothesis.tokens) + 1, :slots].sum(0)
+                coverage = float(np.log(covered_S.clip(1e-9, 1.0)).sum())
+                scored.append(hypothesis._replace(rank=hypothesis.rank + weight * coverage))
+            reranked.append(sorted(scored, key=lambda hypothesis: hypothesis.sort_key))
+        return reranked
+
+
+def _select(recording: Recording, roles: Sequence[Role]) -> dict[str, Weights]:
+    """Return the recorded weights of attentions with one of these roles."""
+    return {name: _to_numpy(weights) for name, weights in recording.weights.items() if recording.roles[name] in roles}
+
+
+def _to_numpy(weights: Tensor) -> Weights:
+    array: Weights = weights.float().cpu().numpy()
+    return array

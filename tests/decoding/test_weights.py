@@ -1,0 +1,143 @@
+"""Attention weights of hypotheses: those of a pass of the whole model over each, with every model and search."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.data.batching import pad
+from regard.data.settings import CharTokenizer
+from regard.data.tokens.tokenizers import START, TokenizerPair
+from regard.decoding.predictor import Predictor
+from regard.decoding.settings import DecodingSettings, SearchSettings
+from regard.models.contracts import Encoder, Memory, Padded
+from regard.models.ensemble import ensemble
+from regard.models.seq2seq import Seq2Seq, build_model
+from tests_shared import ModelOnly
+
+TEXTS = ["3 mai 2009", "", "2009-05-03 is a Sunday", "x"]
+TOKENIZERS = TokenizerPair.build(CharTokenizer(shared=False), TEXTS, ["2009-05-03"])
+GRU = {"kind": "recurrent", "embedding": 8, "encoder": {"hidden": 8}, "decoder": {"hidden": 8}}
+TRANSFORMER = {"kind": "transformer", "size": 8, "heads": 2, "layers": 2, "feedforward": 12}
+SEARCHES: list[dict[str, Any]] = [
+    {},
+    {"beam": 3, "nbest": 3},
+    {"beam": 4, "nbest": 2, "coverage_penalty": 0.7},
+    {"sample": True, "nbest": 2, "temperature": 2.0},
+    {"mbr_samples": 6, "nbest": 2, "temperature": 2.0},
+]
+
+
+def build(settings: dict[str, Any], seed: int = 0) -> Seq2Seq:
+    """Build a model whose weights are large enough for hypotheses and attentions to differ."""
+    torch.manual_seed(seed)
+    model = build_model(
+        ModelOnly.model_validate({"model": settings}).model, len(TOKENIZERS.source), len(TOKENIZERS.target)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    return model.eval()
+
+
+MODELS = {
+    "gru": lambda: build(GRU),
+    "transformer": lambda: build(TRANSFORMER),
+    "ensemble": lambda: ensemble([build(GRU), build(TRANSFORMER), build(GRU, seed=1)]).eval(),
+}
+
+
+def predictor_of(model: Seq2Seq) -> Predictor:
+    return Predictor(model, TOKENIZERS, DecodingSettings(), max_length=100)
+
+
+def direct_weights(model: Seq2Seq, source: list[int], target: list[int]) -> dict[str, Tensor]:
+    """Return the weights of the whole model for one pair, which has no padding."""
+    with torch.inference_mode(), regard.record(model) as recording:
+        model(pad([source]), torch.tensor([[START, *target]]))
+    return {name: weights[0] for name, weights in recording.weights.items()}
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_equal_those_of_a_pass_of_the_whole_model(name: str, search: dict[str, Any]) -> None:
+    model = MODELS[name]()
+    predictor = predictor_of(model)
+    sources = predictor.tokenize(TEXTS)
+    predictions = predictor.predict(sources, SearchSettings(**search), attention=True)
+    for source, nbest in zip(sources, predictions, strict=True):
+        assert len(nbest) <= search.get("nbest", 1)
+        for hypothesis in nbest:
+            expected = direct_weights(model, source.ids, hypothesis.tokens)
+            assert list(hypothesis.attentions) == list(expected)
+            steps, slots = len(hypothesis.tokens), len(source.ids)
+            for attention, weights in hypothesis.attentions.items():
+                shape = {"encoder-self": (slots, slots), "decoder-self": (steps, steps), "cross": (steps, slots)}
+                rows, columns = shape[predictor.attention_roles[attention]]
+                np.testing.assert_allclose(weights, expected[attention][..., :rows, :columns].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_source_is_encoded_once_and_its_hypotheses_are_read_once(name: str, search: dict[str, Any]) -> None:
+    model = MODELS[name]()
+    calls: list[nn.Module] = []
+    for part in (model.encoder, model.decoder):
+        part.register_forward_hook(lambda module, *_: calls.append(module))
+    predictor = predictor_of(model)
+    predictor.predict(predictor.tokenize(TEXTS), SearchSettings(**search), attention=True)
+    assert calls == [model.encoder, model.decoder]
+    predictor.predict(predictor.tokenize(TEXTS), SearchSettings(**search))
+    assert calls[2:] == ([model.encoder, model.decoder] if "coverage_penalty" in search else [model.encoder])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_do_not_change_the_hypotheses(name: str) -> None:
+    predictor = predictor_of(MODELS[name]())
+    sources = predictor.tokenize(TEXTS)
+    for search in SEARCHES:
+        settings = SearchSettings(**search)
+        without = predictor.predict(sources, settings)
+        assert not any(hypothesis.attentions for nbest in without for hypothesis in nbest)
+        with_weights = predictor.predict(sources, settings, attention=True)
+        assert [[h[:4] for h in nbest] for nbest in with_weights] == [[h[:4] for h in nbest] for nbest in without]
+
+
+def test_the_roles_of_an_ensemble_are_those_of_its_models() -> None:
+    roles = predictor_of(MODELS["ensemble"]()).attention_roles
+    assert roles["encoder.encoders.1.layers.0.attention.attention"] == "encoder-self"
+    assert roles["decoder.decoders.0.attention"] == "cross"
+    assert roles["decoder.decoders.1.layers.1.self_attention.attention"] == "decoder-self"
+    assert roles["decoder.decoders.1.layers.1.cross_attention.attention"] == "cross"
+    assert len(roles) == 8
+
+
+class PairEncoder(Encoder):
+    """An encoder with one slot for every two tokens, so that slots and tokens differ in number."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(len(TOKENIZERS.source), size)
+
+    def forward(self, source: Padded) -> Memory:
+        embedded = nn.functional.pad(self.embedding(source.tokens_BT), (0, 0, 0, source.tokens_BT.shape[1] % 2))
+        slots_BSD = embedded.unflatten(1, (-1, 2)).mean(2)  # type: ignore[no-untyped-call]
+        allowed_BS = torch.arange(slots_BSD.shape[1]) < (source.lengths_B.unsqueeze(1) + 1) // 2
+        return Memory(slots_BSD, allowed_BS, slots_BSD.mean(1))
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_weights_have_a_column_for_each_visible_slot(search: dict[str, Any]) -> None:
+    model = build(GRU)
+    predictor = predictor_of(Seq2Seq(PairEncoder(16), model.decoder).eval())
+    sources = predictor.tokenize(TEXTS)
+    for source, nbest in zip(
+        sources, predictor.predict(sources, SearchSettings(**search), attention=True), strict=True
+    ):
+        for hypothesis in nbest:
+            weights = hypothesis.attentions["decoder.attention"]
+            assert weights.shape == (len(hypothesis.tokens), (len(source.ids) + 1) // 2)
+            np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
