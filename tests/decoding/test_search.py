@@ -73,4 +73,4 @@ def test_suppressed_tokens_are_not_generated() -> None:
 
 def test_a_limit_of_zero_returns_an_empty_hypothesis() -> None:
     [hypothesis] = greedy_search(NEVER_ENDS, memory([0.0] * 4), SPECIAL, torch.tensor([0]))
-    assert hypothesis.tokens == []
+    assert (hypothesis.tokens, hypothesis.truncated) == ([], False)
