@@ -67,7 +67,8 @@ def joey(model: Seq2Seq, settings: RecurrentModel, vocabulary: int) -> Any:
 
     cell, hidden, embedding = settings.decoder.cell.kind, settings.decoder.hidden, settings.embedding
     mechanism = {"additive": "bahdanau", "general": "luong"}[settings.attention.score.kind]
-    encoder = JoeyEncoder(cell, settings.encoder.hidden, embedding, 1, bidirectional=True)
+    encoder_hidden = (settings.encoder.memory_size or 0) // 2
+    encoder = JoeyEncoder(cell, encoder_hidden, embedding, 1, bidirectional=True)
     decoder = RecurrentDecoder(cell, embedding, hidden, encoder, mechanism, 1, vocabulary)
     names = {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "bos", "eos")}
     numbers = {f"{name}_id": number for number, name in enumerate(("unk", "pad", "bos", "eos"))}

@@ -11,7 +11,7 @@ from regard.data.batching import Batch, EncodedCorpus
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq
-from regard.models.settings import Model
+from regard.models.settings import ModelSettings
 from regard.runs.settings import Teachers
 from regard.training import loop
 from regard.training.distillation import Distillation
@@ -48,7 +48,7 @@ def make_distillation(*models: Seq2Seq, weight: float = 0.5) -> Distillation:
 class ModelOnly(Settings):
     """Settings with a model and nothing else."""
 
-    model: Model
+    model: ModelSettings
 
 
 def to_arguments(settings: Mapping[str, object]) -> list[str]:

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args, get_origin
+from typing import Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -32,6 +32,12 @@ class Settings(BaseModel):
     def absolute(self) -> Self:
         """Return the settings with absolute paths, so that they are valid in any working directory."""
         return self.model_copy(update={name: value.absolute() for name, value in self if isinstance(value, Settings)})
+
+    @classmethod
+    def kinds(cls) -> Mapping[str, type["Settings"]]:
+        """Return the classes that a field of this type may hold, by their `kind`; empty for a class without kinds."""
+        kind = cls.model_fields.get("kind")
+        return {kind.default: cls} if kind and isinstance(kind.default, str) else {}
 
 
 def _expand_name(value: Any) -> Any:
@@ -230,7 +236,11 @@ def _explain(schema: type[Settings], tree: Tree, detail: ErrorDetails, locate: C
             value = detail["ctx"]["tag"]
             near = did_you_mean(value, names)
             return f"{where}: '{value}' is not a valid {key}.{near} Available: {', '.join(names)}."
-        case "union_tag_not_found":
+        case "unknown_kind":
+            value, names = str(detail["ctx"]["tag"]), detail["ctx"]["names"]
+            near = did_you_mean(value, names)
+            return f"{where}: '{value}' is not a valid {key}.{near} Available: {', '.join(names)}."
+        case "union_tag_not_found" | "missing_kind":
             return f"{where}: {key} has no `kind`. Set {key}.kind."
         case "literal_error":
             names = [name.strip(" '") for name in detail["ctx"]["expected"].replace(" or ", ",").split(",")]
@@ -304,9 +314,7 @@ def _find_owner(schema: type[Settings], loc: Path_) -> tuple[Path_, type[Setting
 def _alternatives(annotation: Any) -> Iterator[tuple[str | None, type[Settings]]]:
     """Yield the settings classes in an annotation, each with its `kind`, and with None."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
-        kind = annotation.model_fields.get("kind")
-        tag = get_args(kind.annotation)[0] if kind and get_origin(kind.annotation) is Literal else None
-        yield tag, annotation
+        yield from annotation.kinds().items()
         yield None, annotation
     for part in get_args(annotation):
         yield from _alternatives(part)

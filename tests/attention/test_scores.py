@@ -123,6 +123,8 @@ def test_location_aware_uses_the_previous_weights(features: str) -> None:
 class Distance(regard.Score):
     """e = −γ ‖q − k‖²: a custom score."""
 
+    equation = "e = −γ ‖q − k‖²"
+
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, gamma: float = 1.0) -> None:
         super().__init__(query_size, key_size, heads)
         self.gamma = gamma
@@ -143,8 +145,12 @@ def test_custom_score_is_passed_as_a_module_or_registered_by_name() -> None:
     assert scores(by_name) == pytest.approx([-2.5, -5.0])
     with pytest.raises(regard.ConfigError, match="built-in score"):
         regard.register_score("dot", Distance)
-    with pytest.raises(regard.ConfigError, match=r"not registered in this process.*register_score\('mine'"):
-        regard.Attention(2, 2, score={"kind": "custom", "name": "mine"})
+    with pytest.raises(regard.ConfigError, match="'distanze' is not a valid score. Did you mean 'distance'?"):
+        regard.Attention(2, 2, score="distanze")
+    with pytest.raises(regard.ConfigError, match=r"unknown setting 'score.gama'. Did you mean 'gamma'\?"):
+        regard.Attention(2, 2, score={"kind": "distance", "gama": 0.5})
+    with pytest.raises(regard.ConfigError, match="score.gamma = 'high': input should be a valid number"):
+        regard.Attention(2, 2, score={"kind": "distance", "gamma": "high"})
 
 
 def test_custom_score_must_have_the_same_number_of_heads() -> None:

@@ -55,9 +55,9 @@ def test_half_of_the_steps_use_the_soft_context() -> None:
     selected = Hard(soft=0.5).train()(scores, all_visible(scores))
     soft = selected.weights_BHTS.flatten(0, -2)[:, 0] == 0.5
     assert soft.float().mean() == pytest.approx(0.5, abs=0.03)
-    assert selected.log_prob_BT is not None
-    assert (selected.log_prob_BT.flatten()[soft] == 0).all()
-    assert selected.log_prob_BT.flatten()[~soft].tolist() == pytest.approx([math.log(0.5)] * int((~soft).sum()))
+    assert selected.sample is not None
+    assert (selected.sample.log_prob_BT.flatten()[soft] == 0).all()
+    assert selected.sample.log_prob_BT.flatten()[~soft].tolist() == pytest.approx([math.log(0.5)] * int((~soft).sum()))
 
 
 @pytest.mark.parametrize("baseline", [0.0, -1.0])
@@ -74,7 +74,7 @@ def test_reinforce_estimates_the_exact_gradient(baseline: float) -> None:
     selected = hard(expanded, all_visible(expanded))
     reward = (selected.weights_BHTS.detach() * log_p).sum((-1, 1))
     valid = torch.ones(samples, 1, dtype=torch.bool)
-    loss = hard.surrogate(selected.log_prob_BT, selected.entropy_BT, reward, valid) / samples
+    loss = hard.surrogate(selected.sample.log_prob_BT, selected.sample.entropy_BT, reward, valid) / samples
     estimate = torch.autograd.grad(loss, scores)[0]
     torch.testing.assert_close(estimate, exact, atol=0.01, rtol=0.02)
     assert hard.baseline == pytest.approx(0.9 * baseline + 0.1 * float(reward.mean()), abs=1e-6)
@@ -85,7 +85,7 @@ def test_entropy_bonus_is_the_weighted_entropy() -> None:
     hard = Hard(entropy=0.5, soft=1.0).train()
     selected = hard(scores, all_visible(scores))
     valid = torch.ones(1, 1, dtype=torch.bool)
-    term = hard.surrogate(selected.log_prob_BT, selected.entropy_BT, torch.zeros(1, 1), valid)
+    term = hard.surrogate(selected.sample.log_prob_BT, selected.sample.entropy_BT, torch.zeros(1, 1), valid)
     assert term.item() == pytest.approx(-0.5 * math.log(4))
 
 
@@ -127,7 +127,7 @@ def test_hard_monotonic_sums_over_all_monotonic_alignments(steps: int, slots: in
     for step in range(steps):
         step_scores = padded[step].view(1, 1, 1, -1)
         visible = allowed.view(1, 1, 1, -1)
-        selected = select(step_scores, visible) if belief is None else select.advance(step_scores, visible, belief)
+        selected = select(step_scores, visible, belief)
         weights = selected.weights_BHTS[0, 0, 0]
         assert weights.sum() == pytest.approx(1.0)
         assert (weights[slots:] == 0).all()
@@ -145,4 +145,4 @@ def test_hard_monotonic_gradients_equal_finite_differences() -> None:
     allowed = torch.tensor([True, True, True, False]).view(1, 1, 1, 4)
     belief = (belief * allowed[0]).detach().requires_grad_()
     select = HardMonotonic()
-    assert torch.autograd.gradcheck(lambda e: select.advance(e, allowed, belief).weights_BHTS, (scores,))
+    assert torch.autograd.gradcheck(lambda e: select(e, allowed, belief).weights_BHTS, (scores,))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from regard.config import resolve
 from regard.errors import ConfigError
-from regard.evaluation.settings import KINDS, Accuracy, Bleu, Loss, parse_metric, parse_metrics
+from regard.evaluation.settings import Accuracy, Bleu, Loss, metric_names, parse_metric, parse_metrics
 from regard.runs.settings import RunSettings, TrainingSettings
 
 
@@ -37,9 +37,9 @@ def test_options_can_be_written_in_a_label_a_mapping_or_dotted_keys() -> None:
 
 
 def test_the_label_of_a_metric_without_options_is_its_kind() -> None:
-    assert [parse_metric(kind).label for kind in KINDS] == list(KINDS)
-    assert {kind for kind in KINDS if parse_metric(kind).higher_is_better} == {"accuracy", "bleu", "chrf"}
-    assert {kind for kind in KINDS if not parse_metric(kind).needs_predictions} == {"loss", "perplexity"}
+    assert [parse_metric(kind).label for kind in metric_names()] == metric_names()
+    assert {kind for kind in metric_names() if parse_metric(kind).higher_is_better} == {"accuracy", "bleu", "chrf"}
+    assert {kind for kind in metric_names() if not parse_metric(kind).needs_predictions} == {"loss", "perplexity"}
 
 
 def test_values_are_formatted_with_their_units() -> None:

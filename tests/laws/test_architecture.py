@@ -18,6 +18,7 @@ LAYERS = [
     {"formatting"},
     {"errors"},
     {"config"},
+    {"registry"},
     {"ops"},
     {"attention", "recurrent"},
     {"models"},

@@ -245,10 +245,12 @@ def test_coupled_gates_and_no_forget_gate_contradict_each_other() -> None:
 
 def test_switches_combine_with_a_variant_and_with_each_other() -> None:
     settings = resolve(RecurrentSettings, {"cell": {"kind": "lstm", "peepholes": False}, "variant": "CIFG"}, {})
-    assert settings.lstm_variant == VARIANTS["simplified"]
+    assert settings.cell.builder_options("CIFG")["variant"] == VARIANTS["simplified"]
     again = resolve(RecurrentSettings, settings.model_dump(mode="json"), {"variant": "NOG"})
-    assert again.lstm_variant == VARIANTS["NOG"]._replace(peepholes=False)
-    assert regard.LSTM(2, 3, variant="simplified").stack.settings.lstm_variant == VARIANTS["simplified"]
+    assert again.cell.builder_options("NOG")["variant"] == VARIANTS["NOG"]._replace(peepholes=False)
+    cell = regard.LSTM(2, 3, variant="simplified").stack.cells[0]
+    assert isinstance(cell, LSTMCell)
+    assert cell.variant == VARIANTS["simplified"]
 
 
 def test_the_forget_gate_starts_open() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regard.config import resolve
+from regard.config import flatten, resolve
 from regard.data.settings import FilesData, sides
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
@@ -145,7 +145,7 @@ def test_overrides_are_kept_and_reported(tmp_path: Path) -> None:
     overrides = {"model.encoder.cell": "lstm", "training.steps": 7}
     chosen = choose(write_pairs(tmp_path, transliterations()), overrides, cuda=False)
     assert chosen.settings.training.steps == 7
-    assert chosen.settings.model.encoder.cell.kind == "lstm"  # type: ignore[union-attr]
+    assert flatten(chosen.settings)["model.encoder.cell.kind"] == "lstm"
     assert "Set by you: training.steps=7." in chosen.reasons
     fitted = fit_schedule(chosen, TrainingSpeed({1: 1.0}, 3.0), None, 60.0, overrides).settings.training
     assert (fitted.steps, fitted.minutes, fitted.max_epochs) == (7, None, None)
@@ -171,11 +171,11 @@ def test_without_minutes_training_ends_after_enough_epochs_or_ten_minutes(tmp_pa
 def test_if_time_is_short_batches_are_smaller_and_below_one_epoch_the_model_too(tmp_path: Path) -> None:
     chosen, speed = choose(write_pairs(tmp_path, sentences(6_000)), {}, cuda=False), TrainingSpeed({1: 1.0}, 200.0)
     small = shrink(chosen, speed, 60.0, {})
-    assert (small.settings.model.embedding, small.settings.training.batch_tokens) == (128, 256)  # type: ignore[union-attr]
+    assert (small.settings.model.embedding_size, small.settings.training.batch_tokens) == (128, 256)
     assert "The time allows about 51 steps (0.26 epochs)" in small.reasons[-1]
     assert "embedding" not in shrink(chosen, speed, 60.0, {"model.embedding": 256}).reasons[-1]
     several = shrink(chosen, speed, 600.0, {})  # 510 steps, 2.6 epochs
-    assert (several.settings.model.embedding, several.settings.training.batch_tokens) == (256, 512)  # type: ignore[union-attr]
+    assert (several.settings.model.embedding_size, several.settings.training.batch_tokens) == (256, 512)
     assert shrink(chosen, speed, 1_200.0, {}) is chosen
 
 
@@ -255,7 +255,7 @@ def test_overrides_of_a_group_of_settings_are_kept(tmp_path: Path) -> None:
     overrides = {"model": {"kind": "recurrent", "dropout": 0.4}, "training": {"steps": 500, "warmup": 7}}
     chosen = choose(write_pairs(tmp_path, transliterations()), overrides, cuda=False)
     fitted = fit_schedule(chosen, TrainingSpeed({1: 100.0}, 3.0), None, 60.0, overrides).settings
-    assert (fitted.model.dropout, fitted.training.steps, fitted.training.warmup) == (0.4, 500, 7)
+    assert (fitted.model.embedding_dropout, fitted.training.steps, fitted.training.warmup) == (0.4, 500, 7)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_few_epochs_lower_every_dropout_that_is_not_overridden(
     model = fit_schedule(
         chosen, TrainingSpeed({1: seconds_per_step}, 10.0), minutes, seconds_left, override
     ).settings.model
-    assert (model.dropout, model.encoder.dropout) == expected  # type: ignore[union-attr]
+    assert (model.embedding_dropout, flatten(model)["encoder.dropout"]) == expected
 
 
 @pytest.mark.parametrize("pairs", [transliterations(), pronunciations()], ids=["words", "pronunciations"])

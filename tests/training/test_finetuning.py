@@ -82,7 +82,7 @@ def test_weights_of_another_shape_are_rejected_with_the_settings_that_differ(
 
 def test_settings_that_do_not_affect_shapes_may_differ(small_run: RunFolder, tmp_path: Path) -> None:
     tuned = fine_tune(small_run.path, tmp_path / "tuned", **{"model.dropout": 0.4})
-    assert tuned.settings().model.dropout == 0.4
+    assert tuned.settings().model.embedding_dropout == 0.4
 
 
 @pytest.fixture

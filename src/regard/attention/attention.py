@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import dispatch, equation
-from regard.attention.mechanisms import MECHANISMS
+from regard.attention.mechanisms import find_mechanism, mechanisms
 from regard.attention.record import Recordable, Role
-from regard.attention.scopes import Global, Scope, ScopeInput, ScopeOutput, build_scope, check_self_attention, fold
+from regard.attention.scopes import Scope, ScopeInput, ScopeOutput, build_scope, check_self_attention, fold
 from regard.attention.scores import InnerProduct, Score, build_score
-from regard.attention.selections import Hard, HardMonotonic, Selected, build_selection
-from regard.attention.settings import AttentionSettings
+from regard.attention.selections import SampledPosition, Selected, Selection, build_selection, join_samples
+from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
 from regard.errors import ConfigError
 from regard.formatting import did_you_mean
@@ -58,24 +58,6 @@ class Past(NamedTuple):
         return self.position_B.unsqueeze(1) + torch.arange(steps, device=self.position_B.device)
 
 
-class SampledPosition(NamedTuple):
-    """Sampled positions: their log-probabilities, the entropies, and the selection that is trained with them."""
-
-    selection: Hard
-    log_prob_BT: Tensor
-    entropy_BT: Tensor
-
-
-def join_samples(samples: list[SampledPosition]) -> SampledPosition | None:
-    """Concatenate the samples of several steps; return None if there are none."""
-    if not samples:
-        return None
-    log_prob_BT = torch.cat([sample.log_prob_BT for sample in samples], dim=1)
-    return SampledPosition(
-        samples[0].selection, log_prob_BT, torch.cat([sample.entropy_BT for sample in samples], dim=1)
-    )
-
-
 class Attended(NamedTuple):
     """The context of each query, and the attention weights if requested."""
 
@@ -90,7 +72,7 @@ class Attended(NamedTuple):
 class Attention(Recordable):
     """Σ_j a_j v_j with a = select(score(q, k) | scope).
 
-    Score, scope and selection are a name or a mapping {"kind": name, options}; a score or scope may also be a module.
+    Score, scope and selection are a name, a mapping {"kind": name, options}, or a module.
     With several heads, queries, keys and values are split into parts of equal size. `forward` attends in one call; a
     decoder calls `prepare` once per source and `read` once per step. The role, `encoder-self`, `decoder-self` or
     `cross`, labels recorded weights.
@@ -103,7 +85,7 @@ class Attention(Recordable):
         *,
         score: Part | Score = "additive",
         scope: Part | Scope = "global",
-        select: Part = "softmax",
+        select: Part | Selection = "softmax",
         heads: int = 1,
         dropout: float = 0.0,
         role: Role = "cross",
@@ -114,16 +96,13 @@ class Attention(Recordable):
         settings = resolve(AttentionSettings, tree, {})
         self.score = score if isinstance(score, Score) else build_score(settings.score, query_size, key_size, heads)
         self.scope = scope if isinstance(scope, Scope) else build_scope(settings.scope, query_size)
-        self.select = build_selection(settings.select)
+        self.select = select if isinstance(select, Selection) else build_selection(settings.select)
         if self.score.heads != heads:
             raise ConfigError(
                 f"The score has {self.score.heads} heads, but the attention has {heads}. Use the same number."
             )
-        if isinstance(self.select, HardMonotonic) and not isinstance(self.scope, Global):
-            raise ConfigError(
-                "hard_monotonic restricts the visible slots itself, so it cannot be combined with another scope. "
-                "Use scope: global."
-            )
+        if self.select.restricts_slots and not self.scope.is_global:
+            raise ConfigError(f"The selection {type(self.select).__name__} {RESTRICTS_SLOTS}")
         self.query_size, self.key_size = query_size, key_size
         self.heads = heads
         self.dropout = Dropout(dropout)
@@ -131,10 +110,11 @@ class Attention(Recordable):
     @classmethod
     def named(cls, name: str, query_size: int, key_size: int, **changes: Any) -> "Attention":
         """Build a mechanism by its name in the literature; `regard.mechanisms()` lists them."""
-        if name not in MECHANISMS:
-            near = did_you_mean(name, MECHANISMS)
-            raise ConfigError(f"'{name}' is not a mechanism.{near} Available: {', '.join(MECHANISMS)}.")
-        return cls(query_size, key_size, **{**MECHANISMS[name].parts, **changes})
+        mechanism = find_mechanism(name)
+        if mechanism is None:
+            names = [entry.name for entry in mechanisms()]
+            raise ConfigError(f"'{name}' is not a mechanism.{did_you_mean(name, names)} Available: {', '.join(names)}.")
+        return cls(query_size, key_size, **{**mechanism.parts, **changes})
 
     @classmethod
     def from_settings(
@@ -197,7 +177,7 @@ class Attention(Recordable):
 
     def _read(self, query_BTD: Tensor, keys: Keys, past: Past, steps: int, *, weights: bool) -> Attended:
         # Only scopes use the target positions, and the global scope does not.
-        is_global = isinstance(self.scope, Global)
+        is_global = self.scope.is_global
         new_past = past if is_global else past._replace(position_B=past.position_B + steps)
         if self._supports_fused and not weights:
             mask = keys.score_bias
@@ -212,11 +192,9 @@ class Attention(Recordable):
         context_BHTD = equation.pool(self.dropout(selected.weights_BHTS), keys.values_BHSD)
         attention_weights = self._per_head(selected.weights_BHTS)
         self.record_weights(attention_weights)
-        sample = None
-        if selected.log_prob_BT is not None and selected.entropy_BT is not None and isinstance(self.select, Hard):
-            sample = SampledPosition(self.select, selected.log_prob_BT, selected.entropy_BT)
         new_past = self._update_past(new_past, selected.weights_BHTS)
-        return Attended(self._join_heads(context_BHTD), attention_weights if return_weights else None, new_past, sample)
+        returned_weights = attention_weights if return_weights else None
+        return Attended(self._join_heads(context_BHTD), returned_weights, new_past, selected.sample)
 
     def observe(self, past: Past, likelihood_BS: Tensor) -> Past:
         """Update the belief about the position with the likelihood of the last token under each slot."""
@@ -296,10 +274,7 @@ class Attention(Recordable):
         allowed = torch.ones_like(scores_BHTS, dtype=torch.bool) if scope.allowed_BTS is None else scope.allowed_BTS
         allowed_BHTS = allowed.expand_as(scores_BHTS)
         scores_BHTS = scores_BHTS if scope.bias_BTS is None else scores_BHTS + scope.bias_BTS
-        if isinstance(self.select, HardMonotonic) and past.belief_BHS is not None:
-            selected = self.select.advance(scores_BHTS, allowed_BHTS, past.belief_BHS)
-        else:
-            selected = self.select(scores_BHTS, allowed_BHTS)
+        selected: Selected = self.select(scores_BHTS, allowed_BHTS, past.belief_BHS)
         if scope.factor_BTS is None:
             return selected
         return selected._replace(weights_BHTS=selected.weights_BHTS * scope.factor_BTS)

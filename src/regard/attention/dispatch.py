@@ -6,8 +6,8 @@ reference   the equation
 """
 
 from regard.attention.scopes import Scope
-from regard.attention.scores import Additive, Concat, InnerProduct, LocationAware, Score
-from regard.attention.selections import Selection, Softmax
+from regard.attention.scores import InnerProduct, Score
+from regard.attention.selections import Selection
 from regard.ops.dispatch import Dispatch, first_available
 
 
@@ -15,7 +15,7 @@ def fused_unsupported_reason(score: Score, scope: Scope, select: Selection) -> s
     """Return why the fused path cannot be used, or None if it can."""
     if not isinstance(score, InnerProduct):
         return f"the score {type(score).__name__} is not equivalent to a dot product"
-    if not isinstance(select, Softmax):
+    if not select.is_softmax:
         return f"the selection {type(select).__name__} is not a softmax"
     if scope.learned:
         return f"the scope {type(scope).__name__} predicts its window, so the mask needs a gradient"
@@ -24,7 +24,7 @@ def fused_unsupported_reason(score: Score, scope: Scope, select: Selection) -> s
 
 def chunked_unsupported_reason(score: Score) -> str | None:
     """Return why the chunked path cannot be used, or None if it can."""
-    if not isinstance(score, (Additive, Concat, LocationAware)):
+    if not score.chunkable:
         return f"the score {type(score).__name__} has no hidden layer to compute in chunks"
     return None
 

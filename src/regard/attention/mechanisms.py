@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from regard.registry import load_installed_plugins
+
 BAHDANAU = "Bahdanau, Cho & Bengio 2015, arXiv:1409.0473"
 LUONG = "Luong, Pham & Manning 2015, arXiv:1508.04025"
 VASWANI = "Vaswani et al. 2017, arXiv:1706.03762"
@@ -99,8 +101,24 @@ _ALL = (
 )
 
 MECHANISMS = {mechanism.name: mechanism for mechanism in _ALL}
+"""The mechanisms of the literature. A registered score, scope or selection is a mechanism too: see `mechanisms`."""
 
 
 def mechanisms() -> list[Mechanism]:
-    """Return all named mechanisms."""
-    return list(MECHANISMS.values())
+    """Return all named mechanisms: those of the literature, and one for each registered score, scope or selection."""
+    load_installed_plugins()
+    return [*MECHANISMS.values(), *_REGISTERED.values()]
+
+
+def find_mechanism(name: str) -> Mechanism | None:
+    """Return a mechanism by name, or None."""
+    return MECHANISMS.get(name) or {mechanism.name: mechanism for mechanism in mechanisms()}.get(name)
+
+
+_REGISTERED: dict[str, Mechanism] = {}
+
+
+def add_mechanism(mechanism: Mechanism) -> None:
+    """Make a registered part available as a mechanism, unless the name is one of the literature."""
+    if mechanism.name not in MECHANISMS:
+        _REGISTERED[mechanism.name] = mechanism

@@ -6,12 +6,13 @@ B rows, T queries, S memory slots, D width.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import reduce
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention import settings
+from regard.attention.mechanisms import Mechanism, add_mechanism
 from regard.errors import ConfigError
 
 
@@ -36,6 +37,8 @@ class ScopeOutput(NamedTuple):
 class Scope(nn.Module, ABC):
     """Restricts which slots are visible."""
 
+    is_global: bool = False
+    """Whether every slot is visible, so that the scope needs no computation."""
     learned: bool = False
     """Whether the bias depends on the queries, so that it needs a gradient."""
     self_only: bool = False
@@ -48,6 +51,7 @@ class Scope(nn.Module, ABC):
         return AllOf([self, other])
 
 
+@settings.Scope.registry.implement(settings.GlobalScope)
 @final
 class Global(Scope):
     """Every slot that the mask of the memory allows."""
@@ -57,6 +61,7 @@ class Global(Scope):
         return ScopeOutput()
 
 
+@settings.Scope.registry.implement(settings.LocalMonotonic)
 @final
 class LocalMonotonic(Scope):
     """Slots t − D … t + D, assuming a roughly monotonic alignment (Luong et al. 2015, local-m)."""
@@ -70,6 +75,7 @@ class LocalMonotonic(Scope):
         return ScopeOutput(distance_BTS <= self.window)
 
 
+@settings.Scope.registry.implement(settings.LocalPredictive)
 @final
 class LocalPredictive(Scope):
     """A window around a predicted position (Luong et al. 2015, local-p).
@@ -79,8 +85,6 @@ class LocalPredictive(Scope):
     S is the length of each row. In the paper, the weights then sum to less than 1. Here they are normalized again,
     which is equivalent to adding the logarithm of the Gaussian to the scores; `normalize=False` follows the paper.
     """
-
-    learned = True
 
     def __init__(self, window: int = 5, *, normalize: bool = True, query_size: int) -> None:
         super().__init__()
@@ -103,11 +107,10 @@ class LocalPredictive(Scope):
         return ScopeOutput(allowed_BTS, factor_BTS=log_gauss_BTS.exp())
 
 
+@settings.Scope.registry.implement(settings.Causal)
 @final
 class Causal(Scope):
     """Slots up to the query's own position; later slots are masked."""
-
-    self_only = True
 
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         return ScopeOutput(inputs.slots_S <= inputs.positions_BT.unsqueeze(-1))
@@ -122,6 +125,7 @@ class AllOf(Scope):
         self.scopes = nn.ModuleList(scopes)
         self.learned = any(scope.learned for scope in scopes)
         self.self_only = any(scope.self_only for scope in scopes)
+        self.is_global = all(scope.is_global for scope in scopes)
 
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         outputs = [scope(inputs) for scope in self.scopes]
@@ -138,19 +142,23 @@ def fold(tensors: list[Tensor | None], combine: Callable[[Tensor, Tensor], Tenso
     return reduce(combine, present) if present else None
 
 
+def register_scope(name: str, scope: Callable[..., Scope]) -> None:
+    """Register a scope: a subclass of `Scope`, or a function that builds one.
+
+    It is called with `query_size` if it has a parameter of this name. Its other parameters are options.
+    """
+    settings.Scope.registry.register(settings.Scope, name, scope)
+    add_mechanism(Mechanism(name, settings.Additive.equation, f"registered by {scope.__module__}", "additive", name))
+
+
 def build_scope(choice: settings.Scope, query_size: int) -> Scope:
-    options: dict[str, Any] = {name: getattr(choice, name) for name in type(choice).model_fields if name != "kind"}
-    match choice:
-        case settings.AllOf(scopes=parts):
-            return AllOf([build_scope(part, query_size) for part in parts])
-        case settings.LocalPredictive():
-            return LocalPredictive(**options, query_size=query_size)
-        case settings.LocalMonotonic():
-            return LocalMonotonic(**options)
-        case settings.Causal():
-            return Causal()
-        case settings.GlobalScope():
-            return Global()
+    scope: Scope = choice.registry.build(choice, query_size=query_size)
+    return scope
+
+
+@settings.Scope.registry.implement(settings.AllOf)
+def _build_all_of(scopes: tuple[settings.Scope, ...], query_size: int) -> AllOf:
+    return AllOf([build_scope(scope, query_size) for scope in scopes])
 
 
 def check_self_attention(scope: Scope, queries: int, slots: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import settings
+from regard.attention.mechanisms import Mechanism, add_mechanism
 from regard.errors import ConfigError, DataError
 from regard.ops.additive_score import additive_scores
 
@@ -34,11 +35,16 @@ class HeadLinear(nn.Module):
 class Score(nn.Module, ABC):
     """e(q, k) for every query and slot. Queries and keys are split into `heads` parts of equal size."""
 
+    equation: str = ""
+    """The score as text, for `regard explain`."""
+    chunkable: bool = False
+    """Whether the score is computed in chunks of bounded memory, with `ops/additive_score.py`."""
+    equal_sizes: bool = False
+    """Whether queries and keys must have the same size."""
     uses_past: bool = False
     """Whether the score depends on the weights of previous steps, so that steps must run one by one."""
     sums_past: bool = False
     """Whether it uses the sum of all previous weights instead of the weights of the last step."""
-
     reads_keys: bool = True
     """Whether the score depends on the keys."""
 
@@ -47,6 +53,11 @@ class Score(nn.Module, ABC):
         for name, size in (("query", query_size), ("key", key_size)):
             if size % heads:
                 raise ConfigError(f"The {name} size {size} is not divisible by {heads} heads. Change one of them.")
+        if self.equal_sizes and query_size != key_size:
+            raise ConfigError(
+                f"The score {type(self).__name__} needs queries and keys of equal size, but their sizes are "
+                f"{query_size} and {key_size}. Make the sizes equal, or use the score `general`."
+            )
         self.heads = heads
 
     def split(self, x_BND: Tensor) -> Tensor:
@@ -82,22 +93,16 @@ class InnerProduct(Score, ABC):
         return (query_BHTD if self.factor == 1 else query_BHTD * self.factor) @ prepared.transpose(-1, -2)
 
 
-def _check_same_size(score: str, query_size: int, key_size: int) -> None:
-    if query_size != key_size:
-        raise ConfigError(
-            f"{score} needs queries and keys of equal size, but their sizes are {query_size} and {key_size}. Make the "
-            "sizes equal, or use the score `general`."
-        )
-
-
+@settings.Score.registry.implement(settings.Dot)
 @final
 class Dot(InnerProduct):
     """e = qᵀ k, or qᵀ k / √d if `scaled` (Luong et al. 2015; Vaswani et al. 2017)."""
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, scaled: bool = False) -> None:
         super().__init__(query_size, key_size, heads)
-        _check_same_size("A dot product", query_size, key_size)
         self.factor = (query_size // heads) ** -0.5 if scaled else 1.0
+        if scaled:
+            self.equation = settings.ScaledDot.equation
 
     def query(self, query_BTD: Tensor) -> Tensor:
         return self.split(query_BTD)
@@ -106,6 +111,10 @@ class Dot(InnerProduct):
         return self.split(keys_BSD)
 
 
+settings.Score.registry.implement(settings.ScaledDot)(partial(Dot, scaled=True))
+
+
+@settings.Score.registry.implement(settings.General)
 @final
 class General(InnerProduct):
     """e = qᵀ W k (Luong et al. 2015)."""
@@ -122,13 +131,13 @@ class General(InnerProduct):
         return prepared
 
 
+@settings.Score.registry.implement(settings.Cosine)
 @final
 class Cosine(InnerProduct):
     """e = β cos(q, k), β > 0 learned for each head (Graves et al. 2014, content-based addressing)."""
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, sharpening: float = 10.0) -> None:
         super().__init__(query_size, key_size, heads)
-        _check_same_size("A cosine", query_size, key_size)
         self.log_sharpening = nn.Parameter(torch.full((heads, 1, 1), sharpening).log())
 
     def query(self, query_BTD: Tensor) -> Tensor:
@@ -138,6 +147,7 @@ class Cosine(InnerProduct):
         return nn.functional.normalize(self.split(keys_BSD), dim=-1)
 
 
+@settings.Score.registry.implement(settings.Projected)
 @final
 class Projected(InnerProduct):
     """e = (W_Q q)ᵀ (W_K k), divided by √d if `scaled`; values W_V v (Vaswani et al. 2017)."""
@@ -162,6 +172,7 @@ class Projected(InnerProduct):
         return self.split(self.to_value(values_BSD))
 
 
+@settings.Score.registry.implement(settings.Additive)
 @final
 class Additive(Score):
     """e = vᵀ tanh(W q + U k) (Bahdanau et al. 2015; their W_a, U_a, v_a). Luong's `concat`, vᵀ tanh(W [k; q]), is
@@ -184,6 +195,7 @@ class Additive(Score):
         return additive_scores(self.query(self.split(query_BTD)), prepared, self.v)
 
 
+@settings.Score.registry.implement(settings.Concat)
 @final
 class Concat(Score):
     """e = vᵀ tanh(W [k; q]) (Luong et al. 2015): an additive score with one matrix."""
@@ -204,11 +216,10 @@ class Concat(Score):
         return additive_scores(query_BHTA, prepared, self.v)
 
 
+@settings.Score.registry.implement(settings.Location)
 @final
 class Location(Score):
     """e_j = (W q)_j: depends only on the query and the position (Luong et al. 2015)."""
-
-    reads_keys = False
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, slots: int = 256) -> None:
         super().__init__(query_size, key_size, heads)
@@ -229,13 +240,12 @@ class Location(Score):
         return scores
 
 
+@settings.Score.registry.implement(settings.LocationAware)
 @final
 class LocationAware(Score):
     """e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋: a convolution over the weights of the previous step (Chorowski et
     al. 2015). With `features="sum"`, the convolution is over the sum of all previous weights (coverage).
     """
-
-    uses_past = True
 
     def __init__(
         self,
@@ -268,36 +278,20 @@ class LocationAware(Score):
         return additive_scores(self.query(self.split(query_BTD)), prepared + location_BHSA, self.v)
 
 
-SCORES: dict[str, Callable[..., Score]] = {
-    "dot": Dot,
-    "scaled_dot": partial(Dot, scaled=True),
-    "general": General,
-    "additive": Additive,
-    "concat": Concat,
-    "cosine": Cosine,
-    "location": Location,
-    "projected": Projected,
-    "location_aware": LocationAware,
-}
+def register_score(name: str, score: Callable[..., Score]) -> None:
+    """Register a score: a subclass of `Score`, or a function that builds one.
 
+    It is called with those of the arguments `query_size`, `key_size` and `heads` that it has parameters for. Its other
+    parameters are options: `score=name` and `score={"kind": name, option: value}` then work wherever built-in names do.
 
-def register_score(name: str, build: Callable[..., Score]) -> None:
-    """Register a score: `build(query_size, key_size, heads, **options)`, usually the class itself.
-
-    Afterwards, `score=name` and `score={"kind": name, option: value}` work wherever built-in names do.
+    >>> regard.register_score("bilinear", Bilinear)
+    >>> regard.Attention(16, 16, score={"kind": "bilinear", "rank": 4})
     """
-    if name == "custom" or (name in SCORES and name not in settings.REGISTERED):
-        raise ConfigError(f"'{name}' is the name of a built-in score. Choose another name.")
-    settings.REGISTERED.add(name)
-    SCORES[name] = build
+    settings.Score.registry.register(settings.Score, name, score)
+    equation = settings.Score.registry.settings[name].equation  # type: ignore[attr-defined] # of a Score
+    add_mechanism(Mechanism(name, equation, f"registered by {score.__module__}", name))
 
 
 def build_score(choice: settings.Score, query_size: int, key_size: int, heads: int) -> Score:
-    if isinstance(choice, settings.CustomScore):
-        if choice.name not in SCORES:
-            raise ConfigError(
-                f"The custom score '{choice.name}' is not registered in this process. Call "
-                f"regard.register_score('{choice.name}', …) first."
-            )
-        return SCORES[choice.name](query_size, key_size, heads, **choice.options)
-    return SCORES[choice.kind](query_size, key_size, heads, **choice.model_dump(exclude={"kind"}))
+    score: Score = choice.registry.build(choice, query_size=query_size, key_size=key_size, heads=heads)
+    return score

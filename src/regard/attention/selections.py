@@ -12,33 +12,64 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import equation, settings
+from regard.attention.mechanisms import Mechanism, add_mechanism
+
+
+class SampledPosition(NamedTuple):
+    """Sampled positions, for REINFORCE: their log-probabilities, the entropies, and the loss term computed from them.
+
+    `surrogate(log_prob_BT, entropy_BT, log_p_BT, valid_BT)` is summed over the batch and added to the loss; log_p_BT
+    are the log-probabilities of the targets.
+    """
+
+    surrogate: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    log_prob_BT: Tensor
+    entropy_BT: Tensor
+
+
+def join_samples(samples: list[SampledPosition]) -> SampledPosition | None:
+    """Concatenate the samples of several steps; return None if there are none."""
+    if not samples:
+        return None
+    log_prob_BT = torch.cat([sample.log_prob_BT for sample in samples], dim=1)
+    return SampledPosition(
+        samples[0].surrogate, log_prob_BT, torch.cat([sample.entropy_BT for sample in samples], dim=1)
+    )
 
 
 class Selected(NamedTuple):
-    """Attention weights; for a sampled position also its log-probability and entropy, for REINFORCE."""
+    """Attention weights, and the sample that they are, if there is one."""
 
     weights_BHTS: Tensor
-    log_prob_BT: Tensor | None = None
-    entropy_BT: Tensor | None = None
+    sample: SampledPosition | None = None
 
 
 class Selection(nn.Module, ABC):
     """a = select(e | allowed): weights that sum to 1 over the visible slots, and are 0 elsewhere."""
 
+    is_softmax: bool = False
+    """Whether the weights are the softmax of the scores, which fused kernels compute."""
     marginal: bool = False
     """Whether the output distribution is marginalized over the slot that is read, with the weights as probabilities."""
     uses_past: bool = False
     """Whether it depends on the belief about the previous position."""
+    restricts_slots: bool = False
+    """Whether it restricts the visible slots itself, so that it cannot be combined with a scope."""
 
     @abstractmethod
-    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected: ...
+    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
+        """Select from the scores. `belief_BHS` is the probability of each slot to be the previous position; it is None
+        at the first step, and for a selection that does not use the past.
+        """
 
 
+@settings.Selection.registry.implement(settings.Softmax)
 @final
 class Softmax(Selection):
     """a_j = exp(e_j) / Σ_i exp(e_i): soft and differentiable; every slot gets some weight."""
 
-    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
+    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
+        del belief_BHS
         return Selected(equation.softmax(scores_BHTS, allowed_BHTS))
 
 
@@ -50,13 +81,15 @@ class Sparse(Selection):
         super().__init__()
         self.transform = transform
 
-    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
+    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
+        del belief_BHS
         # Low enough never to be selected, high enough that sums over sorted scores do not overflow.
         wide = scores_BHTS.float() if scores_BHTS.dtype in {torch.float16, torch.bfloat16} else scores_BHTS
         weights = self.transform(wide.masked_fill(~allowed_BHTS, -1e7), -1).masked_fill(~allowed_BHTS, 0.0)
         return Selected(weights.to(scores_BHTS.dtype))
 
 
+@settings.Selection.registry.implement(settings.StraightThrough)
 @final
 class StraightThrough(Selection):
     """A one-hot Gumbel sample with the gradient of the soft sample (Jang et al. 2017); argmax in evaluation mode."""
@@ -65,7 +98,8 @@ class StraightThrough(Selection):
         super().__init__()
         self.temperature = temperature
 
-    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
+    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
+        del belief_BHS
         if not self.training:
             return Selected(_one_hot(scores_BHTS, allowed_BHTS))
         uniform = torch.rand_like(scores_BHTS).clamp_(1e-9, 1 - 1e-7)
@@ -73,6 +107,7 @@ class StraightThrough(Selection):
         return Selected(_one_hot(soft, allowed_BHTS) + soft - soft.detach())
 
 
+@settings.Selection.registry.implement(settings.Hard)
 @final
 class Hard(Selection):
     """One position, sampled in training; the most likely one in evaluation mode (Xu et al. 2015).
@@ -91,7 +126,8 @@ class Hard(Selection):
         self.entropy, self.reward, self.soft = entropy, reward, soft
         self.register_buffer("baseline", torch.zeros(()))
 
-    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
+    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
+        del belief_BHS
         if not self.training:
             return Selected(_one_hot(scores_BHTS, allowed_BHTS))
         soft = equation.softmax(scores_BHTS, allowed_BHTS)
@@ -103,10 +139,9 @@ class Hard(Selection):
         use_soft = torch.rand_like(soft[:, :1, :, :1]) < self.soft
         log_soft = soft.clamp_min(torch.finfo(soft.dtype).tiny).log()
         log_prob_BHT = log_soft.gather(-1, position_BHT1).masked_fill(use_soft | ~nonempty_BHT1, 0.0).squeeze(-1)
+        entropy_BT = -(soft * log_soft).sum(-1).sum(1)
         return Selected(
-            torch.where(use_soft, soft, sample),
-            log_prob_BT=log_prob_BHT.sum(1),
-            entropy_BT=-(soft * log_soft).sum(-1).sum(1),
+            torch.where(use_soft, soft, sample), SampledPosition(self.surrogate, log_prob_BHT.sum(1), entropy_BT)
         )
 
     def surrogate(self, log_prob_BT: Tensor, entropy_BT: Tensor, log_p_BT: Tensor, valid_BT: Tensor) -> Tensor:
@@ -120,16 +155,17 @@ class Hard(Selection):
         return -(self.reward * advantage_B * log_prob_B + self.entropy * entropy_B).sum()
 
 
+@settings.Selection.registry.implement(settings.HardExact)
 @final
 class HardExact(Selection):
     """One position, marginalized exactly in the output: p(y) = Σ_j a_j p(y | v_j) (Wu et al. 2018)."""
 
-    marginal = True
-
-    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
+    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
+        del belief_BHS
         return Selected(equation.softmax(scores_BHTS, allowed_BHTS))
 
 
+@settings.Selection.registry.implement(settings.HardMonotonic)
 @final
 class HardMonotonic(Selection):
     """One position that never moves back, marginalized exactly (Wu & Cotterell 2019).
@@ -143,15 +179,10 @@ class HardMonotonic(Selection):
     sum over all monotonic alignments: the forward algorithm, one step at a time.
     """
 
-    marginal = True
-    uses_past = True
-
-    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Selected:
-        """The first step: every position can be reached."""
-        return Selected(equation.softmax(scores_BHTS, allowed_BHTS))
-
-    def advance(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor) -> Selected:
-        """Return the probabilities of the current position, given the belief about the previous one."""
+    def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
+        """Return the probabilities of the current position. At the first step, every position can be reached."""
+        if belief_BHS is None:
+            return Selected(equation.softmax(scores_BHTS, allowed_BHTS))
         lowest = torch.finfo(scores_BHTS.dtype).min / 4
         masked = scores_BHTS.masked_fill(~allowed_BHTS, lowest)
         masked = masked - masked.amax(-1, keepdim=True)
@@ -171,16 +202,18 @@ def _one_hot(scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Tensor:
     return torch.zeros_like(scores_BHTS).scatter_(-1, highest, 1.0).masked_fill(~allowed_BHTS, 0.0)
 
 
-SELECTIONS: dict[str, Callable[..., Selection]] = {
-    "softmax": Softmax,
-    "sparsemax": lambda: Sparse(entmax.sparsemax),
-    "entmax15": lambda: Sparse(entmax.entmax15),
-    "straight_through": StraightThrough,
-    "hard": Hard,
-    "hard_exact": HardExact,
-    "hard_monotonic": HardMonotonic,
-}
+settings.Selection.registry.implement(settings.Sparsemax)(lambda: Sparse(entmax.sparsemax))
+settings.Selection.registry.implement(settings.Entmax15)(lambda: Sparse(entmax.entmax15))
+
+
+def register_selection(name: str, selection: Callable[..., Selection]) -> None:
+    """Register a selection: a subclass of `Selection`, or a function that builds one. Its parameters are options."""
+    settings.Selection.registry.register(settings.Selection, name, selection)
+    add_mechanism(
+        Mechanism(name, settings.Additive.equation, f"registered by {selection.__module__}", "additive", select=name)
+    )
 
 
 def build_selection(choice: settings.Selection) -> Selection:
-    return SELECTIONS[choice.kind](**choice.model_dump(exclude={"kind"}))
+    selection: Selection = choice.registry.build(choice)
+    return selection

@@ -1,58 +1,98 @@
 """Settings of an attention: score, scope, selection and heads. A choice is a bare name, or a mapping with options."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from regard.attention.mechanisms import MECHANISMS
-from regard.config import BY_NAME, Settings
+from regard.attention.mechanisms import find_mechanism, mechanisms
+from regard.config import Settings
 from regard.formatting import did_you_mean
+from regard.registry import Choice, Registry
 
 _HIDDEN = Field(None, description="width of the hidden layer; default: that of the query")
 
 
-class Dot(Settings):
+class Score(Choice):
+    """How well a query matches a key. The class attributes are the facts that validation and dispatch use."""
+
+    registry: ClassVar[Registry[Any]] = Registry(
+        "score",
+        "regard.attention.scores",
+        provided=frozenset({"query_size", "key_size", "heads"}),
+        facts=("equation", "chunkable", "equal_sizes", "uses_past", "reads_keys"),
+    )
+
+    equation: ClassVar[str] = ""
+    """The score as text."""
+    chunkable: ClassVar[bool] = False
+    """Whether the score is computed in chunks of bounded memory (`ops/additive_score.py`)."""
+    equal_sizes: ClassVar[bool] = False
+    """Whether queries and keys must have the same size."""
+    uses_past: ClassVar[bool] = False
+    """Whether the score depends on the weights of previous steps, so that steps must run one by one."""
+    reads_keys: ClassVar[bool] = True
+    """Whether the score depends on the keys."""
+
+
+class Dot(Score):
     kind: Literal["dot"] = "dot"
+    equation: ClassVar[str] = "e = qᵀ k"
+    equal_sizes: ClassVar[bool] = True
 
 
-class ScaledDot(Settings):
+class ScaledDot(Score):
     kind: Literal["scaled_dot"] = "scaled_dot"
+    equation: ClassVar[str] = "e = qᵀ k / √d"
+    equal_sizes: ClassVar[bool] = True
 
 
-class General(Settings):
+class General(Score):
     kind: Literal["general"] = "general"
+    equation: ClassVar[str] = "e = qᵀ W k"
 
 
-class Additive(Settings):
+class Additive(Score):
     kind: Literal["additive"] = "additive"
+    equation: ClassVar[str] = "e = vᵀ tanh(W q + U k)"
+    chunkable: ClassVar[bool] = True
     hidden: PositiveInt | None = _HIDDEN
 
 
-class Concat(Settings):
+class Concat(Score):
     kind: Literal["concat"] = "concat"
+    equation: ClassVar[str] = "e = vᵀ tanh(W [k; q])"
+    chunkable: ClassVar[bool] = True
     hidden: PositiveInt | None = _HIDDEN
 
 
-class Cosine(Settings):
+class Cosine(Score):
     kind: Literal["cosine"] = "cosine"
+    equation: ClassVar[str] = "e = β cos(q, k), β > 0 learned for each head"
+    equal_sizes: ClassVar[bool] = True
     sharpening: PositiveFloat = Field(10.0, description="initial value of β, which is learned")
 
 
-class Location(Settings):
+class Location(Score):
     kind: Literal["location"] = "location"
+    equation: ClassVar[str] = "e_j = (W q)_j"
+    reads_keys: ClassVar[bool] = False
     slots: PositiveInt = Field(256, description="maximum length of the memory")
 
 
-class Projected(Settings):
+class Projected(Score):
     kind: Literal["projected"] = "projected"
+    equation: ClassVar[str] = "e = (W_Q q)ᵀ (W_K k), divided by √d if scaled"
     scaled: bool = Field(True, description="divide by √d, where d is the width of a head")
     size: PositiveInt | None = Field(
         None, description="width of the projected queries and keys; default: that of the query"
     )
 
 
-class LocationAware(Settings):
+class LocationAware(Score):
     kind: Literal["location_aware"] = "location_aware"
+    equation: ClassVar[str] = "e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋"
+    chunkable: ClassVar[bool] = True
+    uses_past: ClassVar[bool] = True
     hidden: PositiveInt | None = _HIDDEN
     filters: PositiveInt = 10
     reach: PositiveInt = Field(3, description="a filter covers this many slots on either side")
@@ -61,99 +101,112 @@ class LocationAware(Settings):
     )
 
 
-class CustomScore(Settings):
-    """A registered score, with the options of its class."""
+class Scope(Choice):
+    """Which slots are visible to a query, in addition to the mask of the memory."""
 
-    kind: Literal["custom"] = "custom"
-    name: str
-    options: dict[str, Any] = Field(default_factory=dict)
+    registry: ClassVar[Registry[Any]] = Registry(
+        "scope",
+        "regard.attention.scopes",
+        provided=frozenset({"query_size"}),
+        facts=("is_global", "learned", "self_only"),
+    )
 
+    is_global: ClassVar[bool] = False
+    """Whether every slot is visible, so that the scope needs no computation."""
+    learned: ClassVar[bool] = False
+    """Whether the scope depends on the queries, so that it needs a gradient."""
+    self_only: ClassVar[bool] = False
+    """Whether the scope is defined only for self-attention."""
 
-REGISTERED: set[str] = set()
-"""The names of registered scores."""
-
-
-def _expand_registered(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("kind") in REGISTERED:
-        options = {key: option for key, option in value.items() if key != "kind"}
-        return {"kind": "custom", "name": value["kind"], "options": options}
-    return value
-
-
-Score = Annotated[
-    Dot | ScaledDot | General | Additive | Concat | Cosine | Location | Projected | LocationAware | CustomScore,
-    Field(discriminator="kind"),
-    BeforeValidator(_expand_registered),
-    BY_NAME,
-]
+    def parts(self) -> tuple["Scope", ...]:
+        """Return the scopes that this one combines; itself if it combines none."""
+        return (self,)
 
 
-class GlobalScope(Settings):
+class GlobalScope(Scope):
     kind: Literal["global"] = "global"
+    is_global: ClassVar[bool] = True
 
 
-class LocalMonotonic(Settings):
+class LocalMonotonic(Scope):
     kind: Literal["local_m"] = "local_m"
     window: PositiveInt = Field(5, description="D: slots t − D to t + D are visible to query t")
 
 
-class LocalPredictive(Settings):
+class LocalPredictive(Scope):
     kind: Literal["local_p"] = "local_p"
+    learned: ClassVar[bool] = True
     window: PositiveInt = Field(
         5, description="D: slots p − D to p + D are visible, weighted by a Gaussian with σ = D/2"
     )
     normalize: bool = Field(True, description="normalize the weights again, so that they sum to 1; the paper does not")
 
 
-class Causal(Settings):
+class Causal(Scope):
     kind: Literal["causal"] = "causal"
+    self_only: ClassVar[bool] = True
 
 
-class AllOf(Settings):
+class AllOf(Scope):
     kind: Literal["all_of"] = "all_of"
-    scopes: tuple["Scope", ...] = Field(min_length=1)
+    scopes: tuple[Scope, ...] = Field(min_length=1)
+
+    def parts(self) -> tuple[Scope, ...]:
+        return tuple(part for scope in self.scopes for part in scope.parts())
 
 
-Scope = Annotated[GlobalScope | LocalMonotonic | LocalPredictive | Causal | AllOf, Field(discriminator="kind"), BY_NAME]
+class Selection(Choice):
+    """How scores become weights."""
+
+    registry: ClassVar[Registry[Any]] = Registry(
+        "selection", "regard.attention.selections", facts=("is_softmax", "marginal", "uses_past", "restricts_slots")
+    )
+
+    is_softmax: ClassVar[bool] = False
+    """Whether the weights are the softmax of the scores, which fused kernels compute."""
+    marginal: ClassVar[bool] = False
+    """Whether the output distribution is marginalized over the slot that is read, with the weights as probabilities."""
+    uses_past: ClassVar[bool] = False
+    """Whether it depends on the belief about the previous position."""
+    restricts_slots: ClassVar[bool] = False
+    """Whether it restricts the visible slots itself, so that it cannot be combined with a scope."""
 
 
-class Softmax(Settings):
+class Softmax(Selection):
     kind: Literal["softmax"] = "softmax"
+    is_softmax: ClassVar[bool] = True
 
 
-class Hard(Settings):
+class Hard(Selection):
     kind: Literal["hard"] = "hard"
     entropy: float = Field(0.02, ge=0, description="λ_e, the weight of the entropy bonus")
     reward: PositiveFloat = Field(0.2, description="λ_r, the weight of the reward")
     soft: float = Field(0.5, ge=0, le=1, description="probability of using the soft context instead of the sample")
 
 
-class HardExact(Settings):
+class HardExact(Selection):
     kind: Literal["hard_exact"] = "hard_exact"
+    marginal: ClassVar[bool] = True
 
 
-class HardMonotonic(Settings):
+class HardMonotonic(Selection):
     kind: Literal["hard_monotonic"] = "hard_monotonic"
+    marginal: ClassVar[bool] = True
+    uses_past: ClassVar[bool] = True
+    restricts_slots: ClassVar[bool] = True
 
 
-class StraightThrough(Settings):
+class StraightThrough(Selection):
     kind: Literal["straight_through"] = "straight_through"
     temperature: PositiveFloat = 1.0
 
 
-class Sparsemax(Settings):
+class Sparsemax(Selection):
     kind: Literal["sparsemax"] = "sparsemax"
 
 
-class Entmax15(Settings):
+class Entmax15(Selection):
     kind: Literal["entmax15"] = "entmax15"
-
-
-Selection = Annotated[
-    Softmax | Hard | HardExact | HardMonotonic | StraightThrough | Sparsemax | Entmax15,
-    Field(discriminator="kind"),
-    BY_NAME,
-]
 
 
 def _expand_mechanism(value: Any) -> Any:
@@ -163,11 +216,11 @@ def _expand_mechanism(value: Any) -> Any:
     if not isinstance(value, dict) or "kind" not in value:
         return value
     name = str(value["kind"])
-    if name not in MECHANISMS:
-        raise ValueError(
-            f"'{name}' is not a mechanism.{did_you_mean(name, MECHANISMS)} List them with `regard mechanisms`."
-        )
-    parts = MECHANISMS[name].parts
+    mechanism = find_mechanism(name)
+    if mechanism is None:
+        names = [entry.name for entry in mechanisms()]
+        raise ValueError(f"'{name}' is not a mechanism.{did_you_mean(name, names)} List them with `regard mechanisms`.")
+    parts = mechanism.parts
     for key, part in value.items():
         default = parts.get(key)
         if key != "kind":
@@ -187,8 +240,7 @@ class AttentionSettings(Settings):
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
-        kinds = set(scope_kinds(self.scope))
-        if self.select.kind in {"hard_exact", "hard_monotonic"}:
+        if self.select.marginal:
             if self.heads > 1:
                 raise ValueError(
                     f"{self.select.kind} reads one slot, so it does not support {self.heads} heads. Use heads: 1."
@@ -197,24 +249,16 @@ class AttentionSettings(Settings):
                 raise ValueError(
                     f"{self.select.kind} needs weights that sum to 1, so it does not support dropout. Use dropout: 0."
                 )
-        if self.select.kind == "hard_monotonic" and kinds & {"local_m", "local_p"}:
+        if self.select.restricts_slots and not all(scope.is_global or scope.self_only for scope in self.scope.parts()):
+            raise ValueError(f"{self.select.kind} {RESTRICTS_SLOTS}")
+        if not self.score.reads_keys and any(scope.learned for scope in self.scope.parts()):
             raise ValueError(
-                "hard_monotonic restricts the visible slots itself, so it cannot be combined with another scope. "
-                "Use scope: global."
-            )
-        if self.score.kind == "location" and "local_p" in kinds:
-            raise ValueError(
-                "the score location and the scope local_p both depend only on the query, so the attention would "
-                "ignore the memory. Use another score."
+                f"the score {self.score.kind} and the scope {self.scope.kind} both depend only on the query, so the "
+                "attention would ignore the memory. Use another score."
             )
         return self
 
 
-def scope_kinds(scope: Settings) -> list[str]:
-    """Return the kinds of a scope and of the scopes that it combines."""
-    if isinstance(scope, AllOf):
-        return [kind for part in scope.scopes for kind in scope_kinds(part)]
-    return [str(getattr(scope, "kind", ""))]
-
+RESTRICTS_SLOTS = "restricts the visible slots itself, so it cannot be combined with another scope. Use scope: global."
 
 AttentionChoice = Annotated[AttentionSettings, BeforeValidator(_expand_mechanism)]

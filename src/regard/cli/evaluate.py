@@ -13,7 +13,7 @@ from regard.data.files import Files
 from regard.data.settings import FilesData
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, DataError
-from regard.evaluation.settings import KINDS, Metric, parse_metric, parse_metrics
+from regard.evaluation.settings import Metric, metric_names, parse_metric, parse_metrics
 from regard.formatting import short_path, to_json
 from regard.runs.folder import Checkpoint, RunFolder, open_models
 
@@ -33,7 +33,7 @@ Examples:
 
 
 def _is_metric(word: str) -> bool:
-    return word.partition(":")[0].partition("=")[0] in KINDS
+    return word.partition(":")[0].partition("=")[0] in metric_names()
 
 
 class Limit(NamedTuple):
@@ -57,7 +57,9 @@ class Limit(NamedTuple):
 @reader_options
 @click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
 @click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
-@click.option("--metric", "metrics", multiple=True, metavar="METRIC...", help=f"One or more of {', '.join(KINDS)}.")
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="METRIC...", help=f"One or more of {', '.join(metric_names())}."
+)
 @click.option(
     "--beam",
     metavar="K",

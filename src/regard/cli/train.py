@@ -10,6 +10,7 @@ import click
 from regard.cli.options import file_settings, reader_options, reader_settings
 from regard.config import parse_override, resolve
 from regard.data.layouts import EXTENSIONS
+from regard.data.settings import FilesData
 from regard.errors import ConfigError
 from regard.runs.folder import RunFolder, locate
 from regard.runs.settings import RunSettings, with_deadline
@@ -187,9 +188,9 @@ def _choose_settings(
         from regard.data.pinning import pin_data
 
         if pin_data(before.data) != pin_data(settings.data):
-            files = before.data.train  # type: ignore[union-attr]
+            started_with = before.data.train if isinstance(before.data, FilesData) else f"data.kind={before.data.kind}"
             raise ConfigError(
-                f"{previous.path} was started with different files ({files}). Choose another folder with --out."
+                f"{previous.path} was started with different files ({started_with}). Choose another folder with --out."
             )
         return settings
 

@@ -5,14 +5,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from regard.data import dates, pronunciations, sequences
 from regard.data.files import Files
 from regard.data.lines import count_lines, open_file
 from regard.data.pinning import check_present, reject_pipes
 from regard.data.readers import read_rows
-from regard.data.settings import SPLITS, Data, DatesData, FilesData, PronounceData, SequencesData, SplitName
+from regard.data.settings import SPLITS, DataSettings, DatesData, FilesData, PronounceData, SequencesData, SplitName
 from regard.errors import DataError
 from regard.formatting import quantity
 
@@ -100,13 +100,29 @@ def _pairs_hash(pairs: Iterable[tuple[str, str]]) -> str:
     return digest.hexdigest()
 
 
-def load_corpus(settings: Data) -> Corpus:
-    return _LOADERS[type(settings)](settings)
+def load_corpus(settings: DataSettings) -> Corpus:
+    """Load the corpus that the settings describe."""
+    corpus: Corpus = settings.registry.build(settings)
+    return corpus
 
 
+def register_corpus(name: str, load: Callable[..., Corpus]) -> None:
+    """Register a corpus: a function that returns a `Corpus`. Its parameters are options of `data`.
+
+    >>> regard.register_corpus("numbers", load_numbers)  # def load_numbers(size: int = 1_000, seed: int = 0) -> Corpus
+    """
+    DataSettings.registry.register(DataSettings, name, load)
+
+
+@DataSettings.registry.implement(DatesData)
 def _load_dates(settings: DatesData) -> Corpus:
     sizes = {"train": settings.train, "dev": settings.dev, "test": settings.test}
     return _from_splits({name: dates.sample(name, size, settings.seed) for name, size in sizes.items()})
+
+
+@DataSettings.registry.implement(SequencesData)
+def _load_sequences(settings: SequencesData) -> Corpus:
+    return _from_splits(sequences.sample(settings))
 
 
 def _from_splits(splits: Mapping[str, list[tuple[str, str]]]) -> Corpus:
@@ -114,6 +130,7 @@ def _from_splits(splits: Mapping[str, list[tuple[str, str]]]) -> Corpus:
     return Corpus(train, dev, test)
 
 
+@DataSettings.registry.implement(PronounceData)
 def _load_pronunciations(settings: PronounceData) -> Corpus:
     """Split by a hash of the word, so that all pronunciations of a word are in the same split."""
     splits: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
@@ -127,6 +144,7 @@ def _load_pronunciations(settings: PronounceData) -> Corpus:
     return _from_splits(splits)
 
 
+@DataSettings.registry.implement(FilesData)
 def _load_files(settings: FilesData) -> Corpus:
     skip_bad_lines = settings.bad_lines == "skip"
     train_files, dev_files, test_files = (settings.files(split) for split in SPLITS)
@@ -199,14 +217,6 @@ def _unseen(dev: Pairs, train: Callable[[], Iterator[tuple[str, str]]], name: st
     if not unseen:
         raise DataError(f"{name}: every source is also in the training data. Use other dev files, or none.")
     yield from unseen
-
-
-_LOADERS: dict[type, Callable[[Any], Corpus]] = {
-    DatesData: _load_dates,
-    SequencesData: lambda settings: _from_splits(sequences.sample(settings)),
-    PronounceData: _load_pronunciations,
-    FilesData: _load_files,
-}
 
 
 def read_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False) -> Pairs:

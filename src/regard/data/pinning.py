@@ -12,13 +12,13 @@ from typing import Any
 from regard.data.files import Files
 from regard.data.lines import display_name, is_stream
 from regard.data.readers import read_layout, read_rows
-from regard.data.settings import SPLITS, Data, FilesData
+from regard.data.settings import SPLITS, DataSettings, FilesData
 from regard.errors import DataError
 
 log = logging.getLogger(__name__)
 
 
-def pin_data(data: Data) -> Data:
+def pin_data(data: DataSettings) -> DataSettings:
     """Return the data settings as a run stores them. Detected settings are logged."""
     return pin_files(data) if isinstance(data, FilesData) else data.absolute()
 

@@ -17,7 +17,7 @@ from regard.data.batching import EncodedCorpus, EncodedSide, warn_truncated
 from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
-from regard.data.settings import Data, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
+from regard.data.settings import DataSettings, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
 from regard.data.tokens.segmentation import END_OF_SENTENCE, SampledSide, SegmentationTable, number_words
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
@@ -55,7 +55,7 @@ class PreparationRequest(NamedTuple):
 
     corpus: Corpus
     fingerprint: dict[str, str]
-    data: Data
+    data: DataSettings
     tokenizer: TokenizerSettings
     seed: int
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -16,9 +16,16 @@ from pydantic import (
 
 from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings, differences
 from regard.data.files import Files, FilesChoice
+from regard.registry import Choice, Registry
 
 
-class DatesData(Settings):
+class DataSettings(Choice):
+    """Where the pairs come from: a corpus of any kind."""
+
+    registry: ClassVar[Registry[Any]] = Registry("corpus", "regard.data.corpora")
+
+
+class DatesData(DataSettings):
     """Dates as written in dozens of languages → YYYY-MM-DD. Built in; a pure function of the seed."""
 
     kind: Literal["dates"] = "dates"
@@ -28,7 +35,7 @@ class DatesData(Settings):
     seed: NonNegativeInt = 0
 
 
-class SequencesData(Settings):
+class SequencesData(DataSettings):
     """Strings of letters to copy, reverse or sort. Built in; a pure function of the seed."""
 
     kind: Literal["sequences"] = "sequences"
@@ -55,7 +62,7 @@ class SequencesData(Settings):
         return self
 
 
-class PronounceData(Settings):
+class PronounceData(DataSettings):
     """English words → phonemes (HH AH L OW), from CMUdict. All pronunciations of a word are in the same split."""
 
     kind: Literal["pronounce"] = "pronounce"
@@ -73,7 +80,7 @@ SplitName = Literal["train", "dev", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 
 
-class FilesData(Settings):
+class FilesData(DataSettings):
     """Pairs from files. Without dev files, 5 % of the source sentences (of a large corpus, about 2,000) are held out
     for validation. Without dev and test files, a test set is held out too.
     """
@@ -125,9 +132,6 @@ class FilesData(Settings):
                     "the file name."
                 )
         return self
-
-
-Data = Annotated[DatesData | SequencesData | PronounceData | FilesData, Field(discriminator="kind"), BY_NAME]
 
 
 TAGS = "treat text after a tab in a source as tags (V;PST), one token each"

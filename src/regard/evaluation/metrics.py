@@ -9,7 +9,7 @@ N sentences, K statistics, R resamples.
 import logging
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,12 @@ class MetricStatistics:
     compute_value: Callable[[list[float]], float]
     signature: str
 
+    @classmethod
+    def average(cls, values: Sequence[float], signature: str = "") -> "MetricStatistics":
+        """Return the statistics of a metric that is the average of a value of each sentence."""
+        rows = np.stack([np.asarray(values, np.float64), np.ones(len(values))], axis=1)
+        return cls(rows, lambda totals: totals[0] / totals[1], signature)
+
     @property
     def value(self) -> float:
         return self.compute_value(self.statistics_NK.sum(0).tolist())
@@ -131,23 +137,54 @@ class MetricStatistics:
 def compute_statistics(metric: Metric, outputs: ModelOutputs) -> MetricStatistics:
     if not outputs.evaluation_set.sources:
         raise DataError("There are no pairs to evaluate the model on. Pass at least one source with its reference.")
-    return _COMPUTE[type(metric)](metric, outputs)
+    statistics: MetricStatistics = metric.registry.build(metric, outputs=outputs)
+    return statistics
 
 
-def _compute_loss(metric: Loss | Perplexity, outputs: ModelOutputs) -> MetricStatistics:
+def register_metric(
+    name: str,
+    compute: Callable[..., MetricStatistics],
+    *,
+    higher_is_better: bool = False,
+    needs_predictions: bool = True,
+    format_spec: str = ".2f",
+    unit: str = "",
+) -> None:
+    """Register a metric: a function that computes `MetricStatistics` from `outputs`, the `ModelOutputs` of a model.
+
+    Its other parameters are options. `format_spec` and `unit` format its values in messages and tables.
+
+    >>> regard.register_metric("length", compute_length, format_spec=".1f", unit=" words")
+    """
+    Metric.registry.register(
+        Metric,
+        name,
+        compute,
+        higher_is_better=higher_is_better,
+        needs_predictions=needs_predictions,
+        format_spec=format_spec,
+        unit=unit,
+    )
+
+
+@Metric.registry.implement(Loss)
+@Metric.registry.implement(Perplexity)
+def _compute_loss(settings: Loss | Perplexity, outputs: ModelOutputs) -> MetricStatistics:
     def average(totals: list[float]) -> float:
         nats = totals[0] / totals[1]
-        if metric.kind == "loss":
+        if settings.kind == "loss":
             return nats
         return math.exp(nats) if nats < 700 else math.inf
 
     return MetricStatistics(outputs.losses_N2, average, _signature("token", outputs.evaluation_set, "by_line"))
 
 
-def _compute_matches(metric: Accuracy | SequenceErrorRate, outputs: ModelOutputs) -> MetricStatistics:
+@Metric.registry.implement(Accuracy)
+@Metric.registry.implement(SequenceErrorRate)
+def _compute_matches(settings: Accuracy | SequenceErrorRate, outputs: ModelOutputs) -> MetricStatistics:
     def share(totals: list[float]) -> float:
         correct = totals[0] / totals[1]
-        return correct if metric.kind == "accuracy" else 100 * (1 - correct)
+        return correct if settings.kind == "accuracy" else 100 * (1 - correct)
 
     rows = [
         (_normalize(outputs.predictions[line]) in map(_normalize, references), 1)
@@ -159,13 +196,16 @@ def _compute_matches(metric: Accuracy | SequenceErrorRate, outputs: ModelOutputs
 _UNITS = {"wer": "word", "per": "symbol", "cer": "character"}
 
 
+@Metric.registry.implement(WordErrorRate)
+@Metric.registry.implement(PhonemeErrorRate)
+@Metric.registry.implement(CharacterErrorRate)
 def _compute_edits(
-    metric: WordErrorRate | PhonemeErrorRate | CharacterErrorRate, outputs: ModelOutputs
+    settings: WordErrorRate | PhonemeErrorRate | CharacterErrorRate, outputs: ModelOutputs
 ) -> MetricStatistics:
     from rapidfuzz.distance.Levenshtein import distance
 
     def split(text: str) -> Sequence[str]:
-        return _normalize(text) if metric.kind == "cer" else _normalize(text).split()
+        return _normalize(text) if settings.kind == "cer" else _normalize(text).split()
 
     def count_edits(prediction: Sequence[str], references: Iterable[Sequence[str]]) -> tuple[int, int]:
         """Return the edit distance to the closest reference and its length; the longest breaks ties."""
@@ -180,7 +220,7 @@ def _compute_edits(
         count_edits(split(outputs.predictions[line]), map(split, references))
         for line, references in outputs.evaluation_set.group_references().items()
     ]
-    signature = _signature(_UNITS[metric.kind], outputs.evaluation_set)
+    signature = _signature(_UNITS[settings.kind], outputs.evaluation_set)
     return MetricStatistics(np.array(rows, dtype=np.float64), rate, signature)
 
 
@@ -196,13 +236,14 @@ def _signature(unit: str, evaluation_set: EvaluationSet, by: References = "by_so
     return f"nrefs:{count}|unit:{unit}{normalization}|version:regard-{__version__}"
 
 
-def _compute_bleu(metric: Bleu, outputs: ModelOutputs) -> MetricStatistics:
+@Metric.registry.implement(Bleu)
+def _compute_bleu(settings: Bleu, outputs: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.bleu import BLEU
 
     # `force` turns off sacrebleu's warning about tokenized text, which would repeat at every validation: see
     # `warn_if_tokenized`.
-    scorer = BLEU(metric.lowercase, force=True, tokenize=metric.tokenize, smooth_method=metric.smooth)
-    return _compute_with_sacrebleu(scorer, outputs, metric.references)
+    scorer = BLEU(settings.lowercase, force=True, tokenize=settings.tokenize, smooth_method=settings.smooth)
+    return _compute_with_sacrebleu(scorer, outputs, settings.references)
 
 
 def warn_if_tokenized(evaluation_set: EvaluationSet, metrics: Iterable[Metric]) -> None:
@@ -219,18 +260,20 @@ def warn_if_tokenized(evaluation_set: EvaluationSet, metrics: Iterable[Metric]) 
         )
 
 
-def _compute_chrf(metric: Chrf, outputs: ModelOutputs) -> MetricStatistics:
+@Metric.registry.implement(Chrf)
+def _compute_chrf(settings: Chrf, outputs: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.chrf import CHRF
 
-    scorer = CHRF(word_order=metric.word_order, lowercase=metric.lowercase)
-    return _compute_with_sacrebleu(scorer, outputs, metric.references)
+    scorer = CHRF(word_order=settings.word_order, lowercase=settings.lowercase)
+    return _compute_with_sacrebleu(scorer, outputs, settings.references)
 
 
-def _compute_ter(metric: Ter, outputs: ModelOutputs) -> MetricStatistics:
+@Metric.registry.implement(Ter)
+def _compute_ter(settings: Ter, outputs: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.ter import TER
 
-    scorer = TER(normalized=metric.normalized, case_sensitive=metric.case_sensitive)
-    return _compute_with_sacrebleu(scorer, outputs, metric.references)
+    scorer = TER(normalized=settings.normalized, case_sensitive=settings.case_sensitive)
+    return _compute_with_sacrebleu(scorer, outputs, settings.references)
 
 
 def _compute_with_sacrebleu(scorer: Any, outputs: ModelOutputs, by: References) -> MetricStatistics:
@@ -245,17 +288,3 @@ def _compute_with_sacrebleu(scorer: Any, outputs: ModelOutputs, by: References) 
         lambda totals: float(scorer._compute_score_from_stats(totals).score),
         str(scorer.get_signature()),
     )
-
-
-_COMPUTE: Mapping[type[Metric], Callable[[Any, ModelOutputs], MetricStatistics]] = {
-    Loss: _compute_loss,
-    Perplexity: _compute_loss,
-    Accuracy: _compute_matches,
-    SequenceErrorRate: _compute_matches,
-    WordErrorRate: _compute_edits,
-    PhonemeErrorRate: _compute_edits,
-    CharacterErrorRate: _compute_edits,
-    Bleu: _compute_bleu,
-    Chrf: _compute_chrf,
-    Ter: _compute_ter,
-}

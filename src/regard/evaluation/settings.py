@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from regard.config import Settings, parse_override, resolve
+from regard.registry import Choice, Registry
 
 References = Annotated[
     Literal["by_line", "by_source", "auto"],
@@ -21,11 +22,18 @@ References = Annotated[
 ]
 
 
-class Metric(Settings):
+class Metric(Choice):
     """Base class of the metrics.
 
     Values are in percent, except for `loss` (nats), `perplexity` and `accuracy` (0 to 1).
     """
+
+    registry: ClassVar[Registry[Any]] = Registry(
+        "metric",
+        "regard.evaluation.metrics",
+        provided=frozenset({"outputs"}),
+        facts=("higher_is_better", "needs_predictions", "format_spec", "unit"),
+    )
 
     higher_is_better: ClassVar[bool] = False
     needs_predictions: ClassVar[bool] = True
@@ -33,7 +41,13 @@ class Metric(Settings):
     format_spec: ClassVar[str] = ".2f"
     unit: ClassVar[str] = ""
 
-    kind: str
+    @classmethod
+    def expand(cls, value: Any) -> Any:
+        """Expand a label, `bleu:tokenize=none,lowercase=true`, into a mapping."""
+        if not isinstance(value, str):
+            return value
+        kind, _, options = value.partition(":")
+        return {"kind": kind, **dict(parse_override(option) for option in options.split(",") if option)}
 
     @property
     def label(self) -> str:
@@ -144,32 +158,13 @@ class Ter(Metric):
     references: References = "by_line"
 
 
-def _expand_label(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    kind, _, options = value.partition(":")
-    return {"kind": kind, **dict(parse_override(option) for option in options.split(",") if option)}
-
-
-AnyMetric = (
-    Loss
-    | Perplexity
-    | Accuracy
-    | SequenceErrorRate
-    | WordErrorRate
-    | PhonemeErrorRate
-    | CharacterErrorRate
-    | Bleu
-    | Chrf
-    | Ter
-)
-MetricChoice = Annotated[AnyMetric, Field(discriminator="kind"), BeforeValidator(_expand_label)]
-
-KINDS = ("loss", "perplexity", "accuracy", "ser", "wer", "per", "cer", "bleu", "chrf", "ter")
+def metric_names() -> list[str]:
+    """Return the names of the metrics that are registered so far."""
+    return list(Metric.registry.settings)
 
 
 class _Choice(Settings):
-    metric: MetricChoice
+    metric: Metric
 
 
 def parse_metric(choice: Any) -> Metric:

@@ -1,6 +1,5 @@
 """Explain a config: what it computes, which implementation each part uses, and why not a faster one."""
 
-import re
 from collections.abc import Iterator
 
 import torch
@@ -8,19 +7,17 @@ import torch
 from regard.attention.attention import Attention
 from regard.attention.dispatch import dispatch_attention
 from regard.formatting import quantity
-from regard.models.attentive import AttentiveDecoder
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.models.settings import Model
+from regard.models.settings import ModelSettings
 from regard.recurrent.cells import Cell
 from regard.recurrent.dispatch import dispatch_layer
 from regard.recurrent.layers import Stack
-from regard.recurrent.settings import GRU, LSTM, VARIANTS
 
 VOCABULARY = 1000
 """Placeholder for the vocabulary size, which is known only after the data is read."""
 
 
-def explain(settings: Model) -> str:
+def explain(settings: ModelSettings) -> str:
     """Describe the recurrent networks and attentions of a model with their implementations. Allocates no weights."""
     with torch.device("meta"):
         model = build_model(settings, VOCABULARY, VOCABULARY)
@@ -37,9 +34,9 @@ def _describe_networks(model: Seq2Seq) -> Iterator[str]:
         assert isinstance(cell, Cell)
         depth = quantity(module.settings.layers, "layer")
         yield ""
-        yield f"{name}: {_describe_cell(module)}, {depth}, {'bi' if module.directions > 1 else 'uni'}directional"
-        decoder = model.decoder
-        if isinstance(decoder, AttentiveDecoder) and decoder.stepwise and module in decoder.stacks:
+        description = module.settings.cell.description(module.settings.variant)
+        yield f"{name}: {description}, {depth}, {'bi' if module.directions > 1 else 'uni'}directional"
+        if module in model.decoder.stepwise_modules:
             yield "  runs step by step, because attention is computed between the steps"
             continue
         for device, label in (("cpu", "on CPU"), ("cuda", "on CUDA")):
@@ -47,16 +44,6 @@ def _describe_networks(model: Seq2Seq) -> Iterator[str]:
             chosen = dispatch_layer(cell, device, state_dropout=state_dropout)
             yield f"  {label}: {chosen.path}"
             yield from (f"    not {path}: {reason}" for path, reason in chosen.rejected.items())
-
-
-def _describe_cell(stack: Stack) -> str:
-    """Return the name of a cell with the settings that differ from the defaults."""
-    cell = stack.settings.cell
-    if isinstance(cell, LSTM):
-        variant = stack.settings.lstm_variant
-        names = [name for name, known in VARIANTS.items() if known == variant and variant.non_default]
-        return " ".join(["LSTM", *(names or (f"{name}={value}" for name, value in variant.non_default.items()))])
-    return f"GRU, reset {cell.reset} the product with R" if isinstance(cell, GRU) else f"RNN with {cell.activation}"
 
 
 def _describe_attentions(model: Seq2Seq) -> Iterator[str]:
@@ -67,16 +54,10 @@ def _describe_attentions(model: Seq2Seq) -> Iterator[str]:
         names = " × ".join(type(part).__name__ for part in parts)
         yield ""
         yield f"{name}: {names}, {quantity(module.heads, 'head')}"
-        yield f"  {_equation(module)}"
+        yield f"  {module.score.equation}"
         if module.stepwise:
             yield "  runs step by step, because it depends on the weights of previous steps"
         for weights, when in ((False, "training and prediction"), (True, "recording weights")):
             chosen = dispatch_attention(*parts, weights=weights or module.stepwise or module.select.marginal)
             yield f"  {when}: {chosen.path}"
             yield from (f"    not {path}: {reason}" for path, reason in chosen.rejected.items())
-
-
-def _equation(module: Attention) -> str:
-    """Return the equation at the start of the docstring of a score, without the citation and the text after it."""
-    paragraph = " ".join((type(module.score).__doc__ or "").split("\n\n")[0].split())
-    return re.split(r" \([A-Z][a-z]+ et al| \(the form|: |; |\. ", paragraph)[0].rstrip(".")

@@ -10,7 +10,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.attention.attention import Attended, Attention, Keys, Past, SampledPosition, join_samples
+from regard.attention.attention import Attended, Attention, Keys, Past
+from regard.attention.selections import SampledPosition, join_samples
 from regard.models.contracts import Decoded, Decoder, LossTerm, Memory, repeat_for_hypotheses
 from regard.models.readout import CopyAttention, Readout
 from regard.models.settings import RecurrentModel
@@ -89,9 +90,17 @@ class AttentiveDecoder(Decoder, ABC):
             self.readout.tie_to(self.embedding)
 
     @property
+    def token_embedding(self) -> nn.Embedding:
+        return self.embedding
+
+    @property
     def stepwise(self) -> bool:
         """Whether a step depends on the context of the previous one, so that steps cannot run in parallel."""
         return True
+
+    @property
+    def stepwise_modules(self) -> tuple[nn.Module, ...]:
+        return self.stacks if self.stepwise else ()
 
     @property
     def _can_copy(self) -> bool:
@@ -271,4 +280,4 @@ class LuongDecoder(AttentiveDecoder):
 def _loss_terms(samples: list[SampledPosition]) -> tuple[LossTerm, ...]:
     """Return the loss term of sampled positions (REINFORCE), if there are any."""
     joined = join_samples(samples)
-    return (partial(joined.selection.surrogate, joined.log_prob_BT, joined.entropy_BT),) if joined else ()
+    return (partial(joined.surrogate, joined.log_prob_BT, joined.entropy_BT),) if joined else ()

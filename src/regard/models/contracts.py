@@ -78,6 +78,16 @@ class Memory(NamedTuple):
 class Encoder(nn.Module, ABC):
     """Source → memory."""
 
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The width of a memory slot."""
+
+    @property
+    def token_embedding(self) -> nn.Embedding | None:
+        """The embedding of source tokens, if there is one; it may be tied to that of the decoder."""
+        return None
+
     @abstractmethod
     def forward(self, source: Padded) -> Memory: ...
 
@@ -88,6 +98,16 @@ class Decoder(nn.Module, ABC):
     Keys belong to sentences, states to hypotheses. A step may receive several rows of state for each row of keys; the
     rows of one sentence are adjacent. A state may be used for one step only.
     """
+
+    @property
+    def token_embedding(self) -> nn.Embedding | None:
+        """The embedding of target tokens, if there is one; it may be tied to that of the encoder."""
+        return None
+
+    @property
+    def stepwise_modules(self) -> tuple[nn.Module, ...]:
+        """The recurrent networks whose steps cannot run at once, because attention is computed between them."""
+        return ()
 
     @abstractmethod
     def begin(self, memory: Memory) -> tuple[Keys, State]:

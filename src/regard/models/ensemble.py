@@ -30,6 +30,12 @@ class EnsembleEncoder(Encoder):
     def __init__(self, encoders: Sequence[Encoder]) -> None:
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
+        self._size = encoders[0].size
+
+    @property
+    def size(self) -> int:
+        """The width of the memory of the first model."""
+        return self._size
 
     def forward(self, source: Padded) -> Any:
         return EnsembleMemory(tuple(encoder(source) for encoder in self.encoders))

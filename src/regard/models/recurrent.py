@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded, repeat_for_hypotheses
 from regard.models.readout import Readout
-from regard.models.settings import EncoderSettings, FixedModel
+from regard.models.settings import FixedModel, RecurrentEncoderSettings
 from regard.ops.dropout import Dropout
 from regard.recurrent import layers
 
@@ -23,7 +23,7 @@ class RecurrentEncoder(Encoder):
     positions. A reversed source (Sutskever et al. 2014) is read from its end; its outputs are in the original order.
     """
 
-    def __init__(self, settings: EncoderSettings, vocabulary: int, embedding: int, dropout: float) -> None:
+    def __init__(self, settings: RecurrentEncoderSettings, vocabulary: int, embedding: int, dropout: float) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.dropout = Dropout(dropout)
@@ -38,6 +38,10 @@ class RecurrentEncoder(Encoder):
     @property
     def size(self) -> int:
         return self.layers.output_size
+
+    @property
+    def token_embedding(self) -> nn.Embedding:
+        return self.embedding
 
     def forward(self, source: Padded) -> Memory:
         embedded_BSD = self.dropout(self.embedding(source.tokens_BT))
@@ -75,18 +79,22 @@ class FixedDecoder(Decoder):
     `initial` follows Sutskever et al. (2014), whose output layer has no hidden layer; `every_step` Cho et al. (2014).
     """
 
-    def __init__(self, settings: FixedModel, vocabulary: int, memory: int) -> None:
+    def __init__(self, settings: FixedModel, vocabulary: int, memory_size: int) -> None:
         super().__init__()
         self.feeds_context = settings.context == "every_step"
-        context = memory if self.feeds_context else 0
+        context = memory_size if self.feeds_context else 0
         self.embedding = nn.Embedding(vocabulary, settings.embedding)
         self.dropout = Dropout(settings.dropout)
-        self.bridge = nn.Linear(memory, settings.decoder.initial_state_size)
+        self.bridge = nn.Linear(memory_size, settings.decoder.initial_state_size)
         self.layers = layers.Stack(settings.decoder, settings.embedding + context)
         inputs = settings.decoder.hidden + settings.embedding
         self.readout = Readout(inputs, context, settings.readout, vocabulary, settings.dropout_before_output)
         if settings.tied != "none":
             self.readout.tie_to(self.embedding)
+
+    @property
+    def token_embedding(self) -> nn.Embedding:
+        return self.embedding
 
     def begin(self, memory: Memory) -> tuple[Tensor, FixedState]:
         initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))

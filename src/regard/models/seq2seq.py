@@ -9,7 +9,16 @@ from regard.errors import ConfigError
 from regard.models.attentive import AttentiveDecoder, BahdanauDecoder, ConditionalDecoder, LuongDecoder
 from regard.models.contracts import Decoded, Decoder, Encoder, Padded
 from regard.models.recurrent import FixedDecoder, RecurrentEncoder
-from regard.models.settings import FixedModel, Model, RecurrentModel, TransformerModel
+from regard.models.settings import (
+    EncoderSettings,
+    FixedModel,
+    ModelSettings,
+    RecurrentEncoderSettings,
+    RecurrentModel,
+    RegisteredModel,
+    TransformerEncoderSettings,
+    TransformerModel,
+)
 from regard.models.transformer import TransformerDecoder, TransformerEncoder
 
 
@@ -28,44 +37,68 @@ class Seq2Seq(nn.Module):
         return decoded
 
 
-DECODERS: dict[str, Callable[[RecurrentModel, int, int], AttentiveDecoder]] = {
-    "bahdanau": BahdanauDecoder,
-    "conditional": ConditionalDecoder,
-    "luong": LuongDecoder,
-    "simple": LuongDecoder,
-}
-"""The decoders by the setting `decoder.order`."""
+@ModelSettings.registry.implement(RecurrentModel)
+def _build_attentive_decoder(settings: RecurrentModel, vocabulary: int, memory_size: int) -> AttentiveDecoder:
+    decoders: dict[str, Callable[[RecurrentModel, int, int], AttentiveDecoder]] = {
+        "bahdanau": BahdanauDecoder,
+        "conditional": ConditionalDecoder,
+        "luong": LuongDecoder,
+        "simple": LuongDecoder,
+    }
+    return decoders[settings.decoder.order](settings, vocabulary, memory_size)
 
 
-def build_model(settings: Model, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
+ModelSettings.registry.implement(FixedModel)(FixedDecoder)
+ModelSettings.registry.implement(TransformerModel)(TransformerDecoder)
+EncoderSettings.registry.implement(RecurrentEncoderSettings)(RecurrentEncoder)
+EncoderSettings.registry.implement(TransformerEncoderSettings)(TransformerEncoder)
+
+
+def register_encoder(name: str, encoder: Callable[..., Encoder]) -> None:
+    """Register an encoder: a subclass of `Encoder`, or a function that builds one.
+
+    It is called with those of the arguments `vocabulary` (number of source tokens), `embedding` (width) and `dropout`
+    that it has parameters for. Its other parameters are options. Afterwards, `model.encoder: name` selects it, with
+    any decoder.
+    """
+    EncoderSettings.registry.register(EncoderSettings, name, encoder)
+
+
+def register_decoder(name: str, decoder: Callable[..., Decoder]) -> None:
+    """Register a decoder: a subclass of `Decoder`, or a function that builds one.
+
+    It is called with those of the arguments `vocabulary` (number of target tokens), `memory_size` (width of a memory
+    slot), `embedding` and `dropout` that it has parameters for. Its other parameters are options. Afterwards,
+    `model: name` selects it, and `model.encoder` any encoder.
+    """
+    ModelSettings.registry.register(RegisteredModel, name, decoder)
+
+
+def build_model(settings: ModelSettings, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """Build the model that the settings describe, with randomly initialized weights."""
-    if isinstance(settings, TransformerModel):
-        return build_transformer(settings, source_vocabulary, target_vocabulary)
-    encoder = RecurrentEncoder(settings.encoder, source_vocabulary, settings.embedding, settings.dropout)
-    decoder: FixedDecoder | AttentiveDecoder
-    if isinstance(settings, FixedModel):
-        decoder = FixedDecoder(settings, target_vocabulary, encoder.size)
-    else:
-        decoder = DECODERS[settings.decoder.order](settings, target_vocabulary, encoder.size)
-    if settings.tied == "all":
-        _check_shared_vocabulary(source_vocabulary, target_vocabulary)
-        encoder.embedding.weight = decoder.embedding.weight
+    choice = settings.encoder_settings
+    encoder: Encoder = choice.registry.build(
+        choice,
+        vocabulary=source_vocabulary,
+        embedding=settings.embedding_size,
+        dropout=settings.embedding_dropout,
+    )
+    decoder: Decoder = settings.registry.build(settings, vocabulary=target_vocabulary, memory_size=encoder.size)
+    if settings.ties_source_embedding:
+        _tie_embeddings(encoder, decoder)
     return Seq2Seq(encoder, decoder)
 
 
-def build_transformer(settings: TransformerModel, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
-    """Build a Transformer, with the weights tied as set."""
-    encoder = TransformerEncoder(settings, source_vocabulary)
-    decoder = TransformerDecoder(settings, target_vocabulary)
-    if settings.tied == "all":
-        _check_shared_vocabulary(source_vocabulary, target_vocabulary)
-        encoder.embedding.tokens.weight = decoder.embedding.tokens.weight
-    return Seq2Seq(encoder, decoder)
-
-
-def _check_shared_vocabulary(source_vocabulary: int, target_vocabulary: int) -> None:
-    if source_vocabulary != target_vocabulary:
+def _tie_embeddings(encoder: Encoder, decoder: Decoder) -> None:
+    source, target = encoder.token_embedding, decoder.token_embedding
+    if source is None or target is None:
+        raise ConfigError(
+            f"model.tied: all requires token embeddings, which {type(encoder).__name__} or {type(decoder).__name__} "
+            "does not have. Set model.tied=decoder."
+        )
+    if source.weight.shape[0] != target.weight.shape[0]:
         raise ConfigError(
             "model.tied: all requires that source and target share one vocabulary. Set tokenizer.shared=true, or "
             "model.tied=decoder."
         )
+    source.weight = target.weight

@@ -24,19 +24,19 @@ from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.record import Role
 from regard.attention.settings import Score
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded
-from regard.models.settings import TransformerModel
+from regard.models.settings import TransformerEncoderSettings, TransformerLayers, TransformerModel
 from regard.ops.dropout import Dropout
 from regard.ops.layer_norm import LayerNorm
 
 
-def _build_norm(settings: TransformerModel) -> nn.Module:
+def _build_norm(settings: TransformerLayers) -> nn.Module:
     if settings.normalization == "rms":
         return nn.RMSNorm(settings.size, eps=1e-6)
     # With post-norm, the normalized output is also the residual input of the next sublayer.
     return LayerNorm(settings.size, autocast_output=settings.norm == "pre")
 
 
-def _build_attention(settings: TransformerModel, score: Score, role: Role) -> MultiHeadAttention:
+def _build_attention(settings: TransformerLayers, score: Score, role: Role) -> MultiHeadAttention:
     return MultiHeadAttention(
         settings.size,
         settings.heads,
@@ -52,7 +52,7 @@ def _build_attention(settings: TransformerModel, score: Score, role: Role) -> Mu
 class FeedForward(nn.Module):
     """W₂ φ(W₁ x + b₁) + b₂, φ = ReLU or GELU; SwiGLU is W₂ (SiLU(W₁ x) ⊙ W₃ x) (Shazeer 2020)."""
 
-    def __init__(self, settings: TransformerModel) -> None:
+    def __init__(self, settings: TransformerLayers) -> None:
         super().__init__()
         self.activation = settings.activation
         gates = 2 if settings.activation == "swiglu" else 1
@@ -75,7 +75,7 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """Post-norm LN(x + f(x)), as published, or pre-norm x + f(LN(x)) (Xiong et al. 2020)."""
 
-    def __init__(self, settings: TransformerModel) -> None:
+    def __init__(self, settings: TransformerLayers) -> None:
         super().__init__()
         self.norm = _build_norm(settings)
         self.dropout = Dropout(settings.dropout)
@@ -99,7 +99,7 @@ class Residual(nn.Module):
 class Embedding(nn.Module):
     """√d · token + position."""
 
-    def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
+    def __init__(self, settings: TransformerLayers, vocabulary: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, settings.size)
         nn.init.normal_(self.tokens.weight, std=settings.size**-0.5)
@@ -149,9 +149,9 @@ _get_sinusoids._dynamo_marked_constant = True  # type: ignore[attr-defined]
 class EncoderLayer(nn.Module):
     """Self-attention, followed by a feed-forward layer."""
 
-    def __init__(self, settings: TransformerModel) -> None:
+    def __init__(self, settings: TransformerEncoderSettings) -> None:
         super().__init__()
-        self.attention = _build_attention(settings, settings.encoder_score, "encoder-self")
+        self.attention = _build_attention(settings, settings.score, "encoder-self")
         self.feedforward = FeedForward(settings)
         self.after_attention, self.after_feedforward = Residual(settings), Residual(settings)
 
@@ -165,13 +165,22 @@ class EncoderLayer(nn.Module):
 class TransformerEncoder(Encoder):
     """Self-attention layers over the source. The summary is the average of their outputs over positions."""
 
-    def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
+    def __init__(self, settings: TransformerEncoderSettings, vocabulary: int) -> None:
         super().__init__()
         self.embedding = Embedding(settings, vocabulary)
         self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
         self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
         self.norm = _build_norm(settings) if settings.norm == "pre" else nn.Identity()
         _init_weights(self.layers)
+        self._size = settings.size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def token_embedding(self) -> nn.Embedding:
+        return self.embedding.tokens
 
     def forward(self, source: Padded) -> Memory:
         x_BSD, valid_BS = self.embedding(source.tokens_BT), source.valid_BT
@@ -245,10 +254,14 @@ class DecoderLayer(nn.Module):
 
 @final
 class TransformerDecoder(Decoder):
-    """Layers of masked self-attention and cross-attention, followed by a linear layer to the vocabulary."""
+    """Layers of masked self-attention and cross-attention, followed by a linear layer to the vocabulary.
 
-    def __init__(self, settings: TransformerModel, vocabulary: int) -> None:
+    A memory of another width than the decoder is projected first.
+    """
+
+    def __init__(self, settings: TransformerModel, vocabulary: int, memory_size: int) -> None:
         super().__init__()
+        self.bridge = nn.Identity() if memory_size == settings.size else nn.Linear(memory_size, settings.size)
         self.embedding = Embedding(settings, vocabulary)
         self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
         layers = settings.decoder_layers or settings.layers
@@ -260,6 +273,10 @@ class TransformerDecoder(Decoder):
             nn.init.normal_(self.output.weight, std=settings.size**-0.5)
         else:
             self.output.weight = self.embedding.tokens.weight
+
+    @property
+    def token_embedding(self) -> nn.Embedding:
+        return self.embedding.tokens
 
     def begin(self, memory: Memory) -> tuple[tuple[LayerKeys, ...], TransformerState]:
         layers = self._layers()
@@ -302,9 +319,8 @@ class TransformerDecoder(Decoder):
         return Decoded(self.norm(x_BTD), self.output, self.output.out_features, (self.output.weight,))
 
     def _prepare_keys(self, memory: Memory) -> tuple[Keys, ...]:
-        return tuple(
-            layer.cross_attention.prepare(memory.slots_BSD, allowed=memory.allowed_BS) for layer in self._layers()
-        )
+        slots_BSD = self.bridge(memory.slots_BSD)
+        return tuple(layer.cross_attention.prepare(slots_BSD, allowed=memory.allowed_BS) for layer in self._layers())
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]

@@ -6,11 +6,13 @@ B rows, T steps, D input width, H state width, G width of all gates together.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from regard.errors import ConfigError
 from regard.recurrent import settings
 from regard.recurrent.settings import LSTMVariant, RecurrentSettings
 
@@ -21,9 +23,17 @@ State = tuple[Tensor, ...]
 class Cell(nn.Module, ABC):
     """One step of recurrence.
 
+    A subclass calls `super().__init__(input_size, hidden_size, width, layer_norm)` with the width of all its gates
+    together, and defines `step`.
+
     With layer normalization (Ba et al. 2016), W x and R h are each normalized over all gates before they are added. A
     GRU that resets before the product has two products with R, for r and z and for n; each is normalized on its own.
     """
+
+    state_parts: tuple[str, ...] = ("h",)
+    """The names of the tensors of a state. The first is the output."""
+    initial_parts: int = 1
+    """The number of these tensors that a decoder initializes from the source. The others start at zero."""
 
     def __init__(self, input_size: int, hidden_size: int, width: int, layer_norm: bool) -> None:
         super().__init__()
@@ -48,15 +58,26 @@ class Cell(nn.Module, ABC):
     @property
     def state_sizes(self) -> tuple[int, ...]:
         """The widths of the tensors of a state."""
-        return (self.hidden_size,)
+        return (self.hidden_size,) * len(self.state_parts)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the output stays bounded over any number of steps."""
+        return True
+
+    @property
+    def torch_nn_unsupported_reason(self) -> str | None:
+        """Why torch.nn has no counterpart of this cell; None if it has one."""
+        return f"torch.nn does not support {type(self).__name__}"
 
     def init_state(self, rows: int, like: Tensor) -> State:
         """Return the zero state for a batch of `rows`, with the device and dtype of `like`."""
         return tuple(like.new_zeros(rows, size) for size in self.state_sizes)
 
     def init_state_from(self, initial_BX: Tensor) -> State:
-        """Return the initial state that a vector holds."""
-        return (initial_BX,)
+        """Return the initial state whose first `initial_parts` tensors a vector holds. The others are zero."""
+        given = initial_BX.chunk(self.initial_parts, dim=-1)
+        return (*given, *self.init_state(len(initial_BX), initial_BX)[self.initial_parts :])
 
     def project(self, x: Tensor) -> Tensor:
         """Return W x + b, (…, D) → (…, G). If x is narrower than the input, use the first columns of W."""
@@ -87,6 +108,7 @@ class Cell(nn.Module, ABC):
         """
 
 
+@settings.Cell.registry.implement(settings.RNN)
 @final
 class RNNCell(Cell):
     """The simple recurrent network (Elman 1990): h' = φ(W x + R h + b), φ = tanh or relu."""
@@ -98,11 +120,20 @@ class RNNCell(Cell):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
 
+    @property
+    def bounded(self) -> bool:
+        return self.activation == "tanh"
+
+    @property
+    def torch_nn_unsupported_reason(self) -> str | None:
+        return None
+
     def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
         total_BH = gates_BG + self.project_state(apply_mask(state[0], mask_BH))
         return (torch.tanh(total_BH) if self.activation == "tanh" else torch.relu(total_BH),)
 
 
+@settings.Cell.registry.implement(settings.GRU)
 @final
 class GRUCell(Cell):
     """The gated recurrent unit (Cho et al. 2014).
@@ -123,6 +154,10 @@ class GRUCell(Cell):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, reset={self.reset}"
+
+    @property
+    def torch_nn_unsupported_reason(self) -> str | None:
+        return "torch.nn resets after the product with R" if self.reset == "before" else None
 
     def project_state(self, h_BH: Tensor) -> Tensor:
         product_BG = super().project_state(h_BH)
@@ -150,6 +185,7 @@ class GRUCell(Cell):
         return nn.functional.layer_norm(product, product.shape[-1:], self.gain_state[rows])
 
 
+@settings.Cell.registry.implement(settings.LSTM)
 @final
 class LSTMCell(Cell):
     """Long short-term memory with all switches of "A Search Space Odyssey" (Greff et al. 2015).
@@ -195,8 +231,16 @@ class LSTMCell(Cell):
         gates = (len(self.variant.gates) * self.hidden_size,) if self.variant.gate_recurrence else ()
         return (self.hidden_size, self.hidden_size, *gates)
 
-    def init_state_from(self, initial_BX: Tensor) -> State:
-        return (*initial_BX.chunk(2, dim=-1), *self.init_state(len(initial_BX), initial_BX)[2:])
+    @property
+    def bounded(self) -> bool:
+        return self.variant.bounded
+
+    @property
+    def torch_nn_unsupported_reason(self) -> str | None:
+        if not self.variant.non_default:
+            return None
+        changed = ", ".join(self.variant.non_default)
+        return f"torch.nn supports only the standard LSTM, and this one differs in {changed}"
 
     def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
         variant = self.variant
@@ -236,13 +280,25 @@ def apply_mask(output: Tensor, mask: Tensor | None) -> Tensor:
     return output if mask is None else output * mask
 
 
+def register_cell(name: str, cell: Callable[..., Cell]) -> None:
+    """Register a recurrent cell: a subclass of `Cell`, or a function that builds one.
+
+    It is called with those of the arguments `input_size`, `hidden_size` and `layer_norm` that it has parameters for.
+    Its other parameters are options. Afterwards, `cell: name` works wherever `cell: gru` does.
+    """
+    settings.Cell.registry.register(settings.Cell, name, cell)
+
+
 def build_cell(stack: RecurrentSettings, input_size: int) -> Cell:
     """Build the cell that the settings describe."""
-    match stack.cell:
-        case settings.RNN(activation=activation):
-            return RNNCell(input_size, stack.hidden, activation, layer_norm=stack.layer_norm)
-        case settings.GRU(reset=reset):
-            return GRUCell(input_size, stack.hidden, reset, layer_norm=stack.layer_norm)
-        case settings.LSTM(forget_bias=bias):
-            variant = stack.lstm_variant
-            return LSTMCell(input_size, stack.hidden, variant, forget_bias=bias, layer_norm=stack.layer_norm)
+    choice = stack.cell
+    cell: Cell = choice.registry.build(
+        choice,
+        choice.builder_options(stack.variant),
+        input_size=input_size,
+        hidden_size=stack.hidden,
+        layer_norm=stack.layer_norm,
+    )
+    if stack.layer_norm and not cell.layer_norm:
+        raise ConfigError(f"The cell '{choice.kind}' does not support layer normalization. Set layer_norm=false.")
+    return cell

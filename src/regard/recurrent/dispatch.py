@@ -20,7 +20,7 @@ from regard.ops.triton import dtype_unsupported_reason, is_usable, triton_unsupp
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, State
 from regard.recurrent.fast import analytic, analytic_lstm
 from regard.recurrent.fast.analytic_lstm import LSTMWeights
-from regard.recurrent.fast.cudnn import FAST_CELLS, scan_torch, torch_nn_unsupported_reason
+from regard.recurrent.fast.cudnn import FAST_CELLS, scan_torch
 from regard.recurrent.scan import CellInput, ScanOutput, scan, select_last_valid
 from regard.recurrent.settings import LSTMVariant
 
@@ -38,10 +38,9 @@ def torch_unsupported_reason(
         return "it does not support layer normalization"
     if state_dropout:
         return "it does not support dropout on the state"
-    reason = torch_nn_unsupported_reason(cell)
-    if reason:
-        return reason
-    if ragged and not is_bounded(cell):
+    if cell.torch_nn_unsupported_reason:
+        return cell.torch_nn_unsupported_reason
+    if ragged and not cell.bounded:
         return "it runs past the end of a row, where the state of a relu network may overflow"
     if device == "cuda":
         fused_is_faster = isinstance(cell, LSTMCell) and (rows <= FUSED_MAX_ROWS or dtype in HALF_PRECISION)
@@ -60,13 +59,6 @@ def analytic_unsupported_reason(cell: Cell) -> str | None:
     if not isinstance(cell, FAST_CELLS):
         return f"{type(cell).__name__} has no analytic gradient"
     return "it does not support layer normalization" if cell.layer_norm else None
-
-
-def is_bounded(cell: Cell) -> bool:
-    """Whether the output stays bounded over any number of steps."""
-    if isinstance(cell, LSTMCell):
-        return cell.variant.bounded
-    return not (isinstance(cell, RNNCell) and cell.activation == "relu")
 
 
 def fused_unsupported_reason(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
@@ -148,7 +140,7 @@ def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, f
     """
     gates_TNBG = torch.stack([cell_input.cell.project(cell_input.x_BTD.transpose(0, 1)) for cell_input in inputs], 1)
     valid_TB1 = None
-    if lengths_B is not None and not is_bounded(inputs[0].cell):
+    if lengths_B is not None and not inputs[0].cell.bounded:
         steps_T1 = torch.arange(len(gates_TNBG), device=gates_TNBG.device).unsqueeze(1)
         valid_TB1 = (steps_T1 < lengths_B).to(gates_TNBG.dtype).unsqueeze(-1)
     with torch.autocast(gates_TNBG.device.type, enabled=False):  # compute everything in the dtype of the gates

@@ -153,9 +153,7 @@ class _Network(nn.Module, ABC):
         extras = [name for name in ("layer_norm", "residual", "variational") if getattr(settings, name)]
         if self.stack.learned_initial_state is not None:
             extras.append("learned_initial_state")
-        reason = (
-            f"torch.nn does not support {', '.join(extras)}" if extras else cudnn.torch_nn_unsupported_reason(first)
-        )
+        reason = f"torch.nn does not support {', '.join(extras)}" if extras else first.torch_nn_unsupported_reason
         if reason:
             raise ConfigError(f"Cannot convert this network to torch.nn.{self.torch_class.__name__}: {reason}.")
         build: Any = self.torch_class

@@ -1,10 +1,11 @@
 """Settings of recurrent networks: the cell, and the stack of layers built from it."""
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from regard.config import BY_NAME, Settings
+from regard.config import Settings
+from regard.registry import Choice, Registry
 
 Activation = Literal["tanh", "identity"]
 VariantName = Literal["vanilla", "NIG", "NFG", "NOG", "NIAF", "NOAF", "NP", "CIFG", "FGR", "simplified"]
@@ -78,16 +79,56 @@ switch, except simplified, which changes two.
 """
 
 
-class RNN(Settings):
+class Cell(Choice):
+    """A recurrent cell. The class attributes are facts that models and `regard explain` use."""
+
+    registry: ClassVar[Registry[Any]] = Registry(
+        "cell",
+        "regard.recurrent.cells",
+        provided=frozenset({"input_size", "hidden_size", "layer_norm"}),
+        facts=("state_parts", "initial_parts"),
+    )
+
+    state_parts: ClassVar[tuple[str, ...]] = ("h",)
+    """The names of the tensors of a state. The first is the output."""
+    initial_parts: ClassVar[int] = 1
+    """The number of these tensors, each as wide as the output, that a decoder initializes from the source. The others
+    start at zero.
+    """
+
+    def description(self, variant: str | None) -> str:
+        """Return the name of the cell with the options that differ from their defaults."""
+        del variant
+        changed = self.model_dump(exclude_defaults=True)
+        return " ".join([self.kind.upper(), *(f"{name}={value}" for name, value in changed.items())])
+
+    def builder_options(self, variant: str | None) -> dict[str, Any]:
+        """Return the options of the cell as its class expects them. Raise ValueError if the variant does not exist."""
+        if variant is not None:
+            raise ValueError(
+                f"variant: {variant} is an LSTM variant, but the cell is {self.kind}. Set cell=lstm as well."
+            )
+        return {name: getattr(self, name) for name in type(self).model_fields if name != "kind"}
+
+
+class RNN(Cell):
     kind: Literal["rnn"] = "rnn"
     activation: Literal["tanh", "relu"] = "tanh"
 
+    def description(self, variant: str | None) -> str:
+        del variant
+        return f"RNN with {self.activation}"
 
-class GRU(Settings):
+
+class GRU(Cell):
     kind: Literal["gru"] = "gru"
     reset: Literal["before", "after"] = Field(
         "after", description="apply the reset gate before or after the product with R"
     )
+
+    def description(self, variant: str | None) -> str:
+        del variant
+        return f"GRU, reset {self.reset} the product with R"
 
 
 def _switch(description: str) -> bool | None:
@@ -95,8 +136,11 @@ def _switch(description: str) -> bool | None:
     return switch
 
 
-class LSTM(Settings):
+class LSTM(Cell):
     """The standard LSTM, or the variant named by `variant`; a switch that is set overrides the variant."""
+
+    state_parts: ClassVar[tuple[str, ...]] = ("h", "c")
+    initial_parts: ClassVar[int] = 2
 
     kind: Literal["lstm"] = "lstm"
     input_gate: bool | None = _switch("learn an input gate i; otherwise i = 1")
@@ -111,8 +155,24 @@ class LSTM(Settings):
     gate_recurrence: bool | None = _switch("let each gate read all gates of the previous step")
     forget_bias: float = Field(1.0, description="initial bias of the forget gate; a positive value opens it")
 
+    def select_variant(self, name: str | None) -> LSTMVariant:
+        """Return the variant that a name (None for the standard LSTM) and the switches select together."""
+        switches = {name: getattr(self, name) for name in LSTMVariant._fields}
+        return VARIANTS.get(name or "", LSTMVariant())._replace(
+            **{name: value for name, value in switches.items() if value is not None}
+        )
 
-Cell = Annotated[RNN | GRU | LSTM, Field(discriminator="kind"), BY_NAME]
+    def description(self, variant: str | None) -> str:
+        selected = self.select_variant(variant)
+        names = [name for name, known in VARIANTS.items() if known == selected and selected.non_default]
+        return " ".join(["LSTM", *(names or (f"{name}={value}" for name, value in selected.non_default.items()))])
+
+    def builder_options(self, variant: str | None) -> dict[str, Any]:
+        selected = self.select_variant(variant)
+        contradiction = selected.find_contradiction()
+        if contradiction:
+            raise ValueError(f"the LSTM settings contradict each other: {contradiction}.")
+        return {"variant": selected, "forget_bias": self.forget_bias}
 
 
 class RecurrentSettings(Settings):
@@ -138,26 +198,9 @@ class RecurrentSettings(Settings):
     @property
     def initial_state_size(self) -> int:
         """The width of a vector that holds the initial states of one direction; an LSTM has h and c per layer."""
-        return self.hidden * self.layers * (2 if isinstance(self.cell, LSTM) else 1)
-
-    @property
-    def lstm_variant(self) -> LSTMVariant:
-        """The LSTM variant that `variant` and the switches of the cell select together."""
-        if not isinstance(self.cell, LSTM):
-            raise TypeError(f"the cell is {self.cell.kind}, not an LSTM, and has no LSTM variant")
-        switches = {name: getattr(self.cell, name) for name in LSTMVariant._fields}
-        return VARIANTS.get(self.variant or "", LSTMVariant())._replace(
-            **{name: value for name, value in switches.items() if value is not None}
-        )
+        return self.hidden * self.layers * self.cell.initial_parts
 
     @model_validator(mode="after")
     def _check_variant(self) -> Self:
-        if isinstance(self.cell, LSTM):
-            contradiction = self.lstm_variant.find_contradiction()
-            if contradiction:
-                raise ValueError(f"the LSTM settings contradict each other: {contradiction}.")
-        elif self.variant is not None:
-            raise ValueError(
-                f"variant: {self.variant} is an LSTM variant, but the cell is {self.cell.kind}. Set cell=lstm as well."
-            )
+        self.cell.builder_options(self.variant)
         return self

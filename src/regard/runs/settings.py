@@ -18,11 +18,11 @@ from pydantic import (
 )
 
 from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings
-from regard.data.settings import CharTokenizer, Data, FilesData, PairTokenizer, TokenizerChoice, sides
+from regard.data.settings import CharTokenizer, DataSettings, FilesData, PairTokenizer, TokenizerChoice, sides
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ConfigError
-from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric, MetricChoice
-from regard.models.settings import Model, RecurrentModel
+from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
+from regard.models.settings import ModelSettings, RecurrentModel
 
 
 def _as_list(value: Any) -> Any:
@@ -174,10 +174,8 @@ class TrainingSettings(Settings):
         description="on a GPU, capture a CUDA graph for each batch shape, and replay it",
     )
     validate_every: PositiveInt = Field(100, description="number of steps between validations")
-    metric: MetricChoice = Field(
-        Accuracy(), description="metric that chooses the best checkpoint; the loss breaks ties"
-    )
-    extra_metrics: Annotated[tuple[MetricChoice, ...], BeforeValidator(_as_list)] = Field(
+    metric: Metric = Field(Accuracy(), description="metric that chooses the best checkpoint; the loss breaks ties")
+    extra_metrics: Annotated[tuple[Metric, ...], BeforeValidator(_as_list)] = Field(
         (), json_schema_extra=MAY_CHANGE_ON_RESUME, description="more metrics to compute in validation"
     )
     validation_search: SearchSettings = Field(SearchSettings(), description="search settings of validation")
@@ -255,16 +253,16 @@ class RunSettings(Settings):
 
     about: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="a description in one line")
     seed: NonNegativeInt = Field(0, description="seed of all random numbers")
-    data: Data
+    data: DataSettings
     tokenizer: TokenizerChoice = CharTokenizer()
-    model: Model = RecurrentModel()
+    model: ModelSettings = RecurrentModel()
     training: TrainingSettings = TrainingSettings()
     decoding: DecodingSettings = DecodingSettings()
 
     @model_validator(mode="after")
     def _check_shared_vocabulary(self) -> Self:
-        if self.model.shares_vocabulary and not self.tokenizer.shared:
-            reason = "ties all embeddings" if self.model.tied == "all" else "copies tokens (decoder.copy_source)"
+        reason = self.model.shared_vocabulary_reason
+        if reason and not self.tokenizer.shared:
             raise ValueError(f"the model {reason}, which requires a shared vocabulary. Set tokenizer.shared=true.")
         return self
 

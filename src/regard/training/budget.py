@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from regard.config import resolve
 from regard.data.settings import BPETokenizer
 from regard.formatting import quantity
-from regard.models.settings import RecurrentModel
+from regard.models.settings import RecurrentEncoderSettings, RecurrentModel
 from regard.runs.settings import RunSettings
 from regard.training.autoconfig import MIN_STEPS, VOCABULARIES, ChosenSettings
 from regard.training.finetuning import INIT_FROM
@@ -87,11 +87,10 @@ def shrink(
     if (few_tokens or epochs < 1) and not fine_tuned:
         smaller["training.learning_rate"] = updates.learning_rate
     if epochs < 1 and not fine_tuned:
-        smaller |= {
-            "model.embedding": min(_SMALL_HIDDEN, model.embedding),
-            "model.encoder.hidden": min(_SMALL_HIDDEN, model.encoder.hidden),
-            "model.decoder.hidden": min(_SMALL_HIDDEN, model.decoder.hidden),
-        }
+        smaller["model.embedding"] = min(_SMALL_HIDDEN, model.embedding)
+        if isinstance(model.encoder, RecurrentEncoderSettings):
+            smaller["model.encoder.hidden"] = min(_SMALL_HIDDEN, model.encoder.hidden)
+        smaller["model.decoder.hidden"] = min(_SMALL_HIDDEN, model.decoder.hidden)
         # A vocabulary of another size was enlarged for a large alphabet.
         if isinstance(tokenizer, BPETokenizer) and tokenizer.vocabulary in {size for _, size in VOCABULARIES}:
             smaller["tokenizer.vocabulary"] = min(_SMALL_VOCABULARY, tokenizer.vocabulary)
@@ -146,12 +145,12 @@ def fit_schedule(
     epochs = steps / speed.steps_per_epoch
     model = chosen.settings.model
     if epochs < _FEW_EPOCHS and "model.dropout" not in overridden:
-        changes["model.dropout"] = min(0.1, model.dropout)
-        if isinstance(model, RecurrentModel):
+        changes["model.dropout"] = min(0.1, model.embedding_dropout)
+        if isinstance(model, RecurrentModel) and isinstance(model.encoder, RecurrentEncoderSettings):
             changes["model.encoder.dropout"] = min(0.1, model.encoder.dropout)
     changes = {key: value for key, value in changes.items() if not overridden & _with_groups(key)}
     settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), changes)
-    dropout = f" Dropout is {settings.model.dropout}." if "model.dropout" in changes else ""
+    dropout = f" Dropout is {settings.model.embedding_dropout}." if "model.dropout" in changes else ""
     seconds = 60 * minutes if minutes else steps * speed.min_seconds_per_step / _STEPS_SHARE
     reasons = [
         f"Time: {_format_duration(seconds)}, about {steps:,} steps of {speed.min_seconds_per_step:.2g} s on "

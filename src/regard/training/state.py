@@ -157,5 +157,4 @@ def _uses_cuda_graphs(settings: RunSettings, device: torch.device, progress: Run
     if device.type != "cuda" or not settings.training.cuda_graphs or settings.training.compile:
         return False
     # A model with gradient checkpointing is large, and gains nothing.
-    checkpointing = getattr(settings.model, "gradient_checkpointing", False)
-    return not (checkpointing or progress.eager or progress.micro_batches > 1)
+    return not (settings.model.recomputes_layers or progress.eager or progress.micro_batches > 1)

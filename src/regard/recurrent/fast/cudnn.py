@@ -19,19 +19,6 @@ SATURATED = 1e4
 """A preactivation that saturates a gate: σ(−10⁴) is exactly 0 and σ(10⁴) is exactly 1."""
 
 
-def torch_nn_unsupported_reason(cell: Cell) -> str | None:
-    """Return why torch.nn has no counterpart of a cell, or None if it has one."""
-    if not isinstance(cell, FAST_CELLS):
-        return f"torch.nn does not support {type(cell).__name__}"
-    if isinstance(cell, GRUCell) and cell.reset == "before":
-        return "torch.nn resets after the product with R"
-    if isinstance(cell, LSTMCell) and cell.variant.non_default:
-        return (
-            f"torch.nn supports only the standard LSTM, and this one differs in {', '.join(cell.variant.non_default)}"
-        )
-    return None
-
-
 def scan_torch(cell_input: CellInput, lengths_B: Tensor | None) -> ScanOutput:
     """Run a cell with PyTorch's kernel. The kernel runs past the end of a row; those outputs are not used."""
     cell, x_BTD, state, _ = cell_input
@@ -74,7 +61,7 @@ def _hold_cell_past_end(x_BTD: Tensor, lengths_B: Tensor, weight_GD: Tensor) -> 
 
 def to_torch_weights(cell: Cell) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the weights of a cell in the layout of torch.nn: weight_ih, weight_hh, bias_ih, bias_hh."""
-    assert torch_nn_unsupported_reason(cell) is None
+    assert cell.torch_nn_unsupported_reason is None
     parts: tuple[Tensor, ...] = (cell.weight_input, cell.weight_state, cell.bias_input)
     if isinstance(cell, LSTMCell):
         parts = tuple(torch.cat(_swap_last_gates(part)) for part in parts)

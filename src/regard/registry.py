@@ -1,0 +1,320 @@
+"""Registries: the parts that a model or a run is built from, by name, and how plugins add their own.
+
+A part has a `kind`, settings and a builder. Settings of built-in parts are declared without torch; their builders are
+registered when the module that defines them is imported. A part without declared settings is described by the signature
+of its builder: each parameter that is not provided by the caller is an option.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+
+from pydantic import GetCoreSchemaHandler, ValidationError, create_model
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from regard.config import Settings
+from regard.errors import ArgumentTypeError, ConfigError, RegardError
+
+T = TypeVar("T")
+B = TypeVar("B", bound=Callable[..., Any])
+
+ENTRY_POINTS = "regard.plugins"
+"""The entry point group of installed plugins."""
+
+_importing: ContextVar[str | None] = ContextVar("importing", default=None)
+"""The plugin that is being imported, as the user named it."""
+
+
+@dataclass(eq=False)
+class Registry(Generic[T]):
+    """The kinds of one part: the settings of each, its builder, and the plugin that registered it.
+
+    `module` is imported when a builder is needed, and registers the built-in ones. `provided` are the values that the
+    caller of `build` can provide; a builder receives those that it has a parameter for. `facts` are class attributes
+    that settings and builders share.
+    """
+
+    noun: str
+    module: str
+    provided: frozenset[str] = frozenset()
+    facts: tuple[str, ...] = ()
+    default: str | None = None
+    """The kind of a mapping without `kind`."""
+    settings: dict[str, type["Choice"]] = field(default_factory=dict)
+    builders: dict[str, Callable[..., T]] = field(default_factory=dict)
+    plugins: dict[str, str] = field(default_factory=dict)
+    """The plugin that registered each kind that is not built in."""
+
+    def names(self) -> list[str]:
+        """Return all kinds, including those of installed plugins."""
+        self._load_all()
+        return list(self.settings)
+
+    def find(self, kind: str) -> type["Choice"] | None:
+        """Return the settings class of a kind; None if no such kind is registered."""
+        if kind not in self.settings:
+            self._load_all()
+        return self.settings.get(kind)
+
+    def build(self, choice: "Choice", options: Mapping[str, Any] | None = None, /, **provided: Any) -> T:
+        """Build a part from its settings. The builder receives its options, and what it needs of `provided`; a builder
+        with a parameter `settings` receives the settings instead of the options.
+
+        `options` replace the options in the settings.
+        """
+        if choice.kind not in self.builders:
+            self._load_all()
+        build = self.builders[choice.kind]
+        context = {"settings": choice, **provided}
+        names = _parameters(build)
+        if options is None:
+            options = {} if "settings" in names else choice.options(names)
+        return build(**{name: value for name, value in context.items() if name in names}, **options)
+
+    def implement(self, settings: type["Choice"]) -> Callable[[B], B]:
+        """Register the builder of a built-in part, which gets the facts that its settings declare. A decorator."""
+
+        def register(build: B) -> B:
+            self.builders[settings.model_fields["kind"].default] = build
+            if isinstance(build, type):
+                for name in self.facts:
+                    setattr(build, name, getattr(settings, name))
+            return build
+
+        return register
+
+    def register(self, base: type["Choice"], kind: str, build: Callable[..., T], **facts: Any) -> None:
+        """Register a part under a new name. Its options are the parameters of `build` that are not provided."""
+        if not isinstance(kind, str) or not callable(build):
+            raise ArgumentTypeError(
+                f"register_{self.noun} expects a name and a class or function, not {kind!r} and {build!r}."
+            )
+        plugin = _importing.get() or build.__module__
+        importlib.import_module(self.module)
+        if kind in self.settings and kind not in self.plugins:
+            raise ConfigError(f"'{kind}' is the name of a built-in {self.noun}. Choose another name.")
+        if self.plugins.get(kind, plugin) != plugin:
+            raise ConfigError(
+                f"The {self.noun} '{kind}' is already registered by {self.plugins[kind]}. Choose another name."
+            )
+        if isinstance(build, type):
+            facts = {name: getattr(build, name) for name in self.facts} | facts
+        options = _derive_options(self.noun, kind, build, self.provided)
+        fields: dict[str, Any] = {"kind": (Literal[kind], kind), **options}
+        self.settings.pop(kind, None)
+        created = create_model(_class_name(kind), __base__=base, **fields)
+        created.__doc__ = inspect.getdoc(build)
+        for name, value in facts.items():
+            setattr(created, name, value)
+        self.builders[kind] = build
+        if plugin.partition(".")[0] != "regard":
+            self.plugins[kind] = plugin
+
+    def _load_all(self) -> None:
+        """Import the built-in builders and the installed plugins."""
+        importlib.import_module(self.module)
+        load_installed_plugins()
+
+
+class Choice(Settings):
+    """Base class of settings that are one of several kinds, selected by `kind`. A bare name is short for its mapping.
+
+    A direct subclass names the registry of the choice; it is the type of fields that hold a choice. Its subclasses
+    declare the kinds, each with a default for `kind`.
+    """
+
+    registry: ClassVar[Registry[Any]]
+
+    kind: str
+
+    @classmethod
+    def kinds(cls) -> Mapping[str, type[Settings]]:
+        return cls.registry.settings if "registry" in cls.__dict__ else super().kinds()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields["kind"].default
+        if isinstance(kind, str):
+            cls.registry.settings.setdefault(kind, cls)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if "registry" in cls.__dict__:
+            return core_schema.no_info_plain_validator_function(cls.parse)
+        return handler(source)
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """Return the settings that a name, a mapping with a `kind`, or settings describe."""
+        if isinstance(value, cls):
+            return value
+        value = cls.expand(value)
+        registry = cls.registry
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("not_a_choice", "expected a name or a mapping")
+        kind = value.get("kind", registry.default)
+        if kind is None:
+            raise PydanticCustomError("missing_kind", "kind is missing")
+        schema = registry.find(kind) if isinstance(kind, str) else None
+        if schema is None:
+            raise PydanticCustomError("unknown_kind", "unknown kind", {"tag": kind, "names": registry.names()})
+        try:
+            return typing.cast(Self, schema.model_validate({**value, "kind": kind}))
+        except ValidationError as error:
+            # As in a union of pydantic, the kind is part of the location.
+            details = [_with_kind(detail, kind) for detail in error.errors()]
+            raise ValidationError.from_exception_data(error.title, details) from None
+
+    @classmethod
+    def expand(cls, value: Any) -> Any:
+        """Expand shorthand: a bare name is a mapping with this kind."""
+        return {"kind": value} if isinstance(value, str) else value
+
+    def options(self, names: frozenset[str]) -> dict[str, Any]:
+        """Return the options that a builder with parameters of these names receives."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name != "kind" and name in names}
+
+
+_CUSTOM_ERRORS = {"unknown_kind", "missing_kind", "not_a_choice"}
+
+
+def _with_kind(detail: Any, kind: str) -> InitErrorDetails:
+    """Return the details of an error with the kind in front of its location."""
+    loc, value, context = (kind, *detail["loc"]), detail["input"], detail.get("ctx", {})
+    if detail["type"] in _CUSTOM_ERRORS:
+        return InitErrorDetails(type=PydanticCustomError(detail["type"], detail["msg"], context), loc=loc, input=value)
+    return InitErrorDetails(type=detail["type"], loc=loc, input=value, ctx=context)
+
+
+@cache
+def _parameters(build: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(build).parameters)
+
+
+def _derive_options(
+    noun: str, kind: str, build: Callable[..., Any], provided: frozenset[str]
+) -> dict[str, tuple[Any, Any]]:
+    """Return a settings field for each parameter of a builder that is not provided."""
+    function: Any = build.__init__ if inspect.isclass(build) else build
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in inspect.signature(build).parameters.items():
+        if name in provided or name == "settings":
+            continue
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+            raise ConfigError(
+                f"The {noun} '{kind}' cannot be registered: its parameter {parameter} has no name in the settings. "
+                "Give every option a parameter of its own."
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (hints.get(name, Any), default)
+    return fields
+
+
+def _class_name(kind: str) -> str:
+    return "".join(part.capitalize() for part in kind.replace("-", "_").split("_"))
+
+
+def plugins_of(settings: Settings) -> list[str]:
+    """Return the plugins that registered parts of these settings, without duplicates."""
+    found: dict[str, None] = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Choice) and part.kind in part.registry.plugins:
+                found[part.registry.plugins[part.kind]] = None
+            if isinstance(part, Settings):
+                found |= dict.fromkeys(plugins_of(part))
+    return list(found)
+
+
+@contextmanager
+def _importing_plugin(name: str) -> Iterator[None]:
+    """Attribute registrations to a plugin, and report its failures under its name."""
+    token = _importing.set(name)
+    try:
+        yield
+    except RegardError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"The plugin {name} could not be imported: {type(error).__name__}: {error}. Correct it, or uninstall it. "
+            "--debug prints the traceback."
+        ) from error
+    finally:
+        _importing.reset(token)
+
+
+def load_installed_plugins() -> None:
+    """Load the installed plugins, once: the entry points of the group `regard.plugins`."""
+    for entry in _find_entry_points():
+        if entry.value not in _loaded:
+            _loaded.add(entry.value)
+            with _importing_plugin(entry.value):
+                entry.load()
+
+
+_loaded: set[str] = set()
+
+
+@cache
+def _find_entry_points() -> tuple[metadata.EntryPoint, ...]:
+    return tuple(metadata.entry_points(group=ENTRY_POINTS))
+
+
+def import_plugins(names: str | Iterable[str]) -> None:
+    """Import plugins: modules by name, or Python files by path."""
+    for name in [names] if isinstance(names, str) else names:
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"imports must be names of modules or paths of files, not {name!r}.")
+        with _importing_plugin(name):
+            _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+
+
+def _import_module(name: str) -> None:
+    try:
+        with _working_directory_on_path():
+            importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"There is no module '{name}' to import. Check the name, install its package, or pass the path of a .py "
+            "file."
+        ) from None
+
+
+def _import_file(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(f"There is no file {path} to import. Check the path.")
+    module_name = path.stem
+    existing = getattr(sys.modules.get(module_name), "__file__", None)
+    if existing is not None and Path(existing).resolve() == path.resolve():
+        return
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+
+
+@contextmanager
+def _working_directory_on_path() -> Iterator[None]:
+    """Find modules in the working directory too, as `python -m` does."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
