@@ -145,11 +145,11 @@ def test_custom_score_is_passed_as_a_module_or_registered_by_name() -> None:
     assert scores(by_name) == pytest.approx([-2.5, -5.0])
     with pytest.raises(regard.ConfigError, match="built-in score"):
         regard.register_score("dot", Distance)
-    with pytest.raises(regard.ConfigError, match="'distanze' is not a valid score. Did you mean 'distance'?"):
+    with pytest.raises(regard.ConfigError, match=r"'distanze' is not a valid score. Did you mean 'distance'\?"):
         regard.Attention(2, 2, score="distanze")
     with pytest.raises(regard.ConfigError, match=r"unknown setting 'score.gama'. Did you mean 'gamma'\?"):
         regard.Attention(2, 2, score={"kind": "distance", "gama": 0.5})
-    with pytest.raises(regard.ConfigError, match="score.gamma = 'high': input should be a valid number"):
+    with pytest.raises(regard.ConfigError, match=r"score.gamma = 'high': input should be a valid number"):
         regard.Attention(2, 2, score={"kind": "distance", "gamma": "high"})
 
 

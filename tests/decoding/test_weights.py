@@ -122,6 +122,10 @@ class PairEncoder(Encoder):
         super().__init__()
         self.embedding = nn.Embedding(len(TOKENIZERS.source), size)
 
+    @property
+    def size(self) -> int:
+        return self.embedding.embedding_dim
+
     def forward(self, source: Padded) -> Memory:
         embedded = nn.functional.pad(self.embedding(source.tokens_BT), (0, 0, 0, source.tokens_BT.shape[1] % 2))
         slots_BSD = embedded.unflatten(1, (-1, 2)).mean(2)  # type: ignore[no-untyped-call]
