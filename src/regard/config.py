@@ -9,14 +9,14 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, NoReturn, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ModelError
 from regard.formatting import did_you_mean, nearest
 
 Tree = dict[str, Any]
@@ -214,10 +214,27 @@ def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
+        for detail in error.errors():
+            if detail["type"] == "unknown_kind" and tree.get("imports"):
+                _report_missing_plugins(schema, detail, tree["imports"], locate(()))
         problems = [_explain(schema, tree, detail, locate) for detail in error.errors()]
         rest = len(problems) - 3
         more = [f"(and {rest} more)"] if rest > 0 else []
         raise ConfigError("\n".join(problems[:3] + more)) from None
+
+
+def _report_missing_plugins(schema: type[Settings], detail: ErrorDetails, plugins: Any, where: str) -> NoReturn:
+    """Raise ModelError for a part that a plugin registers. Plugins are imported only if the user asks for it."""
+    path, _ = _find_owner(schema, detail["loc"])
+    names = [str(name) for name in plugins] if isinstance(plugins, list | tuple) else [str(plugins)]
+    flags = " ".join(f"--import {name}" for name in names)
+    remedy = f"Pass {flags}, or imports={names} in Python"
+    if names == ["__main__"]:
+        remedy = "A script or notebook registered it: register it again before you use the model"
+    raise ModelError(
+        f"{where} needs a plugin: '{detail['ctx']['tag']}', the {'.'.join(map(str, path))}, is not part of regard. "
+        f"{remedy}. A model folder never imports code by itself."
+    )
 
 
 def _explain(schema: type[Settings], tree: Tree, detail: ErrorDetails, locate: Callable[[Path_], str]) -> str:

@@ -55,15 +55,13 @@ class Registry(Generic[T]):
     plugins: dict[str, str] = field(default_factory=dict)
     """The plugin that registered each kind that is not built in."""
 
-    def names(self) -> list[str]:
-        """Return all kinds, including those of installed plugins."""
-        self._load_all()
-        return list(self.settings)
-
     def find(self, kind: str) -> type["Choice"] | None:
         """Return the settings class of a kind; None if no such kind is registered."""
         if kind not in self.settings:
-            self._load_all()
+            # Importing the module takes seconds, because it imports torch, and a typo shall be reported at once.
+            if f'"{kind}"' in _read_source(self.module):
+                importlib.import_module(self.module)
+            load_installed_plugins()
         return self.settings.get(kind)
 
     def build(self, choice: "Choice", options: Mapping[str, Any] | None = None, /, **provided: Any) -> T:
@@ -72,8 +70,7 @@ class Registry(Generic[T]):
 
         `options` replace the options in the settings.
         """
-        if choice.kind not in self.builders:
-            self._load_all()
+        importlib.import_module(self.module)
         build = self.builders[choice.kind]
         context = {"settings": choice, **provided}
         names = _parameters(build)
@@ -120,11 +117,6 @@ class Registry(Generic[T]):
         if plugin.partition(".")[0] != "regard":
             self.plugins[kind] = plugin
 
-    def _load_all(self) -> None:
-        """Import the built-in builders and the installed plugins."""
-        importlib.import_module(self.module)
-        load_installed_plugins()
-
 
 class Choice(Settings):
     """Base class of settings that are one of several kinds, selected by `kind`. A bare name is short for its mapping.
@@ -168,7 +160,7 @@ class Choice(Settings):
             raise PydanticCustomError("missing_kind", "kind is missing")
         schema = registry.find(kind) if isinstance(kind, str) else None
         if schema is None:
-            raise PydanticCustomError("unknown_kind", "unknown kind", {"tag": kind, "names": registry.names()})
+            raise PydanticCustomError("unknown_kind", "unknown kind", {"tag": kind, "names": list(registry.settings)})
         try:
             return typing.cast(Self, schema.model_validate({**value, "kind": kind}))
         except ValidationError as error:
@@ -195,6 +187,14 @@ def _with_kind(detail: Any, kind: str) -> InitErrorDetails:
     if detail["type"] in _CUSTOM_ERRORS:
         return InitErrorDetails(type=PydanticCustomError(detail["type"], detail["msg"], context), loc=loc, input=value)
     return InitErrorDetails(type=detail["type"], loc=loc, input=value, ctx=context)
+
+
+@cache
+def _read_source(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).read_text("utf-8")
 
 
 @cache

@@ -53,6 +53,31 @@ def reader_settings(columns: tuple[str, str] | None, header: bool | None) -> dic
     return {**({"columns": columns} if columns else {}), **({} if header is None else {"header": header})}
 
 
+def _import_plugins(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
+    del ctx, parameter
+    if value:
+        from regard.registry import import_plugins
+
+        import_plugins(value)
+
+
+def add_import_option(command: click.Command) -> None:
+    """Add --import to a verb, and to the commands of a group."""
+    option = click.Option(
+        ["--import", "imports"],
+        metavar="MODULE",
+        multiple=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_import_plugins,
+        help="Import MODULE, or a .py file, which registers scores, cells, encoders or other parts. Repeat for more.",
+    )
+    if all(parameter.name != option.name for parameter in command.params):
+        command.params.append(option)
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
+        add_import_option(subcommand)
+
+
 ensemble_option = click.option(
     "--with", "others", metavar="MODEL", multiple=True, help="Add MODEL to an ensemble. Repeat for more models."
 )

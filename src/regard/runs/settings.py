@@ -253,6 +253,11 @@ class RunSettings(Settings):
 
     about: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="a description in one line")
     seed: NonNegativeInt = Field(0, description="seed of all random numbers")
+    imports: tuple[str, ...] = Field(
+        (),
+        json_schema_extra=MAY_CHANGE_ON_RESUME,
+        description="the plugins that registered parts of this run, for information; --import imports them",
+    )
     data: DataSettings
     tokenizer: TokenizerChoice = CharTokenizer()
     model: ModelSettings = RecurrentModel()

@@ -17,6 +17,7 @@ from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
+from regard.registry import plugins_of
 from regard.runs import checkpoints
 from regard.runs.checkpoints import RunProgress
 from regard.runs.events import ProgressDisplay
@@ -132,7 +133,8 @@ def start_training(
     # Nothing is written before all checks have passed.
     if newest is None:
         data.tokenizers.save(locked.directory.write)
-    locked.directory.write(folder.config.name, to_yaml(settings).encode())
+    recorded = settings.model_copy(update={"imports": tuple(plugins_of(settings))})
+    locked.directory.write(folder.config.name, to_yaml(recorded).encode())
     objective = Objective.of(training, device, teachers.distillation)
     graphed = _uses_cuda_graphs(settings, device, progress)
     return TrainingState(
