@@ -82,16 +82,17 @@ def test_weights_equal_those_of_a_pass_of_the_whole_model(name: str, search: dic
 
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_source_is_encoded_once_and_its_hypotheses_are_read_once(name: str, search: dict[str, Any]) -> None:
+def test_a_source_is_encoded_once_and_its_hypotheses_are_read_at_most_once(name: str, search: dict[str, Any]) -> None:
     model = MODELS[name]()
     calls: list[nn.Module] = []
     for part in (model.encoder, model.decoder):
         part.register_forward_hook(lambda module, *_: calls.append(module))
     predictor = predictor_of(model)
     predictor.predict(predictor.tokenize(TEXTS), SearchSettings(**search), attention=True)
-    assert calls == [model.encoder, model.decoder]
+    assert calls == ([model.encoder, model.decoder] if search else [model.encoder])
+    calls.clear()
     predictor.predict(predictor.tokenize(TEXTS), SearchSettings(**search))
-    assert calls[2:] == ([model.encoder, model.decoder] if "coverage_penalty" in search else [model.encoder])
+    assert calls == ([model.encoder, model.decoder] if "coverage_penalty" in search else [model.encoder])
 
 
 @pytest.mark.parametrize("name", MODELS)

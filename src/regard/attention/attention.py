@@ -19,7 +19,7 @@ from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
 from regard.errors import ConfigError
 from regard.formatting import did_you_mean
-from regard.ops.dot_product_attention import ScoreBias, dot_product_attention
+from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, dot_product_weights
 from regard.ops.dropout import Dropout
 
 Part = str | Mapping[str, Any]
@@ -137,9 +137,8 @@ class Attention(Recordable):
         ends_BS = ends_S.expand(keys_BSD.shape[:2]) if allowed_BTS is None else allowed_BTS.any(1) * ends_S
         prepared, values_BHSD = self.score.prepare(keys), self.score.values(values)
         score_bias = None
-        if allowed_BTS is not None and allowed_BTS.shape[1] == 1 and self._supports_fused:
-            # A row without visible slots attends to its slots, which are all zero, so `nonempty` is not needed.
-            score_bias = ScoreBias.from_mask(allowed_BTS.unsqueeze(1), values_BHSD.dtype)._replace(nonempty=None)
+        if allowed_BTS is not None and allowed_BTS.shape[1] == 1 and self.fused:
+            score_bias = ScoreBias.from_mask(allowed_BTS.unsqueeze(1), values_BHSD.dtype)
         return Keys(prepared, values_BHSD, allowed_BTS, ends_BS.amax(-1), score_bias)
 
     def begin(self, keys: Keys) -> Past:
@@ -159,11 +158,7 @@ class Attention(Recordable):
 
     @property
     def fused(self) -> bool:
-        """Whether the fused path is used: it is supported, and the weights are not recorded."""
-        return self._supports_fused and not self.is_recorded
-
-    @property
-    def _supports_fused(self) -> bool:
+        """Whether the fused path is used, unless weights are requested."""
         return dispatch.fused_unsupported_reason(self.score, self.scope, self.select) is None
 
     def read_fused(self, query_BTD: Tensor, prepared: Tensor, values_BHSD: Tensor, mask: ScoreBias | None) -> Tensor:
@@ -175,20 +170,33 @@ class Attention(Recordable):
             dot_product_attention(query_BHTD, prepared, values_BHSD, mask, scale=scale, dropout=dropout)
         )
 
+    def record_fused(self, query_BTD: Tensor, prepared: Tensor, mask: ScoreBias | None) -> None:
+        """Record the weights of the fused path, if this attention is recorded. The context still comes from the fused
+        path, so that recording does not change it.
+        """
+        if self.is_recorded:
+            assert isinstance(self.score, InnerProduct)
+            query_BHTD, scale = self.score.query(query_BTD), self.score.factor
+            self.record_weights(self._per_head(dot_product_weights(query_BHTD, prepared, mask, scale=scale)))
+
     def _read(self, query_BTD: Tensor, keys: Keys, past: Past, steps: int, *, weights: bool) -> Attended:
         # Only scopes use the target positions, and the global scope does not.
         is_global = self.scope.is_global
         new_past = past if is_global else past._replace(position_B=past.position_B + steps)
-        if self._supports_fused and not weights:
+        if self.fused and not weights:
             mask = keys.score_bias
             if mask is None or not is_global:
                 allowed = self._apply_scope(query_BTD, keys, past).allowed_BTS
                 mask = None if allowed is None else ScoreBias.from_mask(allowed, keys.values_BHSD.dtype)
-            if self.is_recorded:  # the context still comes from the fused kernel, so that recording does not change it
-                self.record_weights(self._per_head(self._weigh(query_BTD, keys, past).weights_BHTS))
+            self.record_fused(query_BTD, keys.prepared, mask)
+            if mask is keys.score_bias and mask is not None:
+                # A row without visible slots attends to its slots, which are all zero, so `nonempty` is not needed.
+                mask = mask._replace(nonempty=None)
             return Attended(self.read_fused(query_BTD, keys.prepared, keys.values_BHSD, mask), None, new_past)
         return_weights = weights or self.stepwise or self.select.marginal
-        selected = self._weigh(query_BTD, keys, past)
+        scope = self._apply_scope(query_BTD, keys, past)
+        scores_BHTS = self.score(query_BTD, keys.prepared, past.weights_BHS)
+        selected = self._select(scores_BHTS, scope, past)
         context_BHTD = equation.pool(self.dropout(selected.weights_BHTS), keys.values_BHSD)
         attention_weights = self._per_head(selected.weights_BHTS)
         self.record_weights(attention_weights)
@@ -264,11 +272,6 @@ class Attention(Recordable):
         allowed_BTS = fold([keys.allowed_BTS, scope.allowed_BTS], torch.logical_and)
         tensors = (allowed_BTS, scope.bias_BTS, scope.factor_BTS)
         return ScopeOutput(*(None if tensor is None else tensor.unsqueeze(1) for tensor in tensors))
-
-    def _weigh(self, query_BTD: Tensor, keys: Keys, past: Past) -> Selected:
-        """Compute the weights of the slots: score, scope and selection."""
-        scope = self._apply_scope(query_BTD, keys, past)
-        return self._select(self.score(query_BTD, keys.prepared, past.weights_BHS), scope, past)
 
     def _select(self, scores_BHTS: Tensor, scope: ScopeOutput, past: Past) -> Selected:
         allowed = torch.ones_like(scores_BHTS, dtype=torch.bool) if scope.allowed_BTS is None else scope.allowed_BTS

@@ -130,6 +130,9 @@ class MultiHeadAttention(nn.Module):
             mask = None if step.bias_BKS is None else ScoreBias(step.bias_BKS.unsqueeze(1), None)
             query_BKD = query.reshape(-1, step.block, query.shape[-1])
             context_N1D = self.attention.read_fused(query_BKD, *step.used_slots(layer), mask).view_as(x_N1D)
+            if self.attention.is_recorded:
+                assert isinstance(step, CacheIndirection)
+                self.attention.record_fused(query, step.gather_rows(layer).keys_BHSD, None)
         else:
             assert isinstance(step, CacheIndirection)
             keys_NHTD, values_NHTD = step.gather_rows(layer)

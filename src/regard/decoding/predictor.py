@@ -21,9 +21,9 @@ from regard.decoding.sampling import Sampler, rank_by_risk
 from regard.decoding.scoring import MAX_LOGITS, target_log_probs
 from regard.decoding.search import Hypothesis, SpecialTokens, choose_most_likely, decode_stepwise
 from regard.decoding.settings import DecodingSettings, SearchSettings
-from regard.decoding.weights import BatchWeights
+from regard.decoding.weights import BatchWeights, RecordedDecoder
 from regard.errors import ConfigError, ModelError
-from regard.models.contracts import Memory, Padded
+from regard.models.contracts import Decoder, Memory, Padded
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.reference_mode import full_precision
 
@@ -101,7 +101,8 @@ class Predictor:
             for rows in batch_by_length([len(source.ids) for source in sources], batch_size):
                 source = pad([sources[row].ids for row in rows]).to(self.device)
                 task = _Task(search, constraints.select(rows), generator, history)
-                predictions.update(zip(rows, self._predict_batch(source, task, attention=attention), strict=True))
+                nbest = self._predict_batch(source, task, attention=attention)
+                predictions.update(zip(rows, nbest, strict=True))
         return [predictions[row] for row in range(len(sources))]
 
     def score(self, sources: Iterable[str], targets: Iterable[str], *, batch_size: int = 64) -> list[float]:
@@ -142,8 +143,12 @@ class Predictor:
         search = task.search
         with record(self.model) if attention else nullcontext(Recording()) as encoding:
             memory = self.model.encoder(source)
-        nbest = self._search(source, memory, task)
-        _check_finite(nbest)
+        if attention and search.has_one_hypothesis and self.device.type == "cpu":
+            with record(self.model) as recording:
+                decoder = RecordedDecoder(self.model.decoder, recording)
+                nbest = self._search(source, decoder, memory, task)
+            return BatchWeights.of_search(decoder, memory, encoding).attach(nbest)
+        nbest = self._search(source, self.model.decoder, memory, task)
         if search.coverage_penalty:
             weights = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest)
             nbest = weights.rank_by_coverage(weights.attach(nbest) if attention else nbest, search.coverage_penalty)
@@ -154,7 +159,7 @@ class Predictor:
             nbest = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest).attach(nbest)
         return nbest
 
-    def _search(self, source: Padded, memory: Memory, task: "_Task") -> list[list[Hypothesis]]:
+    def _search(self, source: Padded, decoder: Decoder, memory: Memory, task: "_Task") -> list[list[Hypothesis]]:
         """Run the strategy that is set in `search`, under the rules and constraints."""
         search = task.search
         limits_B = (source.lengths_B * self.limits.max_length_ratio + self.limits.max_length_extra).long()
@@ -162,18 +167,21 @@ class Predictor:
         tokenized = self._tokenize_constraints(task.constraints)
         limits_B = _extend_limits(limits_B, tokenized)
         rules = _build_rules(search, tokenized, limits_B)
-        inputs = (self.model.decoder, memory, SPECIAL_TOKENS, limits_B)
+        inputs = (decoder, memory, SPECIAL_TOKENS, limits_B)
         if search.sample or search.mbr_samples:
             sampler = Sampler(task.generator, search.temperature, search.top_k, search.top_p, search.min_p)
             nbest = decode_stepwise(*inputs, sampler, rules, search.mbr_samples or search.nbest)
-            return [sorted(samples, key=lambda sample: -sample.score) for samples in nbest]
-        if search.beam == 1:
-            return decode_stepwise(*inputs, choose_most_likely, rules)
-        count = search.beam if search.coverage_penalty else search.nbest
-        options = BeamOptions(
-            search.beam, count, search.length_penalty, search.groups, search.diversity_penalty, task.history
-        )
-        return beam_search(*inputs, options, rules)
+            nbest = [sorted(samples, key=lambda sample: -sample.score) for samples in nbest]
+        elif search.beam == 1:
+            nbest = decode_stepwise(*inputs, choose_most_likely, rules)
+        else:
+            count = search.beam if search.coverage_penalty else search.nbest
+            options = BeamOptions(
+                search.beam, count, search.length_penalty, search.groups, search.diversity_penalty, task.history
+            )
+            nbest = beam_search(*inputs, options, rules)
+        _check_finite(nbest)
+        return nbest
 
     def _tokenize_constraints(self, constraints: Constraints) -> "_TokenizedConstraints":
         return _TokenizedConstraints(

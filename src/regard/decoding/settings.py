@@ -47,6 +47,11 @@ class SearchSettings(Settings):
     min_length: NonNegativeInt = Field(0, description="minimum number of tokens in a prediction")
     seed: NonNegativeInt = Field(0, description="random seed of sampling")
 
+    @property
+    def has_one_hypothesis(self) -> bool:
+        """Whether the search follows a single hypothesis of each source."""
+        return self.beam == self.nbest == 1 and not self.mbr_samples
+
     @model_validator(mode="before")
     @classmethod
     def _set_default_beam(cls, values: Any) -> Any:

@@ -1,13 +1,14 @@
-"""The attention weights of finished hypotheses.
+"""The attention weights of hypotheses.
 
-They are recorded in a pass of the decoder over the hypotheses, with the memory of the search, so that no search has to
-record them.
+If each sentence has one hypothesis, they are recorded during the search. Otherwise, and on a GPU, where recorded steps
+cannot be replayed as CUDA graphs, they are recorded in a pass of the decoder over the finished hypotheses.
 
 B sentences, N hypotheses of all sentences, T target steps, S memory slots, H heads.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -17,11 +18,55 @@ from regard.attention.record import Recording, Role, record
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import START
 from regard.decoding.search import Hypothesis, Weights
-from regard.models.contracts import Memory, reorder
+from regard.models.contracts import Decoded, Decoder, Keys, Memory, State, reorder
 from regard.models.seq2seq import Seq2Seq
 
 NBest = list[list[Hypothesis]]
 """The hypotheses of each sentence, best first."""
+
+
+class RecordedState(NamedTuple):
+    """The state of a decoder whose steps are recorded, and the sentence of each row."""
+
+    inner: State
+    sentence_N: Tensor
+
+
+@final
+class RecordedDecoder(Decoder):
+    """A decoder that keeps the recorded weights of each of its steps, for a search with one hypothesis per sentence."""
+
+    def __init__(self, decoder: Decoder, recording: Recording) -> None:
+        super().__init__()
+        self.decoder, self.recording = decoder, recording
+        self.steps: list[tuple[Tensor, dict[str, Tensor]]] = []
+        """The sentences of the rows, and the weights of each attention."""
+
+    def begin(self, memory: Memory) -> tuple[Keys, RecordedState]:
+        keys, state = self.decoder.begin(memory)
+        return keys, RecordedState(state, torch.arange(len(memory.allowed_BS)))
+
+    def step(self, token_B: Tensor, state: RecordedState, keys: Keys) -> tuple[Tensor, RecordedState]:
+        logits_BV, inner = self.decoder.step(token_B, state.inner, keys)
+        weights = {name: calls.pop() for name, calls in self.recording.calls.items() if calls}
+        self.steps.append((state.sentence_N, weights))
+        return logits_BV, RecordedState(inner, state.sentence_N)
+
+    def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
+        decoded: Decoded = self.decoder(tokens_BT, memory)
+        return decoded
+
+    def weights(self, sentences: int) -> dict[str, Weights]:
+        """Return the weights of all steps by name, with a row for each sentence."""
+        *_, (_, last) = self.steps or [(None, {})]
+        stacked: dict[str, Weights] = {}
+        for name, widest in last.items():
+            *heads, _, columns = widest.shape[1:]
+            stacked[name] = np.zeros((sentences, *heads, len(self.steps), columns), dtype=np.float32)
+            for index, (sentence_N, weights) in enumerate(self.steps):
+                part = _to_numpy(weights[name])
+                stacked[name][sentence_N.numpy(), ..., index, : part.shape[-1]] = part[..., 0, :]
+        return stacked
 
 
 @dataclass(frozen=True)
@@ -49,6 +94,13 @@ class BatchWeights:
             decoding.roles,
             memory.allowed_BS.sum(-1).tolist(),
         )
+
+    @classmethod
+    def of_search(cls, decoder: RecordedDecoder, memory: Memory, encoding: Recording) -> "BatchWeights":
+        """Return the weights that were recorded during a search."""
+        slots_B: list[int] = memory.allowed_BS.sum(-1).tolist()
+        weights = decoder.weights(len(slots_B))
+        return cls(_select(encoding, ("encoder-self",)), weights, decoder.recording.roles, slots_B)
 
     def attach(self, nbest: NBest) -> NBest:
         """Return the hypotheses of the pass with their weights, cut to their lengths."""

@@ -40,6 +40,20 @@ def reference_dot_product_attention(
     return torch.matmul(weights_BHTS.to(values_BHSD.dtype), values_BHSD)
 
 
+def dot_product_weights(query_BHTD: Tensor, keys_BHSD: Tensor, mask: ScoreBias | None, *, scale: float) -> Tensor:
+    """softmax_j(scale · qᵀ k_j) → (B, H, T, S): the weights that the fused kernel uses but does not return."""
+    query_BHTD = query_BHTD * scale
+    if query_BHTD.is_cpu and query_BHTD.shape[-2] == 1:
+        # On a CPU, a sum is faster than many products of one row.
+        scores_BHTS = (query_BHTD * keys_BHSD).sum(-1).unsqueeze(-2)
+    else:
+        scores_BHTS = torch.matmul(query_BHTD, keys_BHSD.transpose(-1, -2))
+    if mask is None:
+        return scores_BHTS.softmax(-1)
+    weights_BHTS = (scores_BHTS + mask.bias).softmax(-1)
+    return weights_BHTS if mask.nonempty is None else weights_BHTS.masked_fill_(~mask.nonempty, 0.0)
+
+
 def dot_product_attention(
     query_BHTD: Tensor,
     keys_BHSD: Tensor,
