@@ -58,9 +58,8 @@ class RecordedDecoder(Decoder):
 
     def weights(self, sentences: int) -> dict[str, Weights]:
         """Return the weights of all steps by name, with a row for each sentence."""
-        *_, (_, last) = self.steps or [(None, {})]
         stacked: dict[str, Weights] = {}
-        for name, widest in last.items():
+        for name, widest in (self.steps[-1][1] if self.steps else {}).items():
             *heads, _, columns = widest.shape[1:]
             stacked[name] = np.zeros((sentences, *heads, len(self.steps), columns), dtype=np.float32)
             for index, (sentence_N, weights) in enumerate(self.steps):
