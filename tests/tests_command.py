@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Result = subprocess.CompletedProcess[str]
 
-PRELOADED = ["torch._dynamo", "regard.api", "regard.cli.train", "regard.cli.predict", "regard.cli.evaluate"]
+PRELOADED = ["torch._dynamo", "regard.api.training", "regard.cli.train", "regard.cli.predict", "regard.cli.evaluate"]
 STREAMS = ("stdin", "stdout", "stderr")
 NOISE = re.compile(r"^(.*Can't open MIDR_EL1 sysfs entry|Error in cpuinfo: .*)\n", flags=re.MULTILINE)
 """Messages of torch's libraries on an ARM CPU if /sys is not mounted, as in a chroot."""

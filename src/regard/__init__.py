@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from regard.api import Model, Run, choose, load, train
+    from regard.api.model import Model, load
+    from regard.api.training import Run, train
     from regard.attention.attention import Attention
     from regard.attention.equation import attend
     from regard.attention.mechanisms import mechanisms
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
     from regard.inspection.prediction import Prediction
     from regard.inspection.trace import Trace
     from regard.recurrent.modules import GRU, LSTM, RNN
+    from regard.runs.callbacks import Callback, SaveInfo, ScheduleInfo, StepInfo, ValidationInfo
+    from regard.training.planning import choose
 
 
 _MODULES = {
     "ArgumentTypeError": "regard.errors",
     "Attention": "regard.attention.attention",
+    "Callback": "regard.runs.callbacks",
     "ConfigError": "regard.errors",
     "DataError": "regard.errors",
     "DivergedError": "regard.errors",
@@ -41,24 +45,28 @@ _MODULES = {
     "LSTM": "regard.recurrent.modules",
     "RNN": "regard.recurrent.modules",
     "Interrupted": "regard.errors",
-    "Model": "regard.api",
+    "Model": "regard.api.model",
     "ModelError": "regard.errors",
     "MultiHeadAttention": "regard.attention.multihead",
     "Prediction": "regard.inspection.prediction",
     "RegardError": "regard.errors",
     "ResourceError": "regard.errors",
-    "Run": "regard.api",
+    "Run": "regard.api.training",
     "RunInUseError": "regard.errors",
+    "SaveInfo": "regard.runs.callbacks",
+    "ScheduleInfo": "regard.runs.callbacks",
     "Score": "regard.attention.scores",
+    "StepInfo": "regard.runs.callbacks",
     "Trace": "regard.inspection.trace",
+    "ValidationInfo": "regard.runs.callbacks",
     "attend": "regard.attention.equation",
-    "choose": "regard.api",
-    "load": "regard.api",
+    "choose": "regard.training.planning",
+    "load": "regard.api.model",
     "mechanisms": "regard.attention.mechanisms",
     "record": "regard.attention.record",
     "register_score": "regard.attention.scores",
     "sinusoidal_positions": "regard.attention.positions",
-    "train": "regard.api",
+    "train": "regard.api.training",
 }
 """The module of each public name. It is imported on first use, so that `import regard` does not import torch."""
 
@@ -68,6 +76,7 @@ __all__ = [
     "RNN",
     "ArgumentTypeError",
     "Attention",
+    "Callback",
     "ConfigError",
     "DataError",
     "DivergedError",
@@ -81,8 +90,12 @@ __all__ = [
     "ResourceError",
     "Run",
     "RunInUseError",
+    "SaveInfo",
+    "ScheduleInfo",
     "Score",
+    "StepInfo",
     "Trace",
+    "ValidationInfo",
     "attend",
     "choose",
     "load",

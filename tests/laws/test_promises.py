@@ -4,6 +4,7 @@ import io
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ def test_a_generated_line_break_does_not_split_the_output_line(
 
 
 @pytest.mark.parametrize("search", [{}, {"beam": 3, "nbest": 2}], ids=str)
-def test_a_prediction_does_not_depend_on_the_rest_of_the_batch(model: regard.Model, search: dict[str, int]) -> None:
+def test_a_prediction_does_not_depend_on_the_rest_of_the_batch(model: regard.Model, search: dict[str, Any]) -> None:
     batch = model.predict(LINES, attention=False, **search)
     for line, prediction in zip(LINES, batch, strict=True):
         single = model.predict(line, attention=False, **search)

@@ -82,10 +82,11 @@ def test_without_the_start_mark_a_step_would_be_written_twice(tmp_path: Path) ->
 
 def test_only_numbers_of_events_with_a_step_are_written(tmp_path: Path) -> None:
     with lock_folder(tmp_path) as locked:
-        board = tracking.TensorBoard(locked.directory, 0)
-        with EventLog(locked.directory, lambda _: True, [board]) as events:
-            events.write("validation", step=7, best=True, bleu=31.5, signature="nrefs:1")
-            events.write("note", text="no step", size=3)
+        board, log = tracking.TensorBoard(locked.directory, 0), EventLog(locked.directory, lambda _: True)
+        with board, log:
+            for writer in (board, log):
+                writer.write("validation", step=7, best=True, bleu=31.5, signature="nrefs:1")
+                writer.write("note", text="no step", size=3)
     assert read_scalars(tmp_path) == {"validation/bleu": [(7, 31.5)]}
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["validation", "note"]
 

@@ -132,7 +132,7 @@ def command(
     if out:
         _check_output(out, requested)
 
-    from regard.api import Model
+    from regard.api.model import Model
 
     test = _read_test(folder, checkpoint, files)
     result = Model.from_checkpoints(opened).evaluate(

@@ -67,7 +67,7 @@ def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:
 
     from rich.console import Console
 
-    from regard.api import Model
+    from regard.api.model import Model
     from regard.inspection import figures, heatmap
     from regard.inspection.trace import caption
 

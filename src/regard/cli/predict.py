@@ -4,7 +4,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -12,7 +12,7 @@ from regard.cli.options import ensemble_option
 from regard.cli.streaming import read_chunks
 from regard.config import parse_override, resolve
 from regard.data.lines import parse_lines
-from regard.decoding.settings import SearchSettings
+from regard.decoding.settings import PredictionOptions, SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, to_json
 from regard.runs.folder import open_models
@@ -79,7 +79,7 @@ def command(
     Search settings: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k, top_p,
     min_p, mbr_samples, no_repeat_ngram, repetition_penalty, min_length, seed.
     """
-    search = {"nbest": nbest} | ({"beam": beam} if beam else {}) | dict(parse_override(text) for text in settings)
+    search: dict[str, Any] = {"nbest": nbest} | ({"beam": beam} if beam else {}) | dict(map(parse_override, settings))
     nbest = resolve(SearchSettings, search, {}).nbest
     if attention and not as_json:
         raise click.UsageError("--attention needs --json. To draw the weights, use `regard look`.")
@@ -88,14 +88,14 @@ def command(
         raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
     opened = open_models(model, *others)
 
-    from regard.api import Model
+    from regard.api.model import Model
 
     loaded = Model.from_checkpoints(opened)
     lines: Iterable[str] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else texts
     truncated, texts_with_unknown, unknown = 0, 0, dict[str, None]()
     # A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded.
     for chunk in read_chunks(lines, 16 * batch_size):
-        constraints = {
+        constraints: PredictionOptions = {
             "prefix": [prefix or ""] * len(chunk),
             "must_contain": [must_contain] * len(chunk),
             "banned": banned,

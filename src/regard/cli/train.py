@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.cli.options import file_settings, reader_options, reader_settings
-from regard.config import parse_override, resolve
+from regard.config import parse_override
 from regard.data.layouts import EXTENSIONS
-from regard.data.settings import FilesData
-from regard.errors import ConfigError
 from regard.runs.folder import RunFolder, locate
 from regard.runs.settings import RunSettings, with_deadline
 from regard.training.finetuning import INIT_FROM, resolve_run
@@ -176,31 +174,18 @@ def _choose_settings(
 ) -> RunSettings:
     """Return the settings of a run that was started before, or choose new ones and print the reasons."""
     previous = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
-    if previous.exists():
-        click.echo(
-            f"{previous.path} was started before; its settings are used. For new settings, choose another folder with "
-            "--out.",
-            err=True,
-        )
-        before = resolve(RunSettings, previous.config, {})
-        settings = resolve(RunSettings, previous.config, {"data": data, **with_deadline(overrides, minutes)})
 
-        from regard.data.pinning import pin_data
+    from regard.training.planning import choose_or_reuse
 
-        if pin_data(before.data) != pin_data(settings.data):
-            started_with = before.data.train if isinstance(before.data, FilesData) else f"data.kind={before.data.kind}"
-            raise ConfigError(
-                f"{previous.path} was started with different files ({started_with}). Choose another folder with --out."
-            )
-        return settings
-
-    from regard.api import choose
-
-    chosen = choose(
-        data, overrides, minutes=minutes, report=lambda reason: click.echo(reason, err=True), started=started
+    return choose_or_reuse(
+        previous,
+        data,
+        overrides,
+        minutes=minutes,
+        report=lambda reason: click.echo(reason, err=True),
+        started=started,
+        how_to_override="key=value",
     )
-    click.echo(f"The resolved settings are written to {previous.config}; override one with key=value.", err=True)
-    return chosen.settings
 
 
 def _print_summary(results: list["MetricValues"], settings: RunSettings) -> None:

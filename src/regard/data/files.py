@@ -105,11 +105,19 @@ class Files(Settings):
         )
 
     def read_like(self, other: "Files") -> "Files":
-        """Return a copy that uses the columns and the header setting of another file, where these are not set."""
-        if self.path is None or other.path is None:
+        """Return a copy that uses the columns and the header setting of another file, where these are not set.
+
+        The keys of a JSON file do not apply to a table.
+        """
+        if self.path is None or other.path is None or (other.format == "jsonl" and not self._is_json):
             return self
         header = True if other.header is True and self.header == "auto" else self.header
         return self.model_copy(update={"columns": self.columns or other.columns, "header": header})
+
+    @property
+    def _is_json(self) -> bool:
+        path = str(self.path).removesuffix(".gz")
+        return self.format == "jsonl" or (self.format == "auto" and path.endswith((".jsonl", ".ndjson", ".json")))
 
     def __str__(self) -> str:
         return " and ".join(map(short_path, self.names.values()))

@@ -219,7 +219,7 @@ def _detect_keys(name: str, columns: Columns | None, head: Sequence[Line]) -> La
             )
         return Layout("jsonl", "", False, columns)
     for line in head:
-        keys = _obvious_keys(_parse_json_object(line) or {})
+        keys = obvious_keys(_parse_json_object(line) or {})
         if keys is not None:
             notices = (f"{name}: '{keys[0]}' is used as the source and '{keys[1]}' as the target. Choose others with "
                        "--columns.",)  # fmt: skip
@@ -228,7 +228,7 @@ def _detect_keys(name: str, columns: Columns | None, head: Sequence[Line]) -> La
     return Layout("jsonl", "", False, DEFAULT_KEYS)
 
 
-def _obvious_keys(record: dict[str, Any]) -> tuple[str, str] | None:
+def obvious_keys(record: dict[str, Any]) -> tuple[str, str] | None:
     """Return `source` and `target` if both exist; else the keys of the only object with two texts, or of the only two
     texts.
     """

@@ -1,6 +1,7 @@
 """Settings of decoding."""
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Self, TypedDict
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -76,6 +77,38 @@ class SearchSettings(Settings):
         if not self.sample and not self.mbr_samples and self.nbest > self.beam:
             raise ValueError(f"nbest: a beam of {self.beam} cannot return {self.nbest} predictions. Use a wider beam.")
         return self
+
+
+class SearchOptions(TypedDict, total=False):
+    """The settings of the search as keyword arguments; see `SearchSettings`."""
+
+    beam: int
+    nbest: int
+    length_penalty: float
+    coverage_penalty: float
+    groups: int
+    diversity_penalty: float
+    sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    mbr_samples: int
+    no_repeat_ngram: int
+    repetition_penalty: float
+    min_length: int
+    seed: int
+
+
+class PredictionOptions(SearchOptions, total=False):
+    """The settings of the search and the constraints on predictions, as keyword arguments.
+
+    For a list of sources, `prefix` and `must_contain` have one item for each source.
+    """
+
+    prefix: str | Sequence[str]
+    must_contain: str | Sequence[str] | Sequence[str | Sequence[str]]
+    banned: str | Sequence[str]
 
 
 class DecodingSettings(Settings):

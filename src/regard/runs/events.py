@@ -2,40 +2,72 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from regard.evaluation.settings import Metric
 from regard.formatting import to_json
+from regard.runs.callbacks import Callback, ScheduleInfo, StepInfo, ValidationInfo
 from regard.runs.directory import Directory
 
 EVENTS = "events.jsonl"
 
 
-class EventListener(Protocol):
-    """Receives each event when it is written."""
+class EventWriter(Callback, ABC):
+    """Writes the progress of a run as events: a name and values. A step is written every `log_every` steps."""
 
-    def write(self, event: str, **values: Any) -> None: ...
+    def __init__(self, log_every: int = 1) -> None:
+        self._log_every = log_every
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def write(self, event: str, **values: Any) -> None:
+        """Write an event."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file of the events."""
+
+    def on_step(self, info: StepInfo) -> None:
+        if info.step % self._log_every == 0:
+            speed = round(info.tokens_per_second)
+            self.write(
+                "train", step=info.step, loss=info.loss, learning_rate=info.learning_rate, tokens_per_second=speed
+            )
+
+    def on_validation(self, info: ValidationInfo) -> None:
+        of = {"of": info.average} if info.average else {}
+        self.write("validation", step=info.step, **of, best=info.best, **info.metrics.to_json())
+
+    def on_schedule(self, info: ScheduleInfo) -> None:
+        self.write(
+            "schedule",
+            step=info.step,
+            end=info.steps,
+            seconds_per_step=info.seconds_per_step,
+            threads=info.threads,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class EventLog:
-    """Appends events to a file, and passes them to the listeners.
+class EventLog(EventWriter):
+    """Appends events to `events.jsonl`.
 
     Of the events that are in the file already, only those for which `keep` is true are kept: the events that a killed
     run wrote after its last checkpoint are removed.
     """
 
-    def __init__(
-        self,
-        directory: Directory,
-        keep: Callable[[dict[str, Any]], bool],
-        listeners: Sequence[EventListener] = (),
-    ) -> None:
+    def __init__(self, directory: Directory, keep: Callable[[dict[str, Any]], bool], log_every: int = 1) -> None:
+        super().__init__(log_every)
         content = directory.read(EVENTS) if EVENTS in directory.names() else b""
         draft = f".{EVENTS}"
         # The handle remains valid if the folder is moved.
@@ -43,22 +75,14 @@ class EventLog:
         self._handle.writelines(line.encode() for line, event in _lines(content) if keep(event))
         self._handle.flush()
         directory.rename(draft, EVENTS)
-        self._listeners = listeners
 
     def write(self, event: str, **values: Any) -> None:
         line = {"event": event, **values, "time": round(time.time(), 3)}
         self._handle.write(f"{to_json(line)}\n".encode())
         self._handle.flush()
-        for listener in self._listeners:
-            listener.write(**line)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._handle.close()
-        for listener in self._listeners:
-            listener.close()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -76,35 +100,35 @@ def _lines(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{line}\n", event
 
 
-class ProgressDisplay:
-    """Shows the progress of training on stderr: a progress bar on a terminal, lines of text elsewhere."""
+class ProgressDisplay(Callback):
+    """Shows the progress of training on stderr: a progress bar on a terminal, lines of text elsewhere.
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+    Args:
+        metric: The metric that chooses the best checkpoint.
+        log_every: The number of steps between two lines.
+        quiet: Whether to print nothing.
+    """
+
+    def __init__(self, metric: Metric, log_every: int, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, highlight=False, quiet=quiet)
+        self._metric, self._log_every = metric, log_every
+        self._shows_bar = self._console.is_terminal and not quiet
         self._bar: Progress | None = None
-        self._steps = 0
         self._started = (time.monotonic(), 0)
 
     def start(self, steps: int, done: int) -> None:
         """Start at step `done` of `steps`."""
-        self._steps = steps
         self._started = (time.monotonic(), done)
-        if self.console.is_terminal:
+        if self._shows_bar:
             self._bar = Progress(
                 TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
                 BarColumn(),
                 TextColumn("{task.fields[status]}"),
                 TimeRemainingColumn(),
-                console=self.console,
+                console=self._console,
             )
             self._task: TaskID = self._bar.add_task("training", total=steps, completed=done, status="")
             self._bar.start()
-
-    def set_steps(self, steps: int) -> None:
-        """Set the number of steps, after a deadline has rescaled the schedule."""
-        self._steps = steps
-        if self._bar:
-            self._bar.update(self._task, total=steps)
 
     def __enter__(self) -> Self:
         return self
@@ -114,16 +138,26 @@ class ProgressDisplay:
             self._bar.stop()
 
     def print(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, markup=False, soft_wrap=True)
 
-    def step(self, step: int, loss: float, tokens_per_second: float) -> None:
-        status = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+    def on_step(self, info: StepInfo) -> None:
+        if info.step % self._log_every:
+            return
+        status = f"loss {info.loss:.4f}  {info.tokens_per_second:,.0f} tokens/s"
         if self._bar:
-            self._bar.update(self._task, completed=step, status=status)
+            self._bar.update(self._task, completed=info.step, status=status)
         else:
-            self.print(f"step {step:,}/{self._steps:,}  {status}  {self._time_left(step)}")
+            self.print(f"step {info.step:,}/{info.steps:,}  {status}  {self._time_left(info)}")
 
-    def _time_left(self, step: int) -> str:
+    def on_validation(self, info: ValidationInfo) -> None:
+        mark = ", the best so far" if info.best else ""
+        self.print(f"validation at step {info.step:,}: {info.metrics.describe(self._metric)}{mark}")
+
+    def on_schedule(self, info: ScheduleInfo) -> None:
+        if self._bar:
+            self._bar.update(self._task, total=info.steps)
+
+    def _time_left(self, info: StepInfo) -> str:
         started, done = self._started
-        seconds = (time.monotonic() - started) / max(1, step - done) * (self._steps - step)
+        seconds = (time.monotonic() - started) / max(1, info.step - done) * (info.steps - info.step)
         return f"{int(seconds // 60)}:{int(seconds % 60):02d} left"

@@ -7,6 +7,7 @@ before torch is imported.
     checkpoints/average-N/    the average of the last checkpoints if it is the best model; without optimizer.safetensors
     events.jsonl              the events of training, one per line
     card.md                   the model card
+    data/                     the pairs, if they were passed to `regard.train` as Python objects
 
 A model is the same folder; it can be used without the optimizer state.
 """
@@ -184,7 +185,7 @@ class RunFolder:
         return True
 
     def settings(self) -> RunSettings:
-        return resolve(RunSettings, self.config, {})
+        return resolve(RunSettings, self.config, {}).within(self.path)
 
     def reject_foreign(self) -> None:
         """Raise ConfigError if config.yaml was not written by this version of regard: training would replace it."""
@@ -318,7 +319,7 @@ def locate(
         return config, RunFolder(Path(out))
     path = Path(config)
     if RunFolder(path).exists():
-        return RunFolder(path).config, RunFolder(Path(out) if out else path)
+        return RunFolder(path).settings().model_dump(mode="json"), RunFolder(Path(out) if out else path)
     return config, RunFolder(Path(out) if out else Path("runs") / path.stem)
 
 

@@ -264,6 +264,22 @@ class RunSettings(Settings):
     training: TrainingSettings = TrainingSettings()
     decoding: DecodingSettings = DecodingSettings()
 
+    def within(self, run: Path) -> Self:
+        """Return the settings with an absolute data folder. A relative one in config.yaml is inside the run folder."""
+        if not isinstance(self.data, FilesData) or not self.data.folder:
+            return self
+        return self._with_data_folder(self.data, run.absolute() / self.data.folder)
+
+    def relative_to(self, run: Path) -> Self:
+        """Return the settings with a relative data folder if it is inside the run folder, which may be moved."""
+        if not isinstance(self.data, FilesData) or not self.data.folder:
+            return self
+        folder, root = Path(self.data.folder).resolve(), run.resolve()
+        return self._with_data_folder(self.data, folder.relative_to(root)) if folder.is_relative_to(root) else self
+
+    def _with_data_folder(self, data: FilesData, folder: Path) -> Self:
+        return self.model_copy(update={"data": data.model_copy(update={"folder": str(folder)})})
+
     @model_validator(mode="after")
     def _check_shared_vocabulary(self) -> Self:
         reason = self.model.shared_vocabulary_reason

@@ -1,19 +1,23 @@
 """The training loop: it trains any model, and can be stopped and resumed at every step."""
 
 import time
+from collections.abc import Sequence
 
 import torch
 
 from regard.data.corpora import load_corpus
 from regard.data.pinning import pin_data
+from regard.data.preparation import Report
 from regard.errors import Interrupted, RunInUseError
 from regard.runs import card, checkpoints
+from regard.runs.callbacks import Callback, CallbackList, ScheduleInfo, StepInfo
 from regard.runs.checkpoints import RunProgress
 from regard.runs.events import EventLog, ProgressDisplay
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
 from regard.training import tracking
-from regard.training.machine import configure_torch, report_disk_failures
+from regard.training.callbacks import Observers
+from regard.training.machine import configure_torch, report_disk_failures, resolve_device
 from regard.training.messages import describe_end, describe_start
 from regard.training.resume import check_settings_unchanged
 from regard.training.saving import average_last_checkpoints, is_before, is_save_step, save, validate_model
@@ -23,7 +27,14 @@ from regard.training.state import TrainingState, start_training
 from regard.training.step import take_step
 
 
-def train(settings: RunSettings, folder: RunFolder, started: float | None = None) -> RunProgress:
+def train(
+    settings: RunSettings,
+    folder: RunFolder,
+    started: float | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+) -> RunProgress:
     """Train in a folder, or resume. The same command always ends with the same weights.
 
     A deadline (`training.minutes`) counts from `started`, a reading of `time.monotonic`, by default now. A resumed run
@@ -31,27 +42,30 @@ def train(settings: RunSettings, folder: RunFolder, started: float | None = None
     """
     started = time.monotonic() if started is None else started
     settings = settings.absolute().model_copy(update={"data": pin_data(settings.data)})
-    tracking.check_installed(settings.training)
-    with report_disk_failures(folder), folder.lock() as locked:
+    training = settings.training
+    tracking.check_installed(training)
+    observers = Observers(callbacks, resolve_device(training.device))
+    with report_disk_failures(folder, lambda error: error is observers.failure), folder.lock() as locked:
         folder.reject_foreign()
         if folder.all_checkpoints():
             check_settings_unchanged(folder, settings)
         corpus = load_corpus(settings.data)
         checkpoints.remove_unfinished(locked)
-        with configure_torch(settings.training), ProgressDisplay() as display:
-            state = start_training(settings, locked, corpus, display)
+        display = ProgressDisplay(training.metric, training.log_every, quiet=quiet)
+        with configure_torch(training), display:
+            state = start_training(settings, locked, corpus, display.print)
             _set_deadline(state, started)
-            listeners = tracking.build_listeners(settings.training, locked.directory, state.progress.step)
             with (
-                EventLog(locked.directory, lambda event: is_before(state, event), listeners) as events,
+                EventLog(locked.directory, lambda event: is_before(state, event), training.log_every) as events,
+                tracking.open_trackers(training, locked.directory, state.progress.step) as trackers,
                 stop_on_signals() as stop,
             ):
-                run_steps(state, events, display, stop)
+                run_steps(state, CallbackList([events, *trackers, display, observers]), display, stop)
             card.write(locked, settings, state.progress, state.model)
             return state.progress
 
 
-def run_steps(state: TrainingState, events: EventLog, display: ProgressDisplay, stop: StopRequest) -> None:
+def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDisplay, stop: StopRequest) -> None:
     """Train until the schedule ends, validation stops improving, or a signal arrives."""
     training, progress = state.settings.training, state.progress
     display.print(describe_start(state))
@@ -60,27 +74,25 @@ def run_steps(state: TrainingState, events: EventLog, display: ProgressDisplay, 
     progress.average_tried = progress.average_tried and state.is_finished
     since, tokens = time.monotonic(), 0
     while not state.is_finished:
-        _meet_deadline(state, events, display)
+        _meet_deadline(state, callbacks, display.print)
         step_started = time.monotonic()
         loss, step_tokens = take_step(state)
-        step_ended = time.monotonic()
         tokens += step_tokens
-        if state.deadline is not None:
-            state.deadline.note_step(step_ended - step_started)
+        speed = tokens / (time.monotonic() - since)
+        rate = state.learning_rate(progress.step)
+        callbacks.on_step(StepInfo(progress.step, progress.schedule.end, loss, rate, speed))
+        if state.deadline is not None:  # callbacks take time from the deadline too
+            state.deadline.note_step(time.monotonic() - step_started)
         if progress.step % training.log_every == 0:
-            speed = tokens / (time.monotonic() - since)
-            rate = state.learning_rate(progress.step)
-            events.write("train", step=progress.step, loss=loss, learning_rate=rate, tokens_per_second=round(speed))
-            display.step(progress.step, loss, speed)
             since, tokens = time.monotonic(), 0
         validates = progress.schedule.validates(progress.step, training.validate_every)
         validation_started = time.monotonic()
         if validates:
-            validate_model(state, events, display)
+            validate_model(state, callbacks)
         before, moved = state.folder.path, state.locked.follow()
         stopped_by = stop.by  # read once: a signal that arrives after the save stops the run after the next step
         if stopped_by or moved or is_save_step(state, progress.step):
-            save(state)
+            callbacks.on_save(save(state))
         if validates:
             if state.deadline is not None:
                 state.deadline.note_validation(time.monotonic() - validation_started)
@@ -96,7 +108,7 @@ def run_steps(state: TrainingState, events: EventLog, display: ProgressDisplay, 
                 "Run the same command to resume."
             )
     if training.average_checkpoints > 1:
-        average_last_checkpoints(state, events, display)
+        average_last_checkpoints(state, callbacks, display.print)
     state.release_cuda_graphs()
     display.print(describe_end(state))
 
@@ -111,7 +123,7 @@ def _set_deadline(state: TrainingState, started: float) -> None:
         torch.set_num_threads(min(schedule.current.threads or training.threads, training.threads))
 
 
-def _meet_deadline(state: TrainingState, events: EventLog, display: ProgressDisplay) -> None:
+def _meet_deadline(state: TrainingState, callbacks: Callback, report: Report) -> None:
     """Rescale the schedule if the run would miss its deadline."""
     deadline, progress, training = state.deadline, state.progress, state.settings.training
     if deadline is None or not deadline.is_due():
@@ -123,7 +135,6 @@ def _meet_deadline(state: TrainingState, events: EventLog, display: ProgressDisp
     assert deadline.seconds_per_step is not None
     seconds = float(f"{deadline.seconds_per_step:.3g}")
     torch.set_num_threads(schedule.current.threads or training.threads)
-    events.write("schedule", step=step, end=schedule.end, seconds_per_step=seconds, threads=torch.get_num_threads())
-    display.set_steps(schedule.end)
+    callbacks.on_schedule(ScheduleInfo(step, schedule.end, seconds, torch.get_num_threads()))
     if abs(schedule.end - before.end) > 0.1 * (before.end - step):
-        display.print(f"At {seconds:g} s per step, {schedule.end:,} steps fit the deadline (before: {before.end:,}).")
+        report(f"At {seconds:g} s per step, {schedule.end:,} steps fit the deadline (before: {before.end:,}).")

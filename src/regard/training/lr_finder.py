@@ -13,14 +13,15 @@ import numpy as np
 import torch
 
 from regard.data.corpora import load_corpus
+from regard.data.preparation import Report
 from regard.data.sampler import TokenBatchSampler
 from regard.errors import DataError
 from regard.ops import cuda_graphs
-from regard.runs.events import ProgressDisplay
 from regard.runs.lock import lock_folder
 from regard.runs.settings import RunSettings
 from regard.training.budget import TrainingSpeed
 from regard.training.machine import usable_threads
+from regard.training.messages import print_to_stderr
 from regard.training.optim import clip_gradients, set_learning_rate
 from regard.training.schedule import steps_per_epoch
 from regard.training.state import TrainingState, start_training
@@ -35,25 +36,24 @@ class SearchResult(NamedTuple):
 
 
 @contextmanager
-def _temporary_training(settings: RunSettings) -> Iterator[TrainingState]:
+def _temporary_training(settings: RunSettings, report: Report) -> Iterator[TrainingState]:
     """Start a training run in a temporary folder, which is deleted at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="regard.") as folder,
         lock_folder(Path(folder)) as locked,
-        ProgressDisplay() as display,
     ):
-        state = start_training(settings, locked, load_corpus(settings.data), display)
+        state = start_training(settings, locked, load_corpus(settings.data), report)
         try:
             yield state
         finally:
             state.release_cuda_graphs()
 
 
-def measure_speed(settings: RunSettings, budget: float = 5.0) -> TrainingSpeed:
+def measure_speed(settings: RunSettings, budget: float = 5.0, report: Report = print_to_stderr) -> TrainingSpeed:
     """Measure the speed of training on one CPU thread and on all usable threads, in about `budget` seconds."""
     threads_before = torch.get_num_threads()
     seconds_per_step: dict[int, float] = {}
-    with _temporary_training(settings) as state:
+    with _temporary_training(settings, report) as state:
         counts = (1,) if state.device.type == "cuda" else dict.fromkeys((1, usable_threads()))
         try:
             for threads in counts:
@@ -92,7 +92,7 @@ def find_learning_rate(
     """
     trials: list[tuple[float, float]] = []
     smoothed, smoothing = 0.0, 0.9
-    with _temporary_training(settings) as state:
+    with _temporary_training(settings, print_to_stderr) as state:
         for step in range(steps):
             rate = min_rate * (max_rate / min_rate) ** (step / (steps - 1))
             set_learning_rate(state.optimizer, rate)
@@ -126,7 +126,7 @@ def find_batch_tokens(settings: RunSettings, min_tokens: int = 512, min_gain: fl
     second.
     """
     trials: list[tuple[float, float]] = []
-    with _temporary_training(settings) as state:
+    with _temporary_training(settings, print_to_stderr) as state:
         lengths_N2 = state.data.train.lengths_N2
         total_tokens = int(lengths_N2.max(1).sum())
         tokens = min(max(min_tokens, int(lengths_N2.max())), total_tokens)

@@ -1,24 +1,21 @@
 """The device, the CPU threads and the disk of the machine that trains."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from regard.errors import ConfigError, ResourceError, describe_disk_failure, is_disk_failure
+from regard.errors import ResourceError, describe_disk_failure, is_disk_failure
+from regard.ops.devices import check_device
 from regard.ops.reference_mode import cpu_has_bfloat16
 from regard.runs.folder import RunFolder
 from regard.runs.settings import TrainingSettings
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device with this name; `auto` is the GPU if there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"training.device={name}: no CUDA device is available. Use cpu or auto.")
-    return torch.device(name)
+    """Return the device of the setting `training.device`."""
+    return check_device(name, "training.device")
 
 
 def usable_threads() -> int:
@@ -83,12 +80,15 @@ def configure_torch(settings: TrainingSettings) -> Iterator[None]:
 
 
 @contextmanager
-def report_disk_failures(folder: RunFolder) -> Iterator[None]:
-    """Raise `ResourceError` with a remedy if the disk fails, for example because it is full."""
+def report_disk_failures(folder: RunFolder, is_exempt: Callable[[OSError], bool] = lambda _: False) -> Iterator[None]:
+    """Raise `ResourceError` with a remedy if the disk fails, for example because it is full.
+
+    Errors for which `is_exempt` is true are raised unchanged.
+    """
     try:
         yield
     except OSError as error:
-        if not is_disk_failure(error):
+        if not is_disk_failure(error) or is_exempt(error):
             raise
         problem, remedy = describe_disk_failure(error, folder.path)
         raise ResourceError(

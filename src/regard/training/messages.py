@@ -1,4 +1,9 @@
-"""What a run prints when it starts and ends."""
+"""What a run prints when it starts and ends, and how to print nothing."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from regard.data.sampler import padding_share
 from regard.formatting import quantity
@@ -35,3 +40,19 @@ def describe_end(state: TrainingState) -> str:
     if training.minutes is not None and epochs < 2:
         short = f" Each pair was seen {epochs:.1f} times: more minutes would improve the model."
     return f"Best model: {which}, {best}{early}.{short}"
+
+
+def print_to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def silenced_warnings() -> Iterator[None]:
+    """Within the block, do not print warnings of regard. Handlers that the user has configured still receive them."""
+    # Without any handler, Python prints warnings to stderr.
+    logger, handler = logging.getLogger("regard"), logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -3,20 +3,21 @@
 import contextlib
 from typing import Any
 
+from regard.data.preparation import Report
 from regard.evaluation.validation import validate
 from regard.formatting import quantity
 from regard.runs import checkpoints
-from regard.runs.events import EventLog, ProgressDisplay
+from regard.runs.callbacks import Callback, SaveInfo, ValidationInfo
 from regard.runs.folder import Checkpoint
 from regard.training.averaging import averaged_weights
 from regard.training.state import TrainingState
 
 
-def validate_model(state: TrainingState, events: EventLog, display: ProgressDisplay) -> None:
+def validate_model(state: TrainingState, callbacks: Callback) -> None:
     """Score the model, or the moving average of its weights, and note whether it has improved."""
     training, progress = state.settings.training, state.progress
     with state.average.applied_to(state.model) if state.average is not None else contextlib.nullcontext():
-        improved = _score(state, events, display)
+        improved = _score(state, callbacks)
     if improved:
         progress.validations_since_best = progress.plateau_validations = 0
         return
@@ -26,7 +27,7 @@ def validate_model(state: TrainingState, events: EventLog, display: ProgressDisp
         progress.plateau_validations, progress.lr_reductions = 0, progress.lr_reductions + 1
 
 
-def _score(state: TrainingState, events: EventLog, display: ProgressDisplay, name: str | None = None) -> bool:
+def _score(state: TrainingState, callbacks: Callback, average: str | None = None) -> bool:
     """Score the model with its present weights. Return whether it is the best so far."""
     progress, training = state.progress, state.settings.training
     dev = state.data.dev.first(training.validation_pairs)
@@ -34,11 +35,8 @@ def _score(state: TrainingState, events: EventLog, display: ProgressDisplay, nam
     state.model.train()
     improved = values.better_than(progress.best, training.metric)
     if improved:
-        progress.best, progress.best_step, progress.best_name = values, progress.step, name
-    of = {"of": name} if name else {}
-    events.write("validation", step=progress.step, **of, best=improved, **values.to_json())
-    mark = ", the best so far" if improved else ""
-    display.print(f"validation at step {progress.step:,}: {values.describe(training.metric)}{mark}")
+        progress.best, progress.best_step, progress.best_name = values, progress.step, average
+    callbacks.on_validation(ValidationInfo(progress.step, values, improved, average))
     return improved
 
 
@@ -48,13 +46,14 @@ def is_save_step(state: TrainingState, step: int) -> bool:
     return step > 0 and any(schedule.reaches(step, every) for every in (training.validate_every, training.save_every))
 
 
-def save(state: TrainingState) -> None:
+def save(state: TrainingState) -> SaveInfo:
     """Save the state, and remove checkpoints that are not needed any more."""
     training, progress = state.settings.training, state.progress
     averaged = state.average.weights if state.average is not None else None
-    checkpoints.save(state.locked, state.model, state.optimizer, progress, averaged)
+    checkpoint = checkpoints.save(state.locked, state.model, state.optimizer, progress, averaged)
     keep = max(training.keep_checkpoints, training.average_checkpoints)
     checkpoints.prune(state.locked, keep, progress.best_step, lambda step: is_save_step(state, step))
+    return SaveInfo(progress.step, checkpoint.path)
 
 
 def is_before(state: TrainingState, event: dict[str, Any]) -> bool:
@@ -64,19 +63,20 @@ def is_before(state: TrainingState, event: dict[str, Any]) -> bool:
     return step < progress.step or (step == progress.step and (progress.average_tried or "of" not in event))
 
 
-def average_last_checkpoints(state: TrainingState, events: EventLog, display: ProgressDisplay) -> None:
+def average_last_checkpoints(state: TrainingState, callbacks: Callback, report: Report) -> None:
     """Average the weights of the last checkpoints, and use the average if it validates better than each of them."""
     progress = state.progress
     if progress.average_tried:
         _restore_average(state)
         return
     last = _last_checkpoints(state)
-    display.print(f"Average of the last {quantity(len(last), 'checkpoint')}:")
+    report(f"Average of the last {quantity(len(last), 'checkpoint')}:")
     progress.average_tried = True
     with averaged_weights(state.model, last):
-        if _score(state, events, display, f"average-{progress.step}"):
-            checkpoints.save_average(state.locked, state.model, progress)
-    save(state)
+        if _score(state, callbacks, f"average-{progress.step}"):
+            saved = checkpoints.save_average(state.locked, state.model, progress)
+            callbacks.on_save(SaveInfo(progress.step, saved.path))
+    callbacks.on_save(save(state))
 
 
 def _restore_average(state: TrainingState) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from regard.config import to_yaml
 from regard.data.batching import Batch
 from regard.data.corpora import Corpus
-from regard.data.preparation import PreparationRequest, PreparedData, prepare
+from regard.data.preparation import PreparationRequest, PreparedData, Report, prepare
 from regard.data.sampler import BatchSampler
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.predictor import Predictor
@@ -20,7 +20,6 @@ from regard.ops import cuda_graphs
 from regard.registry import plugins_of
 from regard.runs import checkpoints
 from regard.runs.checkpoints import RunProgress
-from regard.runs.events import ProgressDisplay
 from regard.runs.folder import RunFolder
 from regard.runs.lock import LockedFolder
 from regard.runs.settings import RunSettings
@@ -94,9 +93,7 @@ class TrainingState:
             cuda_graphs.release_graphs(self.device)
 
 
-def start_training(
-    settings: RunSettings, locked: LockedFolder, corpus: Corpus, display: ProgressDisplay
-) -> TrainingState:
+def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, report: Report) -> TrainingState:
     """Build the state of a new run, or restore that of its newest valid checkpoint."""
     training, device, folder = settings.training, resolve_device(settings.training.device), RunFolder(locked.path)
     newest = checkpoints.read_newest(folder)
@@ -117,7 +114,7 @@ def start_training(
     inherited = initial.tokenizers or teachers.tokenizers
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
     request = PreparationRequest(corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed)
-    data = prepare(request, tokenizers, display.print)
+    data = prepare(request, tokenizers, report)
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
     initial.initialize(model, settings)
@@ -133,7 +130,7 @@ def start_training(
     # Nothing is written before all checks have passed.
     if newest is None:
         data.tokenizers.save(locked.directory.write)
-    recorded = settings.model_copy(update={"imports": tuple(plugins_of(settings))})
+    recorded = settings.relative_to(folder.path).model_copy(update={"imports": tuple(plugins_of(settings))})
     locked.directory.write(folder.config.name, to_yaml(recorded).encode())
     objective = Objective.of(training, device, teachers.distillation)
     graphed = _uses_cuda_graphs(settings, device, progress)

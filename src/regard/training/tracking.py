@@ -3,12 +3,14 @@
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 from regard.errors import ConfigError
 from regard.runs.directory import Directory
-from regard.runs.events import EventListener
+from regard.runs.events import EventWriter
 from regard.runs.settings import TrainingSettings
 
 
@@ -21,23 +23,26 @@ def check_installed(training: TrainingSettings) -> None:
         )
 
 
-def build_listeners(training: TrainingSettings, directory: Directory, step: int) -> list[EventListener]:
-    """Build the event listeners of a run that starts or resumes after `step`."""
+@contextmanager
+def open_trackers(training: TrainingSettings, directory: Directory, step: int) -> Iterator[list[EventWriter]]:
+    """Open the event writers of a run that starts or resumes after `step`, besides its event log."""
     check_installed(training)
     if training.track != "tensorboard":
-        return []
-    with directory.subdirectory("tensorboard") as folder:
-        return [TensorBoard(folder, step)]
+        yield []
+        return
+    with directory.subdirectory("tensorboard") as folder, TensorBoard(folder, step, training.log_every) as board:
+        yield [board]
 
 
-class TensorBoard:
+class TensorBoard(EventWriter):
     """Writes each number of an event that has a step, with the tag `event/name`.
 
     A resumed run repeats the steps after its last checkpoint. A session start event makes TensorBoard discard the
     earlier values of these steps, so that each step has one value.
     """
 
-    def __init__(self, directory: Directory, step: int) -> None:
+    def __init__(self, directory: Directory, step: int, log_every: int = 1) -> None:
+        super().__init__(log_every)
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -50,7 +55,7 @@ class TensorBoard:
         self._add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, event: str, **values: Any) -> None:
-        step, seconds = values.pop("step", None), values.pop("time", None)
+        step = values.pop("step", None)
         numbers = {
             f"{event}/{name}": value
             for name, value in values.items()
@@ -58,11 +63,10 @@ class TensorBoard:
         }
         if step is not None and numbers:
             scalars = [self._summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
-            self._add(step=step, wall_time=seconds, summary=self._summary(value=scalars))
+            self._add(step=step, summary=self._summary(value=scalars))
 
-    def _add(self, wall_time: float | None = None, **fields: Any) -> None:
-        event = self._event(wall_time=time.time() if wall_time is None else wall_time, **fields)
-        self._records.write(event.SerializeToString())
+    def _add(self, **fields: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
         self._records.flush()
 
     def close(self) -> None:

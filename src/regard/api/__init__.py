@@ -1,0 +1,1 @@
+"""The public Python interface: train a model, load it, predict with it."""

@@ -1,0 +1,357 @@
+"""Load a trained model, and predict with it."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, Unpack, overload
+
+import torch
+
+from regard.api.arguments import check_names, check_size, check_text, check_texts, parse_constraints
+from regard.config import resolve
+from regard.decoding.predictor import Predictor
+from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
+from regard.errors import ArgumentTypeError, ConfigError
+from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
+from regard.evaluation.settings import parse_metrics
+from regard.evaluation.validation import Evaluation, evaluate
+from regard.evaluation.values import MetricValues
+from regard.inspection.prediction import Prediction
+from regard.inspection.trace import Trace
+from regard.models.ensemble import ensemble
+from regard.models.seq2seq import Seq2Seq
+from regard.ops.devices import check_device, check_dtype
+from regard.runs import checkpoints
+from regard.runs.folder import Checkpoint, RunFolder, open_models
+from regard.runs.settings import RunSettings
+
+_CONSTRAINTS = ("prefix", "must_contain", "banned")
+
+
+def load(
+    path: str | Path,
+    *others: str | Path,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> "Model":
+    """Load a trained model, or an ensemble of several.
+
+    Args:
+        path: A run folder. Its best checkpoint is loaded.
+        others: More run folders. The ensemble averages the probabilities that its models predict.
+        device: "cpu", "cuda", "cuda:1" or a `torch.device`; by default the GPU if there is one, else the CPU.
+        dtype: The type to compute with: "float32" (the default), "float64", "bfloat16", "float16" or a `torch.dtype`.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ModelError: There is no model at a path, or it is damaged, or the models of an ensemble do not match.
+        ConfigError: The device or the type is not supported.
+        ArgumentTypeError: An argument has the wrong type.
+
+    >>> model = regard.load("runs/dates")
+    >>> model = regard.load("runs/dates", device="cpu", dtype="float64")
+    >>> ensemble = regard.load("runs/dates", "runs/two-minutes")
+    """
+    for model in (path, *others):
+        if not isinstance(model, str | Path):
+            raise ArgumentTypeError(f"path must be the path of a run folder, not {type(model).__name__}.")
+    place = check_device("auto" if device is None else device)
+    kind = None if dtype is None else check_dtype(dtype)
+    return Model.from_checkpoints(open_models(path, *others), place).to(dtype=kind)
+
+
+class Model:
+    """A trained model with its tokenizers. Load one with `regard.load`.
+
+    A loaded model is in evaluation mode. `predict`, `score`, `trace` and `evaluate` always compute in evaluation mode,
+    and restore the mode afterwards.
+
+    Attributes:
+        predictor: The torch module with its tokenizers.
+        settings: The settings of the run.
+        step: The training step of the weights.
+        scores: The validation metrics of the weights; None if they are not known.
+        members: The number of models in an ensemble; 1 otherwise.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        settings: RunSettings,
+        step: int,
+        scores: MetricValues | None = None,
+        members: int = 1,
+    ) -> None:
+        self.predictor = predictor
+        self.settings = settings
+        self.step = step
+        self.scores = scores
+        self.members = members
+
+    @classmethod
+    def from_checkpoint(cls, folder: RunFolder, checkpoint: Checkpoint, device: str | torch.device = "auto") -> "Model":
+        """Load the model of a checkpoint, by default on a GPU if there is one."""
+        settings, tokenizers, model, loaded = checkpoints.load_model(folder, checkpoint)
+        model = model.to(check_device(device)).eval()
+        predictor = Predictor(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
+        best = loaded.state.get("best") or {}
+        scores = MetricValues.from_json(best) if best.get("step") == loaded.step else None
+        return cls(predictor, settings, loaded.step, scores)
+
+    @classmethod
+    def from_checkpoints(
+        cls, located: Sequence[tuple[RunFolder, Checkpoint]], device: str | torch.device = "auto"
+    ) -> "Model":
+        """Load the model of a checkpoint, or an ensemble of several with the settings of the first."""
+        models = [cls.from_checkpoint(folder, checkpoint, device) for folder, checkpoint in located]
+        if len(models) == 1:
+            return models[0]
+        predictor = replace(
+            models[0].predictor,
+            model=ensemble([model.network for model in models]).eval(),
+            max_length=min(model.predictor.max_length for model in models),
+        )
+        return cls(predictor, models[0].settings, models[0].step, members=len(models))
+
+    @property
+    def _summary(self) -> dict[str, str]:
+        """Names and values for `repr` and for the table in notebooks."""
+        tokenizers = self.predictor.tokenizers
+        prefix = f"ensemble of {self.members} models, the first: " if self.members > 1 else ""
+        summary = {
+            "architecture": prefix + self.settings.model.architecture,
+            "parameters": f"{sum(parameter.numel() for parameter in self.network.parameters()):,}",
+            "vocabulary": f"{len(tokenizers.source):,} source tokens, {len(tokenizers.target):,} target tokens",
+            "step": f"{self.step:,}",
+            "device": str(self.device),
+        }
+        if self.dtype != torch.float32:
+            summary["dtype"] = str(self.dtype).removeprefix("torch.")
+        if self.scores is not None:
+            summary["validation"] = self.scores.describe(self.settings.training.metric)
+        return summary
+
+    def __repr__(self) -> str:
+        lines = (f"  {name + ':':<14}{value}\n" for name, value in self._summary.items())
+        return f"Model(\n{''.join(lines)})"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{html.escape(value)}</td></tr>'
+            for name, value in self._summary.items()
+        )
+        return f"<table><caption>regard.Model</caption>{''.join(rows)}</table>"
+
+    @property
+    def network(self) -> Seq2Seq:
+        """The torch module, for use in PyTorch code: to inspect or change weights, register hooks, record attention.
+
+        >>> sum(parameter.numel() for parameter in model.network.parameters())
+        """
+        return self.predictor.model
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.predictor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        return next(self.network.parameters()).dtype
+
+    def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Self:
+        """Move the model to a device, convert it to a floating-point type, or both, like `torch.nn.Module.to`.
+
+        Args:
+            device: "cpu", "cuda", "cuda:1" or a `torch.device`; by default it stays where it is.
+            dtype: "float32", "float64", "bfloat16" or "float16", or a `torch.dtype`; by default it stays the same.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            ConfigError: The device or the type is not supported.
+            ArgumentTypeError: An argument has the wrong type.
+
+        >>> model.to("cpu").to(dtype="float64").predict("3 mai 2009")
+        """
+        place = None if device is None else check_device(device)
+        kind = None if dtype is None else check_dtype(dtype)
+        self.network.to(device=place, dtype=kind)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Set `network` to training mode, in which dropout is active, or to evaluation mode. Return the model itself.
+
+        This matters for code that calls `network`. The methods of this class compute in evaluation mode in any case. To
+        train a model, use `regard.train`.
+
+        >>> model.train().network.training
+        """
+        self.network.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Set `network` to evaluation mode, which a loaded model has already. Return the model itself.
+
+        >>> model.eval().network.training
+        """
+        return self.train(mode=False)
+
+    @overload
+    def predict(  # type: ignore[overload-overlap] # a str is a sequence of str
+        self, source: str, *, batch_size: int = 64, attention: bool = True, **search: Unpack[PredictionOptions]
+    ) -> Prediction: ...
+
+    @overload
+    def predict(
+        self,
+        source: Sequence[str],
+        *,
+        batch_size: int = 64,
+        attention: bool = True,
+        **search: Unpack[PredictionOptions],
+    ) -> list[Prediction]: ...
+
+    def predict(
+        self,
+        source: str | Sequence[str],
+        *,
+        batch_size: int = 64,
+        attention: bool = True,
+        **search: Unpack[PredictionOptions],
+    ) -> Prediction | list[Prediction]:
+        """Predict the output for a text, or for each text of a list.
+
+        Args:
+            source: A text, or a list of texts.
+            batch_size: Texts that are processed together.
+            attention: Whether to record attention weights. Without them, prediction is faster.
+            search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
+                and constraints: `prefix`, the start of the prediction; `must_contain`, phrases that it must contain;
+                `banned`, phrases that it must not contain. For a list of texts, `prefix` and `must_contain` are lists
+                with an item for each text.
+
+        Returns:
+            The best prediction, or a list with the best prediction for each text. If `nbest` is above 1, its
+            `alternatives` are the other predictions for the same text.
+
+        Raises:
+            ConfigError: A search setting is unknown or out of range, or a constraint cannot be satisfied.
+            ArgumentTypeError: A text is not a str.
+
+        >>> model.predict("3 mai 2009", beam=5, nbest=3, banned=["1999"]).alternatives
+        >>> model.predict(["3 mai 2009", "May 3, 2009"], prefix=["20", ""])
+        """
+        check_names(search, PredictionOptions.__annotations__)
+        check_size("batch_size", batch_size)
+        single = isinstance(source, str)
+        texts = [source] if isinstance(source, str) else check_texts("source", source)
+        constraints = parse_constraints(search, None if single else len(texts))
+        settings = {name: value for name, value in search.items() if name not in _CONSTRAINTS}
+        options = resolve(SearchSettings, settings, {})
+        predictor = self.predictor
+        sources = predictor.tokenize(texts)
+        hypotheses = predictor.predict(sources, options, constraints, batch_size=batch_size, attention=attention)
+        tokenizer, roles = predictor.tokenizers.target, predictor.attention_roles
+        predictions = [
+            Prediction.from_nbest(text, tokens, nbest, tokenizer, roles)
+            for text, tokens, nbest in zip(texts, sources, hypotheses, strict=True)
+        ]
+        return predictions[0] if single else predictions
+
+    @overload
+    def score(self, source: str, target: str) -> float: ...  # type: ignore[overload-overlap] # a str is a sequence of str
+    @overload
+    def score(self, source: Sequence[str], target: Sequence[str]) -> list[float]: ...
+
+    def score(self, source: str | Sequence[str], target: str | Sequence[str]) -> float | list[float]:
+        """Return log p(target | source) of a pair of texts, or of each pair of two lists.
+
+        Args:
+            source: A text, or a list of texts.
+            target: A text, or a list with a text for each source.
+
+        Returns:
+            The log-probability, or a list with that of each pair.
+
+        Raises:
+            ConfigError: There is not one target for each source.
+            ArgumentTypeError: A text is not a str.
+
+        >>> model.score("3 mai 2009", "2009-05-03")
+        """
+        if isinstance(source, str) and isinstance(target, str):
+            return self.predictor.score([source], [target])[0]
+        if isinstance(source, str) or isinstance(target, str):
+            raise ConfigError("source and target must both be texts, or both lists of texts.")
+        sources, targets = check_texts("source", source), check_texts("target", target)
+        if len(sources) != len(targets):
+            raise ConfigError(
+                f"There are {len(sources)} sources and {len(targets)} targets. Pass one target for each source."
+            )
+        return self.predictor.score(sources, targets)
+
+    def trace(self, source: str, **search: Unpack[PredictionOptions]) -> Trace:
+        """Predict the output for a text, and return it with all attention weights of the model.
+
+        Args:
+            source: A text.
+            search: Settings of the search and constraints, as for `predict`.
+
+        Returns:
+            The trace.
+
+        Raises:
+            ConfigError: A search setting is unknown or out of range.
+            ArgumentTypeError: The source is not a str.
+
+        >>> model.trace("3 mai 2009", beam=5).save("trace.html")
+        """
+        check_text("source", source)
+        settings = self.settings.model.model_dump(mode="json")
+        return Trace(self.predict(source, **search), {"step": self.step, **settings})
+
+    def evaluate(
+        self,
+        sources: Sequence[str] | Sequence[tuple[str, str]],
+        references: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        *,
+        metrics: Sequence[Any] | None = None,
+        batch_size: int = 256,
+        confidence: bool = False,
+        **search: Unpack[SearchOptions],
+    ) -> Evaluation:
+        """Compute metrics of the predictions for sources against references.
+
+        Args:
+            sources: The sources; or, without `references`, a list of (source, reference) pairs. Pairs with the same
+                source share their references.
+            references: A reference for each source, or a list of references for each.
+            metrics: Names (`"bleu"`, `"bleu:tokenize=none"`) or mappings. By default the metrics that the model was
+                validated with, and accuracy, chrF and loss.
+            batch_size: Texts that are processed together.
+            confidence: Whether to compute confidence intervals.
+            search: Settings of the search, by default those of validation.
+
+        Returns:
+            The metrics, and the predictions that they were computed from.
+
+        Raises:
+            ConfigError: A metric or search setting is unknown, or there is not a reference for each source.
+            ArgumentTypeError: A text is not a str.
+
+        >>> print(model.evaluate(["3 mai 2009"], ["2009-05-03"], metrics=["bleu", "chrf"], beam=5))
+        """
+        check_names(search, SearchOptions.__annotations__)
+        check_size("batch_size", batch_size)
+        training = self.settings.training
+        metrics = training.default_metrics if metrics is None else parse_metrics(metrics)
+        options = resolve(SearchSettings, training.validation_search.model_dump(), dict(search))
+        evaluation_set = EvaluationSet.from_lists(sources, references)
+        warn_if_tokenized(evaluation_set, metrics)
+        return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)

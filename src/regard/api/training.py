@@ -1,0 +1,168 @@
+"""Train a model from Python."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.api.model import Model, load
+from regard.data.in_memory import PairsInMemory, collect_splits
+from regard.errors import ArgumentTypeError, ConfigError
+from regard.evaluation.values import MetricValues
+from regard.runs.callbacks import Callback
+from regard.runs.events import read_events
+from regard.runs.folder import RunFolder, locate
+from regard.runs.settings import with_deadline
+from regard.runs.stored_data import store_pairs
+from regard.training import loop
+from regard.training.callbacks import check_callbacks
+from regard.training.finetuning import resolve_run
+from regard.training.machine import report_disk_failures
+from regard.training.messages import print_to_stderr, silenced_warnings
+from regard.training.planning import choose_or_reuse
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training run.
+
+    Attributes:
+        path: The run folder.
+        best: The validation metrics of the best checkpoint; None if the run was never validated.
+        steps: The number of training steps.
+    """
+
+    path: Path
+    best: MetricValues | None
+    steps: int
+
+    def load(self, *, device: "str | torch.device | None" = None, dtype: "str | torch.dtype | None" = None) -> Model:
+        """Load the best checkpoint of the run. For the arguments, see `regard.load`.
+
+        >>> run.load(device="cpu").predict("3 mai 2009")
+        """
+        return load(self.path, device=device, dtype=dtype)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events of the run in order: training losses and validations.
+
+        >>> losses = [event["loss"] for event in run.events if event["event"] == "train"]
+        """
+        return read_events(RunFolder(self.path).events)
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    pairs: PairsInMemory | None = None,
+    dev: PairsInMemory | None = None,
+    test: PairsInMemory | None = None,
+    columns: Sequence[str] | None = None,
+    out: str | Path | None = None,
+    minutes: float | None = None,
+    callbacks: Callback | Iterable[Callback] | object = (),
+    quiet: bool = False,
+) -> Run:
+    """Train a model, or resume a run that was stopped.
+
+    Pass either `config`, or `pairs`, for which all settings are chosen. The pairs are stored in the run folder, so
+    that the run can be resumed (with the same call, or with `regard train RUN`) and evaluated.
+
+    Args:
+        config: The name of a preset, the path of a YAML file or of a run folder, or a mapping of settings.
+        overrides: Settings that replace those of `config`, or those that would be chosen, with dotted names. If
+            `training.init_from` is among them, the run starts from the weights of another run, and uses its model and
+            its tokenizers (fine-tuning).
+        pairs: Training pairs: an iterable of (source, target) texts or of dictionaries, a dictionary of two lists, a
+            data frame (pandas), or a dataset (Hugging Face). A dictionary of datasets with the key "train" also
+            provides `dev` and `test`. Text after a tab in a source is treated as tags if there are few distinct values.
+            A line break is treated as a space.
+        dev: Pairs for validation. Without them, some training pairs are held out by source.
+        test: Pairs for `regard evaluate RUN`. Without `dev` and `test`, some of many training pairs are held out.
+        columns: The names of the columns, or keys, of the source and the target: `("en", "de")`. They may be nested in
+            another column (`translation`). By default `source` and `target`, or the only two.
+        out: The run folder, by default `runs/NAME`, for `pairs` `runs/pairs`; a mapping has no name, so it needs `out`.
+            If the folder contains a run with the same settings and data, the run is resumed.
+        minutes: Deadline in minutes. The schedule is rescaled to the speed that is measured during training. With
+            `pairs`, the default is at most 10.
+        callbacks: An object, or several, with any of the methods of `regard.Callback`. They are called after each step,
+            validation and checkpoint, and cannot change the result.
+        quiet: Whether to print nothing. By default, progress is printed on stderr.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ConfigError: A setting is unknown, out of range, or has changed since the run was started.
+        ArgumentTypeError: An argument has the wrong type, for example a pair that is not two texts.
+        DataError: The data is invalid, or has changed since the run was started.
+        DivergedError: The loss is NaN or infinite.
+        RunInUseError: Another process is training in the folder.
+        ResourceError: Out of disk space or memory.
+        Interrupted: A signal stopped the training; the state is saved.
+
+    >>> run = regard.train("dates", {"training.steps": 500}, out="runs/dates")
+    >>> run = regard.train("dates", minutes=2, out="runs/two-minutes")
+    >>> run = regard.train("dates", {"training.init_from": "runs/dates", "data.seed": 1}, out="runs/tuned")
+    >>> run = regard.train(pairs=[("day", "Tag"), ("night", "Nacht")], dev=[("week", "Woche")], minutes=5)
+    """
+    started = time.monotonic()
+    observers = check_callbacks(callbacks)
+    _check_arguments(config, overrides, pairs, {"dev": dev, "test": test, "columns": columns}, out)
+    with silenced_warnings() if quiet else contextlib.nullcontext():
+        if config is None:
+            splits = collect_splits(pairs, dev, test, columns).named()
+            folder = RunFolder(Path("runs/pairs" if out is None else out))
+            with report_disk_failures(folder):
+                data = store_pairs(folder, splits)
+            settings = choose_or_reuse(
+                folder,
+                data,
+                overrides or {},
+                minutes=minutes,
+                report=_ignore if quiet else print_to_stderr,
+                started=started,
+                how_to_override="overrides={key: value}",
+            )
+        else:
+            source, folder = locate(config, out)
+            settings = resolve_run(source, with_deadline(overrides or {}, minutes))
+        progress = loop.train(settings, folder, started, callbacks=observers, quiet=quiet)
+    return Run(folder.path, progress.best, progress.step)
+
+
+def _check_arguments(config: Any, overrides: Any, pairs: Any, for_pairs: Mapping[str, Any], out: Any) -> None:
+    """Raise an error if arguments are missing, cannot be combined, or have the wrong type."""
+    if config is not None and not isinstance(config, str | Path | Mapping):
+        raise ArgumentTypeError(
+            f"config must be a preset, a path or a mapping of settings, not {type(config).__name__}. To train on "
+            "pairs, use pairs=…."
+        )
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ArgumentTypeError(
+            f"overrides must be a mapping of settings, such as {{'training.steps': 500}}, not "
+            f"{type(overrides).__name__}."
+        )
+    if out is not None and not isinstance(out, str | Path):
+        raise ArgumentTypeError(f"out must be a path, not {type(out).__name__}.")
+    if config is None and pairs is None:
+        raise ConfigError("Pass a preset, a file, a run or settings to train (config), or pairs=….")
+    if config is not None and pairs is not None:
+        raise ConfigError(
+            "config and pairs cannot be combined: the settings for pairs are chosen from them. Change some of the "
+            "settings with overrides={key: value}."
+        )
+    unused = [name for name, value in for_pairs.items() if value is not None and pairs is None]
+    if unused:
+        raise ConfigError(f"{unused[0]} needs pairs. Without pairs, the data is set in the config: data.*.")
+
+
+def _ignore(text: str) -> None:
+    del text

@@ -1,0 +1,95 @@
+"""Plan a run on a dataset of pairs: choose its settings, or reuse those of a run that was started before."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from regard.config import resolve
+from regard.data.corpora import describe_held_out
+from regard.data.pinning import pin_data, pin_files
+from regard.data.preparation import Report
+from regard.data.settings import FilesData
+from regard.errors import ConfigError
+from regard.runs.folder import RunFolder
+from regard.runs.settings import RunSettings, TrainingSettings, with_deadline
+from regard.training import autoconfig, budget
+from regard.training.autoconfig import ChosenSettings
+from regard.training.lr_finder import measure_speed
+from regard.training.machine import resolve_device
+
+
+def choose(
+    data: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    minutes: float | None = None,
+    report: Report = lambda _: None,
+    started: float | None = None,
+) -> ChosenSettings:
+    """Choose settings for a dataset of pairs, from statistics of the pairs and from the speed of this machine.
+
+    Args:
+        data: Settings of the data: the files of pairs and their columns.
+        overrides: Settings that are fixed in advance, with dotted names.
+        minutes: Deadline of the training in minutes. Without it, training takes at most 10 minutes.
+        report: Called with each reason for a choice, and with other messages. By default, nothing is printed.
+        started: Time from which the deadline counts, as returned by `time.monotonic()`; by default now.
+
+    Returns:
+        The settings and the reasons for them.
+
+    Raises:
+        ConfigError: A setting is unknown or out of range.
+        ArgumentTypeError: An argument has the wrong type.
+        DataError: A file is missing, or contains no usable pair.
+
+    >>> chosen = regard.choose({"train": "pairs.tsv"})
+    >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
+    """
+    started = time.monotonic() if started is None else started
+    overrides = with_deadline(overrides or {}, minutes)
+    minutes = resolve(TrainingSettings, {"minutes": overrides.pop("training.minutes", None)}, {}).minutes
+    data_overrides = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
+    files = pin_files(resolve(FilesData, data, data_overrides))
+    device = resolve_device(str(overrides.get("training.device", "auto")))
+    chosen = autoconfig.choose(files, overrides, cuda=device.type == "cuda")
+    for reason in filter(None, [*chosen.reasons, describe_held_out(files)]):
+        report(reason)
+    seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
+    deadline, share = started + seconds, min(5.0, 0.05 * seconds)
+    speed = measure_speed(chosen.settings, share, report)
+    shrunk = budget.shrink(chosen, speed, deadline - time.monotonic(), overrides)
+    if shrunk is not chosen:
+        speed = measure_speed(shrunk.settings, share, report)
+    fitted = budget.fit_schedule(shrunk, speed, minutes, deadline - time.monotonic(), overrides)
+    for reason in fitted.reasons[len(chosen.reasons) :]:
+        report(reason)
+    return fitted
+
+
+def choose_or_reuse(
+    folder: RunFolder,
+    data: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    minutes: float | None,
+    report: Report,
+    started: float,
+    how_to_override: str,
+) -> RunSettings:
+    """Return the settings of a run that was started before, or choose new ones and report the reasons."""
+    if not folder.exists():
+        chosen = choose(data, overrides, minutes=minutes, report=report, started=started)
+        report(f"The resolved settings are written to {folder.config}; override one with {how_to_override}.")
+        return chosen.settings
+    report(
+        f"{folder.path} was started before; its settings are used. For new settings, choose another folder with --out."
+    )
+    before = folder.settings()
+    settings = resolve(RunSettings, before.model_dump(mode="json"), {"data": data, **with_deadline(overrides, minutes)})
+    if pin_data(before.data) != pin_data(settings.data):
+        started_with = before.data.train if isinstance(before.data, FilesData) else f"data.kind={before.data.kind}"
+        raise ConfigError(
+            f"{folder.path} was started with different files ({started_with}). Choose another folder with --out."
+        )
+    return settings
