@@ -68,6 +68,14 @@ def test_predictions_work_in_every_type(model: regard.Model, dtype: str, search:
         np.testing.assert_allclose(weights.sum(-1), np.ones(len(weights)) * bool(prediction.source), atol=tolerance)
 
 
+def test_predicting_in_half_precision_does_not_change_how_torch_computes(model: regard.Model) -> None:
+    before = torch.backends.mkldnn.enabled
+    for dtype in ("bfloat16", "float16"):
+        model.to(dtype=dtype).predict(SOURCES)
+        model.score(SOURCES, TARGETS)
+    assert torch.backends.mkldnn.enabled == before
+
+
 def test_scores_in_float64_agree_with_those_in_float32(model: regard.Model) -> None:
     expected = model.score(SOURCES, TARGETS)
     predictions = [prediction.score for prediction in model.predict(SOURCES, beam=3)]

@@ -24,7 +24,7 @@ def model(small_run: RunFolder) -> regard.Model:
 def logits_of(model: regard.Model, source: list[int], target: list[int]) -> Tensor:
     """Compute the logits (T × V) after START and after each token of the target, on the device of the model."""
     device = model.predictor.device
-    with full_precision():
+    with full_precision(torch.float32):
         logits_BTV: Tensor = model.network(
             pad([source]).to(device), torch.tensor([[START, *target]], device=device)
         ).logits_BTV

@@ -161,7 +161,7 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         """The type of the weights."""
-        return next(self.network.parameters()).dtype
+        return self.predictor.dtype
 
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Self:
         """Move the model to a device, convert it to a floating-point type, or both, like `torch.nn.Module.to`.

@@ -67,6 +67,10 @@ class Predictor:
         return next(self.model.parameters()).device
 
     @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
     def attention_roles(self) -> dict[str, Role]:
         """The role of each attention of the model, by name."""
         return attention_roles(self.model)
@@ -119,7 +123,7 @@ class Predictor:
         was_training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode(), full_precision():
+            with torch.inference_mode(), full_precision(self.dtype):
                 yield
         finally:
             self.model.train(was_training)

@@ -30,16 +30,23 @@ def reference_mode() -> Iterator[None]:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
+def full_precision(dtype: torch.dtype) -> Iterator[None]:
     """Turn off TF32 in cuDNN. By default, its recurrent networks round their inputs to TF32, and the score of a
     sentence depends on the other sentences in its batch.
+
+    Also disable oneDNN for half precision on a CPU without bfloat16 instructions. Otherwise torch prints a warning at
+    the first product in bfloat16 and disables it for the whole process, and a run that is trained later in the process
+    would round differently.
     """
-    before = torch.backends.cudnn.allow_tf32
+    before, onednn = torch.backends.cudnn.allow_tf32, torch.backends.mkldnn.enabled
     torch.backends.cudnn.allow_tf32 = False
+    if dtype in {torch.bfloat16, torch.float16} and not cpu_has_bfloat16():
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
+        torch.backends.mkldnn.enabled = onednn
 
 
 @cache

@@ -1,10 +1,10 @@
 """Pairs that are stored in a run folder, `data/train.jsonl` and so on, so that the run can be resumed and evaluated."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regard.errors import DataError
+from regard.formatting import to_json
 from regard.runs.folder import RunFolder
 
 DATA = "data"
@@ -37,8 +37,8 @@ def store_pairs(folder: RunFolder, splits: Mapping[str, Sequence[tuple[str, str]
 
 
 def _to_json_lines(pairs: Sequence[tuple[str, str]]) -> bytes:
-    lines = (json.dumps({"source": source, "target": target}, ensure_ascii=False) + "\n" for source, target in pairs)
-    return "".join(lines).encode()
+    records = ({"source": source, "target": target} for source, target in pairs)
+    return "".join(f"{to_json(record, ensure_ascii=False)}\n" for record in records).encode()
 
 
 def _check_same(folder: RunFolder, before: Mapping[str, bytes], now: Mapping[str, bytes]) -> None:
