@@ -2,6 +2,8 @@
 path, so that a path that is silently rejected is noticed.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 import regard
 from regard.attention import dispatch
 from regard.ops import additive_score
-from regard.ops.dot_product_attention import reference_dot_product_attention
+from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, reference_dot_product_attention
+from regard.ops.reference_mode import reference_mode
 
 FUSED = {
     "luong-dot",
@@ -187,3 +190,94 @@ def test_reference_dot_product_attention_equals_the_fused_kernel(masked: bool) -
     bias = torch.zeros(2, 1, 1, 5).masked_fill_(torch.rand(2, 1, 1, 5) < 0.4, -torch.inf) if masked else None
     expected = nn.functional.scaled_dot_product_attention(query, keys, values, bias, scale=0.7)
     torch.testing.assert_close(reference_dot_product_attention(query * 0.7, keys, values, bias, 0.0), expected)
+
+
+REFERENCE_CASES = [("scaled_dot", 2), ("additive", 1), ("additive", 2), ("concat", 1), ("cosine", 1)]
+
+
+@pytest.mark.parametrize(("score", "heads"), REFERENCE_CASES)
+def test_reference_mode_uses_the_equation_with_the_same_outputs_and_gradients(
+    score: str, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(additive_score, "CPU_CHUNK", 10)
+    calls, chunked = count_fused_calls(monkeypatch), count_chunked_calls(monkeypatch)
+    torch.manual_seed(0)
+    attention = regard.Attention(4, 4, score=score, heads=heads).double()
+    allowed = torch.arange(5) < torch.tensor([[5], [3], [0]])
+    query, keys = torch.randn(3, 3, 4).double(), torch.randn(3, 5, 4).double()
+    results = []
+    for mode in (nullcontext, reference_mode):
+        inputs = [query.clone().requires_grad_(), keys.clone().requires_grad_()]
+        with mode():
+            context, _ = attention(*inputs, allowed=allowed, weights=False)
+            gradients = torch.autograd.grad(context.sin().sum(), [*inputs, *attention.parameters()])
+        results.append((context, *gradients))
+        assert len(calls) + len(chunked) == 1  # outside of the block only
+    for fast, exact in zip(*results, strict=True):
+        torch.testing.assert_close(fast, exact)
+    with reference_mode():
+        chosen = dispatch.dispatch_attention(attention.score, attention.scope, attention.select, weights=False)
+    assert chosen.path == "reference"
+    assert set(chosen.rejected.values()) == {"reference mode is on"}
+
+
+def count_chunked_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    inner = additive_score._Chunked.apply
+
+    def counted(*arguments: object) -> object:
+        calls.append(1)
+        return inner(*arguments)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(additive_score._Chunked, "apply", counted)
+    return calls
+
+
+@pytest.mark.parametrize(("score", "heads"), REFERENCE_CASES)
+def test_second_derivatives_in_reference_mode(score: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(additive_score, "CPU_CHUNK", 10)
+    torch.manual_seed(0)
+    attention = regard.Attention(4, 4, score=score, heads=heads).double()
+    allowed = torch.arange(3) < torch.tensor([[3], [2]])
+    inputs = [torch.randn(2, 2, 4).double().requires_grad_(), torch.randn(2, 3, 4).double().requires_grad_()]
+
+    def attend(query: Tensor, keys: Tensor) -> Tensor:
+        context: Tensor = attention(query, keys, allowed=allowed, weights=False)[0]
+        return context
+
+    with reference_mode():
+        assert torch.autograd.gradcheck(attend, inputs)
+        assert torch.autograd.gradgradcheck(attend, inputs)
+
+
+def test_second_derivatives_of_the_chunked_score_need_the_reference_mode() -> None:
+    query, keys, v = (torch.randn(*shape, requires_grad=True) for shape in ((1, 1, 4, 2), (1, 1, 3, 2), (1, 2)))
+    scores = additive_score.additive_scores(query, keys, v, max_elements=6)
+    with pytest.raises(regard.ConfigError, match="reference_mode"):
+        torch.autograd.grad(scores.sum(), query, create_graph=True)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_fused_operation_has_second_derivatives_in_reference_mode(masked: bool) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, 2, size, 3).double().requires_grad_() for size in (2, 4, 4)]
+    allowed = torch.tensor([[[[True, True, False, True], [False, False, False, False]]]])
+    mask = ScoreBias.from_mask(allowed, torch.float64) if masked else None
+    with reference_mode():
+        assert torch.autograd.gradgradcheck(
+            lambda *parts: dot_product_attention(*parts, mask, scale=0.5, dropout=0.0), tensors
+        )
+
+
+def test_a_model_in_reference_mode_computes_no_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_fused_calls(monkeypatch)
+    torch.manual_seed(0)
+    attention = regard.MultiHeadAttention(8, heads=2, scope="causal")
+    x = torch.randn(2, 5, 8)
+    expected, _ = attention(x)
+    assert calls
+    calls.clear()
+    with reference_mode():
+        output, _ = attention(x)
+    assert not calls
+    torch.testing.assert_close(output, expected)

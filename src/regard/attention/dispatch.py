@@ -9,10 +9,13 @@ from regard.attention.scopes import Scope
 from regard.attention.scores import InnerProduct, Score
 from regard.attention.selections import Selection
 from regard.ops.dispatch import Dispatch, first_available
+from regard.ops.reference_mode import in_reference_mode
 
 
 def fused_unsupported_reason(score: Score, scope: Scope, select: Selection) -> str | None:
     """Return why the fused path cannot be used, or None if it can."""
+    if in_reference_mode():
+        return "reference mode is on"
     if not isinstance(score, InnerProduct):
         return f"the score {type(score).__name__} is not equivalent to a dot product"
     if not select.is_softmax:
@@ -24,6 +27,8 @@ def fused_unsupported_reason(score: Score, scope: Scope, select: Selection) -> s
 
 def chunked_unsupported_reason(score: Score) -> str | None:
     """Return why the chunked path cannot be used, or None if it can."""
+    if in_reference_mode():
+        return "reference mode is on"
     if not score.chunkable:
         return f"the score {type(score).__name__} has no hidden layer to compute in chunks"
     return None

@@ -57,7 +57,7 @@ def _describe_attentions(model: Seq2Seq) -> Iterator[str]:
         yield f"  {module.score.equation}"
         if module.stepwise:
             yield "  runs step by step, because it depends on the weights of previous steps"
-        for weights, when in ((False, "training and prediction"), (True, "recording weights")):
+        for weights, when in ((False, "training and prediction"), (True, "returning weights")):
             chosen = dispatch_attention(*parts, weights=weights or module.stepwise or module.select.marginal)
             yield f"  {when}: {chosen.path}"
             yield from (f"    not {path}: {reason}" for path, reason in chosen.rejected.items())

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.ops.reference_mode import Gradients, differentiable_once, in_reference_mode
+
 CPU_CHUNK, GPU_CHUNK = 1 << 18, 1 << 24
 """Elements in a chunk: on a CPU, what fits into its cache; on a GPU, enough to keep it busy (64 MiB of float32)."""
 
@@ -31,7 +33,8 @@ class _Chunked(torch.autograd.Function):
         return torch.cat([reference_additive_scores(chunk, keys, v) for chunk in torch.split(query, size, 2)], dim=2)
 
     @staticmethod
-    def backward(ctx: Any, d_scores: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    @differentiable_once
+    def backward(ctx: Any, d_scores: Tensor) -> Gradients:
         query, keys, v = ctx.saved_tensors
         d_query, d_keys, d_v = [], torch.zeros_like(keys), torch.zeros_like(v)
         for chunk, d_chunk in zip(torch.split(query, ctx.size, 2), torch.split(d_scores, ctx.size, 2), strict=True):
@@ -44,11 +47,14 @@ class _Chunked(torch.autograd.Function):
 
 
 def additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor, max_elements: int | None = None) -> Tensor:
-    """vᵀ tanh(q + k) → (B, H, T, S), with at most `max_elements` hidden values in memory (or those of one query)."""
+    """vᵀ tanh(q + k) → (B, H, T, S), with at most `max_elements` hidden values in memory (or those of one query).
+
+    In reference mode, all are computed at once.
+    """
     rows, heads, queries, width = query_BHTA.shape
     per_query = rows * heads * keys_BHSA.shape[2] * width
     limit = max_elements or (GPU_CHUNK if query_BHTA.is_cuda else CPU_CHUNK)
-    if queries == 1 or queries * per_query <= limit:
+    if queries == 1 or queries * per_query <= limit or in_reference_mode():
         return reference_additive_scores(query_BHTA, keys_BHSA, v_HA)
     size = max(1, limit // per_query)
     scores: Tensor = _Chunked.apply(query_BHTA, keys_BHSA, v_HA, size)  # type: ignore[no-untyped-call]

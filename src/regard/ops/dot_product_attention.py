@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.ops.reference_mode import in_reference_mode
+
 MAX_FUSED_WIDTH = 256
 """The largest head width for which PyTorch's fused gradient is used on a GPU. A recurrent decoder has one wide head,
 for which that gradient took two thirds of a step.
@@ -63,16 +65,19 @@ def dot_product_attention(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), with the fused kernel unless two matrix products are faster."""
+    """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), with the fused kernel unless two matrix products are faster, or
+    reference mode is on.
+    """
     bias, nonempty = (None, None) if mask is None else mask
     attend: Callable[..., Tensor] = partial(nn.functional.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
-    if query_BHTD.is_cpu and query_BHTD.dtype == torch.bfloat16 and torch.is_grad_enabled():
+    wide_heads = query_BHTD.is_cuda and max(query_BHTD.shape[-1], values_BHSD.shape[-1]) > MAX_FUSED_WIDTH
+    if wide_heads or in_reference_mode():
+        context_BHTD = reference_dot_product_attention(query_BHTD * scale, keys_BHSD, values_BHSD, bias, dropout)
+    elif query_BHTD.is_cpu and query_BHTD.dtype == torch.bfloat16 and torch.is_grad_enabled():
         # On a CPU, the gradient of the fused kernel is ten times slower in bfloat16.
         wide = (tensor.float() for tensor in (query_BHTD, keys_BHSD, values_BHSD))
         with torch.autocast("cpu", enabled=False):
             context_BHTD = attend(*wide, None if bias is None else bias.float()).to(torch.bfloat16)
-    elif query_BHTD.is_cuda and max(query_BHTD.shape[-1], values_BHSD.shape[-1]) > MAX_FUSED_WIDTH:
-        context_BHTD = reference_dot_product_attention(query_BHTD * scale, keys_BHSD, values_BHSD, bias, dropout)
     else:
         context_BHTD = attend(query_BHTD, keys_BHSD, values_BHSD, bias)
     return context_BHTD if nonempty is None else torch.where(nonempty, context_BHTD, 0.0)
