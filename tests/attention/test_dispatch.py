@@ -265,7 +265,7 @@ def test_the_fused_operation_has_second_derivatives_in_reference_mode(masked: bo
     mask = ScoreBias.from_mask(allowed, torch.float64) if masked else None
     with reference_mode():
         assert torch.autograd.gradgradcheck(
-            lambda *parts: dot_product_attention(*parts, mask, scale=0.5, dropout=0.0), tensors
+            lambda q, k, v: dot_product_attention(q, k, v, mask, scale=0.5, dropout=0.0), tensors
         )
 
 

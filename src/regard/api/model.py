@@ -265,16 +265,23 @@ class Model:
         return predictions[0] if single else predictions
 
     @overload
-    def score(self, source: str, target: str) -> float: ...  # type: ignore[overload-overlap] # a str is a sequence of str
-    @overload
-    def score(self, source: Sequence[str], target: Sequence[str]) -> list[float]: ...
+    def score(  # type: ignore[overload-overlap] # a str is a sequence of str
+        self, source: str, target: str, *, batch_size: int = 64
+    ) -> float: ...
 
-    def score(self, source: str | Sequence[str], target: str | Sequence[str]) -> float | list[float]:
+    @overload
+    def score(self, source: Sequence[str], target: Sequence[str], *, batch_size: int = 64) -> list[float]: ...
+
+    def score(
+        self, source: str | Sequence[str], target: str | Sequence[str], *, batch_size: int = 64
+    ) -> float | list[float]:
         """Return log p(target | source) of a pair of texts, or of each pair of two lists.
 
         Args:
             source: A text, or a list of texts.
             target: A text, or a list with a text for each source.
+            batch_size: The maximum number of pairs that are processed together. Batches of long pairs are smaller, so
+                that memory use is bounded.
 
         Returns:
             The log-probability, or a list with that of each pair.
@@ -285,6 +292,7 @@ class Model:
 
         >>> model.score("3 mai 2009", "2009-05-03")
         """
+        check_size("batch_size", batch_size)
         if isinstance(source, str) and isinstance(target, str):
             return self.predictor.score([source], [target])[0]
         if isinstance(source, str) or isinstance(target, str):
@@ -294,7 +302,7 @@ class Model:
             raise ConfigError(
                 f"There are {len(sources)} sources and {len(targets)} targets. Pass one target for each source."
             )
-        return self.predictor.score(sources, targets)
+        return self.predictor.score(sources, targets, batch_size=batch_size)
 
     def trace(self, source: str, **search: Unpack[PredictionOptions]) -> Trace:
         """Predict the output for a text, and return it with all attention weights of the model.
