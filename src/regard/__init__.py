@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from regard.attention.multihead import MultiHeadAttention
     from regard.attention.positions import sinusoidal_positions
     from regard.attention.record import record
+    from regard.attention.scopes import Scope, ScopeInput, ScopeOutput, register_scope
     from regard.attention.scores import InnerProduct, Score, register_score
+    from regard.attention.selections import Selected, Selection, register_selection
+    from regard.data.corpora import Corpus, Pairs, register_corpus
     from regard.errors import (
         ArgumentTypeError,
         ConfigError,
@@ -26,8 +29,13 @@ if TYPE_CHECKING:
         ResourceError,
         RunInUseError,
     )
+    from regard.evaluation.metrics import MetricStatistics, ModelOutputs, register_metric
     from regard.inspection.prediction import Prediction
     from regard.inspection.trace import Trace
+    from regard.models.contracts import Decoded, Decoder, Encoder, Memory
+    from regard.models.seq2seq import Seq2Seq, register_decoder, register_encoder
+    from regard.ops.reference_mode import reference_mode
+    from regard.recurrent.cells import Cell, register_cell
     from regard.recurrent.modules import GRU, LSTM, RNN
     from regard.runs.callbacks import Callback, SaveInfo, ScheduleInfo, StepInfo, ValidationInfo
     from regard.training.planning import choose
@@ -37,25 +45,40 @@ _MODULES = {
     "ArgumentTypeError": "regard.errors",
     "Attention": "regard.attention.attention",
     "Callback": "regard.runs.callbacks",
+    "Cell": "regard.recurrent.cells",
     "ConfigError": "regard.errors",
+    "Corpus": "regard.data.corpora",
     "DataError": "regard.errors",
+    "Decoded": "regard.models.contracts",
+    "Decoder": "regard.models.contracts",
     "DivergedError": "regard.errors",
+    "Encoder": "regard.models.contracts",
     "GRU": "regard.recurrent.modules",
     "InnerProduct": "regard.attention.scores",
-    "LSTM": "regard.recurrent.modules",
-    "RNN": "regard.recurrent.modules",
     "Interrupted": "regard.errors",
+    "LSTM": "regard.recurrent.modules",
+    "Memory": "regard.models.contracts",
+    "MetricStatistics": "regard.evaluation.metrics",
     "Model": "regard.api.model",
     "ModelError": "regard.errors",
+    "ModelOutputs": "regard.evaluation.metrics",
     "MultiHeadAttention": "regard.attention.multihead",
+    "Pairs": "regard.data.corpora",
     "Prediction": "regard.inspection.prediction",
+    "RNN": "regard.recurrent.modules",
     "RegardError": "regard.errors",
     "ResourceError": "regard.errors",
     "Run": "regard.api.training",
     "RunInUseError": "regard.errors",
     "SaveInfo": "regard.runs.callbacks",
     "ScheduleInfo": "regard.runs.callbacks",
+    "Scope": "regard.attention.scopes",
+    "ScopeInput": "regard.attention.scopes",
+    "ScopeOutput": "regard.attention.scopes",
     "Score": "regard.attention.scores",
+    "Selected": "regard.attention.selections",
+    "Selection": "regard.attention.selections",
+    "Seq2Seq": "regard.models.seq2seq",
     "StepInfo": "regard.runs.callbacks",
     "Trace": "regard.inspection.trace",
     "ValidationInfo": "regard.runs.callbacks",
@@ -64,7 +87,15 @@ _MODULES = {
     "load": "regard.api.model",
     "mechanisms": "regard.attention.mechanisms",
     "record": "regard.attention.record",
+    "reference_mode": "regard.ops.reference_mode",
+    "register_cell": "regard.recurrent.cells",
+    "register_corpus": "regard.data.corpora",
+    "register_decoder": "regard.models.seq2seq",
+    "register_encoder": "regard.models.seq2seq",
+    "register_metric": "regard.evaluation.metrics",
+    "register_scope": "regard.attention.scopes",
     "register_score": "regard.attention.scores",
+    "register_selection": "regard.attention.selections",
     "sinusoidal_positions": "regard.attention.positions",
     "train": "regard.api.training",
 }
@@ -77,14 +108,23 @@ __all__ = [
     "ArgumentTypeError",
     "Attention",
     "Callback",
+    "Cell",
     "ConfigError",
+    "Corpus",
     "DataError",
+    "Decoded",
+    "Decoder",
     "DivergedError",
+    "Encoder",
     "InnerProduct",
     "Interrupted",
+    "Memory",
+    "MetricStatistics",
     "Model",
     "ModelError",
+    "ModelOutputs",
     "MultiHeadAttention",
+    "Pairs",
     "Prediction",
     "RegardError",
     "ResourceError",
@@ -92,7 +132,13 @@ __all__ = [
     "RunInUseError",
     "SaveInfo",
     "ScheduleInfo",
+    "Scope",
+    "ScopeInput",
+    "ScopeOutput",
     "Score",
+    "Selected",
+    "Selection",
+    "Seq2Seq",
     "StepInfo",
     "Trace",
     "ValidationInfo",
@@ -101,7 +147,15 @@ __all__ = [
     "load",
     "mechanisms",
     "record",
+    "reference_mode",
+    "register_cell",
+    "register_corpus",
+    "register_decoder",
+    "register_encoder",
+    "register_metric",
+    "register_scope",
     "register_score",
+    "register_selection",
     "sinusoidal_positions",
     "train",
 ]

@@ -232,7 +232,7 @@ def _report_missing_plugins(schema: type[Settings], detail: ErrorDetails, plugin
     if names == ["__main__"]:
         remedy = "A script or notebook registered it: register it again before you use the model"
     raise ModelError(
-        f"{where} needs a plugin: '{detail['ctx']['tag']}', the {'.'.join(map(str, path))}, is not part of regard. "
+        f"{where}: the {'.'.join(map(str, path))} '{detail['ctx']['tag']}' belongs to a plugin that is not imported. "
         f"{remedy}. A model folder never imports code by itself."
     )
 

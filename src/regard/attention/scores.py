@@ -287,6 +287,11 @@ def register_score(name: str, score: Callable[..., Score]) -> None:
     >>> regard.register_score("bilinear", Bilinear)
     >>> regard.Attention(16, 16, score={"kind": "bilinear", "rank": 4})
     """
+    if isinstance(score, type) and issubclass(score, Score) and not score.equation:
+        raise ConfigError(
+            f"The score '{name}' has no equation. Declare it as a class attribute of {score.__name__}, for example "
+            'equation = "e = qᵀ W k".'
+        )
     settings.Score.registry.register(settings.Score, name, score)
     equation = settings.Score.registry.settings[name].equation  # type: ignore[attr-defined] # of a Score
     add_mechanism(Mechanism(name, equation, f"registered by {score.__module__}", name))
