@@ -107,8 +107,10 @@ class Registry(Generic[T]):
         if isinstance(build, type):
             facts = {name: getattr(build, name) for name in self.facts} | facts
         options = _derive_options(self.noun, kind, build, self.provided)
-        for name in options:
-            if name not in base.model_fields and (name.startswith("_") or name in dir(base)):
+        for name, (_, default) in list(options.items()):
+            if name in base.model_fields and default is ...:  # the settings of this kind of part define it
+                del options[name]
+            elif name not in base.model_fields and (name.startswith("_") or name in dir(base)):
                 raise ConfigError(f"The {self.noun} '{kind}' has an option '{name}', a reserved name. Rename it.")
         fields: dict[str, Any] = {"kind": (Literal[kind], kind), **options}
         self.settings.pop(kind, None)

@@ -6,6 +6,7 @@ B rows, T target steps, S source positions, V vocabulary.
 from collections.abc import Iterator
 from typing import Any
 
+import example_parts  # noqa: F401 - registers parts, which must satisfy the same properties
 import pytest
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ CELLS: list[dict[str, Any]] = [
     {"cell": {"kind": "gru", "reset": "before"}},
     {"cell": "lstm", "layer_norm": True, "residual": True},
     {"cell": "gru", "variational": True, "dropout": 0.5},
+    {"cell": "mgu"},
+    {"cell": "mgu", "variational": True, "dropout": 0.5},
 ]
 ORDERS: list[dict[str, Any]] = [
     {"order": "luong"},
@@ -55,6 +58,12 @@ TRANSFORMERS: list[dict[str, Any]] = [
     *({"encoder_score": score, "self_score": score, "cross_score": score} for score in SCORES),
     {"cross_score": "location_aware"},
 ]
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "recurrent": {"kind": "recurrent", "hidden": 5},
+    "transformer": {"kind": "transformer", "size": 10, "heads": 2, "layers": 1, "feedforward": 12},
+    "registered": {"kind": "convolutional", "channels": 6},
+}
 
 
 def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -80,6 +89,10 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
             yield f"fixed {context} {summary}", FIXED, {"context": context, "encoder.summary": summary}
     for options in TRANSFORMERS:
         yield f"transformer {options}", TRANSFORMER, options
+    for name, encoder in ENCODERS.items():
+        yield f"{name} encoder, recurrent decoder", {**RECURRENT, "encoder": encoder}, {}
+        yield f"{name} encoder, plain decoder", {"kind": "plain", "encoder": encoder, "embedding": 6}, {}
+        yield f"{name} encoder, transformer decoder", {**TRANSFORMER, "encoder": encoder}, {}
 
 
 MODELS = {name: (base, changes) for name, base, changes in configurations()}

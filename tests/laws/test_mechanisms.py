@@ -3,6 +3,7 @@
 B rows, T queries, S memory slots, D width.
 """
 
+import example_parts  # noqa: F401 - registers parts, which must satisfy the same properties
 import pytest
 import torch
 from torch import Tensor

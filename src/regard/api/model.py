@@ -1,7 +1,7 @@
 """Load a trained model, and predict with it."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack, overload
@@ -22,6 +22,7 @@ from regard.inspection.trace import Trace
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.devices import check_device, check_dtype
+from regard.registry import import_plugins
 from regard.runs import checkpoints
 from regard.runs.folder import Checkpoint, RunFolder, open_models
 from regard.runs.settings import RunSettings
@@ -34,6 +35,7 @@ def load(
     *others: str | Path,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    imports: str | Iterable[str] = (),
 ) -> "Model":
     """Load a trained model, or an ensemble of several.
 
@@ -42,6 +44,8 @@ def load(
         others: More run folders. The ensemble averages the probabilities that its models predict.
         device: "cpu", "cuda", "cuda:1" or a `torch.device`; by default the GPU if there is one, else the CPU.
         dtype: The type to compute with: "float32" (the default), "float64", "bfloat16", "float16" or a `torch.dtype`.
+        imports: Plugins to import: modules or .py files that register parts of the model. A model folder never imports
+            code by itself.
 
     Returns:
         The model, in evaluation mode.
@@ -55,6 +59,7 @@ def load(
     >>> model = regard.load("runs/dates", device="cpu", dtype="float64")
     >>> ensemble = regard.load("runs/dates", "runs/two-minutes")
     """
+    import_plugins(imports)
     for model in (path, *others):
         if not isinstance(model, str | Path):
             raise ArgumentTypeError(f"path must be the path of a run folder, not {type(model).__name__}.")

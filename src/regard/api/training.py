@@ -11,6 +11,7 @@ from regard.api.model import Model, load
 from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.values import MetricValues
+from regard.registry import import_plugins
 from regard.runs.callbacks import Callback
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder, locate
@@ -69,6 +70,7 @@ def train(
     minutes: float | None = None,
     callbacks: Callback | Iterable[Callback] | object = (),
     quiet: bool = False,
+    imports: str | Iterable[str] = (),
 ) -> Run:
     """Train a model, or resume a run that was stopped.
 
@@ -95,6 +97,7 @@ def train(
         callbacks: An object, or several, with any of the methods of `regard.Callback`. They are called after each step,
             validation and checkpoint, and cannot change the result.
         quiet: Whether to print nothing. By default, progress is printed on stderr.
+        imports: Plugins to import: modules or .py files that register parts, such as scores and cells.
 
     Returns:
         The finished run.
@@ -114,6 +117,7 @@ def train(
     >>> run = regard.train(pairs=[("day", "Tag"), ("night", "Nacht")], dev=[("week", "Woche")], minutes=5)
     """
     started = time.monotonic()
+    import_plugins(imports)
     observers = check_callbacks(callbacks)
     _check_arguments(config, overrides, pairs, {"dev": dev, "test": test, "columns": columns}, out)
     with silenced_warnings() if quiet else contextlib.nullcontext():

@@ -1,0 +1,146 @@
+"""Registries: parts are registered by name, and described by their constructors."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.attention.settings import Score as ScoreSettings
+from regard.config import resolve
+from regard.registry import plugins_of
+from regard.runs.settings import RunSettings
+
+
+class Constant(regard.Score):
+    """Every slot has the same score."""
+
+    equation = "e = 0"
+
+    def prepare(self, keys_BSD: Tensor) -> Tensor:
+        return self.split(keys_BSD)
+
+    def forward(self, query_BTD: Tensor, prepared: Tensor, past_BHS: Tensor | None) -> Tensor:
+        del past_BHS
+        return self.split(query_BTD).sum(-1, keepdim=True) * 0 + prepared.sum(-1).unsqueeze(2) * 0
+
+
+class Reserved(Constant):
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, absolute: bool = True) -> None:
+        super().__init__(query_size, key_size, heads)
+        self.absolute = absolute
+
+
+class AnyOptions(Constant):
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, **options: Any) -> None:
+        super().__init__(query_size, key_size, heads)
+        self.options = options
+
+
+class NoEquation(Constant):
+    equation = ""
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "message"),
+    [
+        ("additive", Constant, "'additive' is the name of a built-in score. Choose another name."),
+        ("reserved", Reserved, "The score 'reserved' has an option 'absolute', a reserved name. Rename it."),
+        ("options", AnyOptions, r"its parameter \*\*options: Any has no name in the settings"),
+        ("equation", NoEquation, "The score 'equation' has no equation. Declare it as a class attribute of NoEquation"),
+    ],
+)
+def test_a_part_that_cannot_be_registered_is_rejected(name: str, score: type[regard.Score], message: str) -> None:
+    with pytest.raises(regard.ConfigError, match=message):
+        regard.register_score(name, score)
+    assert name == "additive" or name not in ScoreSettings.registry.settings
+
+
+@pytest.mark.parametrize("arguments", [(3, Constant), ("x", "not callable"), (None, None)])
+def test_a_registration_of_the_wrong_types_is_a_type_error(arguments: tuple[Any, Any]) -> None:
+    with pytest.raises(TypeError, match="register_score expects a name and a class or function"):
+        regard.register_score(*arguments)
+
+
+def test_a_name_belongs_to_the_plugin_that_registered_it_first() -> None:
+    regard.register_score("constant", Constant)
+    regard.register_score("constant", Constant)  # a notebook cell may run twice
+
+    class Other(Constant):
+        equation = "e = 0"
+
+    Other.__module__ = "another_plugin"
+    with pytest.raises(regard.ConfigError, match="The score 'constant' is already registered by "):
+        regard.register_score("constant", Other)
+
+
+def test_a_function_can_build_a_part() -> None:
+    def build(query_size: int, key_size: int, trained: bool = True) -> regard.Score:
+        return Constant(query_size, key_size, 1).train(trained)
+
+    regard.register_score("built", build)
+    attention = regard.Attention(4, 4, score={"kind": "built", "trained": False})
+    assert not attention.score.training
+    _, weights = attention(torch.randn(1, 2, 4), torch.randn(1, 5, 4))
+    torch.testing.assert_close(weights, torch.full((1, 2, 5), 0.2))
+
+
+def test_plugins_of_settings_are_those_of_all_their_parts() -> None:
+    regard.register_score("constant", Constant)
+    plain = resolve(RunSettings, "dates", {})
+    assert plugins_of(plain) == []
+    changed = resolve(RunSettings, "dates", {"model.attention.score": "constant"})
+    assert plugins_of(changed) == [Constant.__module__]
+
+
+def test_validating_built_in_parts_needs_no_torch() -> None:
+    code = (
+        "import sys; from regard.config import resolve; from regard.runs.settings import RunSettings\n"
+        "resolve(RunSettings, 'dates', {'model.attention': 'luong-local-p', 'model.encoder.cell': 'lstm'})\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+BUILT_IN = '''
+@final
+class Negated(InnerProduct):
+    """The negated dot product."""
+
+    equation = "e = −qᵀ k"
+    equal_sizes = True
+    factor = -1.0
+
+    def query(self, query_BTD: Tensor) -> Tensor:
+        return self.split(query_BTD)
+
+    def prepare(self, keys_BSD: Tensor) -> Tensor:
+        return self.split(keys_BSD)
+
+
+register_score("negated", Negated)
+'''
+
+
+def test_a_built_in_score_is_added_in_one_file(tmp_path: Path) -> None:
+    """A class in attention/scores.py is enough: it is found by name, validated, and listed as a mechanism."""
+    shutil.copytree(Path(regard.__file__).parent, tmp_path / "regard")
+    with (tmp_path / "regard" / "attention" / "scores.py").open("a") as file:
+        file.write(BUILT_IN)
+    code = (
+        "import torch, regard; from regard.config import resolve; from regard.runs.settings import RunSettings\n"
+        "settings = resolve(RunSettings, 'dates', {'model.attention.score': 'negated'})\n"
+        "assert settings.imports == ()\n"
+        "attention = regard.Attention(2, 2, score='negated')\n"
+        "query, keys = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])\n"
+        "assert attention.score(query, attention.prepare(keys).prepared, None).flatten().tolist() == [-1.0, 0.0]\n"
+        "assert attention.fused\n"
+        "assert 'negated' in [mechanism.name for mechanism in regard.mechanisms()]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
