@@ -105,8 +105,9 @@ class PlainState(NamedTuple):
 class PlainDecoder(regard.Decoder):
     """The simplest decoder with attention: a torch cell, an attention and a linear layer."""
 
-    def __init__(self, vocabulary: int, memory_size: int, embedding: int, *, hidden: int = 32) -> None:
+    def __init__(self, vocabulary: int, memory_size: int, embedding: int, dropout: float, *, hidden: int = 32) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.cell = nn.GRUCell(embedding, hidden)
         self.bridge = nn.Linear(memory_size, hidden)
@@ -118,7 +119,7 @@ class PlainDecoder(regard.Decoder):
         return PlainKeys(keys), PlainState(torch.tanh(self.bridge(memory.summary_BD)), self.attention.begin(keys))
 
     def step(self, token_B: Tensor, state: PlainState, keys: PlainKeys) -> tuple[Tensor, PlainState]:
-        hidden_BH = self.cell(self.embedding(token_B), state.hidden_BH)
+        hidden_BH = self.cell(self.dropout(self.embedding(token_B)), state.hidden_BH)
         attended = self.attention.read(hidden_BH.unsqueeze(1), keys.attention, state.past)
         logits_BV = self.output(torch.cat([hidden_BH, attended.context_BTD.squeeze(1)], dim=-1))
         return logits_BV, PlainState(hidden_BH, attended.past)
