@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("attention", "recurrent", "training", "tokenization", "evaluation")
+GUIDES = (
+    "attention",
+    "recurrent",
+    "training",
+    "tokenization",
+    "evaluation",
+    *(f"guides/{path.stem}" for path in sorted((ROOT / "docs" / "guides").glob("*.md"))),
+)
 SKIPPED = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
@@ -44,6 +51,11 @@ def run_pages(folder: Path, *pages: Path) -> Results:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_examples_of_a_guide_run(guide: str, tmp_path: Path) -> None:
     assert len(run_pages(tmp_path, ROOT / "docs" / f"{guide}.md")) >= 2
+
+
+@pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide.startswith("guides/")])
+def test_a_guide_is_short(guide: str) -> None:
+    assert len((ROOT / "docs" / f"{guide}.md").read_text("utf-8").splitlines()) < 80
 
 
 def test_examples_of_the_readme_run_and_its_model_is_accurate(tmp_path: Path) -> None:

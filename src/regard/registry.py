@@ -58,7 +58,7 @@ class Registry(Generic[T]):
     def find(self, kind: str) -> type["Choice"] | None:
         """Return the settings class of a kind; None if no such kind is registered."""
         if kind not in self.settings:
-            # Importing the module takes seconds, because it imports torch, and a typo shall be reported at once.
+            # Importing the module takes seconds, because it imports torch. A typo should be reported at once.
             if f'"{kind}"' in _read_source(self.module):
                 importlib.import_module(self.module)
             load_installed_plugins()
