@@ -26,7 +26,7 @@ from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
 from regard.decoding.beam import BeamOptions, beam_search
 from regard.decoding.rules import MinLength
 from regard.decoding.search import SpecialTokens
-from regard.models.contracts import Padded
+from regard.models.contracts import Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel, TransformerModel
 
@@ -45,7 +45,7 @@ Search = Callable[[], Tensor]
 class Job(NamedTuple):
     """The input of both models, and the number of tokens to generate."""
 
-    source: Padded
+    source: Tokens
     beam: int
     tokens: int
 
@@ -174,8 +174,8 @@ def main() -> None:
     ours, other = ours.to(args.device), other.to(args.device)
     tokens = torch.randint(4, args.vocabulary, (args.batch_size, args.source_length), device=args.device)
     lengths = torch.randint(args.source_length // 2, args.source_length + 1, (args.batch_size,), device=args.device)
-    source = Padded(tokens, lengths.sort(descending=True).values)  # Joey NMT requires decreasing lengths
-    job = Job(source._replace(tokens_BT=tokens.masked_fill(~source.valid_BT, PAD)), args.beam, args.tokens)
+    source = Tokens(tokens, lengths.sort(descending=True).values)  # Joey NMT requires decreasing lengths
+    job = Job(Tokens(tokens.masked_fill(~source.valid_BT, PAD), source.lengths_B), args.beam, args.tokens)
     other_search = build_joey_search(other, job) if args.cell else build_hugging_face_search(other, job)
     (our_time, our_output), (other_time, other_output) = time_searches(
         [build_search(ours, job), other_search], args.repeats, args.device

@@ -28,13 +28,13 @@ def main() -> None:
     request = PreparationRequest(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, settings.seed)
     train = prepare(request, None, print).train
     sampler = build_batch_sampler(train, settings)
-    shapes: Counter[tuple[int, int, int]] = Counter()
+    shapes: Counter[tuple[tuple[int, ...], ...]] = Counter()
     positions = tokens = 0
     for step in range(args.steps):
         batch = train.batch(sampler.at(step), torch.device("cpu"), sampler.epoch_at(step), bucketed_shapes=True)
-        shapes[(*batch.source.tokens_BT.shape, batch.target.tokens_BT.shape[1])] += 1
+        shapes[(*batch.source.shape, *batch.target.shape)] += 1
         for side in batch[:2]:
-            positions, tokens = positions + side.tokens_BT.numel(), tokens + int(side.lengths_B.sum())
+            positions, tokens = positions + side.tensors[0].numel(), tokens + int(side.length_hint_B.sum())
     once = sum(count == 1 for count in shapes.values())
     print(f"{args.steps:,} steps: {len(shapes)} shapes, {once} of them used once; {1 - tokens / positions:.1%} padding")
 

@@ -1,13 +1,13 @@
 """Settings, batches and distillation for tests, and a way to stop a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 from regard.config import Settings
-from regard.data.batching import Batch, EncodedCorpus
+from regard.data.batching import Batch, EncodedCorpus, EncodedTexts
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq
@@ -34,10 +34,15 @@ SMALL = {
 """Overrides with which `dates` trains for a few seconds."""
 
 
+def make_corpus(sources: Iterable[list[int]], targets: Iterable[list[int]]) -> EncodedCorpus:
+    """Return a corpus of token ids."""
+    return EncodedCorpus(EncodedTexts(Ragged.of(sources)), EncodedTexts(Ragged.of(targets)))
+
+
 def make_short_batch(*ids: int) -> Batch:
     """Return a batch of short pairs, selected from three by index."""
     sources, targets = [[4, 5, 6], [7], [8, 8]], [[5, 6, END], [7, 7, 7, 7, END], [END]]
-    return EncodedCorpus(Ragged.of(sources), Ragged.of(targets)).batch(list(ids), torch.device("cpu"))
+    return make_corpus(sources, targets).batch(list(ids), torch.device("cpu"))
 
 
 def make_distillation(*models: Seq2Seq, weight: float = 0.5) -> Distillation:

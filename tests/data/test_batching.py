@@ -3,10 +3,11 @@
 import numpy as np
 import torch
 
-from regard.data.batching import EncodedCorpus, pad
-from regard.data.ragged import Ids, Ragged
+from regard.data.batching import pad
+from regard.data.ragged import Ids
 from regard.data.sampler import PairBatchSampler, TokenBatchSampler, batch_by_length, padding_share
 from regard.data.tokens.tokenizers import END, PAD, START
+from tests_shared import make_corpus
 
 LENGTHS = np.random.Generator(np.random.PCG64(0)).integers(1, 60, 1000)
 
@@ -42,13 +43,13 @@ def test_padding_and_the_minimum_width() -> None:
 
 
 def test_decoder_inputs_are_shifted_targets() -> None:
-    encoded = EncodedCorpus(Ragged.of([[4], [5, 6]]), Ragged.of([[7, 8, END], [9, END]]))
+    encoded = make_corpus([[4], [5, 6]], [[7, 8, END], [9, END]])
     batch = encoded.batch([1, 0], torch.device("cpu"))
     assert batch.decoder_inputs.tolist() == [[START, 9, END], [START, 7, 8]]
     assert batch.target.tokens_BT.tolist() == [[9, END, PAD], [7, 8, END]]
     halves = batch.split(2)
     assert [half.ids for half in halves] == [[1], [0]]
-    assert halves[1].source.tokens_BT.tolist() == [[4, PAD]]
+    assert halves[1].source.tensors[0].tolist() == [[4, PAD]]
 
 
 def test_batches_by_length_contain_each_index_once() -> None:

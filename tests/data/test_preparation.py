@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from regard.config import resolve
 from regard.data import cache, preparation
-from regard.data.batching import EncodedCorpus, EncodedSide
+from regard.data.batching import EncodedCorpus, EncodedSources, EncodedTexts, TokenRows
 from regard.data.corpora import load_corpus
 from regard.data.files import Files
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
@@ -36,9 +36,15 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def to_ragged(side: EncodedSide) -> Ragged:
-    assert isinstance(side, Ragged)
-    return side
+def token_rows(side: EncodedSources) -> TokenRows:
+    assert isinstance(side, EncodedTexts)
+    return side.rows
+
+
+def to_ragged(side: EncodedSources) -> Ragged:
+    rows = token_rows(side)
+    assert isinstance(rows, Ragged)
+    return rows
 
 
 def write_data(tmp_path: Path, pairs: int = 60) -> FilesData:
@@ -283,22 +289,22 @@ def test_sampled_segmentations_differ_between_epochs_and_seeds_and_decode_to_the
     expected = [target for _, target in load_corpus(settings).train]
     ids_by_epoch = []
     for epoch in range(3):
-        batch = prepared.train.targets.take(rows, epoch)
+        batch = prepared.train.targets.rows.take(rows, epoch)
         assert [decode(ids[:-1]) for ids in batch.rows()] == expected
         assert all(ids[-1] == END for ids in batch.rows())
         ids_by_epoch.append(batch.flat.tolist())
     assert ids_by_epoch[0] != ids_by_epoch[1] != ids_by_epoch[2]
-    assert prepared.train.targets.take(rows, 1).flat.tolist() == ids_by_epoch[1]
-    assert prepare(settings, tokenizer=bpe, seed=1).train.targets.take(rows, 1).flat.tolist() != ids_by_epoch[1]
+    assert prepared.train.targets.rows.take(rows, 1).flat.tolist() == ids_by_epoch[1]
+    assert prepare(settings, tokenizer=bpe, seed=1).train.targets.rows.take(rows, 1).flat.tolist() != ids_by_epoch[1]
     # The segmentation of a pair does not depend on the other pairs of the batch.
-    assert prepared.train.targets.take([7], 1)[0].tolist() == prepared.train.targets.take(rows, 1)[7].tolist()
+    assert prepared.train.targets.rows.take([7], 1)[0].tolist() == prepared.train.targets.rows.take(rows, 1)[7].tolist()
     assert abs(prepared.train.targets.lengths.mean() - np.mean([len(flat) for flat in ids_by_epoch]) / len(rows)) < 1
 
 
 def test_only_the_requested_side_is_sampled(tmp_path: Path) -> None:
     prepared = prepare(write_data(tmp_path), tokenizer=BPETokenizer(vocabulary=60, dropout=0.5, sampled="source"))
-    assert isinstance(prepared.train.targets, Ragged)
-    assert not isinstance(prepared.train.sources, Ragged)
+    assert isinstance(prepared.train.targets.rows, Ragged)
+    assert not isinstance(token_rows(prepared.train.sources), Ragged)
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
@@ -349,7 +355,7 @@ def test_a_large_corpus_is_tokenized_by_many_processes(tmp_path: Path, monkeypat
     assert processes == [3]
     in_memory = EncodedCorpus.of(load_corpus(settings).train, prepared.tokenizers, 1_000)
     rows = list(range(len(in_memory)))
-    assert prepared.train.targets.take(rows).rows() == in_memory.targets.take(rows).rows()
+    assert prepared.train.targets.rows.take(rows).rows() == in_memory.targets.rows.take(rows).rows()
 
 
 def test_subwords_of_a_large_corpus_are_learned_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +380,7 @@ def test_sampled_rows_are_truncated_to_max_length(tmp_path: Path, side: str) -> 
     prepared = prepare(
         write_data(tmp_path, pairs=200), tokenizer=BPETokenizer(vocabulary=60, dropout=0.9, max_length=4)
     )
-    rows = getattr(prepared.train, side).take(range(len(prepared.train)), 3).rows()
+    rows = getattr(prepared.train, side).rows.take(range(len(prepared.train)), 3).rows()
     assert max(map(len, rows)) == 4 + (side == "targets")
     if side == "targets":
         assert all(row[-1] == END and END not in row[:-1] for row in rows)

@@ -13,7 +13,7 @@ from regard.decoding import beam as beam_module
 from regard.decoding.beam import BeamOptions, beam_search
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.search import Hypothesis, SearchBatch, SpecialTokens, greedy_search
-from regard.models.contracts import Decoded, Decoder, Memory, Padded, map_state, preallocate
+from regard.models.contracts import Decoded, Decoder, Memory, Tokens, map_state, preallocate
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
@@ -42,10 +42,10 @@ def build(name: str, device: str) -> Seq2Seq:
     return build_model(settings, V, V).eval().to(device)
 
 
-def source(device: str) -> Padded:
+def source(device: str) -> Tokens:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(4, V, (6, 9), generator=generator)
-    return Padded(tokens, torch.tensor([9, 7, 7, 5, 3, 1])).to(torch.device(device))
+    return Tokens(tokens, torch.tensor([9, 7, 7, 5, 3, 1])).to(torch.device(device))
 
 
 class PreallocatingDecoder(Decoder):

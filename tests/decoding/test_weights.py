@@ -13,7 +13,7 @@ from regard.data.settings import CharTokenizer
 from regard.data.tokens.tokenizers import START, TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings, SearchSettings
-from regard.models.contracts import Encoder, Memory, Padded
+from regard.models.contracts import Encoder, Memory, Tokens
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq, build_model
 from tests_shared import ModelOnly
@@ -119,7 +119,7 @@ def test_the_roles_of_an_ensemble_are_those_of_its_models() -> None:
     assert len(roles) == 8
 
 
-class PairEncoder(Encoder):
+class PairEncoder(Encoder[Tokens]):
     """An encoder with one slot for every two tokens, so that slots and tokens differ in number."""
 
     def __init__(self, size: int) -> None:
@@ -130,7 +130,7 @@ class PairEncoder(Encoder):
     def size(self) -> int:
         return self.embedding.embedding_dim
 
-    def forward(self, source: Padded) -> Memory:
+    def forward(self, source: Tokens) -> Memory:
         embedded = nn.functional.pad(self.embedding(source.tokens_BT), (0, 0, 0, source.tokens_BT.shape[1] % 2))
         slots_BSD = embedded.unflatten(1, (-1, 2)).mean(2)  # type: ignore[no-untyped-call]
         allowed_BS = torch.arange(slots_BSD.shape[1]) < (source.lengths_B.unsqueeze(1) + 1) // 2

@@ -14,7 +14,7 @@ from torch import Tensor
 import regard
 from regard.config import resolve
 from regard.data.batching import pad
-from regard.models.contracts import Padded, reorder
+from regard.models.contracts import Tokens, reorder
 from regard.models.recurrent import FixedDecoder
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.recurrent.settings import VARIANTS
@@ -128,13 +128,13 @@ def test_a_row_gives_the_same_logits_alone_and_in_a_batch(model: Seq2Seq) -> Non
     batched = logits(model)
     assert torch.isfinite(batched).all()
     for row, length in enumerate(SOURCE.lengths_B.tolist()):
-        alone = Padded(SOURCE.tokens_BT[row : row + 1, : max(1, length)], SOURCE.lengths_B[row : row + 1])
+        alone = Tokens(SOURCE.tokens_BT[row : row + 1, : max(1, length)], SOURCE.lengths_B[row : row + 1])
         torch.testing.assert_close(model(alone, TOKENS[row : row + 1]).logits_BTV, batched[row : row + 1])
 
 
 def test_tokens_in_the_padding_have_no_effect(model: Seq2Seq) -> None:
     changed = torch.where(SOURCE.valid_BT, SOURCE.tokens_BT, V - 1)
-    assert torch.equal(logits(model), model(Padded(changed, SOURCE.lengths_B), TOKENS).logits_BTV)
+    assert torch.equal(logits(model), model(Tokens(changed, SOURCE.lengths_B), TOKENS).logits_BTV)
 
 
 def test_masked_positions_have_weight_zero(model: Seq2Seq) -> None:

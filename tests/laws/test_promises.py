@@ -11,7 +11,7 @@ import torch
 
 import regard
 from regard.cli import predict
-from regard.models.contracts import Padded
+from regard.models.contracts import Tokens
 from tests_shared import SMALL
 
 KINDS: dict[str, dict[str, object]] = {
@@ -122,8 +122,10 @@ def test_a_beam_larger_than_the_vocabulary_returns_distinct_predictions(model: r
 
 def test_without_the_mask_the_batch_changes_predictions(model: regard.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     single = [model.predict(line, attention=False).score for line in LINES[:1]]
-    monkeypatch.setattr(Padded, "valid_BT", property(lambda self: torch.ones_like(self.tokens_BT, dtype=torch.bool)))
-    monkeypatch.setattr(Padded, "lengths_B", property(lambda self: torch.full_like(self[1], self.tokens_BT.shape[1])))
+    init = Tokens.__init__
+    monkeypatch.setattr(
+        Tokens, "__init__", lambda self, tokens, lengths: init(self, tokens, torch.full_like(lengths, tokens.shape[1]))
+    )
     batch = [prediction.score for prediction in model.predict(LINES, attention=False)][:1]
     assert batch != pytest.approx(single, abs=1e-5)
 

@@ -11,7 +11,7 @@ from peers import marian
 from regard.config import resolve
 from regard.data.batching import pad
 from regard.models import transformer
-from regard.models.contracts import Padded
+from regard.models.contracts import Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import TransformerModel
 from regard.models.transformer import DecoderLayer, EncoderLayer, TransformerDecoder, TransformerEncoder
@@ -163,7 +163,7 @@ def test_rotary_positions_depend_on_distances_only() -> None:
 def test_the_cache_grows_by_doubling_and_keeps_all_steps() -> None:
     model = build(layers=1)
     tokens = torch.randint(4, V, (2, 100))
-    source = Padded(SOURCE.tokens_BT[:2], SOURCE.lengths_B[:2])
+    source = Tokens(SOURCE.tokens_BT[:2], SOURCE.lengths_B[:2])
     memory = model.encoder(source)
     expected = model.decoder(tokens, memory).logits_BTV
     keys, state = model.decoder.begin(memory)
@@ -177,7 +177,7 @@ def test_the_cache_grows_by_doubling_and_keeps_all_steps() -> None:
 
 def test_gradient_checkpointing_saves_memory_and_keeps_the_gradients() -> None:
     settings = {"size": 16, "heads": 2, "layers": 3, "feedforward": 32, "dropout": 0.3}
-    source = Padded(torch.randint(4, 20, (3, 7)), torch.tensor([7, 5, 2]))
+    source = Tokens(torch.randint(4, 20, (3, 7)), torch.tensor([7, 5, 2]))
     tokens = torch.randint(4, 20, (3, 6))
     gradients, saved = [], []
     for gradient_checkpointing in (False, True):

@@ -10,7 +10,7 @@ import torch
 import regard
 from regard.attention.mechanisms import MECHANISMS
 from regard.config import resolve
-from regard.data.batching import Batch, EncodedCorpus, pad_ragged
+from regard.data.batching import Batch, EncodedCorpus, EncodedTexts, pad_ragged
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -70,7 +70,7 @@ def make_batches(device: str, shape: tuple[int, int, int] = (6, 5, 7)) -> list[B
         )
 
     return [
-        EncodedCorpus(make_side(source_width, []), make_side(target_width, [END])).batch(
+        EncodedCorpus(EncodedTexts(make_side(source_width, [])), EncodedTexts(make_side(target_width, [END]))).batch(
             range(rows), torch.device(device)
         )
         for _ in range(3)
@@ -148,7 +148,7 @@ def test_ignored_padding_gives_the_same_loss_and_gradients_as_removed_padding(
     overrides = {"model": kind, "model.dropout": 0.2, **({"model.output_dropout": 0.0} if kind == "recurrent" else {})}
     model = build_model(resolve(RunSettings, "dates", overrides).model, V, V)
     rows = Ragged.of([[5, 6, 7, END], [8, END], [9, 4, END]])
-    batch = EncodedCorpus(rows, rows).batch([0, 1, 2], torch.device("cpu"))
+    batch = EncodedCorpus(EncodedTexts(rows), EncodedTexts(rows)).batch([0, 1, 2], torch.device("cpu"))
     objective = Objective(0.1, consistency=consistency)
 
     def compute() -> list[torch.Tensor]:
@@ -164,7 +164,7 @@ def test_ignored_padding_gives_the_same_loss_and_gradients_as_removed_padding(
 
 def test_bucketed_shapes_add_padding_up_to_the_longest_row() -> None:
     rows = Ragged.of([[5] * 16 + [END], [6] * 20 + [END], [7] * 18 + [END]])
-    pairs = EncodedCorpus(rows, rows)
+    pairs = EncodedCorpus(EncodedTexts(rows), EncodedTexts(rows))
     targets = [pairs.batch([row], torch.device("cpu"), bucketed_shapes=True).target for row in range(3)]
     assert targets[0].tokens_BT.tolist() == [[5] * 16 + [END, 0, 0, 0]]
     assert [target.tokens_BT.shape[1] for target in targets] == [20, 21, 20]

@@ -98,10 +98,10 @@ def test_ignored_padding_gives_the_same_loss_and_gradients_as_removed_padding(
 def test_words_are_dropped_for_the_student_but_not_for_teachers() -> None:
     student, teacher = make_model(0), make_model(1)
     inputs: list[torch.Tensor] = []
-    teacher.register_forward_pre_hook(lambda _, args: inputs.extend([args[0].tokens_BT, args[1]]))
+    teacher.register_forward_pre_hook(lambda _, args: inputs.extend([args[0].tensors[0], args[1]]))
     Objective(word_dropout=0.9, distillation=make_distillation(teacher))(student, make_batch())
     source, decoder_inputs = inputs
-    assert torch.equal(source, make_batch().source.tokens_BT)
+    assert torch.equal(source, make_batch().source.tensors[0])
     assert torch.equal(decoder_inputs, make_batch().decoder_inputs)
 
 

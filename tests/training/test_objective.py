@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from regard.config import resolve
-from regard.data.batching import EncodedCorpus
+from regard.data.batching import EncodedCorpus, EncodedTexts
 from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END, START, UNKNOWN
 from regard.errors import ConfigError
-from regard.models.contracts import Padded
+from regard.models.contracts import Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
 from regard.ops import chunked_loss
@@ -54,12 +54,12 @@ def test_the_loss_of_only_padding_or_empty_sources_is_finite(kind: str, consiste
     settings = resolve(RunSettings, "dates", {"model": kind, "tokenizer.shared": True}).model
     model = build_model(settings, V, V).train()
     device, empty = torch.device("cpu"), Ragged.of([[], []])
-    padding = EncodedCorpus(empty, empty).batch([0, 1], device)
+    padding = EncodedCorpus(EncodedTexts(empty), EncodedTexts(empty)).batch([0, 1], device)
     assert padding.target.tokens_BT.shape == (2, 1)
     loss, _ = compute_gradients(model, Objective(consistency=consistency), [padding])
     assert loss == 0.0
     assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
-    empty_sources = EncodedCorpus(empty, Ragged.of([[5, END], [END]])).batch([0, 1], device)
+    empty_sources = EncodedCorpus(EncodedTexts(empty), EncodedTexts(Ragged.of([[5, END], [END]]))).batch([0, 1], device)
     for batches in ([empty_sources], [empty_sources, padding]):
         loss, tokens = compute_gradients(model, Objective(consistency=consistency), batches)
         assert (math.isfinite(loss), tokens) == (True, 3)
@@ -148,7 +148,9 @@ def test_simcut_adds_the_divergence_of_two_passes() -> None:
     """Computed from the model's outputs for a pair, and for the same pair with every token but the start unknown."""
     model = make_model().eval()
     pair = batch(1)
-    cut_source = pair.source._replace(tokens_BT=torch.full_like(pair.source.tokens_BT, UNKNOWN))
+    source = pair.source
+    assert isinstance(source, Tokens)
+    cut_source = Tokens(torch.full_like(source.tokens_BT, UNKNOWN), source.lengths_B)
     cut_inputs = torch.full_like(pair.decoder_inputs, UNKNOWN)
     cut_inputs[:, 0] = pair.decoder_inputs[:, 0]
     p = model(pair.source, pair.decoder_inputs).logits_BTV.float().log_softmax(-1)
@@ -163,7 +165,7 @@ def test_r_drop_adds_a_quarter_of_alpha_times_both_divergences_to_the_average_lo
     torch.manual_seed(0)
     model = build_model(resolve(RunSettings, "dates", {"model.dropout": 0.4}).model, V, V).train()
     pair = batch(1)
-    twice = Padded(pair.source.tokens_BT.repeat(2, 1), pair.source.lengths_B.repeat(2))
+    twice = pair.source.rows(torch.tensor([0, 0]))
     torch.manual_seed(1)
     logits_BTV = model(twice, pair.decoder_inputs.repeat(2, 1)).logits_BTV
     (p, q), tokens = logits_BTV.float().log_softmax(-1), pair.target.tokens_BT[0]
@@ -185,6 +187,7 @@ def test_a_consistency_loss_with_weight_zero_can_be_chunked(monkeypatch: pytest.
 
 def test_dropped_words_become_unknown_except_the_start_symbol() -> None:
     source, decoder_inputs = drop_words(batch(0, 1), 0.999_999)
+    assert isinstance(source, Tokens)
     assert (source.tokens_BT == UNKNOWN).all()
     assert (decoder_inputs[:, 0] == START).all()
     assert (decoder_inputs[:, 1:] == UNKNOWN).all()

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -12,18 +12,18 @@ import torch
 from regard.data.ragged import Ids, Ragged
 from regard.data.sampler import round_up_lengths
 from regard.data.tokens.tokenizers import END, PAD, START, TokenizerPair
-from regard.models.contracts import Padded
+from regard.models.contracts import Source, Tokens
 
 log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """Padded sources and targets, which end in END. `ids` are the indices of the pairs in the corpus; `tokens` is the
+    """Sources, and padded targets, which end in END. `ids` are the indices of the pairs in the corpus; `tokens` is the
     number of target tokens.
     """
 
-    source: Padded
-    target: Padded
+    source: Source
+    target: Tokens
     ids: list[int]
     tokens: int
 
@@ -41,12 +41,12 @@ class Batch(NamedTuple):
         return [self._rows(slice(start, start + size)) for start in range(0, len(self.ids), size)]
 
     def _rows(self, rows: slice) -> "Batch":
-        source, target = (Padded(part.tokens_BT[rows], part.lengths_B[rows]) for part in self[:2])
-        return Batch(source, target, self.ids[rows], int(target.lengths_B.sum()))
+        target = self.target.rows(rows)
+        return Batch(self.source.rows(rows), target, self.ids[rows], int(target.lengths_B.sum()))
 
 
-class EncodedSide(Protocol):
-    """The sources or the targets of a corpus as token ids, which may differ between epochs."""
+class TokenRows(Protocol):
+    """Texts as token ids, which may differ between epochs."""
 
     @property
     def lengths(self) -> Ids:
@@ -59,12 +59,53 @@ class EncodedSide(Protocol):
     def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged: ...
 
 
+class EncodedSources(Protocol):
+    """The sources of a corpus, in the form in which batches are made of them. They may differ between epochs."""
+
+    @property
+    def lengths(self) -> Ids:
+        """The length of each source, by which batches are formed; approximate if lengths differ between epochs."""
+
+    def epoch_lengths(self, epoch: int) -> Ids: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: Sequence[int], epoch: int = 0, *, bucketed_shapes: bool = False) -> Source:
+        """Return some sources as a batch on the CPU. With `bucketed_shapes`, it has one of a few shapes."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EncodedTexts:
+    """The texts of one side of a corpus as token ids."""
+
+    rows: TokenRows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def lengths(self) -> Ids:
+        return self.rows.lengths
+
+    def epoch_lengths(self, epoch: int) -> Ids:
+        return self.rows.epoch_lengths(epoch)
+
+    @cached_property
+    def _max_length(self) -> int:
+        return int(self.lengths.max(initial=0))
+
+    def batch(self, rows: Sequence[int], epoch: int = 0, *, bucketed_shapes: bool = False) -> Tokens:
+        """Return some texts, padded. With `bucketed_shapes`, the width is rounded up to one of a few values."""
+        return pad_ragged(self.rows.take(rows, epoch), self._max_length if bucketed_shapes else 0)
+
+
 @dataclass(frozen=True, eq=False)
 class EncodedCorpus:
-    """A corpus as token ids. Targets end in END."""
+    """A corpus that is ready for training. Targets end in END."""
 
-    sources: EncodedSide
-    targets: EncodedSide
+    sources: EncodedSources
+    targets: EncodedTexts
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int) -> "EncodedCorpus":
@@ -74,7 +115,8 @@ class EncodedCorpus:
         targets = tokenizers.target.ids([target for _, target in listed])
         warn_truncated(sum(len(ids) > max_length for ids in (*sources, *targets)), max_length, "sequence")
         return cls(
-            Ragged.of(ids[:max_length] for ids in sources), Ragged.of([*ids[:max_length], END] for ids in targets)
+            EncodedTexts(Ragged.of(ids[:max_length] for ids in sources)),
+            EncodedTexts(Ragged.of([*ids[:max_length], END] for ids in targets)),
         )
 
     def __len__(self) -> int:
@@ -89,16 +131,12 @@ class EncodedCorpus:
         """Return the source and target length of each pair in an epoch → (N, 2)."""
         return _lengths_in(self, epoch)
 
-    @cached_property
-    def _max_lengths(self) -> tuple[int, int]:
-        return int(self.sources.lengths.max(initial=0)), int(self.targets.lengths.max(initial=0))
-
     def batch(
         self, ids: Sequence[int], device: torch.device, epoch: int = 0, *, bucketed_shapes: bool = False
     ) -> Batch:
-        """Return a batch of some pairs. With `bucketed_shapes`, its widths are rounded up to one of a few values."""
-        sides = zip((self.sources, self.targets), self._max_lengths if bucketed_shapes else (0, 0), strict=True)
-        source, target = (pad_ragged(side.take(ids, epoch), max_length) for side, max_length in sides)
+        """Return a batch of some pairs. With `bucketed_shapes`, it has one of a few shapes."""
+        source = self.sources.batch(ids, epoch, bucketed_shapes=bucketed_shapes)
+        target = self.targets.batch(ids, epoch, bucketed_shapes=bucketed_shapes)
         return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))
 
 
@@ -116,12 +154,12 @@ def warn_truncated(count: int, max_length: int, name: str = "source") -> None:
         )  # fmt: skip
 
 
-def pad(rows: Sequence[Sequence[int]]) -> Padded:
+def pad(rows: Sequence[Sequence[int]]) -> Tokens:
     """Pad rows of ids with PAD to the length of the longest, and at least to 1."""
     return pad_ragged(Ragged.of(rows))
 
 
-def pad_ragged(rows: Ragged, max_length: int = 0) -> Padded:
+def pad_ragged(rows: Ragged, max_length: int = 0) -> Tokens:
     """As `pad`. With `max_length`, the length of the longest row of the corpus, the width is rounded up to one of a few
     values, but not beyond `max_length` if it fits.
     """
@@ -132,4 +170,4 @@ def pad_ragged(rows: Ragged, max_length: int = 0) -> Padded:
         width = min(rounded, max_length) if width <= max_length else rounded
     tokens_BT = np.full((len(rows), width), PAD, np.int64)
     tokens_BT[np.arange(tokens_BT.shape[1]) < lengths_B[:, None]] = rows.flat
-    return Padded(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))
+    return Tokens(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))

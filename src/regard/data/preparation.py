@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data.batching import EncodedCorpus, EncodedSide, warn_truncated
+from regard.data.batching import EncodedCorpus, EncodedTexts, TokenRows, warn_truncated
 from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
@@ -70,7 +70,7 @@ def prepare(request: PreparationRequest, tokenizers: TokenizerPair | None, repor
         tokenizers = TokenizerPair.load(folder, settings)
     key = cache_key(*inputs, tokenizers.fingerprint(), settings.max_length, sampling_by_side(settings))
     folder = get_or_build("corpora", key, lambda draft: _encode(request, tokenizers, draft, report))
-    train = EncodedCorpus(*(_open(folder, side, request) for side in _SIDES))
+    train = EncodedCorpus(*(EncodedTexts(_open(folder, side, request)) for side in _SIDES))
     dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     if not len(train) or not len(dev):
         pairs = len(train) + len(dev)
@@ -182,7 +182,7 @@ class _SideWriter:
             table.save(self._folder / f"{self._side}.table.npz")
 
 
-def _open(folder: Path, side: str, request: PreparationRequest) -> EncodedSide:
+def _open(folder: Path, side: str, request: PreparationRequest) -> TokenRows:
     rows, table = map_ragged(folder, side), folder / f"{side}.table.npz"
     if not table.exists():
         return rows

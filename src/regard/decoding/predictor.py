@@ -23,7 +23,7 @@ from regard.decoding.search import Hypothesis, SpecialTokens, choose_most_likely
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.decoding.weights import BatchWeights, RecordedDecoder
 from regard.errors import ConfigError, ModelError
-from regard.models.contracts import Decoder, Memory, Padded
+from regard.models.contracts import Decoder, Memory, Source
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.reference_mode import full_precision
 
@@ -142,7 +142,7 @@ class Predictor:
                     scores[row] = value
         return scores
 
-    def _predict_batch(self, source: Padded, task: "_Task", *, attention: bool) -> list[list[Hypothesis]]:
+    def _predict_batch(self, source: Source, task: "_Task", *, attention: bool) -> list[list[Hypothesis]]:
         """Search, rank the hypotheses, and record their attention weights if requested."""
         search = task.search
         with record(self.model) if attention else nullcontext(Recording()) as encoding:
@@ -163,11 +163,12 @@ class Predictor:
             nbest = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest).attach(nbest)
         return nbest
 
-    def _search(self, source: Padded, decoder: Decoder, memory: Memory, task: "_Task") -> list[list[Hypothesis]]:
+    def _search(self, source: Source, decoder: Decoder, memory: Memory, task: "_Task") -> list[list[Hypothesis]]:
         """Run the strategy that is set in `search`, under the rules and constraints."""
         search = task.search
-        limits_B = (source.lengths_B * self.limits.max_length_ratio + self.limits.max_length_extra).long()
-        limits_B = torch.where(source.lengths_B > 0, limits_B, 0)
+        length_B = source.length_hint_B
+        limits_B = (length_B * self.limits.max_length_ratio + self.limits.max_length_extra).long()
+        limits_B = torch.where(length_B > 0, limits_B, 0)
         tokenized = self._tokenize_constraints(task.constraints)
         limits_B = _extend_limits(limits_B, tokenized)
         rules = _build_rules(search, tokenized, limits_B)

@@ -4,10 +4,10 @@ B rows, T target steps, S memory slots, D width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,76 @@ Keys = Any
 """What a decoder computes once per source. The hypotheses of a sentence share it, and search never reorders it."""
 
 
-class Padded(NamedTuple):
+class Source(ABC):
+    """A batch of what an encoder reads. All its tensors have rows on axis 0.
+
+    Batching, losses, CUDA graphs and search use only this interface, so that they work for every kind of source.
+    """
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors of the source."""
+
+    @abstractmethod
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
+        """Return a source with other tensors, in the order of `tensors`."""
+
+    @property
+    @abstractmethod
+    def length_hint_B(self) -> Tensor:
+        """The length of each row, from which search computes the maximum length of a prediction: the number of tokens
+        of a text. The prediction for a row of length 0 is empty.
+        """
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all tensors. Sources of one shape can share a CUDA graph."""
+        return tuple(tuple(tensor.shape) for tensor in self.tensors)
+
+    def rows(self, index: slice | Tensor) -> Self:
+        """Select rows."""
+        return self.with_tensors(tensor[index] for tensor in self.tensors)
+
+    def concatenate(self, other: Self) -> Self:
+        """Append the rows of a source whose tensors have the same widths."""
+        return self.with_tensors(torch.cat(parts) for parts in zip(self.tensors, other.tensors, strict=True))
+
+    def clone(self) -> Self:
+        return self.with_tensors(tensor.clone() for tensor in self.tensors)
+
+    def to(self, device: torch.device) -> Self:
+        """Copy to another device; from CPU to GPU asynchronously, through pinned memory."""
+        if device.type == "cuda" and self.tensors[0].is_cpu:
+            return self.with_tensors(tensor.pin_memory().to(device, non_blocking=True) for tensor in self.tensors)
+        return self.with_tensors(tensor.to(device) for tensor in self.tensors)
+
+    def corrupt(self, probability: float, unknown: int) -> Self:
+        """Replace parts of the source at random, in training: each token of a text with the token `unknown` (word
+        dropout). By default, a source stays the same.
+        """
+        del probability, unknown
+        return self
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Tokens(Source):
     """Rows of token ids, padded to the length of the longest row, and at least to 1."""
 
     tokens_BT: Tensor
     lengths_B: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.tokens_BT, self.lengths_B
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> "Tokens":
+        return Tokens(*tensors)
+
+    @property
+    def length_hint_B(self) -> Tensor:
+        return self.lengths_B
 
     @property
     def valid_BT(self) -> Tensor:
@@ -31,11 +96,9 @@ class Padded(NamedTuple):
         steps_T = torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device)
         return steps_T < self.lengths_B.unsqueeze(1)
 
-    def to(self, device: torch.device) -> "Padded":
-        """Copy to another device; from CPU to GPU asynchronously, through pinned memory."""
-        if device.type == "cuda" and self.tokens_BT.is_cpu:
-            return Padded(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in self))
-        return Padded(self.tokens_BT.to(device), self.lengths_B.to(device))
+    def corrupt(self, probability: float, unknown: int) -> "Tokens":
+        dropped_BT = torch.rand(self.tokens_BT.shape, device=self.tokens_BT.device) < probability
+        return Tokens(self.tokens_BT.masked_fill(dropped_BT, unknown), self.lengths_B)
 
 
 LossTerm = Callable[[Tensor, Tensor], Tensor]
@@ -65,6 +128,13 @@ class Decoded:
         return self.output(self.features)
 
 
+class Grid(NamedTuple):
+    """Slots in rows and columns, numbered row by row, as an image encoder arranges them."""
+
+    height: int
+    width: int
+
+
 class Memory(NamedTuple):
     """The output of an encoder."""
 
@@ -73,15 +143,20 @@ class Memory(NamedTuple):
     summary_BD: Tensor
     tokens_BS: Tensor | None = None
     """The source tokens of the slots, if the source is a sequence of tokens."""
+    layout: Grid | None = None
+    """How the slots are arranged; None if they are a sequence."""
 
 
-class Encoder(nn.Module, ABC):
-    """Source → memory."""
+SourceT = TypeVar("SourceT", bound=Source)
+
+
+class Encoder(nn.Module, ABC, Generic[SourceT]):
+    """Source → memory. An encoder reads one kind of source, its type parameter."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """The width of a memory slot."""
+        """The width of a memory slot, D."""
 
     @property
     def token_embedding(self) -> nn.Embedding | None:
@@ -89,7 +164,7 @@ class Encoder(nn.Module, ABC):
         return None
 
     @abstractmethod
-    def forward(self, source: Padded) -> Memory: ...
+    def forward(self, source: SourceT) -> Memory: ...
 
 
 class Decoder(nn.Module, ABC):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.models.contracts import Decoded, Decoder, Encoder, LossTerm, Memory, Padded
+from regard.models.contracts import Decoded, Decoder, Encoder, Grid, LossTerm, Memory, Source
 from regard.models.seq2seq import Seq2Seq
 
 PerModel = tuple[Any, ...]
@@ -22,12 +22,16 @@ class EnsembleMemory(NamedTuple):
     def allowed_BS(self) -> Tensor:
         return self.memories[0].allowed_BS
 
+    @property
+    def layout(self) -> Grid | None:
+        return self.memories[0].layout
+
 
 @final
-class EnsembleEncoder(Encoder):
+class EnsembleEncoder(Encoder[Source]):
     """Encode the source with each model."""
 
-    def __init__(self, encoders: Sequence[Encoder]) -> None:
+    def __init__(self, encoders: Sequence[Encoder[Any]]) -> None:
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
         self._size = encoders[0].size
@@ -37,7 +41,7 @@ class EnsembleEncoder(Encoder):
         """The width of the memory of the first model."""
         return self._size
 
-    def forward(self, source: Padded) -> Any:
+    def forward(self, source: Source) -> Any:
         return EnsembleMemory(tuple(encoder(source) for encoder in self.encoders))
 
 

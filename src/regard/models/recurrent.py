@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded, repeat_for_hypotheses
+from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens, repeat_for_hypotheses
 from regard.models.readout import Readout
 from regard.models.settings import FixedModel, RecurrentEncoderSettings
 from regard.ops.dropout import Dropout
@@ -16,7 +16,7 @@ from regard.recurrent import layers
 
 
 @final
-class RecurrentEncoder(Encoder):
+class RecurrentEncoder(Encoder[Tokens]):
     """h_1 … h_S: the outputs of a recurrent network over the source, both directions concatenated.
 
     The summary is q(h_1 … h_S): the last state of each direction of the top layer, or the mean or maximum over all
@@ -43,7 +43,7 @@ class RecurrentEncoder(Encoder):
     def token_embedding(self) -> nn.Embedding:
         return self.embedding
 
-    def forward(self, source: Padded) -> Memory:
+    def forward(self, source: Tokens) -> Memory:
         embedded_BSD = self.dropout(self.embedding(source.tokens_BT))
         if self.reverse:
             embedded_BSD = layers.reverse_rows(embedded_BSD, source.lengths_B)
@@ -52,7 +52,7 @@ class RecurrentEncoder(Encoder):
             slots_BSD = layers.reverse_rows(slots_BSD, source.lengths_B)
         return Memory(slots_BSD, source.valid_BT, self._summary(slots_BSD, source, state), source.tokens_BT)
 
-    def _summary(self, slots_BSD: Tensor, source: Padded, state: layers.State) -> Tensor:
+    def _summary(self, slots_BSD: Tensor, source: Tokens, state: layers.State) -> Tensor:
         if self.summary == "last":
             return torch.cat([cell[0] for cell in state[-self.layers.directions :]], dim=-1)
         if self.summary == "mean":

@@ -1,13 +1,13 @@
 """Sequence-to-sequence models: an encoder and a decoder, built from settings."""
 
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.models.attentive import AttentiveDecoder, BahdanauDecoder, ConditionalDecoder, LuongDecoder
-from regard.models.contracts import Decoded, Decoder, Encoder, Padded
+from regard.models.contracts import Decoded, Decoder, Encoder, Source
 from regard.models.recurrent import FixedDecoder, RecurrentEncoder
 from regard.models.settings import (
     EncoderSettings,
@@ -26,12 +26,12 @@ from regard.models.transformer import TransformerDecoder, TransformerEncoder
 class Seq2Seq(nn.Module):
     """p(y | x) = Π_t p(y_t | y_<t, x)."""
 
-    def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
+    def __init__(self, encoder: Encoder[Any], decoder: Decoder) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
 
-    def forward(self, source: Padded, tokens_BT: Tensor) -> Decoded:
+    def forward(self, source: Source, tokens_BT: Tensor) -> Decoded:
         """Predict the token after each of the given target tokens (teacher forcing)."""
         decoded: Decoded = self.decoder(tokens_BT, self.encoder(source))
         return decoded

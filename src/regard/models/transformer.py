@@ -23,7 +23,7 @@ from regard.attention.multihead import MultiHeadAttention, PackedProjection
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.record import Role
 from regard.attention.settings import Score
-from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Padded
+from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens
 from regard.models.settings import TransformerEncoderSettings, TransformerLayers, TransformerModel
 from regard.ops.dropout import Dropout
 from regard.ops.layer_norm import LayerNorm
@@ -162,7 +162,7 @@ class EncoderLayer(nn.Module):
 
 
 @final
-class TransformerEncoder(Encoder):
+class TransformerEncoder(Encoder[Tokens]):
     """Self-attention layers over the source. The summary is the average of their outputs over positions."""
 
     def __init__(self, settings: TransformerEncoderSettings, vocabulary: int) -> None:
@@ -171,8 +171,8 @@ class TransformerEncoder(Encoder):
         self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
         self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
         self.norm = _build_norm(settings) if settings.norm == "pre" else nn.Identity()
-        _init_weights(self.layers)
         self._size = settings.size
+        _init_weights(self.layers)
 
     @property
     def size(self) -> int:
@@ -182,7 +182,7 @@ class TransformerEncoder(Encoder):
     def token_embedding(self) -> nn.Embedding:
         return self.embedding.tokens
 
-    def forward(self, source: Padded) -> Memory:
+    def forward(self, source: Tokens) -> Memory:
         x_BSD, valid_BS = self.embedding(source.tokens_BT), source.valid_BT
         for layer in self.layers:
             x_BSD = self.run_layer(layer, x_BSD, valid_BS)

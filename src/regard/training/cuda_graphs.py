@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from regard.data.batching import Batch
-from regard.models.contracts import Padded
 from regard.models.seq2seq import Seq2Seq
 from regard.ops import cuda_graphs
 from regard.training.objective import Objective
 
-Shape = tuple[int, int, int]
-"""Rows, and the widths of source and target."""
+Shape = tuple[tuple[int, ...], ...]
+"""The shapes of all tensors of a batch."""
 
 MAX_GRAPHS = 256
 """The maximum number of shapes that are captured. Any further shape is computed eagerly."""
@@ -42,15 +41,15 @@ class GraphedGradient:
 
     def __call__(self, batch: Batch, scale: float) -> Tensor:
         """Add the gradient of `scale` times the loss of a batch, and return that loss."""
-        shape = (*batch.source.tokens_BT.shape, batch.target.tokens_BT.shape[1])
+        shape = (*batch.source.shape, *batch.target.shape)
         graph = self.graphs.get(shape)
         if graph is None and shape in self.graphs and sum(map(bool, self.graphs.values())) < MAX_GRAPHS:
             graph = self._capture(batch)
         self.graphs[shape] = graph
         if graph is None:
             return self._backward(batch, scale)
-        scale_ = torch.full((), scale, device=batch.source.tokens_BT.device)
-        loss: Tensor = graph.run([*batch.source, *batch.target, scale_])
+        scale_ = torch.full((), scale, device=batch.target.tokens_BT.device)
+        loss: Tensor = graph.run([*batch.source.tensors, *batch.target.tensors, scale_])
         return loss.clone()
 
     def _backward(self, batch: Batch, scale: Tensor | float) -> Tensor:
@@ -62,14 +61,13 @@ class GraphedGradient:
         return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
 
     def _capture(self, batch: Batch) -> cuda_graphs.CapturedGraph:
-        source, target = (Padded(*(tensor.clone() for tensor in side)) for side in batch[:2])
-        static = Batch(source, target, batch.ids, batch.tokens)
-        device = source.tokens_BT.device
+        static = Batch(batch.source.clone(), batch.target.clone(), batch.ids, batch.tokens)
+        device = static.target.tokens_BT.device
         scale = torch.ones((), device=device)
         before = self._gradients()
         replay, loss = cuda_graphs.graph_pool(device).capture(lambda: self._backward(static, scale))
         assert len(before) == len(self._gradients()), "a gradient allocated during capture has no fixed address"
-        return cuda_graphs.CapturedGraph(replay, [*source, *target, scale], loss)
+        return cuda_graphs.CapturedGraph(replay, [*static.source.tensors, *static.target.tensors, scale], loss)
 
 
 @final

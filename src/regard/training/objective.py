@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.data.batching import Batch
 from regard.data.tokens.tokenizers import UNKNOWN
-from regard.models.contracts import Decoded, Padded
+from regard.models.contracts import Decoded, Source, Tokens
 from regard.models.ensemble import average_distributions
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.chunked_loss import Loss, chunked_loss
@@ -66,15 +66,13 @@ class Objective:
                 second, second_input = source, decoder_input
                 if self.consistency.kind == "simcut":
                     second, second_input = drop_words(batch, self.consistency.cut)
-                both = Padded(torch.cat([source.tokens_BT, second.tokens_BT]), source.lengths_B.repeat(2))
-                decoded = model(both, torch.cat([decoder_input, second_input]))
+                decoded = model(source.concatenate(second), torch.cat([decoder_input, second_input]))
                 (first_ND, tokens_N), (second_ND, _) = (
                     select_tokens(half_BTD, target) for half_BTD in decoded.features.chunk(2)
                 )
                 loss = self._consistency_loss(decoded)
                 total = chunked_loss(loss, (first_ND, second_ND, tokens_N), decoded.weights, decoded.vocabulary)
-                doubled = Padded(target.tokens_BT.repeat(2, 1), target.lengths_B.repeat(2))
-                return total + 0.5 * loss_terms(decoded, doubled)
+                return total + 0.5 * loss_terms(decoded, target.concatenate(target))
             decoded = model(source, decoder_input)
             inputs = select_tokens(decoded.features, target)
             if self.distillation is None:
@@ -124,19 +122,17 @@ def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tu
     return Objective(label_smoothing)(model, batch), batch.target.lengths_B.sum()
 
 
-def drop_words(batch: Batch, probability: float) -> tuple[Padded, Tensor]:
+def drop_words(batch: Batch, probability: float) -> tuple[Source, Tensor]:
     """Replace tokens of the source and of the decoder's input with UNKNOWN at random; the start symbol stays."""
     if not probability:
         return batch.source, batch.decoder_inputs
-    source_BS, given_BT = batch.source.tokens_BT, batch.decoder_inputs
-    dropped_BS = torch.rand(source_BS.shape, device=source_BS.device) < probability
+    source, given_BT = batch.source.corrupt(probability, UNKNOWN), batch.decoder_inputs
     dropped_BT = torch.rand(given_BT.shape, device=given_BT.device) < probability
     dropped_BT[:, 0] = False
-    source = Padded(source_BS.masked_fill(dropped_BS, UNKNOWN), batch.source.lengths_B)
     return source, given_BT.masked_fill(dropped_BT, UNKNOWN)
 
 
-def select_tokens(features_BTD: Tensor, target: Padded) -> tuple[Tensor, ...]:
+def select_tokens(features_BTD: Tensor, target: Tokens) -> tuple[Tensor, ...]:
     """Return the features and the targets of all tokens except padding.
 
     On a GPU, padding is included and marked (see `flatten_with_ignore_index`), because the number of tokens is not
@@ -147,13 +143,13 @@ def select_tokens(features_BTD: Tensor, target: Padded) -> tuple[Tensor, ...]:
     return features_BTD[target.valid_BT], target.tokens_BT[target.valid_BT]
 
 
-def flatten_with_ignore_index(features_BTD: Tensor, target: Padded) -> tuple[Tensor, ...]:
+def flatten_with_ignore_index(features_BTD: Tensor, target: Tokens) -> tuple[Tensor, ...]:
     """Set the features of padding to zero, and its target to IGNORE_INDEX."""
     features_BTD = features_BTD.masked_fill(~target.valid_BT.unsqueeze(-1), 0.0)
     return features_BTD.flatten(0, 1), target.tokens_BT.masked_fill(~target.valid_BT, IGNORE_INDEX).flatten()
 
 
-def loss_terms(decoded: Decoded, target: Padded) -> Tensor:
+def loss_terms(decoded: Decoded, target: Tokens) -> Tensor:
     """Return the sum of the loss terms of the attention mechanisms, functions of the targets' log-probabilities."""
     total = decoded.features.new_zeros((), dtype=torch.float32)
     if decoded.loss_terms:

@@ -96,7 +96,7 @@ def _reduce_memory(state: TrainingState, batches: list[Batch], random: dict[str,
         state.release_cuda_graphs()
         remedy = "CUDA graphs are not used any more"
     elif progress.micro_batches >= max(len(batch.ids) for batch in batches):
-        longest = max(batch.source.tokens_BT.shape[1] for batch in batches)
+        longest = max(int(batch.source.length_hint_B.max()) for batch in batches)
         raise ResourceError(
             f"Out of memory at step {progress.step + 1:,}, even with a batch of one pair (the longest has "
             f"{longest} tokens). Use a smaller model or a smaller tokenizer.max_length."
