@@ -17,12 +17,12 @@ def model(small_run: RunFolder) -> regard.Model:
 
 
 def test_a_model_is_displayed_with_its_properties(model: regard.Model) -> None:
-    tokenizers = model.predictor.tokenizers
+    predictor = model.predictor
     assert model.scores is not None
     values = [
         "bidirectional GRU 1 × 16 encoder, GRU 1 × 16 decoder (bahdanau), additive attention",
         f"{sum(parameter.numel() for parameter in model.network.parameters()):,}",
-        f"{len(tokenizers.source):,} source tokens, {len(tokenizers.target):,} target tokens",
+        f"{predictor.reader.vocabulary_size:,} source tokens, {len(predictor.tokenizer):,} target tokens",
         "30",
         str(model.predictor.device),
         f"accuracy {model.scores['accuracy']:.2%}, loss {model.scores.loss:.4f} on 40 pairs",

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 import regard
-from regard.data.batching import pad
 from regard.data.cache import sha256
 from regard.data.tokens.tokenizers import START
 from regard.runs.folder import RunFolder
@@ -153,9 +152,9 @@ def test_ensembles_average_the_probabilities_of_their_models(
 
 def _first_probabilities(model: regard.Model, text: str) -> NDArray[np.float32]:
     """Return the probabilities of the first target token."""
-    tokenizers, device = model.predictor.tokenizers, model.predictor.device
+    reader, device = model.predictor.reader, model.predictor.device
     with torch.no_grad():
-        source = pad(tokenizers.source.ids([text])).to(device)
+        source = reader.collate(reader.read([text])).to(device)
         logits = model.network(source, torch.tensor([[START]], device=device)).logits_BTV
     probabilities: NDArray[np.float32] = logits[0, 0].softmax(-1).cpu().numpy()
     return probabilities

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from regard.config import resolve
 from regard.data import cache, preparation
-from regard.data.batching import EncodedCorpus, EncodedSources, EncodedTexts, TokenRows
+from regard.data.batching import EncodedCorpus, EncodedTexts, TokenRows
 from regard.data.corpora import load_corpus
 from regard.data.files import Files
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import BPETokenizer, CharTokenizer, FilesData, TokenizerSettings
+from regard.data.sources import EncodedSources
 from regard.data.tokens.tokenizers import END, TokenizerPair
 from regard.data.tokens.workers import encode_parallel
 from regard.errors import DataError, ResourceError
@@ -99,7 +100,7 @@ def test_mapped_data_equals_data_in_memory(tmp_path: Path) -> None:
     settings = write_data(tmp_path)
     prepared = prepare(settings)
     corpus = load_corpus(settings)
-    in_memory = EncodedCorpus.of(corpus.train, prepared.tokenizers, 1_000)
+    in_memory = EncodedCorpus.of(corpus.train, prepared.reader, prepared.tokenizers.target, 1_000)
     assert len(prepared.train) == len(in_memory) > 0
     sources, targets = to_ragged(prepared.train.sources), to_ragged(prepared.train.targets)
     for index in range(len(in_memory)):
@@ -353,7 +354,7 @@ def test_a_large_corpus_is_tokenized_by_many_processes(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     prepared = prepare(settings)
     assert processes == [3]
-    in_memory = EncodedCorpus.of(load_corpus(settings).train, prepared.tokenizers, 1_000)
+    in_memory = EncodedCorpus.of(load_corpus(settings).train, prepared.reader, prepared.tokenizers.target, 1_000)
     rows = list(range(len(in_memory)))
     assert prepared.train.targets.rows.take(rows).rows() == in_memory.targets.rows.take(rows).rows()
 

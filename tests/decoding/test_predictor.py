@@ -9,6 +9,7 @@ from torch import Tensor
 
 import regard
 from regard.data.batching import pad
+from regard.data.texts import TextItem
 from regard.data.tokens.tokenizers import END, START
 from regard.ops.reference_mode import full_precision
 from regard.runs.folder import RunFolder
@@ -72,15 +73,21 @@ def test_attention_weights_equal_those_of_the_search(model: regard.Model) -> Non
     text = "3 mai 2009"
     weights = model.predict(text).attention
     with regard.record(model.network) as trace:
-        model.predictor.predict(model.predictor.tokenize([text]))
+        model.predictor.predict(model.predictor.reader.read([text]))
     recorded = trace.weights["decoder.attention"][0, : len(weights)].cpu().numpy()
     np.testing.assert_allclose(recorded, weights, atol=1e-6)
 
 
+def source_ids(model: regard.Model, text: str) -> list[int]:
+    """Return the token ids of a source."""
+    [item] = model.predictor.reader.read([text])
+    assert isinstance(item, TextItem)
+    return item.tokenized.ids
+
+
 def test_the_score_is_the_log_probability_of_the_prediction(model: regard.Model) -> None:
     for prediction in model.predict(TEXTS[2:]):
-        tokenizers = model.predictor.tokenizers
-        [source], [target] = tokenizers.source.ids([prediction.source]), tokenizers.target.ids([prediction.text])
+        source, [target] = source_ids(model, prediction.source), model.predictor.tokenizer.ids([prediction.text])
         with torch.no_grad():
             logits = logits_of(model, source, target)
         tokens = target if prediction.truncated else [*target, END]
@@ -91,8 +98,7 @@ def test_the_score_is_the_log_probability_of_the_prediction(model: regard.Model)
 
 
 def test_the_score_of_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> None:
-    tokenizers = model.predictor.tokenizers
-    [source], [target] = tokenizers.source.ids(["3 mai 2009"]), tokenizers.target.ids(["2009-05-03"])
+    source, [target] = source_ids(model, "3 mai 2009"), model.predictor.tokenizer.ids(["2009-05-03"])
     with torch.no_grad():
         log_p = logits_of(model, source, target).log_softmax(-1)
     expected = sum(float(log_p[step, token]) for step, token in enumerate([*target, END]))

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.data.batching import pad
 from regard.data.settings import CharTokenizer
+from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import START, TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings, SearchSettings
-from regard.models.contracts import Encoder, Memory, Tokens
+from regard.models.contracts import Encoder, Memory, Source, Tokens
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq, build_model
 from tests_shared import ModelOnly
@@ -52,13 +52,13 @@ MODELS = {
 
 
 def predictor_of(model: Seq2Seq) -> Predictor:
-    return Predictor(model, TOKENIZERS, DecodingSettings(), max_length=100)
+    return Predictor(model, TextReader(TOKENIZERS.source, 100), TOKENIZERS.target, DecodingSettings(), max_length=100)
 
 
-def direct_weights(model: Seq2Seq, source: list[int], target: list[int]) -> dict[str, Tensor]:
+def direct_weights(model: Seq2Seq, source: Source, target: list[int]) -> dict[str, Tensor]:
     """Return the weights of the whole model for one pair, which has no padding."""
     with torch.inference_mode(), regard.record(model) as recording:
-        model(pad([source]), torch.tensor([[START, *target]]))
+        model(source, torch.tensor([[START, *target]]))
     return {name: weights[0] for name, weights in recording.weights.items()}
 
 
@@ -67,16 +67,16 @@ def direct_weights(model: Seq2Seq, source: list[int], target: list[int]) -> dict
 def test_weights_equal_those_of_a_pass_of_the_whole_model(name: str, search: dict[str, Any]) -> None:
     model = MODELS[name]()
     predictor = predictor_of(model)
-    sources = predictor.tokenize(TEXTS)
+    sources = predictor.reader.read(TEXTS)
     predictions = predictor.predict(sources, SearchSettings(**search), attention=True)
     if search:  # hypotheses end at different steps
         assert len({len(hypothesis.tokens) for nbest in predictions for hypothesis in nbest}) > 2
     for source, nbest in zip(sources, predictions, strict=True):
         assert len(nbest) <= search.get("nbest", 1)
         for hypothesis in nbest:
-            expected = direct_weights(model, source.ids, hypothesis.tokens)
+            expected = direct_weights(model, predictor.reader.collate([source]), hypothesis.tokens)
             assert list(hypothesis.attentions) == list(expected)
-            steps, slots = len(hypothesis.tokens), len(source.ids)
+            steps, slots = len(hypothesis.tokens), source.length
             for attention, weights in hypothesis.attentions.items():
                 shape = {"encoder-self": (slots, slots), "decoder-self": (steps, steps), "cross": (steps, slots)}
                 rows, columns = shape[predictor.attention_roles[attention]]
@@ -91,17 +91,17 @@ def test_a_source_is_encoded_once_and_its_hypotheses_are_read_at_most_once(name:
     for part in (model.encoder, model.decoder):
         part.register_forward_hook(lambda module, *_: calls.append(module))
     predictor = predictor_of(model)
-    predictor.predict(predictor.tokenize(TEXTS), SearchSettings(**search), attention=True)
+    predictor.predict(predictor.reader.read(TEXTS), SearchSettings(**search), attention=True)
     assert calls == ([model.encoder] if search in SEARCHES[:2] else [model.encoder, model.decoder])
     calls.clear()
-    predictor.predict(predictor.tokenize(TEXTS), SearchSettings(**search))
+    predictor.predict(predictor.reader.read(TEXTS), SearchSettings(**search))
     assert calls == ([model.encoder, model.decoder] if "coverage_penalty" in search else [model.encoder])
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_do_not_change_the_hypotheses(name: str) -> None:
     predictor = predictor_of(MODELS[name]())
-    sources = predictor.tokenize(TEXTS)
+    sources = predictor.reader.read(TEXTS)
     for search in SEARCHES:
         settings = SearchSettings(**search)
         without = predictor.predict(sources, settings)
@@ -141,11 +141,11 @@ class PairEncoder(Encoder[Tokens]):
 def test_weights_have_a_column_for_each_visible_slot(search: dict[str, Any]) -> None:
     model = build(GRU)
     predictor = predictor_of(Seq2Seq(PairEncoder(16).double(), model.decoder).eval())
-    sources = predictor.tokenize(TEXTS)
+    sources = predictor.reader.read(TEXTS)
     for source, nbest in zip(
         sources, predictor.predict(sources, SearchSettings(**search), attention=True), strict=True
     ):
         for hypothesis in nbest:
             weights = hypothesis.attentions["decoder.attention"]
-            assert weights.shape == (len(hypothesis.tokens), (len(source.ids) + 1) // 2)
+            assert weights.shape == (len(hypothesis.tokens), (source.length + 1) // 2)
             np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)

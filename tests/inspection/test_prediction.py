@@ -3,6 +3,7 @@
 import pytest
 
 from regard.data.settings import BPETokenizer, CharTokenizer, WordTokenizer
+from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.search import Hypothesis
 from regard.inspection.prediction import Prediction
@@ -14,8 +15,8 @@ from regard.inspection.prediction import Prediction
 )
 def test_letters_and_tags_without_a_token_are_unknown(source: str, unknown: list[str]) -> None:
     pair = TokenizerPair.build(CharTokenizer(shared=False, tags=True), ["laufen\tV;PST;PL"], ["lief"])
-    [tokens] = pair.source.encode([source])
-    prediction = Prediction.from_nbest(source, tokens, [Hypothesis([], 0.0, False)], pair.target)
+    [item] = TextReader(pair.source, 100).read([source])
+    prediction = Prediction.from_nbest(item, [Hypothesis([], 0.0, False)], pair.target)
     assert prediction.unknown == unknown
 
 
@@ -31,9 +32,9 @@ def test_source_and_output_tokens_mark_word_starts(
 ) -> None:
     texts = ["the old man reads a book", "a woman reads the old books", "old man"] * 3
     pair = TokenizerPair.build(tokenizer, texts, texts)
-    [tokens] = pair.source.encode([source])
+    [item] = TextReader(pair.source, 100).read([source])
     [target] = pair.target.ids(["the book"])
-    prediction = Prediction.from_nbest(source, tokens, [Hypothesis(target, 0.0, False)], pair.target)
+    prediction = Prediction.from_nbest(item, [Hypothesis(target, 0.0, False)], pair.target)
     assert prediction.text == "the book"
     assert prediction.source_tokens == expected.split()
     assert "".join(prediction.tokens) == "▁the▁book"
@@ -41,6 +42,6 @@ def test_source_and_output_tokens_mark_word_starts(
 
 def test_a_mark_in_the_source_text_is_unchanged() -> None:
     pair = TokenizerPair.build(CharTokenizer(shared=False), ["a▁b"], ["x"])
-    [tokens] = pair.source.encode(["a▁ b"])
-    prediction = Prediction.from_nbest("a▁ b", tokens, [Hypothesis([], 0.0, False)], pair.target)
+    [item] = TextReader(pair.source, 100).read(["a▁ b"])
+    prediction = Prediction.from_nbest(item, [Hypothesis([], 0.0, False)], pair.target)
     assert prediction.source_tokens == ["a", "▁", " ", "b"]

@@ -83,7 +83,7 @@ def test_predict_writes_one_line_per_input_line(
 def test_a_generated_line_break_does_not_split_the_output_line(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = regard.load(run).predictor.tokenizers.target
+    tokenizer = regard.load(run).predictor.tokenizer
     line_break = tokenizer.inner.token_to_id("<0x0A>")
     if line_break is None:
         assert "\n" not in "".join(tokenizer.decode([index]) for index in range(len(tokenizer)))
@@ -114,7 +114,7 @@ def test_a_prediction_does_not_depend_on_the_rest_of_the_batch(model: regard.Mod
 
 
 def test_a_beam_larger_than_the_vocabulary_returns_distinct_predictions(model: regard.Model) -> None:
-    wide = model.predict("red", attention=False, beam=3 * len(model.predictor.tokenizers.target), nbest=3)
+    wide = model.predict("red", attention=False, beam=3 * len(model.predictor.tokenizer), nbest=3)
     predictions = [wide, *wide.alternatives]
     assert len({tuple(prediction.tokens) for prediction in predictions}) == 3
     assert all(-1e3 < prediction.score < 0 for prediction in predictions)

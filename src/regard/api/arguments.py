@@ -3,9 +3,35 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from regard.data.corpora import RawSource
+from regard.data.sources import SourceReader
 from regard.decoding.predictor import Constraints
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
+
+
+def check_sources(source: Any, reader: SourceReader) -> tuple[list[RawSource], bool]:
+    """Return the sources as a list, and whether there was only one, without a list. Raise ArgumentTypeError for
+    anything that the reader does not accept, with its index.
+    """
+    if reader.is_source(source):
+        return [source], True
+    noun, accepts = reader.noun, reader.accepts
+    if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
+        raise ArgumentTypeError(
+            f"source must be a {noun} ({accepts}) or a list of {noun}s, not {type(source).__name__}."
+        )
+    sources = list(source)
+    for index, item in enumerate(sources):
+        if not reader.is_source(item):
+            raise ArgumentTypeError(f"source[{index}] must be a {noun} ({accepts}), not {type(item).__name__}.")
+    return sources, False
+
+
+def check_source(source: Any, reader: SourceReader) -> RawSource:
+    if not reader.is_source(source):
+        raise ArgumentTypeError(f"source must be one {reader.noun} ({reader.accepts}), not {type(source).__name__}.")
+    return source
 
 
 def check_texts(name: str, texts: Any) -> list[str]:

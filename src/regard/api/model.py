@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack, overload
 
 import torch
 
-from regard.api.arguments import check_names, check_size, check_text, check_texts, parse_constraints
+from regard.api.arguments import check_names, check_size, check_source, check_sources, check_texts, parse_constraints
 from regard.config import resolve
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
@@ -99,9 +99,10 @@ class Model:
     @classmethod
     def from_checkpoint(cls, folder: RunFolder, checkpoint: Checkpoint, device: str | torch.device = "auto") -> "Model":
         """Load the model of a checkpoint, by default on a GPU if there is one."""
-        settings, tokenizers, model, loaded = checkpoints.load_model(folder, checkpoint)
+        settings, reader, tokenizers, model, loaded = checkpoints.load_model(folder, checkpoint)
         model = model.to(check_device(device)).eval()
-        predictor = Predictor(model, tokenizers, settings.decoding, settings.tokenizer.max_length)
+        max_length = settings.tokenizer.max_length
+        predictor = Predictor(model, reader, tokenizers.target, settings.decoding, max_length)
         best = loaded.state.get("best") or {}
         scores = MetricValues.from_json(best) if best.get("step") == loaded.step else None
         return cls(predictor, settings, loaded.step, scores)
@@ -114,22 +115,25 @@ class Model:
         models = [cls.from_checkpoint(folder, checkpoint, device) for folder, checkpoint in located]
         if len(models) == 1:
             return models[0]
+        shortest = min((model.predictor for model in models), key=lambda predictor: predictor.max_length)
         predictor = replace(
             models[0].predictor,
             model=ensemble([model.network for model in models]).eval(),
-            max_length=min(model.predictor.max_length for model in models),
+            reader=shortest.reader,
+            max_length=shortest.max_length,
         )
         return cls(predictor, models[0].settings, models[0].step, members=len(models))
 
     @property
     def _summary(self) -> dict[str, str]:
         """Names and values for `repr` and for the table in notebooks."""
-        tokenizers = self.predictor.tokenizers
+        reader, tokenizer = self.predictor.reader, self.predictor.tokenizer
+        source_tokens = "" if reader.vocabulary_size is None else f"{reader.vocabulary_size:,} source tokens, "
         prefix = f"ensemble of {self.members} models, the first: " if self.members > 1 else ""
         summary = {
             "architecture": prefix + self.settings.model.architecture,
             "parameters": f"{sum(parameter.numel() for parameter in self.network.parameters()):,}",
-            "vocabulary": f"{len(tokenizers.source):,} source tokens, {len(tokenizers.target):,} target tokens",
+            "vocabulary": f"{source_tokens}{len(tokenizer):,} target tokens",
             "step": f"{self.step:,}",
             "device": str(self.device),
         }
@@ -254,18 +258,16 @@ class Model:
         """
         check_names(search, PredictionOptions.__annotations__)
         check_size("batch_size", batch_size)
-        single = isinstance(source, str)
-        texts = [source] if isinstance(source, str) else check_texts("source", source)
-        constraints = parse_constraints(search, None if single else len(texts))
+        predictor = self.predictor
+        sources, single = check_sources(source, predictor.reader)
+        constraints = parse_constraints(search, None if single else len(sources))
         settings = {name: value for name, value in search.items() if name not in _CONSTRAINTS}
         options = resolve(SearchSettings, settings, {})
-        predictor = self.predictor
-        sources = predictor.tokenize(texts)
-        hypotheses = predictor.predict(sources, options, constraints, batch_size=batch_size, attention=attention)
-        tokenizer, roles = predictor.tokenizers.target, predictor.attention_roles
+        items = predictor.reader.read(sources)
+        hypotheses = predictor.predict(items, options, constraints, batch_size=batch_size, attention=attention)
+        tokenizer, roles = predictor.tokenizer, predictor.attention_roles
         predictions = [
-            Prediction.from_nbest(text, tokens, nbest, tokenizer, roles)
-            for text, tokens, nbest in zip(texts, sources, hypotheses, strict=True)
+            Prediction.from_nbest(item, nbest, tokenizer, roles) for item, nbest in zip(items, hypotheses, strict=True)
         ]
         return predictions[0] if single else predictions
 
@@ -298,11 +300,12 @@ class Model:
         >>> model.score("3 mai 2009", "2009-05-03")
         """
         check_size("batch_size", batch_size)
-        if isinstance(source, str) and isinstance(target, str):
-            return self.predictor.score([source], [target])[0]
-        if isinstance(source, str) or isinstance(target, str):
-            raise ConfigError("source and target must both be texts, or both lists of texts.")
-        sources, targets = check_texts("source", source), check_texts("target", target)
+        sources, single = check_sources(source, self.predictor.reader)
+        if single and isinstance(target, str):
+            return self.predictor.score(sources, [target])[0]
+        if single or isinstance(target, str):
+            raise ConfigError("Pass one source and one target, or a list of sources and a list of targets.")
+        targets = check_texts("target", target)
         if len(sources) != len(targets):
             raise ConfigError(
                 f"There are {len(sources)} sources and {len(targets)} targets. Pass one target for each source."
@@ -325,7 +328,7 @@ class Model:
 
         >>> model.trace("3 mai 2009", beam=5).save("trace.html")
         """
-        check_text("source", source)
+        check_source(source, self.predictor.reader)
         settings = self.settings.model.model_dump(mode="json")
         return Trace(self.predict(source, **search), {"step": self.step, **settings})
 

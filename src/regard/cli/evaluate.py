@@ -200,7 +200,7 @@ def _read_test(folder: RunFolder, checkpoint: Checkpoint, files: Files | None) -
     if isinstance(corpus.test, Stream):
         # Changed files give a different test split, which may contain pairs that the model was trained on.
         before = set(checkpoint.state["data"].values())
-        changed = [path for path, fingerprint in corpus.fingerprint().items() if fingerprint not in before]
+        changed = [path for path, fingerprint in corpus.hash_files().items() if fingerprint not in before]
         if changed:
             raise DataError(
                 f"{' and '.join(map(short_path, changed))} changed since {folder.path} was trained, so its test set "

@@ -80,12 +80,12 @@ def _draw_alignment(model: str, text: str, outputs: tuple[Path, ...]) -> None:
     if outputs:
         return
     console = Console(highlight=False)
-    title = f"{heatmap.isolate(text)} → {heatmap.isolate(prediction.text)}"
+    title = f"{heatmap.isolate(prediction.source)} → {heatmap.isolate(prediction.text)}"
     click.echo(f"{title}   (log-probability {prediction.score:.4f})")
     if note := caption(prediction):
         click.echo(note)
     click.echo()
-    weights = (prediction.attention, prediction.source_tokens, prediction.tokens)
+    weights = (prediction.attention, prediction.slot_labels, prediction.tokens)
     if console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}:
         console.print(heatmap.to_color(*weights, width=console.width))
     else:

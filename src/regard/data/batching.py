@@ -9,9 +9,11 @@ from typing import NamedTuple, Protocol, final
 import numpy as np
 import torch
 
+from regard.data.corpora import RawSource
 from regard.data.ragged import Ids, Ragged
 from regard.data.sampler import round_up_lengths
-from regard.data.tokens.tokenizers import END, PAD, START, TokenizerPair
+from regard.data.sources import EncodedSources, SourceReader
+from regard.data.tokens.tokenizers import END, PAD, START, Tokenizer
 from regard.models.contracts import Source, Tokens
 
 log = logging.getLogger(__name__)
@@ -59,21 +61,6 @@ class TokenRows(Protocol):
     def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged: ...
 
 
-class EncodedSources(Protocol):
-    """The sources of a corpus, in the form in which batches are made of them. They may differ between epochs."""
-
-    @property
-    def lengths(self) -> Ids:
-        """The length of each source, by which batches are formed; approximate if lengths differ between epochs."""
-
-    def epoch_lengths(self, epoch: int) -> Ids: ...
-
-    def __len__(self) -> int: ...
-
-    def batch(self, rows: Sequence[int], epoch: int = 0, *, bucketed_shapes: bool = False) -> Source:
-        """Return some sources as a batch on the CPU. With `bucketed_shapes`, it has one of a few shapes."""
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
@@ -108,14 +95,15 @@ class EncodedCorpus:
     targets: EncodedTexts
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, str]], tokenizers: TokenizerPair, max_length: int) -> "EncodedCorpus":
-        """Encode pairs in memory."""
+    def of(
+        cls, pairs: Iterable[tuple[RawSource, str]], reader: SourceReader, tokenizer: Tokenizer, max_length: int
+    ) -> "EncodedCorpus":
+        """Encode pairs in memory, with the reader of the sources and the tokenizer of the targets."""
         listed = list(pairs)
-        sources = tokenizers.source.ids([source for source, _ in listed])
-        targets = tokenizers.target.ids([target for _, target in listed])
-        warn_truncated(sum(len(ids) > max_length for ids in (*sources, *targets)), max_length, "sequence")
+        targets = tokenizer.ids([target for _, target in listed])
+        warn_truncated(sum(len(ids) > max_length for ids in targets), max_length, "target")
         return cls(
-            EncodedTexts(Ragged.of(ids[:max_length] for ids in sources)),
+            reader.encode([source for source, _ in listed]),
             EncodedTexts(Ragged.of([*ids[:max_length], END] for ids in targets)),
         )
 
@@ -134,7 +122,10 @@ class EncodedCorpus:
     def batch(
         self, ids: Sequence[int], device: torch.device, epoch: int = 0, *, bucketed_shapes: bool = False
     ) -> Batch:
-        """Return a batch of some pairs. With `bucketed_shapes`, it has one of a few shapes."""
+        """Return a batch of some pairs.
+
+        With `bucketed_shapes`, its widths are rounded up, so that more batches have equal shapes.
+        """
         source = self.sources.batch(ids, epoch, bucketed_shapes=bucketed_shapes)
         target = self.targets.batch(ids, epoch, bucketed_shapes=bucketed_shapes)
         return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))

@@ -2,10 +2,10 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.data import dates, pronunciations, sequences
 from regard.data.files import Files
@@ -29,22 +29,34 @@ corpus for this, and the approximate maximum in pairs.
 """
 
 
+RawSource = Any
+"""A source as a user passes it: a text; for other kinds of source, for example the name of an image file, or an array.
+"""
+
+
+def identify(source: RawSource) -> Hashable:
+    """Return a key for a source. Equal texts have the same key; objects that cannot be hashed, such as arrays, are
+    distinguished by identity.
+    """
+    return source if isinstance(source, Hashable) else id(source)
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Sources and their targets, in order."""
 
-    sources: list[str] = field(default_factory=list)
+    sources: list[RawSource] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[str, str]]) -> "Pairs":
+    def of(cls, pairs: Iterable[tuple[RawSource, str]]) -> "Pairs":
         listed = list(pairs)
         return cls([source for source, _ in listed], [target for _, target in listed])
 
     def __len__(self) -> int:
         return len(self.sources)
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
+    def __iter__(self) -> Iterator[tuple[RawSource, str]]:
         return zip(self.sources, self.targets, strict=True)
 
     def first(self, count: int | None) -> "Pairs":
@@ -56,9 +68,9 @@ class Pairs:
 class Stream:
     """Pairs that are read on each iteration, so that they need not fit into memory."""
 
-    read: Callable[[], Iterator[tuple[str, str]]]
+    read: Callable[[], Iterator[tuple[RawSource, str]]]
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
+    def __iter__(self) -> Iterator[tuple[RawSource, str]]:
         return self.read()
 
 
@@ -80,12 +92,22 @@ class Corpus:
         """The approximate number of training pairs, counted in the files."""
         return _count_lines(self.source_files)
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return a hash of each training and dev file, or of the pairs. A resumed run requires the same hashes."""
-        return {path: _file_hash(path) for path in self.files} or {
-            "training pairs": _pairs_hash(self.train),
-            "dev pairs": _pairs_hash(self.dev),
+    def fingerprint(self, hash_source: Callable[[RawSource], str] | None = None) -> dict[str, str]:
+        """Return a hash of each training and dev file, or of the pairs. A resumed run requires the same hashes.
+
+        Files contain the sources if these are texts. Otherwise `hash_source` hashes the content of each source.
+        """
+        hashes = self.hash_files()
+        if hashes and hash_source is None:
+            return hashes
+        return hashes | {
+            "training pairs": _pairs_hash(self.train, hash_source or str),
+            "dev pairs": _pairs_hash(self.dev, hash_source or str),
         }
+
+    def hash_files(self) -> dict[str, str]:
+        """Return a hash of each training and dev file."""
+        return {path: _file_hash(path) for path in self.files}
 
 
 def _file_hash(path: str) -> str:
@@ -93,10 +115,10 @@ def _file_hash(path: str) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _pairs_hash(pairs: Iterable[tuple[str, str]]) -> str:
+def _pairs_hash(pairs: Iterable[tuple[RawSource, str]], hash_source: Callable[[RawSource], str]) -> str:
     digest = hashlib.sha256()
     for source, target in pairs:
-        digest.update(f"{source}\n{target}\n".encode("utf-8", "surrogatepass"))
+        digest.update(f"{hash_source(source)}\n{target}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 

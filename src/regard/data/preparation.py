@@ -18,6 +18,8 @@ from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import DataSettings, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
+from regard.data.sources import SourceReader
+from regard.data.texts import TextReader
 from regard.data.tokens.segmentation import END_OF_SENTENCE, SampledSide, SegmentationTable, number_words
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
@@ -43,8 +45,9 @@ Report = Callable[[str], object]
 
 
 class PreparedData(NamedTuple):
-    """The tokenizers, the encoded training data and the dev pairs of a run."""
+    """The reader of the sources, the tokenizers, the encoded training data and the dev pairs of a run."""
 
+    reader: SourceReader
     tokenizers: TokenizerPair
     train: EncodedCorpus
     dev: Pairs
@@ -58,6 +61,13 @@ class PreparationRequest(NamedTuple):
     data: DataSettings
     tokenizer: TokenizerSettings
     seed: int
+    reader: SourceReader | None = None
+    """The reader of sources that are not text; None for texts, which are tokenized."""
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The sides of the corpus that are tokenized."""
+        return _SIDES if self.reader is None else _SIDES[1:]
 
 
 def prepare(request: PreparationRequest, tokenizers: TokenizerPair | None, report: Report) -> PreparedData:
@@ -70,15 +80,22 @@ def prepare(request: PreparationRequest, tokenizers: TokenizerPair | None, repor
         tokenizers = TokenizerPair.load(folder, settings)
     key = cache_key(*inputs, tokenizers.fingerprint(), settings.max_length, sampling_by_side(settings))
     folder = get_or_build("corpora", key, lambda draft: _encode(request, tokenizers, draft, report))
-    train = EncodedCorpus(*(EncodedTexts(_open(folder, side, request)) for side in _SIDES))
-    dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
+    *texts, targets = (EncodedTexts(_open(folder, side, request)) for side in request.sides)
+    if request.reader is None:
+        reader: SourceReader = TextReader(tokenizers.source, settings.max_length)
+        train = EncodedCorpus(texts[0], targets)
+        dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
+    else:
+        reader = request.reader
+        train = EncodedCorpus(reader.encode([source for source, _ in corpus.train]), targets)
+        dev = Pairs.of(corpus.dev)
     if not len(train) or not len(dev):
         pairs = len(train) + len(dev)
         name = short_path(corpus.files[0]) if corpus.files else "The corpus"
         raise DataError(
             f"{name} has {quantity(pairs, 'pair')}, which is too few to hold out some for validation. Add dev files."
         )
-    return PreparedData(tokenizers, train, dev)
+    return PreparedData(reader, tokenizers, train, dev)
 
 
 def _hash_model_files(settings: TokenizerSettings) -> list[str]:
@@ -92,7 +109,7 @@ def _learn(request: PreparationRequest, folder: Path, report: Report) -> None:
     corpus, settings = request.corpus, request.tokenizer
     subwords = all(side.kind in {"bpe", "unigram"} for side in sides(settings))
     step = -(-corpus.lines // _SAMPLE) if subwords else 1
-    sources = (source for source, _ in islice(corpus.train, 0, None, step))
+    sources = (source for source, _ in islice(corpus.train, 0, None, step)) if request.reader is None else ()
     targets = (target for _, target in islice(corpus.train, 0, None, step))
     tokenizers = TokenizerPair.build(settings, sources, targets)
     _check_unchanged(request)
@@ -109,32 +126,32 @@ def _encode(request: PreparationRequest, tokenizers: TokenizerPair, folder: Path
         writers = [
             stack.enter_context(_SideWriter(folder, side, tokenizer, sampling, max_length))
             for side, tokenizer, sampling in zip(_SIDES, tokenizers, sampling_by_side(request.tokenizer), strict=True)
+            if side in request.sides
         ]
-        for rows_by_side in _encode_chunks(writers, _chunks(corpus)):
+        for rows_by_side in _encode_chunks(writers, _chunks(request)):
             for writer, rows in zip(writers, rows_by_side, strict=True):
                 writer.write(rows)
     warn_truncated(sum(writer.truncated for writer in writers), max_length, "sequence")
-    (folder / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False, allow_nan=False), "utf-8")
+    if request.reader is None:
+        (folder / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False, allow_nan=False), "utf-8")
     _check_unchanged(request)
     report(f"Tokenized the corpus in {time.monotonic() - start:.1f} s; it is cached in {folder.parent}.")
 
 
 def _check_unchanged(request: PreparationRequest) -> None:
     """Raise an error if a file no longer matches the hash that is part of the cache key."""
-    files = request.corpus.files
-    fingerprint = request.corpus.fingerprint() if files else request.fingerprint
-    changed = [name for name in files if fingerprint[name] != request.fingerprint[name]]
+    changed = [name for name, found in request.corpus.hash_files().items() if found != request.fingerprint[name]]
     if changed:
         raise DataError(
             f"{' and '.join(changed)} changed while it was read. Wait until it is complete, and start again."
         )
 
 
-def _chunks(corpus: Corpus) -> Iterator[list[tuple[str, ...]]]:
-    """Yield the sources and the targets of `_CHUNK` pairs at a time."""
-    pairs = iter(corpus.train)
+def _chunks(request: PreparationRequest) -> Iterator[list[tuple[str, ...]]]:
+    """Yield the texts of each tokenized side, of `_CHUNK` pairs at a time."""
+    pairs = iter(request.corpus.train)
     while chunk := list(islice(pairs, _CHUNK)):
-        yield list(zip(*chunk, strict=True))
+        yield list(zip(*chunk, strict=True))[-len(request.sides) :]
 
 
 def _encode_chunks(writers: "Sequence[_SideWriter]", chunks: Iterator[list[tuple[str, ...]]]) -> Iterator[list[Ragged]]:

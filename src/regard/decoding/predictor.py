@@ -1,4 +1,4 @@
-"""Predictor: a model with its tokenizers, which predicts hypotheses and scores targets."""
+"""Predictor: a model with the reader of its sources and the tokenizer of its targets, which predicts and scores."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from regard.attention.record import Recording, Role, attention_roles, record
-from regard.data.batching import Batch, pad, warn_truncated
+from regard.data.batching import Batch, pad
+from regard.data.corpora import RawSource
 from regard.data.sampler import batch_by_length
-from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, TokenizedText, TokenizerPair
+from regard.data.sources import SourceItem, SourceReader
+from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer
 from regard.decoding.beam import BeamOptions, BeamStep, beam_search
 from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
@@ -55,10 +57,11 @@ NO_CONSTRAINTS = Constraints()
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model, its tokenizers, and the length limits of its predictions."""
+    """A model, the reader of its sources, the tokenizer of its targets, and the length limits of its predictions."""
 
     model: Seq2Seq
-    tokenizers: TokenizerPair
+    reader: SourceReader
+    tokenizer: Tokenizer
     limits: DecodingSettings
     max_length: int
 
@@ -75,19 +78,9 @@ class Predictor:
         """The role of each attention of the model, by name."""
         return attention_roles(self.model)
 
-    def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
-        """Tokenize sources, truncated to the maximum length with a warning.
-
-        White space alone has no tokens, because training drops such sources.
-        """
-        tokenized = self.tokenizers.source.encode([text if text.strip() else "" for text in texts])
-        end = self.max_length
-        warn_truncated(sum(len(source.ids) > end for source in tokenized), end)
-        return [TokenizedText(source.ids[:end], source.texts[:end], source.offsets[:end]) for source in tokenized]
-
     def predict(
         self,
-        sources: Sequence[TokenizedText],
+        sources: Sequence[SourceItem],
         search: SearchSettings = GREEDY,
         constraints: Constraints = NO_CONSTRAINTS,
         *,
@@ -102,14 +95,14 @@ class Predictor:
         predictions: dict[int, list[Hypothesis]] = {}
         generator = torch.Generator(self.device).manual_seed(search.seed)
         with self.inference():
-            for rows in batch_by_length([len(source.ids) for source in sources], batch_size):
-                source = pad([sources[row].ids for row in rows]).to(self.device)
+            for rows in batch_by_length([source.length for source in sources], batch_size):
+                source = self.reader.collate([sources[row] for row in rows]).to(self.device)
                 task = _Task(search, constraints.select(rows), generator, history)
                 nbest = self._predict_batch(source, task, attention=attention)
                 predictions.update(zip(rows, nbest, strict=True))
         return [predictions[row] for row in range(len(sources))]
 
-    def score(self, sources: Iterable[str], targets: Iterable[str], *, batch_size: int = 64) -> list[float]:
+    def score(self, sources: Iterable[RawSource], targets: Iterable[str], *, batch_size: int = 64) -> list[float]:
         """Return log p(target | source) of each pair. Memory use does not depend on the number of pairs."""
         scores: list[float] = []
         pairs = zip(sources, targets, strict=True)
@@ -128,15 +121,16 @@ class Predictor:
         finally:
             self.model.train(was_training)
 
-    def _score_window(self, pairs: Sequence[tuple[str, str]], batch_size: int) -> list[float]:
+    def _score_window(self, pairs: Sequence[tuple[RawSource, str]], batch_size: int) -> list[float]:
         """Score some pairs, in batches of similar length."""
-        sources = [tokenized.ids for tokenized in self.tokenize([source for source, _ in pairs])]
-        targets = [[*ids, END] for ids in self.tokenizers.target.ids([target for _, target in pairs])]
-        lengths = [len(source) + len(target) for source, target in zip(sources, targets, strict=True)]
+        sources = self.reader.read([source for source, _ in pairs])
+        targets = [[*ids, END] for ids in self.tokenizer.ids([target for _, target in pairs])]
+        lengths = [source.length + len(target) for source, target in zip(sources, targets, strict=True)]
         scores = [0.0] * len(pairs)
         with self.inference():
-            for rows in batch_by_length(lengths, batch_size, MAX_LOGITS // len(self.tokenizers.target)):
-                source, target = (pad([side[row] for row in rows]).to(self.device) for side in (sources, targets))
+            for rows in batch_by_length(lengths, batch_size, MAX_LOGITS // len(self.tokenizer)):
+                source = self.reader.collate([sources[row] for row in rows]).to(self.device)
+                target = pad([targets[row] for row in rows]).to(self.device)
                 batch_scores = target_log_probs(self.model, Batch(source, target, rows, 0)).sum(-1).tolist()
                 for row, value in zip(rows, batch_scores, strict=True):
                     scores[row] = value
@@ -157,7 +151,7 @@ class Predictor:
             weights = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest)
             nbest = weights.rank_by_coverage(weights.attach(nbest) if attention else nbest, search.coverage_penalty)
         if search.mbr_samples:
-            nbest = [rank_by_risk(samples, self.tokenizers.target.decode) for samples in nbest]
+            nbest = [rank_by_risk(samples, self.tokenizer.decode) for samples in nbest]
         nbest = [hypotheses[: search.nbest] for hypotheses in nbest]
         if attention and not search.coverage_penalty:
             nbest = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest).attach(nbest)
@@ -195,12 +189,12 @@ class Predictor:
                 [ids for ids in self._tokenize_required("must_contain", phrases) if ids]
                 for phrases in constraints.phrases
             ],
-            tuple(tuple(phrase) for phrase in self.tokenizers.target.ids(constraints.banned) if phrase),
+            tuple(tuple(phrase) for phrase in self.tokenizer.ids(constraints.banned) if phrase),
         )
 
     def _tokenize_required(self, option: str, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts that predictions must contain. Reject a text with unknown tokens."""
-        tokenized = self.tokenizers.target.ids(texts)
+        tokenized = self.tokenizer.ids(texts)
         for text, ids in zip(texts, tokenized, strict=True):
             if UNKNOWN in ids:
                 raise ConfigError(

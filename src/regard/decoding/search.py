@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.attention.record import is_recording
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
-from regard.models.contracts import Decoder, Keys, Memory, State, reorder
+from regard.models.contracts import Decoder, Grid, Keys, Memory, State, reorder
 
 Weights = NDArray[np.float32]
 
@@ -43,6 +43,8 @@ class Hypothesis(NamedTuple):
     rank: float = 0.0
     attentions: Mapping[str, Weights] = MappingProxyType({})
     """The weights of each attention by name: queries × keys, or heads × queries × keys."""
+    layout: Grid | None = None
+    """How the memory slots, the keys of a cross-attention, are arranged; None if they are a sequence."""
 
     @property
     def sort_key(self) -> tuple[bool, float]:

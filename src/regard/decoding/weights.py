@@ -18,7 +18,7 @@ from regard.attention.record import Recording, Role, record
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import START
 from regard.decoding.search import Hypothesis, Weights
-from regard.models.contracts import Decoded, Decoder, Keys, Memory, State, reorder
+from regard.models.contracts import Decoded, Decoder, Grid, Keys, Memory, State, reorder
 from regard.models.seq2seq import Seq2Seq
 
 NBest = list[list[Hypothesis]]
@@ -71,13 +71,14 @@ class RecordedDecoder(Decoder):
 @dataclass(frozen=True)
 class BatchWeights:
     """The attention weights of a batch, by name: those of the encoder with a row per sentence, those of the decoder
-    with a row per hypothesis. `slots_B` are the numbers of visible memory slots.
+    with a row per hypothesis. `slots_B` are the numbers of visible memory slots, and `layout` is their arrangement.
     """
 
     encoder: dict[str, Weights]
     decoder: dict[str, Weights]
     roles: dict[str, Role]
     slots_B: list[int]
+    layout: Grid | None
 
     @classmethod
     def of_hypotheses(cls, model: Seq2Seq, memory: Memory, encoding: Recording, nbest: NBest) -> "BatchWeights":
@@ -92,6 +93,7 @@ class BatchWeights:
             _select(decoding, ("decoder-self", "cross")),
             decoding.roles,
             memory.allowed_BS.sum(-1).tolist(),
+            memory.layout,
         )
 
     @classmethod
@@ -99,13 +101,16 @@ class BatchWeights:
         """Return the weights that were recorded during a search."""
         slots_B: list[int] = memory.allowed_BS.sum(-1).tolist()
         weights = decoder.weights(len(slots_B))
-        return cls(_select(encoding, ("encoder-self",)), weights, decoder.recording.roles, slots_B)
+        return cls(_select(encoding, ("encoder-self",)), weights, decoder.recording.roles, slots_B, memory.layout)
 
     def attach(self, nbest: NBest) -> NBest:
         """Return the hypotheses of the pass with their weights, cut to their lengths."""
         rows = iter(range(sum(map(len, nbest))))
         return [
-            [hypothesis._replace(attentions=self._cut(sentence, next(rows), hypothesis)) for hypothesis in hypotheses]
+            [
+                hypothesis._replace(attentions=self._cut(sentence, next(rows), hypothesis), layout=self.layout)
+                for hypothesis in hypotheses
+            ]
             for sentence, hypotheses in enumerate(nbest)
         ]
 

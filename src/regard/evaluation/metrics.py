@@ -9,14 +9,14 @@ N sentences, K statistics, R resamples.
 import logging
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.corpora import Pairs
+from regard.data.corpora import Pairs, RawSource, identify
 from regard.errors import ConfigError, DataError
 from regard.evaluation.settings import (
     Accuracy,
@@ -45,7 +45,7 @@ RESAMPLES = 1_000
 class EvaluationSet:
     """Sources, each with one or more references."""
 
-    sources: list[str]
+    sources: list[RawSource]
     references: list[list[str]]
 
     @classmethod
@@ -77,12 +77,17 @@ class EvaluationSet:
             [reference for _, references in rows for reference in references],
         )
 
+    @property
+    def distinct_sources(self) -> int:
+        """The number of distinct sources."""
+        return len(set(map(identify, self.sources)))
+
     def group_references(self, by: References = "by_source") -> dict[int, list[str]]:
         """Return the references of each line; if grouped by source, only for the first line of each source."""
-        first_lines: dict[str, int] = {}
+        first_lines: dict[Hashable, int] = {}
         shared: dict[int, list[str]] = {}
         for line, (source, references) in enumerate(zip(self.sources, self.references, strict=True)):
-            shared.setdefault(first_lines.setdefault(source, line), []).extend(references)
+            shared.setdefault(first_lines.setdefault(identify(source), line), []).extend(references)
         counts = {len(references) for references in shared.values()}
         if by == "by_source" or (by == "auto" and len(counts) == 1 and counts != {1}):
             return shared

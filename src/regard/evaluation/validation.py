@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from regard.data.batching import EncodedCorpus
-from regard.data.corpora import Pairs
+from regard.data.corpora import Pairs, identify
 from regard.data.sampler import batch_by_length
 from regard.decoding.predictor import Predictor
 from regard.decoding.scoring import target_log_probs
@@ -56,7 +56,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         """Return a table with the value, the confidence interval (if requested) and the signature of each metric."""
-        distinct, pairs = len(set(self.evaluation_set.sources)), self.metric_values.pairs
+        distinct, pairs = self.evaluation_set.distinct_sources, self.metric_values.pairs
         sources = f", {quantity(distinct, 'source')}" if distinct < pairs else ""
         header = ["metric", f"on {quantity(pairs, 'pair')}{sources}", "95 % confidence", "signature"]
         rows = []
@@ -73,7 +73,7 @@ class Evaluation:
         labels = [metric.label for metric in self.statistics]
         document = {
             "pairs": self.metric_values.pairs,
-            "sources": len(set(self.evaluation_set.sources)),
+            "sources": self.evaluation_set.distinct_sources,
             "values": {label: self[label] for label in labels},
             "signatures": {label: self.metric_values.signatures[label] for label in labels},
             **({"confidence": self.confidence_intervals} if self.confidence_intervals else {}),
@@ -100,14 +100,14 @@ def evaluate(
     predictions: list[str] = []
     seconds, tokens = 0.0, 0
     if any(metric.needs_predictions for metric in metrics):
-        distinct = list(dict.fromkeys(evaluation_set.sources))
+        distinct = {identify(source): source for source in evaluation_set.sources}
         start = time.perf_counter()
-        nbest = predictor.predict(predictor.tokenize(distinct), search, batch_size=batch_size)
-        decoded = [predictor.tokenizers.target.decode(best.tokens) for best, *_ in nbest]
+        nbest = predictor.predict(predictor.reader.read(list(distinct.values())), search, batch_size=batch_size)
+        decoded = [predictor.tokenizer.decode(best.tokens) for best, *_ in nbest]
         seconds = time.perf_counter() - start
         tokens = sum(len(best.tokens) for best, *_ in nbest)
         text_of = dict(zip(distinct, decoded, strict=True))
-        predictions = [text_of[source] for source in evaluation_set.sources]
+        predictions = [text_of[identify(source)] for source in evaluation_set.sources]
     pairs = evaluation_set.pairs
     scored = pairs if any(not metric.needs_predictions for metric in metrics) else Pairs()
     outputs = ModelOutputs(evaluation_set, predictions, compute_losses(predictor, scored, batch_size))
@@ -138,7 +138,7 @@ def validate(predictor: Predictor, pairs: Pairs, metrics: Sequence[Metric], sear
 
 def compute_losses(predictor: Predictor, pairs: Pairs, batch_size: int) -> Statistics:
     """Return (−log p, tokens) of each target given its source; the end token is included."""
-    encoded = EncodedCorpus.of(pairs, predictor.tokenizers, predictor.max_length)
+    encoded = EncodedCorpus.of(pairs, predictor.reader, predictor.tokenizer, predictor.max_length)
     losses_N2 = np.zeros((len(encoded), 2))
     with predictor.inference():
         for ids in batch_by_length(encoded.sources.lengths, batch_size):

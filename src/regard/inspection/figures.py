@@ -41,7 +41,7 @@ def draw(prediction: Prediction, path: Path) -> None:
     """Draw a heat map with a row for each token of the output and a column for each token of the source."""
     from matplotlib import rc_context
 
-    text = "".join(map(label, [*prediction.source_tokens, *prediction.tokens]))
+    text = "".join(map(label, [*prediction.slot_labels, *prediction.tokens]))
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "regard", "text.parse_math": False}
     with rc_context(settings), fonts_for(text):
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
@@ -55,7 +55,7 @@ def build_figure(prediction: Prediction) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns, rows = ([label(token) for token in tokens] for tokens in (prediction.source_tokens, prediction.tokens))
+    columns, rows = ([label(token) for token in tokens] for tokens in (prediction.slot_labels, prediction.tokens))
     width, height = (_CELL * max(1, len(tokens)) for tokens in (columns, rows))
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)

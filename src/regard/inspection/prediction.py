@@ -7,10 +7,11 @@ from functools import partial
 import numpy as np
 
 from regard.attention.record import Role
-from regard.data.tokens.pretokenization import MARK
-from regard.data.tokens.tokenizers import UNKNOWN, TokenizedText, Tokenizer
+from regard.data.sources import SourceItem
+from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.search import Hypothesis, Weights
 from regard.inspection import heatmap
+from regard.models.contracts import Grid
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,13 +21,14 @@ class Prediction:
     `print` and notebooks show the attention weights as a heat map.
 
     Attributes:
-        source: The source text.
+        source: The source text, or the name of a source that is not text.
         text: The predicted text.
         score: The log-probability of the prediction.
         tokens: The tokens of the prediction. In a vocabulary of subwords or words, "▁" marks the start of a word.
-        source_tokens: The tokens of the source.
+        source_tokens: The tokens of the source; empty if the source is not text.
         offsets: The span of each source token in the source text.
         truncated: Whether the prediction was truncated at the length limit.
+        layout: The height and width of the grid in which the encoder arranges the source; None for a sequence.
         unknown: The parts of the source that have no token in the vocabulary.
         attentions: The weights of every attention in the model, by name: queries × keys, or heads × queries × keys.
         roles: The role of every attention in the model, by name: `encoder-self`, `decoder-self` or `cross`.
@@ -43,6 +45,7 @@ class Prediction:
     source_tokens: list[str]
     offsets: list[tuple[int, int]]
     truncated: bool = False
+    layout: Grid | None = None
     unknown: list[str] = field(default_factory=list)
     attentions: dict[str, Weights] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
@@ -51,21 +54,19 @@ class Prediction:
     @classmethod
     def from_nbest(
         cls,
-        text: str,
-        source: TokenizedText,
+        source: SourceItem,
         nbest: Sequence[Hypothesis],
         tokenizer: Tokenizer,
         roles: Mapping[str, Role] | None = None,
     ) -> "Prediction":
-        """Detokenize the n-best hypotheses for a text. Return the first, with the others as its alternatives."""
-        spelled = [text[start:end] for start, end in source.offsets]
-        unknown = (part for part, token in zip(spelled, source.ids, strict=True) if token == UNKNOWN)
+        """Detokenize the n-best hypotheses for a source. Return the first, with the others as its alternatives."""
         prediction = partial(
             cls,
-            source=text,
-            source_tokens=_mark_word_starts(text, source, spelled),
+            source=source.label,
+            source_tokens=source.tokens,
             offsets=source.offsets,
-            unknown=list(dict.fromkeys(unknown)),
+            layout=nbest[0].layout,
+            unknown=source.unknown,
             roles=dict(roles or {}),
         )
         best, *others = (
@@ -89,39 +90,34 @@ class Prediction:
     @property
     def attention(self) -> Weights:
         """The weights of the last cross-attention (T × S), averaged over its heads. They have a row for each token of
-        the prediction and a column for each token of the source. Zeros if the model has no cross-attention.
+        the prediction and a column for each memory slot: in most models, for each token of the source. Zeros if the
+        model has no cross-attention.
         """
         if self.attention_name is None:
             return np.zeros((len(self.tokens), len(self.source_tokens)), dtype=np.float32)
         weights = self.attentions[self.attention_name]
         return weights if weights.ndim == 2 else weights.mean(0)
 
+    @property
+    def slot_labels(self) -> list[str]:
+        """The labels of the columns of `attention`."""
+        return self.label_slots(self.attention.shape[1])
+
+    def label_slots(self, count: int) -> list[str]:
+        """Return labels of `count` memory slots: the tokens of the source, the rows and columns of a grid, or numbers
+        if the slots are neither.
+        """
+        if count == len(self.source_tokens):
+            return self.source_tokens
+        if self.layout is not None and count == self.layout.height * self.layout.width:
+            return [f"{1 + slot // self.layout.width},{1 + slot % self.layout.width}" for slot in range(count)]
+        return [str(1 + slot) for slot in range(count)]
+
     def __repr__(self) -> str:
         return f"Prediction({self.text!r}, score={self.score:.4f})"
 
     def __str__(self) -> str:
-        return heatmap.to_text(self.attention, self.source_tokens, self.tokens)
+        return heatmap.to_text(self.attention, self.slot_labels, self.tokens)
 
     def _repr_html_(self) -> str:
-        return heatmap.to_html(self.attention, self.source_tokens, self.tokens)
-
-
-def _mark_word_starts(source: str, tokens: TokenizedText, spelled: Sequence[str]) -> list[str]:
-    """Return the tokens as they are spelled in the source, with the word-start mark of the vocabulary.
-
-    An unknown token has no text in the vocabulary. In a vocabulary with marks, it starts a word if it is the first
-    token after a space.
-    """
-    has_marks = any(text.startswith(MARK) for text in tokens.texts)
-    marked_tokens = []
-    before = ""
-    for token, text, spelling, (start, _) in zip(tokens.ids, tokens.texts, spelled, tokens.offsets, strict=True):
-        if token == UNKNOWN:
-            first = before != MARK and (start == 0 or source[start - 1].isspace())
-            starts = has_marks and first and not spelling.isspace()
-        else:
-            starts = text.startswith(MARK)
-        before = text
-        has_mark = spelling.startswith(MARK)  # the source text contains the mark itself
-        marked_tokens.append(MARK + spelling.strip() if starts and not has_mark else spelling)
-    return marked_tokens
+        return heatmap.to_html(self.attention, self.slot_labels, self.tokens)

@@ -36,7 +36,7 @@ class Trace:
     def __repr__(self) -> str:
         prediction = self.prediction
         lines = [
-            f"source: {prediction.source!r} ({quantity(len(prediction.source_tokens), 'token')})",
+            f"source: {prediction.source!r} ({_describe_slots(prediction)})",
             f"output: {prediction.text!r} ({quantity(len(prediction.tokens), 'token')}), "
             f"log-probability {prediction.score:.4f}",
             *(f"{name}: {' × '.join(map(str, weights.shape))}" for name, weights in prediction.attentions.items()),
@@ -66,7 +66,12 @@ class Trace:
         return {
             "format": FORMAT,
             "model": self.model,
-            "source": {"text": prediction.source, "tokens": prediction.source_tokens, "offsets": prediction.offsets},
+            "source": {
+                "text": prediction.source,
+                "tokens": prediction.source_tokens,
+                "offsets": prediction.offsets,
+                **({} if prediction.layout is None else {"grid": list(prediction.layout)}),
+            },
             "hypotheses": [
                 {
                     "text": hypothesis.text,
@@ -86,7 +91,8 @@ class Trace:
         """Return an HTML page that works offline, with a heat map of each attention and head."""
         prediction = self.prediction
         tables = "".join(
-            f"<h2>{markup.escape(label)}</h2>{heatmap.to_html(weights, *_labels(prediction.roles[name], prediction))}"
+            f"<h2>{markup.escape(label)}</h2>"
+            f"{heatmap.to_html(weights, *_labels(prediction.roles[name], prediction, weights.shape[-1]))}"
             for name, label, weights in _maps(prediction)
         )
         return (
@@ -116,13 +122,20 @@ def caption(prediction: Prediction) -> str:
     return f"{name}{heads}\n(save as .html to see all {count} maps)"
 
 
-def _labels(role: Role, prediction: Prediction) -> tuple[list[str], list[str]]:
+def _describe_slots(prediction: Prediction) -> str:
+    if prediction.layout is not None:
+        return f"{prediction.layout.height} × {prediction.layout.width} slots"
+    return quantity(len(prediction.source_tokens), "token")
+
+
+def _labels(role: Role, prediction: Prediction, columns: int) -> tuple[list[str], list[str]]:
     """Return the labels of the columns and of the rows of a heat map."""
     inputs = ["<s>", *prediction.tokens[:-1]] if prediction.tokens else []
+    slots = prediction.label_slots(columns)
     labels: dict[Role, tuple[list[str], list[str]]] = {
-        "encoder-self": (prediction.source_tokens, prediction.source_tokens),
+        "encoder-self": (slots, slots),
         "decoder-self": (inputs, prediction.tokens),
-        "cross": (prediction.source_tokens, prediction.tokens),
+        "cross": (slots, prediction.tokens),
     }
     return labels[role]
 

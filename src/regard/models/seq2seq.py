@@ -54,7 +54,7 @@ EncoderSettings.registry.implement(RecurrentEncoderSettings)(RecurrentEncoder)
 EncoderSettings.registry.implement(TransformerEncoderSettings)(TransformerEncoder)
 
 
-def register_encoder(name: str, encoder: Callable[..., Encoder]) -> None:
+def register_encoder(name: str, encoder: Callable[..., Encoder[Any]]) -> None:
     """Register an encoder: a subclass of `Encoder`, or a function that builds one.
 
     It is called with those of the arguments `vocabulary` (number of source tokens), `embedding` (width) and `dropout`
@@ -77,7 +77,7 @@ def register_decoder(name: str, decoder: Callable[..., Decoder]) -> None:
 def build_model(settings: ModelSettings, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """Build the model that the settings describe, with randomly initialized weights."""
     choice = settings.encoder_settings
-    encoder: Encoder = choice.registry.build(
+    encoder: Encoder[Any] = choice.registry.build(
         choice,
         vocabulary=source_vocabulary,
         embedding=settings.embedding_size,
@@ -89,7 +89,7 @@ def build_model(settings: ModelSettings, source_vocabulary: int, target_vocabula
     return Seq2Seq(encoder, decoder)
 
 
-def _tie_embeddings(encoder: Encoder, decoder: Decoder) -> None:
+def _tie_embeddings(encoder: Encoder[Any], decoder: Decoder) -> None:
     source, target = encoder.token_embedding, decoder.token_embedding
     if source is None or target is None:
         raise ConfigError(

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from regard.data.sources import SourceReader
+from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import DivergedError, ModelError
 from regard.evaluation.values import MetricValues
@@ -181,9 +183,10 @@ def remove_unfinished(locked: LockedFolder) -> None:
 
 
 class LoadedModel(NamedTuple):
-    """A model with the weights of a checkpoint, its tokenizers and settings."""
+    """A model with the weights of a checkpoint, its settings, the reader of its sources and its tokenizers."""
 
     settings: RunSettings
+    reader: SourceReader
     tokenizers: TokenizerPair
     model: Seq2Seq
     checkpoint: Checkpoint
@@ -199,7 +202,8 @@ def load_model(folder: RunFolder, checkpoint: Checkpoint) -> LoadedModel:
         load_weights(model, candidate)
         return candidate
 
-    return LoadedModel(settings, tokenizers, model, folder.read_first_readable(checkpoint, load))
+    reader = TextReader(tokenizers.source, settings.tokenizer.max_length)
+    return LoadedModel(settings, reader, tokenizers, model, folder.read_first_readable(checkpoint, load))
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

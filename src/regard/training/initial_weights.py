@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from regard.config import differences
 from regard.data.corpora import Corpus, Pairs
 from regard.data.settings import token_differences
-from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer, TokenizerPair
+from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path
 from regard.models.seq2seq import Seq2Seq
@@ -74,8 +74,8 @@ def load_initial_weights(
             f"{INIT_FROM}: {init_from} and training.teachers have different vocabularies. Use only one of them."
         )
     pairs = Pairs.of(islice(corpus.train, _MAX_SEARCHED))
-    _warn_of_unknown_tokens(loaded.tokenizers.source, "source", pairs.sources)
-    _warn_of_unknown_tokens(loaded.tokenizers.target, "target", pairs.targets)
+    _warn_of_unknown_tokens("source", loaded.reader.find_unknown(pairs.sources))
+    _warn_of_unknown_tokens("target", loaded.tokenizers.target.find_unknown(pairs.targets))
     return InitialWeights(loaded, {f"{_HASH_PREFIX}{init_from}": loaded.checkpoint.weights_hash})
 
 
@@ -101,16 +101,11 @@ def recall_initial_weights(settings: RunSettings, saved: Mapping[str, str]) -> I
     return InitialWeights(None, fingerprint)
 
 
-def _warn_of_unknown_tokens(tokenizer: Tokenizer, side: str, texts: Sequence[str]) -> None:
-    """Log a warning if texts contain characters or words that are not in the inherited vocabulary."""
-    affected = [text for text, ids in zip(texts, tokenizer.ids(texts), strict=True) if UNKNOWN in ids]
+def _warn_of_unknown_tokens(side: str, unknown_by_row: Sequence[Sequence[str]]) -> None:
+    """Log a warning if sources or targets contain characters or words that are not in the inherited vocabulary."""
+    affected = sum(map(bool, unknown_by_row))
     if not affected:
         return
-    unknown = dict.fromkeys(
-        text[slice(*span)]
-        for text, tokens in zip(affected, tokenizer.encode(affected), strict=True)
-        for token, span in zip(tokens.ids, tokens.offsets, strict=True)
-        if token == UNKNOWN
-    )
+    unknown = dict.fromkeys(chain.from_iterable(unknown_by_row))
     listed = ", ".join(map(repr, islice(unknown, _MAX_LISTED))) + (" and others" if len(unknown) > _MAX_LISTED else "")
-    log.warning("The model has no token for %s (in %d of %d %ss).", listed, len(affected), len(texts), side)
+    log.warning("The model has no token for %s (in %d of %d %ss).", listed, affected, len(unknown_by_row), side)

@@ -145,7 +145,9 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         objective=objective,
         optimizer=optimizer,
         average=average,
-        predictor=Predictor(model, data.tokenizers, settings.decoding, settings.tokenizer.max_length),
+        predictor=Predictor(
+            model, data.reader, data.tokenizers.target, settings.decoding, settings.tokenizer.max_length
+        ),
         progress=progress,
         update=GraphedUpdate(optimizer) if graphed else optimizer.step,
         gradient=GraphedGradient(model, objective) if graphed else None,

@@ -164,6 +164,15 @@ class Tokenizer:
             encoded.append(tokens)
         return encoded
 
+    def find_unknown(self, texts: Sequence[str]) -> list[list[str]]:
+        """Return the parts of each text that have no token, without duplicates."""
+        unknown: list[list[str]] = [[] for _ in texts]
+        affected = [row for row, ids in enumerate(self.ids(texts)) if UNKNOWN in ids]
+        for row, tokens in zip(affected, self.encode([texts[row] for row in affected]), strict=True):
+            spans = [span for token, span in zip(tokens.ids, tokens.offsets, strict=True) if token == UNKNOWN]
+            unknown[row] = list(dict.fromkeys(texts[row][slice(*span)] for span in spans))
+        return unknown
+
     def decode(self, ids: Sequence[int]) -> str:
         names = [self._tag_names[index] for index in ids if index in self._tag_names]
         head = [index for index in ids if index not in self._tag_names] if names else list(ids)

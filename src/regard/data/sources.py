@@ -1,0 +1,137 @@
+"""Source readers: from a source as a user passes it to the batch that an encoder reads.
+
+A kind of source has a reader, which is the only part of the data pipeline that depends on the kind. `TextReader` in
+`texts.py` reads text.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, final
+
+import numpy as np
+
+from regard.data.corpora import RawSource
+from regard.data.ragged import Ids
+from regard.models.contracts import Source
+
+Span = tuple[int, int]
+
+
+class SourceItem(ABC):
+    """One source, ready to be collated into a batch. Predictions are displayed with its labels."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The name under which the source is displayed: a text itself, or the name of a file."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """The length of the source, by which batches are formed. The prediction for a source of length 0 is empty."""
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens of a text, which label the memory slots. Other kinds have none, and their slots are numbered."""
+        return []
+
+    @property
+    def offsets(self) -> list[Span]:
+        """The span of each token in the text."""
+        return []
+
+    @property
+    def unknown(self) -> list[str]:
+        """The parts of the source that have no token in the vocabulary."""
+        return []
+
+
+class EncodedSources(Protocol):
+    """The sources of a corpus, in the form in which batches are made of them. They may differ between epochs."""
+
+    @property
+    def lengths(self) -> Ids:
+        """The length of each source, by which batches are formed; approximate if lengths differ between epochs."""
+
+    def epoch_lengths(self, epoch: int) -> Ids: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: Sequence[int], epoch: int = 0, *, bucketed_shapes: bool = False) -> Source:
+        """Return some sources as a batch on the CPU.
+
+        With `bucketed_shapes`, its widths are rounded up, so that more batches have equal shapes.
+        """
+
+
+class SourceReader(ABC):
+    """Reads sources of one kind. Readers that read in the same way are equal."""
+
+    noun: ClassVar[str]
+    """What a source is called in messages, after the article "a"."""
+    accepts: ClassVar[str]
+    """The types of a source, for messages."""
+
+    @abstractmethod
+    def is_source(self, value: object) -> bool:
+        """Whether a value is one source, and not a list of sources."""
+
+    @abstractmethod
+    def read(self, sources: Sequence[RawSource]) -> Sequence[SourceItem]:
+        """Read sources for prediction. Raise `DataError` for one that cannot be read.
+
+        An item of a large kind holds only what it needs to be displayed, and is read in `collate`.
+        """
+
+    @abstractmethod
+    def collate(self, items: Sequence[Any]) -> Source:
+        """Return items of this reader as a batch on the CPU."""
+
+    @abstractmethod
+    def encode(self, sources: Sequence[RawSource]) -> EncodedSources:
+        """Prepare the sources of a corpus for training or scoring. They may be read later, batch by batch."""
+
+    @abstractmethod
+    def fingerprint(self, source: RawSource) -> str:
+        """Return a hash of the content of a source: of the file, if the source is the name of a file."""
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """The number of tokens that sources consist of; None if they do not consist of tokens."""
+        return None
+
+    def find_unknown(self, sources: Sequence[RawSource]) -> list[list[str]]:
+        """Return the parts of each source that have no token in the vocabulary."""
+        return [[] for _ in sources]
+
+    def is_compatible(self, other: "SourceReader") -> bool:
+        """Whether models that were trained with the two readers can read the same batches."""
+        return self == other
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LazySources:
+    """Sources of equal length that are read when a batch needs them, because they may not all fit into memory."""
+
+    reader: SourceReader
+    sources: Sequence[RawSource]
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def lengths(self) -> Ids:
+        return np.full(len(self.sources), self.length)
+
+    def epoch_lengths(self, epoch: int) -> Ids:
+        """Return the lengths, which are the same in every epoch."""
+        del epoch
+        return self.lengths
+
+    def batch(self, rows: Sequence[int], epoch: int = 0, *, bucketed_shapes: bool = False) -> Source:
+        """Read some sources, which are the same in every epoch."""
+        del epoch, bucketed_shapes
+        return self.reader.collate(self.reader.read([self.sources[row] for row in rows]))
