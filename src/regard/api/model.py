@@ -12,7 +12,7 @@ from regard.api.arguments import check_names, check_size, check_source, check_so
 from regard.config import resolve
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.errors import ArgumentTypeError, ConfigError, ModelError
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
@@ -115,6 +115,12 @@ class Model:
         models = [cls.from_checkpoint(folder, checkpoint, device) for folder, checkpoint in located]
         if len(models) == 1:
             return models[0]
+        for (folder, _), model in zip(located, models, strict=True):
+            if not models[0].predictor.reader.is_compatible(model.predictor.reader):
+                raise ModelError(
+                    f"{folder.path} reads other sources than {located[0][0].path}, or preprocesses them in another "
+                    "way. The models of an ensemble must read the same sources."
+                )
         shortest = min((model.predictor for model in models), key=lambda predictor: predictor.max_length)
         predictor = replace(
             models[0].predictor,

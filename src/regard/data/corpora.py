@@ -15,6 +15,7 @@ from regard.data.readers import read_rows
 from regard.data.settings import SPLITS, DataSettings, DatesData, FilesData, PronounceData, SequencesData, SplitName
 from regard.errors import DataError
 from regard.formatting import quantity
+from regard.models.settings import TEXT
 
 log = logging.getLogger(__name__)
 
@@ -128,12 +129,14 @@ def load_corpus(settings: DataSettings) -> Corpus:
     return corpus
 
 
-def register_corpus(name: str, load: Callable[..., Corpus]) -> None:
+def register_corpus(name: str, load: Callable[..., Corpus], *, source_kind: str = TEXT) -> None:
     """Register a corpus: a function that returns a `Corpus`. Its parameters are options of `data`.
+
+    If its sources are not text, `source_kind` names their kind, for which an encoder and a reader are registered.
 
     >>> regard.register_corpus("numbers", load_numbers)  # def load_numbers(size: int = 1_000, seed: int = 0) -> Corpus
     """
-    DataSettings.registry.register(DataSettings, name, load)
+    DataSettings.registry.register(DataSettings, name, load, source_kind=source_kind)
 
 
 @DataSettings.registry.implement(DatesData)

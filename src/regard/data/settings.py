@@ -16,6 +16,7 @@ from pydantic import (
 
 from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings, differences
 from regard.data.files import Files, FilesChoice
+from regard.models.settings import TEXT
 from regard.registry import Choice, Registry
 
 
@@ -23,6 +24,8 @@ class DataSettings(Choice):
     """Where the pairs come from: a corpus of any kind."""
 
     registry: ClassVar[Registry[Any]] = Registry("corpus", "regard.data.corpora")
+    source_kind: ClassVar[str] = TEXT
+    """The kind of the sources."""
 
 
 class DatesData(DataSettings):

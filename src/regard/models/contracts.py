@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, Self, TypeVar, final
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -152,6 +152,9 @@ SourceT = TypeVar("SourceT", bound=Source)
 
 class Encoder(nn.Module, ABC, Generic[SourceT]):
     """Source → memory. An encoder reads one kind of source, its type parameter."""
+
+    source_kind: ClassVar[str] = "text"
+    """The name of the kind of source, which selects the source reader."""
 
     @property
     @abstractmethod

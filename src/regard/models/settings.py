@@ -11,6 +11,9 @@ from regard.config import MAY_CHANGE_ON_RESUME, Settings
 from regard.recurrent.settings import RecurrentSettings
 from regard.registry import Choice, Registry
 
+TEXT = "text"
+"""The kind of source that consists of text. Plugins add other kinds."""
+
 
 class EncoderSettings(Choice):
     """An encoder of any kind."""
@@ -19,8 +22,11 @@ class EncoderSettings(Choice):
         "encoder",
         "regard.models.seq2seq",
         provided=frozenset({"vocabulary", "embedding", "dropout"}),
+        facts=("source_kind",),
         default="recurrent",
     )
+    source_kind: ClassVar[str] = TEXT
+    """The kind of source that the encoder reads."""
 
     @property
     def architecture(self) -> str:
@@ -145,6 +151,11 @@ class ModelSettings(Choice):
     def architecture(self) -> str:
         """A description of the model in one line."""
         return f"{self.encoder_settings.architecture}, {self.kind} decoder"
+
+    @property
+    def source_kind(self) -> str:
+        """The kind of source that the model reads."""
+        return self.encoder_settings.source_kind
 
     @property
     def ties_source_embedding(self) -> bool:

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from regard.data.source_kinds import build_reader
 from regard.data.sources import SourceReader
-from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import DivergedError, ModelError
 from regard.evaluation.values import MetricValues
@@ -202,7 +202,7 @@ def load_model(folder: RunFolder, checkpoint: Checkpoint) -> LoadedModel:
         load_weights(model, candidate)
         return candidate
 
-    reader = TextReader(tokenizers.source, settings.tokenizer.max_length)
+    reader = build_reader(settings.model.encoder_settings, tokenizers, settings.tokenizer.max_length)
     return LoadedModel(settings, reader, tokenizers, model, folder.read_first_readable(checkpoint, load))
 
 

@@ -22,7 +22,7 @@ from regard.data.settings import CharTokenizer, DataSettings, FilesData, PairTok
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ConfigError
 from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
-from regard.models.settings import ModelSettings, RecurrentModel
+from regard.models.settings import TEXT, ModelSettings, RecurrentModel
 
 
 def _as_list(value: Any) -> Any:
@@ -279,6 +279,29 @@ class RunSettings(Settings):
 
     def _with_data_folder(self, data: FilesData, folder: Path) -> Self:
         return self.model_copy(update={"data": data.model_copy(update={"folder": str(folder)})})
+
+    @model_validator(mode="after")
+    def _check_source_kind(self) -> Self:
+        kind, encoder = self.data.source_kind, self.model.encoder_settings
+        if kind != encoder.source_kind:
+            raise ValueError(
+                f"model.encoder: '{encoder.kind}' reads sources of the kind '{encoder.source_kind}', but those of "
+                f"data.kind={self.data.kind} are of the kind '{kind}'. Choose another encoder, or other data."
+            )
+        if kind == TEXT:
+            return self
+        reason = self.model.shared_vocabulary_reason
+        if reason:
+            raise ValueError(
+                f"the model {reason}, which requires text, but the sources are of the kind '{kind}'. Change this "
+                "setting of the model, or use other data."
+            )
+        if not self.tokenizer.shared:
+            raise ValueError(
+                f"tokenizer: sources of the kind '{kind}' are not tokenized, so there is one tokenizer, that of the "
+                "targets. Set tokenizer.kind, and tokenizer.shared=true."
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_shared_vocabulary(self) -> Self:

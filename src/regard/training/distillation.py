@@ -8,12 +8,13 @@ from typing import NamedTuple, final
 import torch
 
 from regard.data.settings import token_differences
+from regard.data.source_kinds import build_reader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path
 from regard.models.seq2seq import Seq2Seq
 from regard.runs import checkpoints
-from regard.runs.checkpoints import RunProgress
+from regard.runs.checkpoints import LoadedModel, RunProgress
 from regard.runs.folder import RunFolder, open_models
 from regard.runs.settings import LossWeights, RunSettings
 
@@ -53,6 +54,7 @@ def load_teachers(student: RunSettings, device: torch.device) -> TeacherModels:
     loaded = [checkpoints.load_model(*run) for run in opened]
     for (folder, _), teacher in zip(opened, loaded, strict=True):
         _check_same_tokens(folder, teacher.settings, student)
+        _check_same_sources(folder, teacher, student)
         _warn_if_unfinished(folder, teacher.settings)
     models = tuple(teacher.model.to(device).eval().requires_grad_(False) for teacher in loaded)
     used = [(folder.path, teacher.checkpoint) for (folder, _), teacher in zip(opened, loaded, strict=True)]
@@ -72,6 +74,15 @@ def _check_same_tokens(teacher: RunFolder, settings: RunSettings, student: RunSe
         raise ConfigError(
             f"training.teachers: {teacher.path} was trained with a different {', '.join(changed)}, so its token "
             f"ids do not match. Copy `tokenizer:` from {teacher.config}."
+        )
+
+
+def _check_same_sources(folder: RunFolder, teacher: LoadedModel, student: RunSettings) -> None:
+    reader = build_reader(student.model.encoder_settings, teacher.tokenizers, student.tokenizer.max_length)
+    if not reader.is_compatible(teacher.reader):
+        raise ConfigError(
+            f"training.teachers: the encoder of {folder.path} reads other sources, or preprocesses them in another "
+            "way. Use the same kind of encoder, with the same options of preprocessing."
         )
 
 

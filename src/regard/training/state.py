@@ -13,6 +13,7 @@ from regard.data.batching import Batch
 from regard.data.corpora import Corpus
 from regard.data.preparation import PreparationRequest, PreparedData, Report, prepare
 from regard.data.sampler import BatchSampler
+from regard.data.source_kinds import find_reader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -103,7 +104,8 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         initial = load_initial_weights(settings, corpus, teachers.tokenizers)
     else:
         initial = recall_initial_weights(settings, newest.state["data"])
-    corpus_hashes = corpus.fingerprint()
+    reader = find_reader(settings.model.encoder_settings)
+    corpus_hashes = corpus.fingerprint(None if reader is None else reader.fingerprint)
     hashes = {**corpus_hashes, **teachers.fingerprint, **initial.fingerprint}
     if newest is not None:
         if finished:  # the teachers are not needed any more
@@ -113,7 +115,7 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
     torch.manual_seed(settings.seed)
     inherited = initial.tokenizers or teachers.tokenizers
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
-    request = PreparationRequest(corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed)
+    request = PreparationRequest(corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed, reader)
     data = prepare(request, tokenizers, report)
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))

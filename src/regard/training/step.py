@@ -98,8 +98,8 @@ def _reduce_memory(state: TrainingState, batches: list[Batch], random: dict[str,
     elif progress.micro_batches >= max(len(batch.ids) for batch in batches):
         longest = max(int(batch.source.length_hint_B.max()) for batch in batches)
         raise ResourceError(
-            f"Out of memory at step {progress.step + 1:,}, even with a batch of one pair (the longest has "
-            f"{longest} tokens). Use a smaller model or a smaller tokenizer.max_length."
+            f"Out of memory at step {progress.step + 1:,}, even with a batch of one pair (the longest source has "
+            f"length {longest}). Use a smaller model or a smaller tokenizer.max_length."
         )
     else:
         progress.micro_batches *= 2

@@ -1,0 +1,52 @@
+"""The readers of the kinds of sources.
+
+An encoder declares the kind of source that it reads (`Encoder.source_kind`), and a corpus the kind of its sources. The
+default is "text".
+"""
+
+from collections.abc import Callable
+from inspect import signature
+
+from regard.data.sources import SourceReader
+from regard.data.texts import TextReader
+from regard.data.tokens.tokenizers import TokenizerPair
+from regard.errors import ArgumentTypeError, ConfigError
+from regard.models.settings import TEXT, EncoderSettings
+
+_READERS: dict[str, Callable[..., SourceReader]] = {}
+
+
+def register_reader(source_kind: str, reader: Callable[..., SourceReader]) -> None:
+    """Register the reader of a kind of source: a subclass of `SourceReader`, or a function that builds one.
+
+    It is called with those options of the encoder that it has parameters for, so that the options of an encoder also
+    set how its sources are preprocessed.
+
+    >>> regard.register_reader("picture", PictureReader)
+    """
+    if not isinstance(source_kind, str) or not callable(reader):
+        raise ArgumentTypeError(
+            f"register_reader expects the name of a kind of source and a class or function, not {source_kind!r} and "
+            f"{reader!r}."
+        )
+    if source_kind == TEXT:
+        raise ConfigError("The reader of text cannot be replaced. Choose another name for the kind of source.")
+    _READERS[source_kind] = reader
+
+
+def find_reader(encoder: EncoderSettings) -> SourceReader | None:
+    """Build the reader that an encoder needs; None if it reads text, which needs a tokenizer."""
+    if encoder.source_kind == TEXT:
+        return None
+    if encoder.source_kind not in _READERS:
+        raise ConfigError(
+            f"The encoder '{encoder.kind}' reads sources of the kind '{encoder.source_kind}', which have no reader. "
+            "Register one with regard.register_reader."
+        )
+    build = _READERS[encoder.source_kind]
+    return build(**encoder.options(frozenset(signature(build).parameters)))
+
+
+def build_reader(encoder: EncoderSettings, tokenizers: TokenizerPair, max_length: int) -> SourceReader:
+    """Build the reader that an encoder needs."""
+    return find_reader(encoder) or TextReader(tokenizers.source, max_length)
