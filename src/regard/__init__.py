@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from regard.attention.scores import InnerProduct, Score, register_score
     from regard.attention.selections import Selected, Selection, register_selection
     from regard.data.corpora import Corpus, Pairs, register_corpus
+    from regard.data.source_kinds import register_reader
+    from regard.data.sources import LazySources, SourceItem, SourceReader
     from regard.errors import (
         ArgumentTypeError,
         ConfigError,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from regard.evaluation.metrics import MetricStatistics, ModelOutputs, register_metric
     from regard.inspection.prediction import Prediction
     from regard.inspection.trace import Trace
-    from regard.models.contracts import Decoded, Decoder, Encoder, Memory
+    from regard.models.contracts import Decoded, Decoder, Encoder, Grid, Memory, Source, Tokens
     from regard.models.seq2seq import Seq2Seq, register_decoder, register_encoder
     from regard.ops.reference_mode import reference_mode
     from regard.recurrent.cells import Cell, register_cell
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 
 
 _MODULES = {
+    "GRU": "regard.recurrent.modules",
+    "LSTM": "regard.recurrent.modules",
+    "RNN": "regard.recurrent.modules",
     "ArgumentTypeError": "regard.errors",
     "Attention": "regard.attention.attention",
     "Callback": "regard.runs.callbacks",
@@ -53,10 +58,10 @@ _MODULES = {
     "Decoder": "regard.models.contracts",
     "DivergedError": "regard.errors",
     "Encoder": "regard.models.contracts",
-    "GRU": "regard.recurrent.modules",
+    "Grid": "regard.models.contracts",
     "InnerProduct": "regard.attention.scores",
     "Interrupted": "regard.errors",
-    "LSTM": "regard.recurrent.modules",
+    "LazySources": "regard.data.sources",
     "Memory": "regard.models.contracts",
     "MetricStatistics": "regard.evaluation.metrics",
     "Model": "regard.api.model",
@@ -65,7 +70,6 @@ _MODULES = {
     "MultiHeadAttention": "regard.attention.multihead",
     "Pairs": "regard.data.corpora",
     "Prediction": "regard.inspection.prediction",
-    "RNN": "regard.recurrent.modules",
     "RegardError": "regard.errors",
     "ResourceError": "regard.errors",
     "Run": "regard.api.training",
@@ -79,7 +83,11 @@ _MODULES = {
     "Selected": "regard.attention.selections",
     "Selection": "regard.attention.selections",
     "Seq2Seq": "regard.models.seq2seq",
+    "Source": "regard.models.contracts",
+    "SourceItem": "regard.data.sources",
+    "SourceReader": "regard.data.sources",
     "StepInfo": "regard.runs.callbacks",
+    "Tokens": "regard.models.contracts",
     "Trace": "regard.inspection.trace",
     "ValidationInfo": "regard.runs.callbacks",
     "attend": "regard.attention.equation",
@@ -93,6 +101,7 @@ _MODULES = {
     "register_decoder": "regard.models.seq2seq",
     "register_encoder": "regard.models.seq2seq",
     "register_metric": "regard.evaluation.metrics",
+    "register_reader": "regard.data.source_kinds",
     "register_scope": "regard.attention.scopes",
     "register_score": "regard.attention.scores",
     "register_selection": "regard.attention.selections",
@@ -116,8 +125,10 @@ __all__ = [
     "Decoder",
     "DivergedError",
     "Encoder",
+    "Grid",
     "InnerProduct",
     "Interrupted",
+    "LazySources",
     "Memory",
     "MetricStatistics",
     "Model",
@@ -139,7 +150,11 @@ __all__ = [
     "Selected",
     "Selection",
     "Seq2Seq",
+    "Source",
+    "SourceItem",
+    "SourceReader",
     "StepInfo",
+    "Tokens",
     "Trace",
     "ValidationInfo",
     "attend",
@@ -153,6 +168,7 @@ __all__ = [
     "register_decoder",
     "register_encoder",
     "register_metric",
+    "register_reader",
     "register_scope",
     "register_score",
     "register_selection",

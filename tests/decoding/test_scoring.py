@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.data.settings import CharTokenizer
+from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding import predictor as predictor_module
 from regard.decoding.predictor import Predictor
@@ -22,6 +23,7 @@ from tests_shared import ModelOnly
 
 ALPHABET = "abcdefgh "
 TOKENIZERS = TokenizerPair.build(CharTokenizer(shared=True), [ALPHABET], [ALPHABET])
+READER = TextReader(TOKENIZERS.source, 100)
 GRU = {"kind": "recurrent", "embedding": 8, "encoder": {"hidden": 8}, "decoder": {"hidden": 8}}
 TRANSFORMER = {"kind": "transformer", "size": 8, "heads": 2, "layers": 1, "feedforward": 12}
 COPY = {**GRU, "decoder": {"hidden": 8, "copy_source": True}}
@@ -43,7 +45,7 @@ MODELS: dict[str, Callable[[], Seq2Seq]] = {
 
 
 def predictor_of(name: str) -> Predictor:
-    return Predictor(MODELS[name](), TOKENIZERS, DecodingSettings(), max_length=100)
+    return Predictor(MODELS[name](), READER, TOKENIZERS.target, DecodingSettings(), max_length=100)
 
 
 def random_pairs(count: int, longest: int = 12) -> tuple[list[str], list[str]]:
@@ -145,7 +147,7 @@ def test_scoring_restores_the_mode_of_the_model(training: bool) -> None:
 
 def test_dropout_does_not_apply_to_scores() -> None:
     settings = {**GRU, "dropout": 0.5}
-    predictor = Predictor(build(settings).train(), TOKENIZERS, DecodingSettings(), max_length=100)
+    predictor = Predictor(build(settings).train(), READER, TOKENIZERS.target, DecodingSettings(), max_length=100)
     assert predictor.score(["abc"], ["abc"]) == predictor.score(["abc"], ["abc"])
     assert predictor.model.training
 

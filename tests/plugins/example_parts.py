@@ -72,7 +72,7 @@ class MinimalGatedUnit(regard.Cell):
         return (torch.lerp(previous_BH, candidate, forget),)
 
 
-class ConvolutionalEncoder(regard.Encoder):
+class ConvolutionalEncoder(regard.Encoder[regard.Tokens]):
     """Token embeddings, followed by a convolution over neighboring tokens."""
 
     def __init__(self, vocabulary: int, embedding: int, *, width: int = 3, channels: int = 32) -> None:
@@ -84,7 +84,7 @@ class ConvolutionalEncoder(regard.Encoder):
     def size(self) -> int:
         return self.convolution.out_channels
 
-    def forward(self, source: Any) -> regard.Memory:
+    def forward(self, source: regard.Tokens) -> regard.Memory:
         valid_BT1 = source.valid_BT.unsqueeze(-1)
         embedded_BTD = self.embedding(source.tokens_BT).masked_fill(~valid_BT1, 0.0)
         slots_BSD = torch.relu(self.convolution(embedded_BTD.transpose(1, 2))).transpose(1, 2)

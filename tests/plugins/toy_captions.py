@@ -18,12 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.data.corpora import Corpus, Pairs, RawSource, register_corpus
-from regard.data.source_kinds import register_reader
-from regard.data.sources import LazySources, SourceItem, SourceReader
-from regard.errors import DataError
-from regard.models.contracts import Encoder, Grid, Memory, Source
-from regard.models.seq2seq import register_encoder
+import regard
 
 Picture = NDArray[np.float32]
 
@@ -60,18 +55,20 @@ def write_pictures(folder: Path, count: int, seed: int = 0) -> None:
     (folder / "captions.tsv").write_text("".join(lines), "utf-8")
 
 
-def load_captions(folder: str, dev: int = 50, test: int = 50) -> Corpus:
+def load_captions(folder: str, dev: int = 50, test: int = 50) -> regard.Corpus:
     """Pictures with captions, as `write_pictures` writes them."""
     path = Path(folder) / "captions.tsv"
     rows = [line.split("\t") for line in path.read_text("utf-8").splitlines()]
     pairs = [(str(Path(folder) / name), caption) for name, caption in rows]
     dev_pairs, test_pairs, train = pairs[:dev], pairs[dev : dev + test], pairs[dev + test :]
-    return Corpus(Pairs.of(train), Pairs.of(dev_pairs), Pairs.of(test_pairs), files=(str(path),))
+    return regard.Corpus(
+        regard.Pairs.of(train), regard.Pairs.of(dev_pairs), regard.Pairs.of(test_pairs), files=(str(path),)
+    )
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Pictures(Source):
+class Pictures(regard.Source):
     """A batch of pictures."""
 
     pixels_BHW: Tensor
@@ -90,7 +87,7 @@ class Pictures(Source):
 
 @final
 @dataclass(frozen=True)
-class PictureItem(SourceItem):
+class PictureItem(regard.SourceItem):
     """A picture, and its name."""
 
     name: str
@@ -107,7 +104,7 @@ class PictureItem(SourceItem):
 
 @final
 @dataclass(frozen=True)
-class PictureReader(SourceReader):
+class PictureReader(regard.SourceReader):
     """Reads pictures from .npy files, or takes arrays."""
 
     noun: ClassVar[str] = "picture"
@@ -118,35 +115,35 @@ class PictureReader(SourceReader):
     def is_source(self, value: object) -> bool:
         return isinstance(value, str | np.ndarray)
 
-    def read(self, sources: Sequence[RawSource]) -> list[PictureItem]:
+    def read(self, sources: Sequence[Any]) -> list[PictureItem]:
         return [PictureItem(_name(source), self._load(source)) for source in sources]
 
     def collate(self, items: Sequence[Any]) -> Pictures:
         return Pictures(torch.from_numpy(np.stack([item.pixels_HW for item in items])))
 
-    def encode(self, sources: Sequence[RawSource]) -> LazySources:
-        return LazySources(self, sources, LENGTH)
+    def encode(self, sources: Sequence[Any]) -> regard.LazySources:
+        return regard.LazySources(self, sources, LENGTH)
 
-    def fingerprint(self, source: RawSource) -> str:
+    def fingerprint(self, source: Any) -> str:
         return hashlib.sha256(self._load(source).tobytes()).hexdigest()
 
-    def _load(self, source: RawSource) -> Picture:
+    def _load(self, source: Any) -> Picture:
         if isinstance(source, str):
             try:
                 source = np.load(source, allow_pickle=False)
             except (OSError, ValueError) as error:
-                raise DataError(f"{source} is not a picture: {error}. Give the name of a .npy file.") from None
+                raise regard.DataError(f"{source} is not a picture: {error}. Give the name of a .npy file.") from None
         pixels: Picture = np.asarray(source, np.float32)
         if pixels.shape != (SIDE * CELL, SIDE * CELL):
-            raise DataError(f"A picture must have {SIDE * CELL} × {SIDE * CELL} pixels, not {pixels.shape}.")
+            raise regard.DataError(f"A picture must have {SIDE * CELL} × {SIDE * CELL} pixels, not {pixels.shape}.")
         return 1 - pixels if self.invert else pixels
 
 
-def _name(source: RawSource) -> str:
+def _name(source: Any) -> str:
     return Path(source).name if isinstance(source, str) else "picture"
 
 
-class PictureEncoder(Encoder[Pictures]):
+class PictureEncoder(regard.Encoder[Pictures]):
     """A convolution with one output for each cell, and learned positions."""
 
     source_kind = "picture"
@@ -163,13 +160,13 @@ class PictureEncoder(Encoder[Pictures]):
     def size(self) -> int:
         return self.channels
 
-    def forward(self, source: Pictures) -> Memory:
+    def forward(self, source: Pictures) -> regard.Memory:
         cells_BDHW = torch.relu(self.convolution(source.pixels_BHW.unsqueeze(1)))
         slots_BSD = self.output(cells_BDHW.flatten(2).transpose(1, 2)) + self.positions_SD
         allowed_BS = slots_BSD.new_ones(slots_BSD.shape[:2], dtype=torch.bool)
-        return Memory(slots_BSD, allowed_BS, slots_BSD.mean(1), layout=Grid(SIDE, SIDE))
+        return regard.Memory(slots_BSD, allowed_BS, slots_BSD.mean(1), layout=regard.Grid(SIDE, SIDE))
 
 
-register_reader("picture", PictureReader)
-register_encoder("toy_pictures", PictureEncoder)
-register_corpus("toy_captions", load_captions, source_kind="picture")
+regard.register_reader("picture", PictureReader)
+regard.register_encoder("toy_pictures", PictureEncoder)
+regard.register_corpus("toy_captions", load_captions, source_kind="picture")
