@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 import regard
 from regard.formatting import table
-from regard.recurrent import dispatch
 from regard.recurrent.cells import LSTMCell
+from regard.recurrent.fast import kernels
+from regard.recurrent.fast.analytic_lstm import LSTMWeights
 from regard.recurrent.settings import VARIANTS
 
 CELLS = ["vanilla", "NIG", "NFG", "NOG", "NIAF", "NOAF", "NP", "CIFG", "FGR"]
@@ -149,10 +150,8 @@ class Population:
         gates = gates.view(trials, steps, rows, -1).transpose(0, 1).contiguous()
         start = gates.new_zeros(trials, rows, self.max_hidden)
         gate_state = (gates.new_zeros(trials, rows, gates.shape[-1] - self.max_hidden),) if "gates" in weights else ()
-        matrices = dispatch.LSTMWeights(weights["state"], weights.get("peepholes"), weights.get("gates"))
-        scan = dispatch.scan_lstms(
-            self.variant, gates, (start, start, *gate_state), matrices, keep, fused=gates.is_cuda
-        )
+        matrices = LSTMWeights(weights["state"], weights.get("peepholes"), weights.get("gates"))
+        scan = kernels.scan_lstms(self.variant, gates, (start, start, *gate_state), matrices, keep, fused=gates.is_cuda)
         states = scan[0].transpose(0, 1).reshape(trials, steps * rows, -1)
         if training:
             states = states * self.dropout("output", steps * rows, self.max_hidden)

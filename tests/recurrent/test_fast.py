@@ -12,7 +12,8 @@ import regard
 from regard.ops.reference_mode import reference_mode
 from regard.recurrent import dispatch, scan
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, apply_mask
-from regard.recurrent.fast import cudnn
+from regard.recurrent.fast import cudnn, kernels
+from regard.recurrent.fast.kernels import KERNELS
 from regard.recurrent.settings import VARIANTS, LSTMVariant
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -146,7 +147,8 @@ def test_torch_kernels_agree(name: str, lengths: list[int] | None, dtype: torch.
 @pytest.mark.parametrize("name", ["rnn", "gru", "lstm"])
 def test_torch_kernels_receive_a_contiguous_initial_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As required by cuDNN."""
-    torch_kernel, received = cudnn._torch_kernel, []
+    cell_kernels = KERNELS[type(SMALL[name]())]
+    torch_kernel, received = cell_kernels.torch_kernel, []
 
     def recording_kernel(cell: Cell) -> Callable[..., Any]:
         def kernel(x: Tensor, hx: Any, *rest: Any) -> Any:
@@ -155,7 +157,7 @@ def test_torch_kernels_receive_a_contiguous_initial_state(name: str, monkeypatch
 
         return kernel
 
-    monkeypatch.setattr(cudnn, "_torch_kernel", recording_kernel)
+    monkeypatch.setattr(cell_kernels, "torch_kernel", recording_kernel)
     compare(SMALL[name], torch_kernels)
     assert received
     assert all(part.is_contiguous() for part in received)
@@ -246,7 +248,7 @@ def test_fused_steps_equal_the_cell(
         calls.append(gates)
         return True
 
-    monkeypatch.setattr(dispatch, "is_usable", is_usable)
+    monkeypatch.setattr(kernels, "is_usable", is_usable)
     fused_results = state_and_gradients(lambda gates, previous: dispatch.step(cell, gates, previous))
     assert len(calls) == 2
     for actual, expected in zip(fused_results, state_and_gradients(cell.step), strict=True):

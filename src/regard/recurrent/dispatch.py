@@ -9,20 +9,18 @@ A fast path may reject a layer, with a reason; it must not compute a different r
 B rows, T steps, D input width, H state width, N cells run in parallel (the directions of the layer).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from regard.ops import reference_mode
 from regard.ops.dispatch import Dispatch, first_available
-from regard.ops.triton import dtype_unsupported_reason, is_usable, triton_unsupported_reason
-from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, State
-from regard.recurrent.fast import analytic, analytic_lstm
-from regard.recurrent.fast.analytic_lstm import LSTMWeights
-from regard.recurrent.fast.cudnn import FAST_CELLS, scan_torch
+from regard.ops.triton import dtype_unsupported_reason, triton_unsupported_reason
+from regard.recurrent.cells import Cell, State
+from regard.recurrent.fast.cudnn import scan_torch
+from regard.recurrent.fast.kernels import KERNELS, stack_present
 from regard.recurrent.scan import CellInput, ScanOutput, scan, select_last_valid
-from regard.recurrent.settings import LSTMVariant
 
 FUSED_MAX_ROWS = 64
 """Up to this many rows, the fused LSTM kernel is faster than cuDNN in float32 (benchmarks/recurrent.py)."""
@@ -43,11 +41,11 @@ def torch_unsupported_reason(
     if ragged and not cell.bounded:
         return "it runs past the end of a row, where the state of a relu network may overflow"
     if device == "cuda":
-        fused_is_faster = isinstance(cell, LSTMCell) and (rows <= FUSED_MAX_ROWS or dtype in HALF_PRECISION)
-        if fused_is_faster and fused_unsupported_reason(cell, device, dtype) is None:
+        is_small = rows <= FUSED_MAX_ROWS or dtype in HALF_PRECISION
+        if KERNELS[type(cell)].fused_beats_cudnn and is_small and fused_unsupported_reason(cell, device, dtype) is None:
             return f"the fused kernel is faster for up to {FUSED_MAX_ROWS} rows, and in half precision"
         return None
-    if not isinstance(cell, LSTMCell):
+    if not KERNELS[type(cell)].torch_is_fastest_on_cpu:
         return "on a CPU the analytic gradient is faster"
     if torch.is_autocast_enabled("cpu") and not reference_mode.cpu_has_bfloat16():
         return "this CPU does not support bfloat16"
@@ -56,7 +54,7 @@ def torch_unsupported_reason(
 
 def analytic_unsupported_reason(cell: Cell) -> str | None:
     """Return why the scan with an analytic gradient cannot run a cell, or None if it can."""
-    if not isinstance(cell, FAST_CELLS):
+    if type(cell) not in KERNELS:
         return f"{type(cell).__name__} has no analytic gradient"
     return "it does not support layer normalization" if cell.layer_norm else None
 
@@ -68,7 +66,8 @@ def fused_unsupported_reason(cell: Cell, device: str, dtype: torch.dtype) -> str
     reason = triton_unsupported_reason()
     if reason:
         return reason
-    if not (isinstance(cell, LSTMCell) or (isinstance(cell, GRUCell) and cell.reset == "before")):
+    kernels = KERNELS.get(type(cell))
+    if kernels is None or not kernels.supports_fused(cell):
         return "it supports only LSTM variants, and the GRU that resets before the product"
     if cell.layer_norm:
         return "it does not support layer normalization"
@@ -113,25 +112,10 @@ def scan_layer(inputs: Sequence[CellInput], lengths_B: Tensor | None) -> list[Sc
 
 def step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
     """Return the next state of a cell, from the normalized projection of its input."""
-    if not isinstance(cell, FAST_CELLS) or cell.layer_norm or mask_BH is not None or reference_mode.in_reference_mode():
+    kernels = KERNELS.get(type(cell))
+    if kernels is None or cell.layer_norm or mask_BH is not None or reference_mode.in_reference_mode():
         return cell.step(gates_BG, state, mask_BH)
-    if isinstance(cell, GRUCell) and cell.bias_state is not None:
-        recurrent_BG = torch.addmm(cell.bias_state, state[0], cell.weight_state.t())
-        args = gates_BG.to(recurrent_BG.dtype), recurrent_BG, state[0].to(recurrent_BG.dtype)
-        if is_usable(recurrent_BG):
-            from regard.recurrent.fast import triton_step
-
-            return (triton_step.gru_step(*args),)
-        return (analytic.gru_step(*args),)
-    if isinstance(cell, LSTMCell) and not cell.variant.gate_recurrence:
-        total_BG = torch.addmm(gates_BG, state[0], cell.weight_state.t())
-        if not cell.variant.non_default and is_usable(total_BG):
-            from regard.recurrent.fast import triton_step
-
-            return triton_step.lstm_step(total_BG, state[1].to(total_BG.dtype))
-        peepholes = None if cell.peepholes is None else cell.peepholes.to(total_BG.dtype)
-        return analytic_lstm.lstm_step(cell.variant, total_BG, state[1].to(total_BG.dtype), peepholes)
-    return cell.step(gates_BG, state)
+    return kernels.step(cell, gates_BG, state)
 
 
 def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, fused: bool) -> list[ScanOutput]:
@@ -146,8 +130,10 @@ def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, f
     with torch.autocast(gates_TNBG.device.type, enabled=False):  # compute everything in the dtype of the gates
         dtype = gates_TNBG.dtype
         initial = tuple(torch.stack(parts).to(dtype) for parts in zip(*(i.state for i in inputs), strict=True))
-        mask_NBH = _stack((cell_input.mask_BH for cell_input in inputs), dtype)
-        states = scan_cells([i.cell for i in inputs], gates_TNBG, initial, mask_NBH, valid_TB1, fused=fused)
+        mask_NBH = stack_present((cell_input.mask_BH for cell_input in inputs), dtype)
+        cells = [cell_input.cell for cell_input in inputs]
+        kernels = KERNELS[type(cells[0])]
+        states = kernels.scan(cells, gates_TNBG, initial, mask_NBH, valid_TB1, fused=fused)
     outputs = []
     for index, cell_input in enumerate(inputs):
         parts = [part_TNBH[:, index].transpose(0, 1) for part_TNBH in states]
@@ -157,61 +143,3 @@ def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, f
         )
         outputs.append(ScanOutput(parts[0], tuple(last)))
     return outputs
-
-
-def scan_cells(
-    cells: Sequence[Cell],
-    gates_TNBG: Tensor,
-    state: State,
-    mask_NBH: Tensor | None,
-    valid_TB1: Tensor | None,
-    *,
-    fused: bool = False,
-) -> tuple[Tensor, ...]:
-    """Return the state after each step, (T, N, B, …) for each of its tensors. The cells have one kind and width."""
-    dtype = gates_TNBG.dtype
-    R_NGH = torch.stack([cell.weight_state for cell in cells]).to(dtype)
-    first = cells[0]
-    match first:
-        case RNNCell():
-            return (analytic.rnn_scan(first.activation, gates_TNBG, state[0], R_NGH, mask_NBH, valid_TB1),)
-        case GRUCell():
-            if fused:
-                from regard.recurrent.fast import triton_gru
-
-                return (triton_gru.gru_scan(gates_TNBG, state[0], R_NGH, mask_NBH),)
-            bias_NG = _stack((cell.bias_state for cell in cells if isinstance(cell, GRUCell)), dtype)
-            return (analytic.gru_scan(gates_TNBG, state[0], R_NGH, bias_NG, mask_NBH),)
-        case LSTMCell():
-            lstms = [cell for cell in cells if isinstance(cell, LSTMCell)]
-            weights = LSTMWeights(
-                R_NGH,
-                _stack((cell.peepholes for cell in lstms), dtype),
-                _stack((cell.weight_gates for cell in lstms), dtype),
-            )
-            return scan_lstms(first.variant, gates_TNBG, state, weights, mask_NBH, valid_TB1, fused=fused)
-    raise TypeError(f"{type(first).__name__} has no fast scan")
-
-
-def scan_lstms(
-    variant: LSTMVariant,
-    gates_TNBG: Tensor,
-    state: State,
-    weights: LSTMWeights,
-    mask_NBH: Tensor | None = None,
-    valid_TB1: Tensor | None = None,
-    *,
-    fused: bool,
-) -> tuple[Tensor, ...]:
-    """Return the state after each step of N LSTMs with the given weights, which run in parallel."""
-    if fused:
-        from regard.recurrent.fast import triton_lstm
-
-        return triton_lstm.lstm_scan(variant, gates_TNBG, state, weights, mask_NBH, valid_TB1)
-    return analytic_lstm.lstm_scan(variant, gates_TNBG, state, weights, mask_NBH, valid_TB1)
-
-
-def _stack(tensors: Iterable[Tensor | None], dtype: torch.dtype) -> Tensor | None:
-    """Stack the tensors that are not None; return None if there are none."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    return torch.stack(present).to(dtype) if present else None
