@@ -119,6 +119,17 @@ def test_the_roles_of_an_ensemble_are_those_of_its_models() -> None:
     assert len(roles) == 8
 
 
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_weights_of_an_empty_source_are_empty(name: str, search: dict[str, Any]) -> None:
+    predictor = predictor_of(MODELS[name]())
+    for nbest in predictor.predict(predictor.tokenize(["", " "]), SearchSettings(**search), attention=True):
+        for hypothesis in nbest:
+            assert hypothesis.tokens == []
+            assert list(hypothesis.attentions) == list(predictor.attention_roles)
+            assert all(weights.size == 0 for weights in hypothesis.attentions.values())
+
+
 class PairEncoder(Encoder[Tokens]):
     """An encoder with one slot for every two tokens, so that slots and tokens differ in number."""
 

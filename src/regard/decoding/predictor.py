@@ -145,7 +145,9 @@ class Predictor:
             with record(self.model) as recording:
                 decoder = RecordedDecoder(self.model.decoder, recording)
                 nbest = self._search(source, decoder, memory, task)
-            return BatchWeights.of_search(decoder, memory, encoding).attach(nbest)
+            if decoder.steps:  # a search over empty sources takes no step
+                return BatchWeights.of_search(decoder, memory, encoding).attach(nbest)
+            return BatchWeights.of_hypotheses(self.model, memory, encoding, nbest).attach(nbest)
         nbest = self._search(source, self.model.decoder, memory, task)
         if search.coverage_penalty:
             weights = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest)

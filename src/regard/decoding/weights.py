@@ -44,12 +44,12 @@ class RecordedDecoder(Decoder):
 
     def begin(self, memory: Memory) -> tuple[Keys, RecordedState]:
         keys, state = self.decoder.begin(memory)
+        self._take_weights()
         return keys, RecordedState(state, torch.arange(len(memory.allowed_BS)))
 
     def step(self, token_B: Tensor, state: RecordedState, keys: Keys) -> tuple[Tensor, RecordedState]:
         logits_BV, inner = self.decoder.step(token_B, state.inner, keys)
-        weights = {name: calls.pop() for name, calls in self.recording.calls.items() if calls}
-        self.steps.append((state.sentence_N, weights))
+        self.steps.append((state.sentence_N, self._take_weights()))
         return logits_BV, RecordedState(inner, state.sentence_N)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
@@ -58,14 +58,25 @@ class RecordedDecoder(Decoder):
 
     def weights(self, sentences: int) -> dict[str, Weights]:
         """Return the weights of all steps by name, with a row for each sentence."""
-        stacked: dict[str, Weights] = {}
-        for name, widest in (self.steps[-1][1] if self.steps else {}).items():
-            *heads, _, columns = widest.shape[1:]
-            stacked[name] = np.zeros((sentences, *heads, len(self.steps), columns), dtype=np.float32)
-            for index, (sentence_N, weights) in enumerate(self.steps):
-                part = _to_numpy(weights[name])
-                stacked[name][sentence_N.numpy(), ..., index, : part.shape[-1]] = part[..., 0, :]
+        names = dict.fromkeys(name for _, weights in self.steps for name in weights)
+        return {name: self._stack(name, sentences) for name in names}
+
+    def _stack(self, name: str, sentences: int) -> Weights:
+        """Stack the weights of one attention. Self-attention has a column more with each step."""
+        parts = {step: weights[name] for step, (_, weights) in enumerate(self.steps) if name in weights}
+        *heads, _, columns = list(parts.values())[-1].shape[1:]
+        stacked = np.zeros((sentences, *heads, len(self.steps), columns), dtype=np.float32)
+        for step, part in parts.items():
+            rows = self.steps[step][0].numpy()
+            stacked[rows, ..., step, : part.shape[-1]] = _to_numpy(part)[..., 0, :]
         return stacked
+
+    def _take_weights(self) -> dict[str, Tensor]:
+        """Remove the weights of the last call of each attention from the recording, and return them."""
+        weights = {name: calls[-1] for name, calls in self.recording.calls.items() if calls}
+        for calls in self.recording.calls.values():
+            calls.clear()
+        return weights
 
 
 @dataclass(frozen=True)
@@ -100,8 +111,9 @@ class BatchWeights:
     def of_search(cls, decoder: RecordedDecoder, memory: Memory, encoding: Recording) -> "BatchWeights":
         """Return the weights that were recorded during a search."""
         slots_B: list[int] = memory.allowed_BS.sum(-1).tolist()
-        weights = decoder.weights(len(slots_B))
-        return cls(_select(encoding, ("encoder-self",)), weights, decoder.recording.roles, slots_B, memory.layout)
+        roles = decoder.recording.roles
+        weights = {name: part for name, part in decoder.weights(len(slots_B)).items() if roles[name] != "encoder-self"}
+        return cls(_select(encoding, ("encoder-self",)), weights, roles, slots_B, memory.layout)
 
     def attach(self, nbest: NBest) -> NBest:
         """Return the hypotheses of the pass with their weights, cut to their lengths."""
