@@ -21,6 +21,7 @@ import torch
 import regard
 from regard.config import resolve
 from regard.data import dates
+from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings
@@ -50,8 +51,9 @@ def build(name: str, pairs: list[tuple[str, str]]) -> regard.Model:
     tokenizers = TokenizerPair.build(settings.tokenizer, sources, targets)
     network = build_model(settings.model, len(tokenizers.source), len(tokenizers.target)).eval()
     limits = DecodingSettings(max_length_ratio=1e-6, max_length_extra=TARGET_LENGTH)
-    predictor = Predictor(network, tokenizers, limits, settings.tokenizer.max_length)
-    return regard.Model(predictor, settings, step=0)
+    max_length = settings.tokenizer.max_length
+    reader = TextReader(tokenizers.source, max_length)
+    return regard.Model(Predictor(network, reader, tokenizers.target, limits, max_length), settings, step=0)
 
 
 def time_predictions(model: regard.Model, texts: list[str], search: dict[str, int], repeats: int) -> list[float]:

@@ -123,7 +123,7 @@ def test_the_roles_of_an_ensemble_are_those_of_its_models() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_weights_of_an_empty_source_are_empty(name: str, search: dict[str, Any]) -> None:
     predictor = predictor_of(MODELS[name]())
-    for nbest in predictor.predict(predictor.tokenize(["", " "]), SearchSettings(**search), attention=True):
+    for nbest in predictor.predict(predictor.reader.read(["", " "]), SearchSettings(**search), attention=True):
         for hypothesis in nbest:
             assert hypothesis.tokens == []
             assert list(hypothesis.attentions) == list(predictor.attention_roles)
