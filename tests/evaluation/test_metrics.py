@@ -23,7 +23,7 @@ from regard.evaluation.metrics import (
 from regard.evaluation.settings import parse_metric
 
 NO_LOSSES = np.zeros((0, 2))
-METRICS = ["accuracy", "ser", "wer", "per", "cer", "bleu", "chrf", "ter"]
+METRICS = ["accuracy", "ser", "wer", "per", "cer", "bleu", "chrf", "ter", "rouge_l", "cider"]
 """Those of predictions."""
 
 Row = tuple[str, str, str]
@@ -181,6 +181,7 @@ def test_references_are_grouped_by_line_or_by_source(name: str, metric: BLEU | C
         ("bleu:tokenize=char,smooth=floor", BLEU(tokenize="char", smooth_method="floor")),
         ("bleu:smooth=add-k", BLEU(smooth_method="add-k")),
         ("bleu:tokenize=zh,smooth=none", BLEU(tokenize="zh", smooth_method="none")),
+        ("bleu:max_order=4", BLEU(max_ngram_order=4)),
         ("chrf", CHRF()),
         ("chrf:word_order=2,lowercase=true", CHRF(word_order=2, lowercase=True)),
         ("ter", TER()),

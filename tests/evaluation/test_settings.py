@@ -15,7 +15,8 @@ from regard.runs.settings import RunSettings, TrainingSettings
 @given(
     st.builds(
         Bleu,
-        tokenize=st.sampled_from(["13a", "none", "intl", "char", "zh"]),
+        tokenize=st.sampled_from(["13a", "none", "intl", "char", "zh", "coco"]),
+        max_order=st.integers(1, 4),
         lowercase=st.booleans(),
         smooth=st.sampled_from(["exp", "floor", "add-k", "none"]),
         references=st.sampled_from(["by_line", "by_source", "auto"]),
@@ -38,7 +39,8 @@ def test_options_can_be_written_in_a_label_a_mapping_or_dotted_keys() -> None:
 
 def test_the_label_of_a_metric_without_options_is_its_kind() -> None:
     assert [parse_metric(kind).label for kind in metric_names()] == metric_names()
-    assert {kind for kind in metric_names() if parse_metric(kind).higher_is_better} == {"accuracy", "bleu", "chrf"}
+    higher = {kind for kind in metric_names() if parse_metric(kind).higher_is_better}
+    assert higher == {"accuracy", "bleu", "chrf", "rouge_l", "cider"}
     assert {kind for kind in metric_names() if not parse_metric(kind).needs_predictions} == {"loss", "perplexity"}
 
 

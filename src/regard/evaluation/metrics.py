@@ -10,7 +10,7 @@ import logging
 import math
 import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,19 @@ from numpy.typing import NDArray
 
 from regard.data.corpora import Pairs, RawSource, identify
 from regard.errors import ConfigError, DataError
+from regard.evaluation.captions import CiderScorer, Words, compute_rouge_l, tokenize_caption
 from regard.evaluation.settings import (
     Accuracy,
     Bleu,
     CharacterErrorRate,
     Chrf,
+    Cider,
     Loss,
     Metric,
     Perplexity,
     PhonemeErrorRate,
     References,
+    RougeL,
     SequenceErrorRate,
     Ter,
     WordErrorRate,
@@ -235,20 +238,45 @@ def _normalize(text: str) -> str:
 
 
 def _signature(unit: str, evaluation_set: EvaluationSet, by: References = "by_source") -> str:
-    counts = {len(references) for references in evaluation_set.group_references(by).values()}
-    count = counts.pop() if len(counts) == 1 else "var"
     normalization = "" if unit == "token" else "|norm:nfc"
-    return f"nrefs:{count}|unit:{unit}{normalization}|version:regard-{__version__}"
+    return f"nrefs:{_count_references(evaluation_set, by)}|unit:{unit}{normalization}|version:regard-{__version__}"
+
+
+def _count_references(evaluation_set: EvaluationSet, by: References) -> int | str:
+    """Return the number of references of each source, or `var` if it varies."""
+    counts = {len(references) for references in evaluation_set.group_references(by).values()}
+    return counts.pop() if len(counts) == 1 else "var"
 
 
 @Metric.registry.implement(Bleu)
 def _compute_bleu(settings: Bleu, outputs: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.bleu import BLEU
 
-    # `force` turns off sacrebleu's warning about tokenized text, which would repeat at every validation: see
-    # `warn_if_tokenized`.
-    scorer = BLEU(settings.lowercase, force=True, tokenize=settings.tokenize, smooth_method=settings.smooth)
-    return _compute_with_sacrebleu(scorer, outputs, settings.references)
+    coco = settings.tokenize == "coco"
+    scorer = BLEU(
+        settings.lowercase or coco,
+        # Turn off sacrebleu's warning about tokenized text, which would repeat at every validation: see
+        # `warn_if_tokenized`.
+        force=True,
+        tokenize="none" if coco else settings.tokenize,
+        smooth_method=settings.smooth,
+        max_ngram_order=settings.max_order,
+    )
+    if coco:
+        scorer.tokenizer, scorer.tokenizer_signature = _CocoTokenizer(), _CocoTokenizer().signature()
+    statistics = _compute_with_sacrebleu(scorer, outputs, settings.references)
+    order = "" if settings.max_order == 4 else f"|order:{settings.max_order}"
+    return replace(statistics, signature=statistics.signature + order)
+
+
+class _CocoTokenizer:
+    """`tokenize_caption` with the interface of sacrebleu's tokenizers."""
+
+    def signature(self) -> str:
+        return "coco"
+
+    def __call__(self, line: str) -> str:
+        return " ".join(tokenize_caption(line))
 
 
 def warn_if_tokenized(evaluation_set: EvaluationSet, metrics: Iterable[Metric]) -> None:
@@ -256,7 +284,7 @@ def warn_if_tokenized(evaluation_set: EvaluationSet, metrics: Iterable[Metric]) 
     endings = [
         reference.endswith((" .", " ?", " !")) for references in evaluation_set.references for reference in references
     ]
-    tokenizing = [metric for metric in metrics if isinstance(metric, Bleu) and metric.tokenize != "none"]
+    tokenizing = [metric for metric in metrics if isinstance(metric, Bleu) and metric.tokenize not in {"none", "coco"}]
     if tokenizing and sum(endings) > len(endings) / 2:
         log.warning(
             "The references look tokenized, and %s tokenizes them again. Use bleu:tokenize=none to split them at "
@@ -293,3 +321,30 @@ def _compute_with_sacrebleu(scorer: Any, outputs: ModelOutputs, by: References) 
         lambda totals: float(scorer._compute_score_from_stats(totals).score),
         str(scorer.get_signature()),
     )
+
+
+@Metric.registry.implement(RougeL)
+def _compute_rouge_l(settings: RougeL, outputs: ModelOutputs) -> MetricStatistics:
+    captions = _tokenize_captions(settings, outputs)
+    values = [100 * compute_rouge_l(prediction, references) for prediction, references in captions]
+    return MetricStatistics.average(values, _caption_signature(settings, outputs))
+
+
+@Metric.registry.implement(Cider)
+def _compute_cider(settings: Cider, outputs: ModelOutputs) -> MetricStatistics:
+    captions = _tokenize_captions(settings, outputs)
+    scorer = CiderScorer([references for _, references in captions])
+    values = [scorer.score(prediction, references) for prediction, references in captions]
+    return MetricStatistics.average(values, _caption_signature(settings, outputs))
+
+
+def _tokenize_captions(settings: RougeL | Cider, outputs: ModelOutputs) -> list[tuple[Words, list[Words]]]:
+    """Return the words of each prediction, and of its references."""
+    split: Callable[[str], Words] = tokenize_caption if settings.tokenize == "coco" else str.split
+    grouped = outputs.evaluation_set.group_references(settings.references)
+    return [(split(outputs.predictions[line]), list(map(split, references))) for line, references in grouped.items()]
+
+
+def _caption_signature(settings: RougeL | Cider, outputs: ModelOutputs) -> str:
+    count = _count_references(outputs.evaluation_set, settings.references)
+    return f"nrefs:{count}|tok:{settings.tokenize}|version:regard-{__version__}"

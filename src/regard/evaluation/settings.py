@@ -25,7 +25,7 @@ References = Annotated[
 class Metric(Choice):
     """Base class of the metrics.
 
-    Values are in percent, except for `loss` (nats), `perplexity` and `accuracy` (0 to 1).
+    Values are in percent, except for `loss` (nats), `perplexity`, `accuracy` (0 to 1) and `cider` (0 to 10).
     """
 
     registry: ClassVar[Registry[Any]] = Registry(
@@ -124,13 +124,17 @@ class Bleu(Metric):
     """Corpus BLEU (Papineni et al. 2002), computed by sacrebleu (Post 2018).
 
     With `tokenize: none`, words are split at spaces only. This is the value in papers that tokenize both sides
-    beforehand; it is not comparable with the value under `13a` on untokenized text.
+    beforehand; it is not comparable with the value under `13a` on untokenized text. BLEU-1 to BLEU-4 of papers on
+    captioning are `max_order: 1` to `4` with `tokenize: coco`, `smooth: none` and `references: by_source`.
     """
 
     higher_is_better: ClassVar[bool] = True
     kind: Literal["bleu"] = "bleu"
-    tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
+    tokenize: Literal["13a", "none", "intl", "char", "zh", "coco"] = Field(
+        "13a", description="one of sacrebleu, or coco: lowercase words without punctuation"
+    )
     lowercase: bool = False
+    max_order: int = Field(4, ge=1, le=4, description="count n-grams of up to this number of words")
     smooth: Literal["exp", "floor", "add-k", "none"] = Field(
         "exp", description="smoothing if no n-gram of some order matches"
     )
@@ -156,6 +160,41 @@ class Ter(Metric):
     normalized: bool = Field(False, description="separate punctuation from words first")
     case_sensitive: bool = False
     references: References = "by_line"
+
+
+CaptionTokenization = Annotated[
+    Literal["coco", "none"],
+    Field(description="coco: lowercase words without punctuation; none: split at spaces only"),
+]
+
+
+class RougeL(Metric):
+    """ROUGE-L (Lin 2004) as in the COCO caption evaluation, averaged over the sources.
+
+    F of the longest common subsequence of words with β = 1.2; precision and recall are each those of the best
+    reference.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    kind: Literal["rouge_l"] = "rouge_l"
+    tokenize: CaptionTokenization = "coco"
+    references: References = "by_source"
+
+
+class Cider(Metric):
+    """CIDEr-D (Vedantam et al. 2015) as in the COCO caption evaluation, averaged over the sources: 0 to 10.
+
+    The tf-idf weighted cosine of n-grams of up to 4 words, clipped, with a Gaussian penalty on the length (σ = 6).
+    Document frequencies are counted in the references of the evaluation set, so values on different sets are not
+    comparable. A confidence interval keeps these frequencies: they belong to the evaluation set, as the references do,
+    and only the sentences that the score is averaged over are resampled. Papers print 100 times this value.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    format_spec: ClassVar[str] = ".4f"
+    kind: Literal["cider"] = "cider"
+    tokenize: CaptionTokenization = "coco"
+    references: References = "by_source"
 
 
 def metric_names() -> list[str]:
