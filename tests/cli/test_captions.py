@@ -2,16 +2,15 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from toy_captions import CELL, write_pictures
 
 import regard
-from regard.registry import import_plugins
 from tests_command import Result, run_preloaded
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "toy_captions.py"
@@ -36,18 +35,11 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def captions() -> Any:
-    """The plugin as a module."""
-    import_plugins(str(PLUGIN))
-    return sys.modules[PLUGIN.stem]
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, captions: Any) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with 600 pictures, their captions, and a config."""
     folder = tmp_path_factory.mktemp("captions")
     (folder / "pictures").mkdir()
-    captions.write_pictures(folder / "pictures", 600)
+    write_pictures(folder / "pictures", 600)
     (folder / "captions.yaml").write_text(CONFIG)
     return folder
 
@@ -84,7 +76,7 @@ def test_pictures_are_captioned_with_a_beam(cli: Run, project: Path, run: Path) 
     assert len(piped.stdout.splitlines()) == 20
 
 
-def test_each_word_attends_to_its_shape_in_the_grid(cli: Run, project: Path, run: Path, captions: Any) -> None:
+def test_each_word_attends_to_its_shape_in_the_grid(cli: Run, project: Path, run: Path) -> None:
     hits = []
     for number in range(20):
         picture = np.load(project / f"pictures/{number}.npy", allow_pickle=False)
@@ -95,7 +87,7 @@ def test_each_word_attends_to_its_shape_in_the_grid(cli: Run, project: Path, run
         weights_TS = np.array(trace["attention"][-1]["data"])
         assert weights_TS.shape == (2, 9)
         np.testing.assert_allclose(weights_TS.sum(-1), 1, rtol=1e-5)
-        cells = picture.reshape(3, captions.CELL, 3, captions.CELL).any((1, 3)).flatten().nonzero()[0]
+        cells = picture.reshape(3, CELL, 3, CELL).any((1, 3)).flatten().nonzero()[0]
         hits += (weights_TS.argmax(-1) == cells).tolist()
     assert np.mean(hits) > 0.7  # chance: one in nine
     shown = regard_command(cli, project, "look", run, "pictures/0.npy")
@@ -106,7 +98,6 @@ def test_each_word_attends_to_its_shape_in_the_grid(cli: Run, project: Path, run
     assert ">3,3<" in (project / "grid.html").read_text()
 
 
-@pytest.mark.usefixtures("captions")
 def test_arrays_and_file_names_have_the_same_captions(project: Path, run: Path) -> None:
     model = regard.load(run)
     names: Any = [str(project / f"pictures/{number}.npy") for number in range(4)]

@@ -1,0 +1,76 @@
+"""Text as a source: reading, collating and labels."""
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from regard.data.settings import CharTokenizer
+from regard.data.sources import LazySources
+from regard.data.texts import TextReader
+from regard.data.tokens.tokenizers import PAD, TokenizedText, Tokenizer, TokenizerPair
+
+TOKENIZER = Tokenizer.characters(["abc def"])
+
+
+def test_a_text_is_labeled_with_its_tokens_and_their_spans() -> None:
+    [item] = TextReader(TOKENIZER, 100).read(["ab éc"])
+    assert (item.label, item.length) == ("ab éc", 5)
+    assert item.tokens == ["a", "b", " ", "é", "c"]
+    assert item.offsets == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+    assert item.unknown == ["é"]
+
+
+def test_white_space_alone_has_no_tokens() -> None:
+    reader = TextReader(TOKENIZER, 100)
+    assert [item.length for item in reader.read(["", " \t ", "a"])] == [0, 0, 1]
+    assert reader.encode(["", " \t ", "a"]).lengths.tolist() == [0, 0, 1]
+
+
+def test_prediction_and_training_read_the_same_tokens() -> None:
+    reader, texts = TextReader(TOKENIZER, 4), ["abc", "fed cba", "", "é"]
+    collated, batch = reader.collate(reader.read(texts)), reader.encode(texts).batch(range(4))
+    for one, other in zip(collated.tensors, batch.tensors, strict=True):
+        assert one.tolist() == other.tolist()
+    assert collated.tokens_BT.shape == (4, 4)
+    assert collated.tokens_BT[2].tolist() == [PAD] * 4
+
+
+def test_long_texts_are_truncated_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    reader = TextReader(TOKENIZER, 3)
+    with caplog.at_level(logging.WARNING):
+        items = reader.read(["abcdef", "abc", "fedcba"])
+    assert [item.tokens for item in items] == [list("abc"), list("abc"), list("fed")]
+    assert caplog.messages == ["Truncated 2 sources to 3 tokens (tokenizer.max_length)."]
+
+
+def test_readers_are_compatible_if_their_tokenizers_are_equal() -> None:
+    reader = TextReader(TOKENIZER, 100)
+    assert reader.is_compatible(TextReader(Tokenizer.characters(["def abc"]), 10))
+    assert not reader.is_compatible(TextReader(Tokenizer.characters(["xyz"]), 100))
+
+
+def test_parts_without_a_token_are_found() -> None:
+    pair = TokenizerPair.build(CharTokenizer(shared=False, tags=True), ["laufen\tV;PST"], ["lief"])
+    assert TextReader(pair.source, 100).find_unknown(["läufen\tV;ZZ", "laufen", "äöä"]) == [
+        ["ä", "ZZ"],
+        [],
+        ["ä", "ö"],
+    ]
+
+
+def test_lazy_sources_are_read_when_a_batch_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Sequence[str]] = []
+    encode = Tokenizer.encode
+
+    def record_texts(self: Tokenizer, texts: Sequence[str]) -> list[TokenizedText]:
+        reads.append(texts)
+        return encode(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode", record_texts)
+    sources = LazySources(TextReader(TOKENIZER, 9), ["a", "bc", "def"], 9)
+    assert len(sources) == 3
+    assert sources.lengths.tolist() == sources.epoch_lengths(1).tolist() == [9, 9, 9]
+    assert reads == []
+    assert sources.batch([2, 0]).length_hint_B.tolist() == [3, 1]
+    assert reads == [["def", "a"]]
