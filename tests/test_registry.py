@@ -1,5 +1,6 @@
 """Registries: parts are registered by name, and described by their constructors."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def test_validating_built_in_parts_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-BUILT_IN = '''
+SCORE = '''
 @final
 class Negated(InnerProduct):
     """The negated dot product."""
@@ -126,21 +127,78 @@ class Negated(InnerProduct):
 register_score("negated", Negated)
 '''
 
+CELL = '''
+@final
+class Accumulator(Cell):
+    """h' = h + W x."""
 
-def test_a_built_in_score_is_added_in_one_file(tmp_path: Path) -> None:
-    """A class in attention/scores.py is enough: it is found by name, validated, and listed as a mechanism."""
-    shutil.copytree(Path(regard.__file__).parent, tmp_path / "regard")
-    with (tmp_path / "regard" / "attention" / "scores.py").open("a") as file:
-        file.write(BUILT_IN)
-    code = (
-        "import torch, regard; from regard.config import resolve; from regard.runs.settings import RunSettings\n"
-        "settings = resolve(RunSettings, 'dates', {'model.attention.score': 'negated'})\n"
-        "assert settings.imports == ()\n"
-        "attention = regard.Attention(2, 2, score='negated')\n"
-        "query, keys = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])\n"
-        "assert attention.score(query, attention.prepare(keys).prepared, None).flatten().tolist() == [-1.0, 0.0]\n"
-        "assert attention.fused\n"
-        "assert 'negated' in [mechanism.name for mechanism in regard.mechanisms()]\n"
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size, hidden_size, layer_norm=False)
+
+    def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
+        return (state[0] + gates_BG,)
+
+
+register_cell("accumulator", Accumulator)
+'''
+
+FAMILY = '''
+import torch
+from torch import nn
+
+from regard.models.contracts import Decoded, Decoder, Memory
+
+
+class BagDecoder(Decoder):
+    """Predicts every token from the summary of the source alone."""
+
+    def __init__(self, vocabulary: int, memory_size: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(memory_size, vocabulary)
+
+    def begin(self, memory):
+        return (), memory.summary_BD
+
+    def step(self, token_B, state, keys):
+        return self.output(state), state
+
+    def forward(self, tokens_BT, memory):
+        return Decoded.from_logits(self.output(memory.summary_BD).unsqueeze(1).expand(-1, tokens_BT.shape[1], -1))
+'''
+
+USE = """
+import torch, regard
+from regard.config import resolve
+from regard.models.seq2seq import build_model
+from regard.runs.settings import RunSettings
+
+changes = {"model.attention.score": "negated", "model.encoder.cell": "accumulator", "model.decoder.hidden": 128}
+settings = resolve(RunSettings, "dates", changes)
+model = build_model(settings.model, 10, 10)
+assert type(model.encoder.layers.cells[0]).__name__ == "Accumulator"
+assert model.decoder.attention.fused
+attention = regard.Attention(2, 2, score="negated")
+query, keys = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
+assert attention.score(query, attention.prepare(keys).prepared, None).flatten().tolist() == [-1.0, 0.0]
+assert "negated" in [mechanism.name for mechanism in regard.mechanisms()]
+family = resolve(RunSettings, "dates", {"model": "bag"})
+assert type(build_model(family.model, 10, 10).decoder).__name__ == "BagDecoder"
+"""
+
+
+def test_a_score_or_a_cell_is_added_in_one_file_and_a_model_family_in_two(tmp_path: Path) -> None:
+    """The parts are found by name and validated, although no other file of the package mentions them."""
+    package = Path(shutil.copytree(Path(regard.__file__).parent, tmp_path / "regard"))
+    for file, content in {
+        "attention/scores.py": SCORE,
+        "recurrent/cells.py": CELL,
+        "models/bag.py": FAMILY,
+        "models/seq2seq.py": '\nfrom regard.models.bag import BagDecoder\nregister_decoder("bag", BagDecoder)\n',
+    }.items():
+        with (package / file).open("a", encoding="utf-8") as opened:
+            opened.write(content)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", USE], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
