@@ -4,9 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests_preloaded import start_preloaded
 
 ROOT = Path(__file__).parents[1]
 GUIDES = (
@@ -26,9 +29,19 @@ QUOTED = re.compile(r"# → (.+)$", flags=re.MULTILINE)
 Results = dict[str, subprocess.CompletedProcess[str]]
 
 
-def run_pages(folder: Path, *pages: Path) -> Results:
-    """Run all code blocks of some pages, one after the other in one folder, and check the quoted outputs."""
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The value of PATH with a `regard` that starts fast, and the programs of this environment."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if not hasattr(os, "fork"):
+        yield path
+        return
+    with start_preloaded(tmp_path_factory.mktemp("preloaded")) as folder:
+        yield f"{folder}{os.pathsep}{path}"
+
+
+def run_pages(path: str, folder: Path, *pages: Path) -> Results:
+    """Run all code blocks of some pages, one after the other in one folder, and check the quoted outputs."""
     results: Results = {}
     for language, block in (match for page in pages for match in BLOCK.findall(page.read_text("utf-8"))):
         code = SKIPPED.sub("", block)
@@ -49,8 +62,8 @@ def run_pages(folder: Path, *pages: Path) -> Results:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_examples_of_a_guide_run(guide: str, tmp_path: Path) -> None:
-    assert len(run_pages(tmp_path, ROOT / "docs" / f"{guide}.md")) >= 2
+def test_examples_of_a_guide_run(guide: str, programs: str, tmp_path: Path) -> None:
+    assert len(run_pages(programs, tmp_path, ROOT / "docs" / f"{guide}.md")) >= 2
 
 
 @pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide.startswith("guides/")])
@@ -58,11 +71,11 @@ def test_a_guide_is_short(guide: str) -> None:
     assert len((ROOT / "docs" / f"{guide}.md").read_text("utf-8").splitlines()) < 80
 
 
-def test_examples_of_the_readme_run_and_its_model_is_accurate(tmp_path: Path) -> None:
+def test_examples_of_the_readme_run_and_its_model_is_accurate(programs: str, tmp_path: Path) -> None:
     """`regard evaluate … --min accuracy=0.99` passes on 1,000 unseen dates, and predictions are as quoted. The guide to
     models uses the model of the README.
     """
-    results = run_pages(tmp_path, ROOT / "README.md", ROOT / "docs" / "models.md")
+    results = run_pages(programs, tmp_path, ROOT / "README.md", ROOT / "docs" / "models.md")
     assert len(results) >= 9
     [commands] = [result for code, result in results.items() if "regard evaluate runs/dates" in code]
     assert "on 1,000 pairs" in commands.stdout

@@ -1,0 +1,115 @@
+"""A server that has imported torch and regard, and forks for each command: it saves the seconds of an import.
+
+A page of the documentation runs `regard …` many times. `Preloaded` puts a small program of this name into a folder for
+PATH. The program passes its arguments, environment and standard streams to the server, which forks; the new process
+runs the command and returns its exit code.
+"""
+
+import array
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CLIENT = """#!{python} -SE
+import array, json, os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+streams = array.array("i", [0, 1, 2])
+server.sendmsg([len(request).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+server.sendall(request)
+code = server.recv(1)
+sys.exit(code[0] if code else 70)
+"""
+
+PRELOADED = (
+    "torch._dynamo",
+    "regard.api.training",
+    "regard.cli.train",
+    "regard.cli.predict",
+    "regard.cli.evaluate",
+    "regard.inspection.explain",
+)
+
+
+@contextmanager
+def start_preloaded(folder: Path) -> Iterator[Path]:
+    """Start the server. Return a folder for PATH with the program `regard`."""
+    address = str(folder / "server")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "regard"
+    program.write_text(CLIENT.format(python=sys.executable, address=address))
+    program.chmod(0o755)
+    server = os.fork()
+    if server == 0:
+        _serve(listener)
+    listener.close()
+    try:
+        yield folder / "bin"
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+
+
+def _serve(listener: socket.socket) -> None:
+    """Fork for each request, until this process is killed."""
+    for name in PRELOADED:
+        __import__(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # finished processes are not waited for
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            code = 70
+            try:
+                code = _run(connection)
+            except BaseException:  # reported like the interpreter does
+                traceback.print_exc()
+            finally:
+                connection.sendall(bytes([code & 255]))
+                os._exit(0)
+        connection.close()
+
+
+def _run(connection: socket.socket) -> int:
+    """Receive a request, and run `regard` with its arguments. Return the exit code."""
+    streams = array.array("i")
+    header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * streams.itemsize))
+    streams.frombytes(ancillary[0][2])
+    size, request = int.from_bytes(header, "big"), b""
+    while len(request) < size:
+        request += connection.recv(size - len(request))
+    arguments, cwd, environment = json.loads(request)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the process ends
+        for number, mode in enumerate(("r", "w", "w"))
+    )
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    warnings.simplefilter("default")
+    sys.argv = ["regard", *arguments]
+    from regard.cli import main
+
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
