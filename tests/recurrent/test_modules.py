@@ -108,7 +108,7 @@ def test_unsupported_conversions_are_rejected() -> None:
         regard.GRU(2, 3, reset="before").to_torch()
     with pytest.raises(regard.ConfigError, match=r"torch\.nn does not support layer_norm, residual"):
         regard.GRU(2, 3, layer_norm=True, residual=True).to_torch()
-    with pytest.raises(regard.ConfigError, match=r"expects a torch\.nn\.LSTM"):
+    with pytest.raises(regard.ArgumentTypeError, match=r"expects a torch\.nn\.LSTM"):
         regard.LSTM.from_torch(nn.GRU(2, 3))
     with pytest.raises(regard.ConfigError, match="proj_size"):
         regard.LSTM.from_torch(nn.LSTM(2, 3, proj_size=2))
@@ -127,7 +127,7 @@ def test_invalid_arguments_are_rejected_with_a_clear_message() -> None:
         regard.LSTM(2, 3, num_layers=2)  # type: ignore[call-arg]
     with pytest.raises(regard.ConfigError, match="has no option 'kind'"):
         regard.LSTM(2, 3, kind="gru")  # type: ignore[call-arg]
-    with pytest.raises(regard.ConfigError, match="bidirectional must be True or False"):
+    with pytest.raises(regard.ArgumentTypeError, match="bidirectional must be True or False"):
         regard.LSTM(2, 3, 2, 0.5)  # type: ignore[arg-type]
     with pytest.raises(regard.ConfigError, match="input_size"):
         regard.RNN(0, 3)

@@ -1,7 +1,7 @@
 """Checks of the arguments of predictions: texts, options and constraints."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 from regard.data.corpora import RawSource
 from regard.data.sources import SourceReader
@@ -22,10 +22,16 @@ def check_sources(source: Any, reader: SourceReader) -> tuple[list[RawSource], b
             f"source must be a {noun} ({accepts}) or a list of {noun}s, not {type(source).__name__}."
         )
     sources = list(source)
+    _check_items("source", sources, reader)
+    return sources, False
+
+
+def _check_items(name: str, sources: Iterable[Any], reader: SourceReader) -> None:
     for index, item in enumerate(sources):
         if not reader.is_source(item):
-            raise ArgumentTypeError(f"source[{index}] must be a {noun} ({accepts}), not {type(item).__name__}.")
-    return sources, False
+            raise ArgumentTypeError(
+                f"{name}[{index}] must be a {reader.noun} ({reader.accepts}), not {type(item).__name__}."
+            )
 
 
 def check_source(source: Any, reader: SourceReader) -> RawSource:
@@ -52,23 +58,64 @@ def check_text(name: str, text: Any) -> str:
     return text
 
 
-def check_size(name: str, size: Any) -> int:
-    """Return a number of texts, which must be at least 1."""
-    if not isinstance(size, int) or isinstance(size, bool):
-        raise ArgumentTypeError(f"{name} must be an integer, not {type(size).__name__}.")
-    if size < 1:
-        raise ConfigError(f"{name} is {size}, but must be at least 1.")
-    return size
+def check_search(options: Mapping[str, Any], schema: type) -> None:
+    """Raise an error for an option that does not exist, with the nearest name, or that has the wrong type."""
+    types = get_type_hints(schema)
+    for name, value in options.items():
+        if name not in types:
+            raise ConfigError(
+                f"There is no search setting '{name}'.{did_you_mean(name, types)} Available: {', '.join(types)}."
+            )
+        if types[name] in _NUMBERS:
+            accepted, noun = _NUMBERS[types[name]]
+            if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+                raise ArgumentTypeError(f"{name} must be {noun}, not {value!r}.")
 
 
-def check_names(options: Mapping[str, Any], available: Iterable[str]) -> None:
-    """Raise ConfigError for the first option that does not exist, with the nearest name."""
-    names = list(available)
-    unknown = next((name for name in options if name not in names), None)
-    if unknown is not None:
-        raise ConfigError(
-            f"There is no search setting '{unknown}'.{did_you_mean(unknown, names)} Available: {', '.join(names)}."
-        )
+_NUMBERS: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "True or False"),
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+}
+"""The types that a setting accepts, and what they are called. A bool is not a number."""
+
+
+def check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tuple[list[Any], list[Any] | None]:
+    """Return sources and references, or pairs and None, as lists. Raise ArgumentTypeError for what is neither a source
+    nor a text.
+    """
+    if references is None:
+        pairs = _as_list("sources", sources, "pairs (source, reference), if there are no references")
+        for index, pair in enumerate(pairs):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ConfigError(
+                    f"sources[{index}] is not a pair. Pass sources and references, or a list of pairs (source, "
+                    "reference)."
+                )
+            check_text(f"sources[{index}][1]", pair[1])
+        _check_items("sources", [source for source, _ in pairs], reader)
+        return pairs, None
+    items = _as_list("sources", sources, f"{reader.noun}s")
+    _check_items("sources", items, reader)
+    listed = _as_list("references", references, "texts, or of lists of texts")
+    for index, entry in enumerate(listed):
+        if not isinstance(entry, str):
+            check_texts(f"references[{index}]", entry)
+    return items, [entry if isinstance(entry, str) else list(entry) for entry in listed]
+
+
+def _as_list(name: str, value: Any, items: str) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise ArgumentTypeError(f"{name} must be a list of {items}, not {type(value).__name__}.")
+    return list(value)
+
+
+def check_metrics(metrics: Any) -> list[Any]:
+    """Return the metrics as a list; a name is a single metric."""
+    listed = [metrics] if isinstance(metrics, str) else _as_list("metrics", metrics, "names or mappings")
+    if not listed:
+        raise ConfigError("metrics is empty. Name at least one, for example metrics=['bleu'], or omit it.")
+    return listed
 
 
 def parse_constraints(options: Mapping[str, Any], texts: int | None) -> Constraints:

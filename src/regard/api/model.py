@@ -1,14 +1,22 @@
 """Load a trained model, and predict with it."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack, overload
 
 import torch
 
-from regard.api.arguments import check_names, check_size, check_source, check_sources, check_texts, parse_constraints
+from regard.api.arguments import (
+    check_evaluation,
+    check_metrics,
+    check_search,
+    check_source,
+    check_sources,
+    check_texts,
+    parse_constraints,
+)
 from regard.config import resolve
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
@@ -21,6 +29,7 @@ from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq
+from regard.ops.arguments import check_flag, check_integer
 from regard.ops.devices import check_device, check_dtype
 from regard.registry import import_plugins
 from regard.runs import checkpoints
@@ -168,6 +177,14 @@ class Model:
         """
         return self.predictor.model
 
+    def named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Yield the modules of `network` with their names, so that `regard.record(model)` works.
+
+        >>> with regard.record(model) as recording:
+        ...     model.predict("3 mai 2009")
+        """
+        yield from self.network.named_modules()
+
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
@@ -207,7 +224,7 @@ class Model:
 
         >>> model.train().network.training
         """
-        self.network.train(mode)
+        self.network.train(check_flag("mode", mode))
         return self
 
     def eval(self) -> Self:
@@ -262,8 +279,9 @@ class Model:
         >>> model.predict("3 mai 2009", beam=5, nbest=3, banned=["1999"]).alternatives
         >>> model.predict(["3 mai 2009", "May 3, 2009"], prefix=["20", ""])
         """
-        check_names(search, PredictionOptions.__annotations__)
-        check_size("batch_size", batch_size)
+        check_search(search, PredictionOptions)
+        check_integer("batch_size", batch_size)
+        check_flag("attention", attention)
         predictor = self.predictor
         sources, single = check_sources(source, predictor.reader)
         constraints = parse_constraints(search, None if single else len(sources))
@@ -305,7 +323,7 @@ class Model:
 
         >>> model.score("3 mai 2009", "2009-05-03")
         """
-        check_size("batch_size", batch_size)
+        check_integer("batch_size", batch_size)
         sources, single = check_sources(source, self.predictor.reader)
         if single and isinstance(target, str):
             return self.predictor.score(sources, [target])[0]
@@ -343,7 +361,7 @@ class Model:
         sources: Sequence[str] | Sequence[tuple[str, str]],
         references: Sequence[str] | Sequence[Sequence[str]] | None = None,
         *,
-        metrics: Sequence[Any] | None = None,
+        metrics: str | Sequence[Any] | None = None,
         batch_size: int = 256,
         confidence: bool = False,
         **search: Unpack[SearchOptions],
@@ -369,11 +387,12 @@ class Model:
 
         >>> print(model.evaluate(["3 mai 2009"], ["2009-05-03"], metrics=["bleu", "chrf"], beam=5))
         """
-        check_names(search, SearchOptions.__annotations__)
-        check_size("batch_size", batch_size)
+        check_search(search, SearchOptions)
+        check_integer("batch_size", batch_size)
+        check_flag("confidence", confidence)
         training = self.settings.training
-        metrics = training.default_metrics if metrics is None else parse_metrics(metrics)
+        metrics = training.default_metrics if metrics is None else parse_metrics(check_metrics(metrics))
         options = resolve(SearchSettings, training.validation_search.model_dump(), dict(search))
-        evaluation_set = EvaluationSet.from_lists(sources, references)
+        evaluation_set = EvaluationSet.from_lists(*check_evaluation(sources, references, self.predictor.reader))
         warn_if_tokenized(evaluation_set, metrics)
         return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)

@@ -11,6 +11,7 @@ from regard.api.model import Model, load
 from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.values import MetricValues
+from regard.ops.arguments import check_flag
 from regard.registry import import_plugins
 from regard.runs.callbacks import Callback
 from regard.runs.events import read_events
@@ -119,7 +120,9 @@ def train(
     started = time.monotonic()
     import_plugins(imports)
     observers = check_callbacks(callbacks)
-    _check_arguments(config, overrides, pairs, {"dev": dev, "test": test, "columns": columns}, out)
+    check_flag("quiet", quiet)
+    given = with_deadline({} if overrides is None else overrides, minutes)
+    _check_arguments(config, pairs, {"dev": dev, "test": test, "columns": columns}, out)
     with silenced_warnings() if quiet else contextlib.nullcontext():
         if config is None:
             splits = collect_splits(pairs, dev, test, columns).named()
@@ -129,30 +132,25 @@ def train(
             settings = choose_or_reuse(
                 folder,
                 data,
-                overrides or {},
-                minutes=minutes,
+                given,
+                minutes=None,
                 report=_ignore if quiet else print_to_stderr,
                 started=started,
                 how_to_override="overrides={key: value}",
             )
         else:
             source, folder = locate(config, out)
-            settings = resolve_run(source, with_deadline(overrides or {}, minutes))
+            settings = resolve_run(source, given)
         progress = loop.train(settings, folder, started, callbacks=observers, quiet=quiet)
     return Run(folder.path, progress.best, progress.step)
 
 
-def _check_arguments(config: Any, overrides: Any, pairs: Any, for_pairs: Mapping[str, Any], out: Any) -> None:
+def _check_arguments(config: Any, pairs: Any, for_pairs: Mapping[str, Any], out: Any) -> None:
     """Raise an error if arguments are missing, cannot be combined, or have the wrong type."""
     if config is not None and not isinstance(config, str | Path | Mapping):
         raise ArgumentTypeError(
             f"config must be a preset, a path or a mapping of settings, not {type(config).__name__}. To train on "
             "pairs, use pairs=…."
-        )
-    if overrides is not None and not isinstance(overrides, Mapping):
-        raise ArgumentTypeError(
-            f"overrides must be a mapping of settings, such as {{'training.steps': 500}}, not "
-            f"{type(overrides).__name__}."
         )
     if out is not None and not isinstance(out, str | Path):
         raise ArgumentTypeError(f"out must be a path, not {type(out).__name__}.")

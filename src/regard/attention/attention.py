@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.attention import dispatch, equation
+from regard.attention import checks, dispatch, equation
 from regard.attention.mechanisms import find_mechanism, mechanisms
 from regard.attention.record import Recordable, Role
 from regard.attention.scopes import Scope, ScopeInput, ScopeOutput, build_scope, check_self_attention, fold
@@ -17,12 +17,23 @@ from regard.attention.scores import InnerProduct, Score, build_score
 from regard.attention.selections import SampledPosition, Selected, Selection, build_selection, join_samples
 from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
+from regard.ops.arguments import check_floating, check_integer, check_tensors
 from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, dot_product_weights
 from regard.ops.dropout import Dropout
 
 Part = str | Mapping[str, Any]
+
+_OPTIONS = ("score", "scope", "select", "heads", "dropout", "role")
+
+
+def _check_part(name: str, part: object, kind: type[nn.Module]) -> None:
+    """Raise an error for a module that is not of this kind."""
+    if isinstance(part, nn.Module) and not isinstance(part, kind):
+        raise ArgumentTypeError(
+            f"{name} must be a name, a mapping or a regard.{kind.__name__}, not {type(part).__name__}."
+        )
 
 
 class Keys(NamedTuple):
@@ -72,10 +83,24 @@ class Attended(NamedTuple):
 class Attention(Recordable):
     """Σ_j a_j v_j with a = select(score(q, k) | scope).
 
-    Score, scope and selection are a name, a mapping {"kind": name, options}, or a module.
-    With several heads, queries, keys and values are split into parts of equal size. `forward` attends in one call; a
-    decoder calls `prepare` once per source and `read` once per step. The role, `encoder-self`, `decoder-self` or
-    `cross`, labels recorded weights.
+    `forward` attends in one call; a decoder calls `prepare` once per source and `read` once per step.
+
+    Args:
+        query_size: The width of the queries.
+        key_size: The width of the keys.
+        score: A name, a mapping {"kind": name, options}, or a module. `regard mechanisms` lists the names.
+        scope: The same for the scope, which restricts the slots that a query can attend to.
+        select: The same for the selection, which turns scores into weights.
+        heads: The number of heads. Queries, keys and values are split into parts of equal size.
+        dropout: The dropout probability of the weights.
+        role: `encoder-self`, `decoder-self` or `cross`; labels recorded weights.
+
+    Raises:
+        ConfigError: A name is unknown, or a value is out of range or does not suit the others.
+        ArgumentTypeError: An argument has the wrong type.
+
+    >>> attention = regard.Attention(512, 1024, score="additive")
+    >>> context, weights = attention(query, memory, allowed=mask)
     """
 
     def __init__(
@@ -91,7 +116,12 @@ class Attention(Recordable):
         role: Role = "cross",
     ) -> None:
         super().__init__(role)
+        check_integer("query_size", query_size)
+        check_integer("key_size", key_size)
+        check_integer("heads", heads)
         options = {"score": score, "scope": scope, "select": select, "heads": heads, "dropout": dropout}
+        for name, kind in (("score", Score), ("scope", Scope), ("select", Selection)):
+            _check_part(name, options[name], kind)
         tree = {name: option for name, option in options.items() if not isinstance(option, nn.Module)}
         settings = resolve(AttentionSettings, tree, {})
         self.score = score if isinstance(score, Score) else build_score(settings.score, query_size, key_size, heads)
@@ -109,7 +139,31 @@ class Attention(Recordable):
 
     @classmethod
     def named(cls, name: str, query_size: int, key_size: int, **changes: Any) -> "Attention":
-        """Build a mechanism by its name in the literature; `regard.mechanisms()` lists them."""
+        """Build a mechanism by its name in the literature; `regard.mechanisms()` lists them.
+
+        Args:
+            name: The name of the mechanism.
+            query_size: The width of the queries.
+            key_size: The width of the keys.
+            changes: Arguments of `Attention` that replace those of the mechanism.
+
+        Returns:
+            The attention.
+
+        Raises:
+            ConfigError: There is no such mechanism, or an argument is wrong.
+            ArgumentTypeError: An argument has the wrong type.
+
+        >>> regard.Attention.named("luong-local-p", query_size=512, key_size=512)
+        """
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"name must be the name of a mechanism, not {type(name).__name__}.")
+        unknown = next((change for change in changes if change not in _OPTIONS), None)
+        if unknown is not None:
+            raise ConfigError(
+                f"regard.Attention has no option '{unknown}'.{did_you_mean(unknown, _OPTIONS)} Available: "
+                f"{', '.join(_OPTIONS)}."
+            )
         mechanism = find_mechanism(name)
         if mechanism is None:
             names = [entry.name for entry in mechanisms()]
@@ -129,7 +183,7 @@ class Attention(Recordable):
 
     def prepare(self, keys_BSD: Tensor, values_BSD: Tensor | None = None, allowed: Tensor | None = None) -> Keys:
         """Compute everything that depends only on the memory; `values` default to the keys."""
-        equation.check_memory(keys_BSD)
+        self._check_inputs(None, keys_BSD, values_BSD, allowed)
         allowed_BTS = equation.per_query(allowed)
         keys = equation.zero_masked_slots(keys_BSD, allowed_BTS)
         values = keys if values_BSD is None else equation.zero_masked_slots(values_BSD, allowed_BTS)
@@ -221,33 +275,49 @@ class Attention(Recordable):
         allowed: Tensor | None = None,
         weights: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """→ (context_BTD, weights); the mask `allowed` is (B, S) or (B, T, S), True = visible.
+        """Attend to a memory.
 
-        The weights are (B, T, S) for one head, (B, H, T, S) for several. With `weights=False` they are None, and the
-        fastest path that supports the mechanism is used.
+        Args:
+            query_BTD: The queries.
+            keys_BSD: The keys of the memory.
+            values_BSD: The values of the memory, by default the keys.
+            allowed: A boolean mask (B, S) or (B, T, S), True where a slot is visible; by default all slots are.
+            weights: Whether to return the weights. Without them, the fastest path that supports the mechanism is used.
+
+        Returns:
+            The contexts (B, T, D), and the weights: (B, T, S) for one head, (B, H, T, S) for several, None if they are
+            not requested.
+
+        Raises:
+            ConfigError: A shape, dtype or device does not match, or the memory is empty.
+            ArgumentTypeError: An argument is not a tensor.
         """
-        self._check_shapes(query_BTD, keys_BSD, values_BSD)
-        equation.check_mask(allowed, query_BTD, keys_BSD)
+        check_tensors(query=query_BTD)
+        self._check_inputs(query_BTD, keys_BSD, values_BSD, allowed)
         check_self_attention(self.scope, query_BTD.shape[1], keys_BSD.shape[1])
         keys = self.prepare(keys_BSD, values_BSD, allowed)
         attended = self.read(query_BTD, keys, self.begin(keys), weights=weights)
         return attended.context_BTD, attended.weights
 
-    def _check_shapes(self, query: Tensor, keys: Tensor, values: Tensor | None) -> None:
-        """Raise an error that names the argument, its shape and the expected shape."""
-        equation.check_tensors(query=query, keys=keys, values=keys if values is None else values)
-        expected = {"query": (query, self.query_size), "keys": (keys, self.key_size)}
-        for name, (tensor, size) in expected.items():
-            if tensor.dim() != 3 or tensor.shape[-1] != size:
-                raise ConfigError(f"{name} must have the shape (rows, steps, {size}), not {tuple(tensor.shape)}.")
-        if query.shape[0] != keys.shape[0]:
-            raise ConfigError(
-                f"query has {query.shape[0]} rows, but keys has {keys.shape[0]}. Pass the same number of rows."
-            )
-        if values is not None and values.shape[:2] != keys.shape[:2]:
-            raise ConfigError(
-                f"values has the shape {tuple(values.shape)}, but keys has {tuple(keys.shape)}. Pass one value per key."
-            )
+    def _check_inputs(self, query: Tensor | None, keys: Tensor, values: Tensor | None, allowed: Tensor | None) -> None:
+        """Raise an error that names the argument, its shape, dtype or device, and the expected one."""
+        if query is not None:
+            checks.check_sequence("query", query, self.query_size)
+        checks.check_sequence("keys", keys, self.key_size)
+        if query is not None:
+            checks.check_rows(query, keys)
+        given = {"keys": keys, "values": keys if values is None else values}
+        checks.check_memory(**given)
+        if given["values"].shape[-1] % self.heads:
+            size = given["values"].shape[-1]
+            raise ConfigError(f"values has the size {size}, which is not divisible by {self.heads} heads.")
+        if query is not None:
+            given = {"query": query, **given}
+        name, first = next(iter(given.items()))
+        weight = next(self.parameters(), None)
+        owner = f"the {name} is" if weight is None else "the attention is"
+        check_floating(first if weight is None else weight, owner, **given)
+        checks.check_mask(allowed, keys, None if query is None else query.shape[1])
 
     def _read_for_hypotheses(self, query_N1D: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
         """Treat the hypotheses of a sentence as queries over its memory, so that the memory is not copied."""

@@ -14,7 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from regard.attention.checks import check_mask, check_memory, check_rows, check_sequence
 from regard.errors import ArgumentTypeError, ConfigError
+from regard.ops.arguments import check_floating, check_tensors
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -56,37 +58,6 @@ def per_query(allowed: Tensor | None) -> Tensor | None:
     return allowed.unsqueeze(1) if allowed.dim() == 2 else allowed
 
 
-def check_tensors(**arguments: object) -> None:
-    """Raise an error that names the first argument that is not a tensor."""
-    for name, value in arguments.items():
-        if not isinstance(value, Tensor):
-            raise ArgumentTypeError(f"{name} must be a tensor, not {type(value).__name__}.")
-
-
-def check_memory(keys_BSD: Tensor) -> None:
-    """Raise an error if the memory has no slots."""
-    if keys_BSD.shape[1] == 0:
-        raise ConfigError(
-            f"keys have the shape {tuple(keys_BSD.shape)}: the memory is empty, so there is nothing to attend to. "
-            "Pass at least one slot per row, and mask slots with `allowed`."
-        )
-
-
-def check_mask(allowed: Tensor | None, query_BTD: Tensor, keys_BSD: Tensor) -> None:
-    """Raise an error unless the mask is boolean and of shape (B, S) or (B, T, S)."""
-    if allowed is None:
-        return
-    check_tensors(allowed=allowed)
-    if allowed.dtype != torch.bool:
-        raise ConfigError(f"allowed must be a boolean tensor (True = visible), not {allowed.dtype}.")
-    rows, queries, slots = *query_BTD.shape[:2], keys_BSD.shape[1]
-    if tuple(allowed.shape) not in {(rows, slots), (rows, 1, slots), (rows, queries, slots)}:
-        raise ConfigError(
-            f"allowed must have the shape {(rows, slots)} or {(rows, queries, slots)} for {rows} rows of {queries} "
-            f"queries over {slots} slots, not {tuple(allowed.shape)}."
-        )
-
-
 SCORES: Final[dict[str, ScoreFunction]] = {"dot": dot, "scaled_dot": scaled_dot}
 
 
@@ -98,23 +69,52 @@ def attend(
     score: str | ScoreFunction = "scaled_dot",
     allowed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Soft attention with a score that has no parameters → (context_BTD, weights_BTS).
+    """Soft attention with a score that has no parameters.
 
-    `values` default to the keys. `allowed` is (B, S) or (B, T, S), True where a slot is visible. `score` is a name in
-    `SCORES`, or any function (query_BTD, keys_BSD) → scores_BTS.
+    Args:
+        query_BTD: The queries.
+        keys_BSD: The keys of the memory.
+        values_BSD: The values of the memory, by default the keys. Their width may differ.
+        score: "dot" or "scaled_dot", or a function (query_BTD, keys_BSD) → scores_BTS.
+        allowed: A boolean mask (B, S) or (B, T, S), True where a slot is visible; by default all slots are.
+
+    Returns:
+        The contexts (B, T, D), and the attention weights (B, T, S).
+
+    Raises:
+        ConfigError: A shape, dtype or device does not match, or the memory is empty.
+        ArgumentTypeError: An argument has the wrong type.
+
+    >>> context, weights = regard.attend(query, memory, score="dot", allowed=mask)
     """
+    if not callable(score) and not isinstance(score, str):
+        raise ArgumentTypeError(f"score must be a name or a function, not {type(score).__name__}.")
     if isinstance(score, str) and score not in SCORES:
         raise ConfigError(
             f"'{score}' is not a score without parameters. Choose one of {', '.join(SCORES)}, or use regard.Attention "
             "for the other scores."
         )
     function = SCORES[score] if isinstance(score, str) else score
-    check_tensors(query=query_BTD, keys=keys_BSD, values=keys_BSD if values_BSD is None else values_BSD)
-    check_memory(keys_BSD)
-    check_mask(allowed, query_BTD, keys_BSD)
+    given = keys_BSD if values_BSD is None else values_BSD
+    check_tensors(query=query_BTD, keys=keys_BSD, values=given)
+    check_sequence("query", query_BTD, query_BTD.shape[-1] if query_BTD.dim() else 0)
+    check_sequence("keys", keys_BSD, query_BTD.shape[-1] if isinstance(score, str) else keys_BSD.shape[-1])
+    check_rows(query_BTD, keys_BSD)
+    check_memory(keys_BSD, given)
+    check_floating(query_BTD, "the query is", query=query_BTD, keys=keys_BSD, values=given)
+    check_mask(allowed, keys_BSD, query_BTD.shape[1])
     allowed_BTS = per_query(allowed)
     keys = zero_masked_slots(keys_BSD, allowed_BTS)
     values = keys if values_BSD is None else zero_masked_slots(values_BSD, allowed_BTS)
     scores_BTS = function(query_BTD, keys)
+    _check_scores(scores_BTS, (*query_BTD.shape[:2], keys_BSD.shape[1]))
     weights_BTS = softmax(scores_BTS, None if allowed_BTS is None else allowed_BTS.expand_as(scores_BTS))
     return pool(weights_BTS, values), weights_BTS
+
+
+def _check_scores(scores: object, expected: tuple[int, ...]) -> None:
+    """Raise an error unless a score function returned a tensor (B, T, S)."""
+    check_tensors(**{"the result of score": scores})
+    shape = tuple(scores.shape) if isinstance(scores, Tensor) else ()
+    if shape != expected:
+        raise ConfigError(f"The result of score must have the shape (rows, queries, slots) = {expected}, not {shape}.")

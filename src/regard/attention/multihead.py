@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attention import Attended, Attention, Keys, Part, Past
+from regard.attention.checks import check_sequence
 from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection
 from regard.attention.positions import rotate
 from regard.attention.record import Role
+from regard.ops.arguments import check_flag, check_floating, check_integer
 from regard.ops.dot_product_attention import ScoreBias
 
 
@@ -48,8 +50,26 @@ def _project(x: Tensor, projections: tuple[nn.Module, ...], packed: PackedProjec
 class MultiHeadAttention(nn.Module):
     """W_O [head_1; …; head_H], head_h = attention(W_Q q, W_K k, W_V v) (Vaswani et al. 2017), with any score.
 
-    `forward(query)` is self-attention; with keys (and values) it is cross-attention. With `rotary`, queries and keys
-    are rotated according to their positions (Su et al. 2021). A decoder calls `prepare` and `read` step by step.
+    `forward(query)` is self-attention; with keys (and values) it is cross-attention. A decoder calls `prepare` and
+    `read` step by step.
+
+    Args:
+        model_size: The width of queries, keys, values and outputs.
+        heads: The number of heads, which must divide the size.
+        score: A name, or a mapping {"kind": name, options}; as for `Attention`.
+        scope: The same for the scope.
+        select: The same for the selection.
+        dropout: The dropout probability of the weights.
+        bias: Whether the projections have biases.
+        rotary: Whether to rotate queries and keys according to their positions (Su et al. 2021).
+        role: `encoder-self`, `decoder-self` or `cross`; labels recorded weights.
+
+    Raises:
+        ConfigError: A name is unknown, or a value is out of range or does not suit the others.
+        ArgumentTypeError: An argument has the wrong type.
+
+    >>> attention = regard.MultiHeadAttention(512, heads=8)
+    >>> output, weights = attention(x, weights=True)
     """
 
     def __init__(
@@ -66,7 +86,9 @@ class MultiHeadAttention(nn.Module):
         role: Role = "cross",
     ) -> None:
         super().__init__()
-        self.rotary = rotary
+        check_integer("model_size", model_size)
+        self.rotary = check_flag("rotary", rotary)
+        check_flag("bias", bias)
         self.attention = Attention(
             model_size, model_size, score=score, scope=scope, select=select, heads=heads, dropout=dropout, role=role
         )
@@ -85,7 +107,26 @@ class MultiHeadAttention(nn.Module):
         allowed: Tensor | None = None,
         weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """→ (output_BTD, weights_BHTS if requested)."""
+        """Attend to a memory, or to the queries themselves.
+
+        Args:
+            query_BTD: The queries.
+            keys_BSD: The keys of the memory, by default the queries (self-attention).
+            values_BSD: The values of the memory, by default the keys.
+            allowed: A boolean mask (B, S) or (B, T, S), True where a slot is visible; by default all slots are.
+            weights: Whether to return the weights. Without them, the fastest path that supports the mechanism is used.
+
+        Returns:
+            The outputs (B, T, D), and the weights (B, H, T, S), or None if they are not requested.
+
+        Raises:
+            ConfigError: A shape, dtype or device does not match, or the memory is empty.
+            ArgumentTypeError: An argument is not a tensor.
+        """
+        self._check_input("query", query_BTD)
+        for name, tensor in (("keys", keys_BSD), ("values", values_BSD)):
+            if tensor is not None:
+                self._check_input(name, tensor)
         if keys_BSD is None and values_BSD is None:
             query, key, value = _project(query_BTD, self._projections, self.packed())
         else:
@@ -99,9 +140,15 @@ class MultiHeadAttention(nn.Module):
 
     def prepare(self, memory_BSD: Tensor, *, allowed: Tensor | None = None, start: int = 0) -> Keys:
         """Project the memory to keys and values. Its first slot has position `start`."""
+        self._check_input("memory", memory_BSD)
         projections = (self.to_key, self.to_value)
         key, value = _project(memory_BSD, projections, PackedProjection.of(*projections))
         return self.attention.prepare(self._rotate(key, start) if self.rotary else key, value, allowed)
+
+    def _check_input(self, name: str, tensor: Tensor) -> None:
+        """Raise an error that names the argument, its shape, dtype or device, and the expected one."""
+        check_sequence(name, tensor, self.attention.query_size)
+        check_floating(self.to_query.weight, "the module is", **{name: tensor})
 
     def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, start: int = 0) -> Attended:
         """Attend to a prepared memory. The first query has position `start`."""

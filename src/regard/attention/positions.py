@@ -10,13 +10,31 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError
+from regard.ops.arguments import check_integer
 
 
 def sinusoidal_positions(length: int, size: int, *, start: int = 0) -> Tensor:
     """PE(p, 2i) = sin(p / 10000^{2i/d}), PE(p, 2i+1) = cos(p / 10000^{2i/d}) → (T, D) (Vaswani et al. 2017).
 
     PE(p + k) is a linear map of PE(p) that depends only on k: a rotation of each pair of dimensions.
+
+    Args:
+        length: The number of positions.
+        size: The width, an even number.
+        start: The first position.
+
+    Returns:
+        The vectors of the positions, (length, size).
+
+    Raises:
+        ConfigError: A number is negative, or the size is odd.
+        ArgumentTypeError: A number is not an integer.
+
+    >>> x = x + regard.sinusoidal_positions(x.shape[1], x.shape[2])
     """
+    check_integer("length", length, minimum=0)
+    check_integer("size", size)
+    check_integer("start", start, minimum=0)
     if size % 2:
         raise ConfigError(f"Sinusoidal positions need an even size, not {size}: they are pairs of sine and cosine.")
     positions = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1)

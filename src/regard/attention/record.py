@@ -1,15 +1,15 @@
 """Recording of attention weights. Attention that is not recorded runs at full speed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError
 
 Role = Literal["encoder-self", "decoder-self", "cross"]
 """What attends to what: the source to itself, the target to itself, or the target to the source."""
@@ -17,6 +17,13 @@ Role = Literal["encoder-self", "decoder-self", "cross"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 _sinks: ContextVar[dict[nn.Module, list[list[Tensor]]] | None] = ContextVar("sinks", default=None)
+
+
+@runtime_checkable
+class HasModules(Protocol):
+    """A model whose modules have names: a torch module, or a `regard.Model`."""
+
+    def named_modules(self) -> Iterable[tuple[str, nn.Module]]: ...
 
 
 class Recordable(nn.Module):
@@ -65,11 +72,27 @@ class Recording:
 
 
 @contextmanager
-def record(model: nn.Module, chosen: Callable[[str], bool] = lambda _: True) -> Iterator[Recording]:
+def record(model: HasModules, chosen: Callable[[str], bool] = lambda _: True) -> Iterator[Recording]:
     """Record the attention weights of `model` within the block, in this thread only.
 
-    `chosen` selects attentions by their name in the model. The others run at full speed.
+    Args:
+        model: A `regard.Model`, or a torch module.
+        chosen: Selects attentions by their name in the model. The others run at full speed.
+
+    Returns:
+        A context manager that returns the recording.
+
+    Raises:
+        ArgumentTypeError: `model` is not a model, or `chosen` is not a function.
+
+    >>> with regard.record(model) as recording:
+    ...     model.predict("3 mai 2009")
+    >>> recording.weights
     """
+    if not isinstance(model, HasModules) or isinstance(model, type):
+        raise ArgumentTypeError(f"model must be a regard.Model or a torch.nn.Module, not {type(model).__name__}.")
+    if not callable(chosen):
+        raise ArgumentTypeError(f"chosen must be a function of a name, not {type(chosen).__name__}.")
     modules = {name: module for name, module in _recordable_modules(model) if chosen(name)}
     recording = Recording({name: [] for name in modules}, {name: module.role for name, module in modules.items()})
     sinks = {module: list(calls) for module, calls in (_sinks.get() or {}).items()}
@@ -82,10 +105,10 @@ def record(model: nn.Module, chosen: Callable[[str], bool] = lambda _: True) -> 
         _sinks.reset(token)
 
 
-def attention_roles(model: nn.Module) -> dict[str, Role]:
+def attention_roles(model: HasModules) -> dict[str, Role]:
     """Return the role of each attention of a model, by its name in the model."""
     return {name: module.role for name, module in _recordable_modules(model)}
 
 
-def _recordable_modules(model: nn.Module) -> Iterator[tuple[str, Recordable]]:
+def _recordable_modules(model: HasModules) -> Iterator[tuple[str, Recordable]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, Recordable))

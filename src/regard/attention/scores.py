@@ -169,6 +169,11 @@ class Projected(InnerProduct):
         return self.split(self.to_key(keys_BSD))
 
     def values(self, values_BSD: Tensor) -> Tensor:
+        if values_BSD.shape[-1] != self.to_value.in_features:
+            raise ConfigError(
+                f"values has the size {values_BSD.shape[-1]}, but the score projects values of the size of the keys, "
+                f"{self.to_value.in_features}. Use values of that size."
+            )
         return self.split(self.to_value(values_BSD))
 
 

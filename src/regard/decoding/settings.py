@@ -46,7 +46,7 @@ class SearchSettings(Settings):
         1.0, ge=1, description="multiplies the log-probability of tokens already generated; 1 is off"
     )
     min_length: NonNegativeInt = Field(0, description="minimum number of tokens in a prediction")
-    seed: NonNegativeInt = Field(0, description="random seed of sampling")
+    seed: NonNegativeInt = Field(0, lt=2**63, description="random seed of sampling")
 
     @property
     def has_one_hypothesis(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.attention.record import Role
 from regard.decoding.search import Weights
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import quantity, to_json
 from regard.inspection import heatmap
 from regard.inspection.prediction import Prediction
@@ -102,8 +102,22 @@ class Trace:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the trace to a .json or .html file."""
+        """Write the trace to a file.
+
+        Args:
+            path: The path of a .json or .html file.
+
+        Raises:
+            ConfigError: The path has another extension, or its folder does not exist.
+            ArgumentTypeError: The argument is not a path.
+
+        >>> model.trace("3 mai 2009").save("trace.html")
+        """
+        if not isinstance(path, str | Path):
+            raise ArgumentTypeError(f"path must be the path of a file, not {type(path).__name__}.")
         path = Path(path)
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {path.parent}. Create it first.")
         if path.suffix not in {".json", ".html"}:
             raise ConfigError(f"{path}: a trace is saved as .json or .html. Use one of these extensions.")
         text = self.to_html() if path.suffix == ".html" else to_json(self.document, ensure_ascii=False)

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
+from regard.ops.arguments import check_flag, check_floating, check_integer
 from regard.recurrent.cells import Cell
 from regard.recurrent.fast import cudnn
 from regard.recurrent.layers import Stack
@@ -56,10 +57,16 @@ class _Network(nn.Module, ABC):
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(bidirectional, bool):
-            raise ConfigError(f"bidirectional must be True or False, not {bidirectional!r}.")
-        if not isinstance(input_size, int) or input_size < 1:
-            raise ConfigError(f"input_size must be a positive integer, not {input_size!r}.")
+        for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("layers", layers)):
+            check_integer(name, size)
+        for name, flag in (
+            ("bidirectional", bidirectional),
+            ("learned_initial_state", learned_initial_state),
+            ("variational", variational),
+            ("residual", residual),
+            ("layer_norm", layer_norm),
+        ):
+            check_flag(name, flag)
         config = {
             "cell": cell,
             "variant": variant,
@@ -90,6 +97,7 @@ class _Network(nn.Module, ABC):
                 f"{type(self).__name__} expects input of shape (rows, steps, {self.input_size}), "
                 f"got {tuple(x_BTD.shape)}."
             )
+        check_floating(next(self.parameters()), f"the {type(self).__name__} is", x=x_BTD)
         lengths_B = None if lengths is None else _check_lengths(lengths, x_BTD)
         state = None if initial is None else self._check_state(initial, x_BTD)
         outputs_BTH, final = self.stack(x_BTD, lengths_B, state)
@@ -131,7 +139,8 @@ class _Network(nn.Module, ABC):
         """
         if not isinstance(module, cls.torch_class):
             expected = f"torch.nn.{cls.torch_class.__name__}"
-            raise ConfigError(f"{cls.__name__}.from_torch expects a {expected}, not {module!r}.")
+            described = type(module).__name__ if isinstance(module, nn.Module) else repr(module)
+            raise ArgumentTypeError(f"{cls.__name__}.from_torch expects a {expected}, not {described}.")
         if getattr(module, "proj_size", 0):
             raise ConfigError("A torch.nn.LSTM with projections (proj_size) is not supported.")
         sizes = (module.input_size, module.hidden_size, module.num_layers, module.bidirectional, module.dropout)

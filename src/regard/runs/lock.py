@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
-from regard.errors import ModelError, RunInUseError
+from regard.errors import ConfigError, ModelError, RunInUseError
 from regard.runs.directory import Directory, reject_links
 
 LOCK = ".lock"
@@ -55,7 +55,12 @@ def lock_folder(path: Path) -> Iterator[LockedFolder]:
 
     The lock is released when the process ends, however it ends.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(
+            f"{path} cannot be a run folder: it, or a parent of it, is a file. Choose another path."
+        ) from None
     reject_links(path)
     if path.resolve() != path.absolute():  # a link in the path may be changed later
         path = path.resolve()

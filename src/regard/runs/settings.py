@@ -20,7 +20,7 @@ from pydantic import (
 from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings
 from regard.data.settings import CharTokenizer, DataSettings, FilesData, PairTokenizer, TokenizerChoice, sides
 from regard.decoding.settings import DecodingSettings, SearchSettings
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
 from regard.models.settings import TEXT, ModelSettings, RecurrentModel
 
@@ -242,6 +242,12 @@ class TrainingSettings(Settings):
 
 def with_deadline(overrides: Mapping[str, Any], minutes: float | None) -> dict[str, Any]:
     """Return the overrides with a deadline, if there is one."""
+    if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
+        raise ArgumentTypeError(
+            f"overrides must be a mapping of settings, such as {{'training.steps': 500}}, not {overrides!r}."
+        )
+    if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float)):
+        raise ArgumentTypeError(f"minutes must be a number, not {minutes!r}.")
     merged = dict(overrides) if minutes is None else {**overrides, "training.minutes": minutes}
     if merged.get("training.minutes") is not None and "training.steps" in merged:
         raise ConfigError("A deadline in minutes and training.steps cannot be combined. Set one of them.")

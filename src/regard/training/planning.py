@@ -9,7 +9,7 @@ from regard.data.corpora import describe_held_out
 from regard.data.pinning import pin_data, pin_files
 from regard.data.preparation import Report
 from regard.data.settings import FilesData
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, TrainingSettings, with_deadline
 from regard.training import autoconfig, budget
@@ -46,8 +46,16 @@ def choose(
     >>> chosen = regard.choose({"train": "pairs.tsv"})
     >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
     """
+    if not isinstance(data, Mapping):
+        raise ArgumentTypeError(
+            f"data must be a mapping of settings, such as {{'train': 'pairs.tsv'}}, not {type(data).__name__}."
+        )
+    if not callable(report):
+        raise ArgumentTypeError(f"report must be a function of a text, not {type(report).__name__}.")
+    if started is not None and not isinstance(started, int | float):
+        raise ArgumentTypeError(f"started must be a reading of time.monotonic(), not {type(started).__name__}.")
     started = time.monotonic() if started is None else started
-    overrides = with_deadline(overrides or {}, minutes)
+    overrides = with_deadline({} if overrides is None else overrides, minutes)
     minutes = resolve(TrainingSettings, {"minutes": overrides.pop("training.minutes", None)}, {}).minutes
     data_overrides = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
     files = pin_files(resolve(FilesData, data, data_overrides))
