@@ -100,8 +100,8 @@ def test_each_word_attends_to_its_shape_in_the_grid(cli: Run, project: Path, run
 
 def test_arrays_and_file_names_have_the_same_captions(project: Path, run: Path) -> None:
     model = regard.load(run)
-    names: Any = [str(project / f"pictures/{number}.npy") for number in range(4)]
-    arrays: Any = [np.load(name, allow_pickle=False) for name in names]
+    names = [str(project / f"pictures/{number}.npy") for number in range(4)]
+    arrays = [np.load(name, allow_pickle=False) for name in names]
     by_name, by_array = model.predict(names, beam=3), model.predict(arrays, beam=3)
     assert [prediction.text for prediction in by_name] == [prediction.text for prediction in by_array]
     assert by_array[0].source == "picture"
@@ -133,6 +133,23 @@ def test_captioners_form_an_ensemble_unless_they_preprocess_differently(cli: Run
     distilled = regard_command(cli, project, "train", "captions.yaml", *short, *student)
     assert distilled.returncode == 2
     assert "reads other sources, or preprocesses them in another way" in distilled.stderr
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "{kind: transformer, size: 48, heads: 4, layers: 1, feedforward: 16, encoder: toy_pictures}",
+        "{kind: fixed, encoder: toy_pictures, decoder: {hidden: 16}}",
+        "{encoder: toy_pictures, decoder: {hidden: 48}, attention: hard-monotonic}",
+    ],
+    ids=["transformer", "fixed", "marginal"],
+)
+def test_every_decoder_reads_pictures(cli: Run, project: Path, tmp_path: Path, model: str) -> None:
+    settings = (f"model={model}", "training.consistency=r-drop", "training.steps=2", "training.validate_every=2")
+    done = regard_command(cli, project, "train", "captions.yaml", *settings, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    predicted = regard_command(cli, project, "predict", tmp_path / "run", "--beam", "2", "pictures/0.npy")
+    assert predicted.returncode == 0, predicted.stderr
 
 
 def test_a_stopped_run_resumes_unless_a_picture_has_changed(cli: Run, project: Path, tmp_path: Path) -> None:

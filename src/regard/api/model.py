@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self, Unpack, overload
 
 import torch
+from numpy.typing import NDArray
 
 from regard.api.arguments import (
     check_evaluation,
@@ -35,6 +36,9 @@ from regard.registry import import_plugins
 from regard.runs import checkpoints
 from regard.runs.folder import Checkpoint, RunFolder, open_models
 from regard.runs.settings import RunSettings
+
+OneSource = str | NDArray[Any]
+"""A source: a text; or what another kind of encoder reads, the name of a file or an array."""
 
 _CONSTRAINTS = ("prefix", "must_contain", "banned")
 
@@ -236,13 +240,13 @@ class Model:
 
     @overload
     def predict(  # type: ignore[overload-overlap] # a str is a sequence of str
-        self, source: str, *, batch_size: int = 64, attention: bool = True, **search: Unpack[PredictionOptions]
+        self, source: OneSource, *, batch_size: int = 64, attention: bool = True, **search: Unpack[PredictionOptions]
     ) -> Prediction: ...
 
     @overload
     def predict(
         self,
-        source: Sequence[str],
+        source: Sequence[OneSource],
         *,
         batch_size: int = 64,
         attention: bool = True,
@@ -251,7 +255,7 @@ class Model:
 
     def predict(
         self,
-        source: str | Sequence[str],
+        source: OneSource | Sequence[OneSource],
         *,
         batch_size: int = 64,
         attention: bool = True,
@@ -260,7 +264,8 @@ class Model:
         """Predict the output for a text, or for each text of a list.
 
         Args:
-            source: A text, or a list of texts.
+            source: A text, or a list of texts. If the encoder reads other sources, what it reads: for example the name
+                of a file, or an array.
             batch_size: Texts that are processed together.
             attention: Whether to record attention weights. Without them, prediction is faster.
             search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
@@ -297,14 +302,14 @@ class Model:
 
     @overload
     def score(  # type: ignore[overload-overlap] # a str is a sequence of str
-        self, source: str, target: str, *, batch_size: int = 64
+        self, source: OneSource, target: str, *, batch_size: int = 64
     ) -> float: ...
 
     @overload
-    def score(self, source: Sequence[str], target: Sequence[str], *, batch_size: int = 64) -> list[float]: ...
+    def score(self, source: Sequence[OneSource], target: Sequence[str], *, batch_size: int = 64) -> list[float]: ...
 
     def score(
-        self, source: str | Sequence[str], target: str | Sequence[str], *, batch_size: int = 64
+        self, source: OneSource | Sequence[OneSource], target: str | Sequence[str], *, batch_size: int = 64
     ) -> float | list[float]:
         """Return log p(target | source) of a pair of texts, or of each pair of two lists.
 
@@ -336,7 +341,7 @@ class Model:
             )
         return self.predictor.score(sources, targets, batch_size=batch_size)
 
-    def trace(self, source: str, **search: Unpack[PredictionOptions]) -> Trace:
+    def trace(self, source: OneSource, **search: Unpack[PredictionOptions]) -> Trace:
         """Predict the output for a text, and return it with all attention weights of the model.
 
         Args:
@@ -358,7 +363,7 @@ class Model:
 
     def evaluate(
         self,
-        sources: Sequence[str] | Sequence[tuple[str, str]],
+        sources: Sequence[OneSource] | Sequence[tuple[OneSource, str]],
         references: Sequence[str] | Sequence[Sequence[str]] | None = None,
         *,
         metrics: str | Sequence[Any] | None = None,
