@@ -230,7 +230,9 @@ def _trim_span(text: str, token: str, span: Span) -> Span:
 
 
 class TokenizerPair(NamedTuple):
-    """The tokenizers of sources and targets; the same object if the vocabulary is shared."""
+    """The tokenizers of sources and targets; the same object if the vocabulary is shared. Sources that are not text are
+    not tokenized: the pair then contains the tokenizer of the targets, as if it were shared.
+    """
 
     source: Tokenizer
     target: Tokenizer
