@@ -11,7 +11,7 @@ from regard.data.settings import CharTokenizer
 from regard.data.source_kinds import build_reader, find_reader, register_reader
 from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
-from regard.models.settings import EncoderSettings, RecurrentEncoderSettings
+from regard.models.encoder_settings import EncoderSettings, RecurrentEncoderSettings
 
 
 @pytest.fixture

@@ -102,7 +102,9 @@ RUNS_CODE = {
     "np.load",
     "marshal",
 }
-"""What can run code that stands in a file; `np.load` can, unless it is told not to."""
+"""What can run code that stands in a file; `np.load` and `torch.load` can, unless they are told not to."""
+
+SAFE_OPTIONS = {"np.load": "allow_pickle=False", "torch.load": "weights_only=True"}
 
 
 def code_runners(path: Path) -> set[str]:
@@ -112,8 +114,8 @@ def code_runners(path: Path) -> set[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             found |= {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
         elif isinstance(node, ast.Call):
-            safe = any(word.arg == "allow_pickle" and ast.unparse(word.value) == "False" for word in node.keywords)
-            found |= set() if safe else {ast.unparse(node.func)}
+            name, options = ast.unparse(node.func), {ast.unparse(option) for option in node.keywords}
+            found |= set() if SAFE_OPTIONS.get(name) in options else {name}
     return found & RUNS_CODE
 
 
@@ -126,6 +128,10 @@ def test_the_test_of_code_that_is_run_sees_it(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.py"
     path.write_text("import pickle\nnp.load(a, allow_pickle=True)\nnp.load(a, allow_pickle=False)\ntorch.load(a)\n")
     assert code_runners(path) == {"pickle", "np.load", "torch.load"}
+    path.write_text("np.load(a, allow_pickle=False)\ntorch.load(a, weights_only=True)\n")
+    assert code_runners(path) == set()
+    path.write_text("torch.load(a, weights_only=False)\nnp.load(a, weights_only=True)\n")
+    assert code_runners(path) == {"np.load", "torch.load"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -1,6 +1,6 @@
-"""Positional encodings: sinusoidal, learned and rotary.
+"""Positional encodings: sinusoidal, also in two dimensions, learned and rotary.
 
-T positions, D width.
+T positions, S slots of a grid, D width.
 """
 
 import math
@@ -41,6 +41,17 @@ def sinusoidal_positions(length: int, size: int, *, start: int = 0) -> Tensor:
     frequencies = torch.exp(torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10000.0) / size))
     angles = positions * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).to(torch.get_default_dtype())
+
+
+def sinusoidal_grid_positions(height: int, width: int, size: int) -> Tensor:
+    """Return [PE(row); PE(column)], each of size d/2, for the slots of a grid → (S, D) (Parmar et al. 2018)."""
+    if size % 4:
+        raise ConfigError(
+            f"Sinusoidal positions in two dimensions need a size that is divisible by 4, not {size}: rows and columns "
+            "each have pairs of sine and cosine."
+        )
+    rows_HD, columns_WD = sinusoidal_positions(height, size // 2), sinusoidal_positions(width, size // 2)
+    return torch.cat([rows_HD.repeat_interleave(width, dim=0), columns_WD.repeat(height, 1)], dim=1)
 
 
 @final

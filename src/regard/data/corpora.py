@@ -15,7 +15,7 @@ from regard.data.readers import read_rows
 from regard.data.settings import SPLITS, DataSettings, DatesData, FilesData, PronounceData, SequencesData, SplitName
 from regard.errors import DataError
 from regard.formatting import quantity
-from regard.models.settings import TEXT
+from regard.models.encoder_settings import TEXT
 
 log = logging.getLogger(__name__)
 

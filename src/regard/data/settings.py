@@ -16,7 +16,7 @@ from pydantic import (
 
 from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings, differences
 from regard.data.files import Files, FilesChoice
-from regard.models.settings import TEXT
+from regard.models.encoder_settings import TEXT
 from regard.registry import Choice, Registry
 
 

@@ -11,7 +11,7 @@ from regard.data.sources import SourceReader
 from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.models.settings import TEXT, EncoderSettings
+from regard.models.encoder_settings import TEXT, EncoderSettings
 
 _READERS: dict[str, Callable[..., SourceReader]] = {}
 

@@ -150,6 +150,16 @@ class Memory(NamedTuple):
 SourceT = TypeVar("SourceT", bound=Source)
 
 
+class FrozenPart(NamedTuple):
+    """The first part of an encoder, which training does not change. Its results are computed once for each source."""
+
+    module: nn.Module
+    precompute: Callable[[Any], Source]
+    """Source → a source that holds the results, and that the encoder accepts in place of the first."""
+    dtype: torch.dtype
+    """The dtype in which training stores the results."""
+
+
 class Encoder(nn.Module, ABC, Generic[SourceT]):
     """Source → memory. An encoder reads one kind of source, its type parameter."""
 
@@ -165,6 +175,14 @@ class Encoder(nn.Module, ABC, Generic[SourceT]):
     def token_embedding(self) -> nn.Embedding | None:
         """The embedding of source tokens, if there is one; it may be tied to that of the decoder."""
         return None
+
+    @property
+    def frozen_part(self) -> FrozenPart | None:
+        """The part whose results training caches, if there is one."""
+        return None
+
+    def load_pretrained(self) -> None:
+        """Load pretrained weights, if there are any. Called when a run starts; checkpoints contain all weights."""
 
     @abstractmethod
     def forward(self, source: SourceT) -> Memory: ...

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens, repeat_for_hypotheses
+from regard.models.encoder_settings import RecurrentEncoderSettings
 from regard.models.readout import Readout
-from regard.models.settings import FixedModel, RecurrentEncoderSettings
+from regard.models.settings import FixedModel
 from regard.ops.dropout import Dropout
 from regard.recurrent import layers
 

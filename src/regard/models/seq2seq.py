@@ -8,18 +8,11 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.models.attentive import AttentiveDecoder, BahdanauDecoder, ConditionalDecoder, LuongDecoder
 from regard.models.contracts import Decoded, Decoder, Encoder, Source
+from regard.models.encoder_settings import EncoderSettings, RecurrentEncoderSettings, TransformerEncoderSettings
 from regard.models.recurrent import FixedDecoder, RecurrentEncoder
-from regard.models.settings import (
-    EncoderSettings,
-    FixedModel,
-    ModelSettings,
-    RecurrentEncoderSettings,
-    RecurrentModel,
-    RegisteredModel,
-    TransformerEncoderSettings,
-    TransformerModel,
-)
+from regard.models.settings import FixedModel, ModelSettings, RecurrentModel, RegisteredModel, TransformerModel
 from regard.models.transformer import TransformerDecoder, TransformerEncoder
+from regard.models.vision import building as _image_encoders  # noqa: F401 - registers the image encoders
 
 
 @final

@@ -7,122 +7,17 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from regard.attention.settings import AttentionChoice, AttentionSettings, ScaledDot, Score
-from regard.config import MAY_CHANGE_ON_RESUME, Settings
+from regard.models.encoder_settings import (
+    TEXT,
+    EncoderSettings,
+    RecurrentEncoderSettings,
+    TransformerEncoderSettings,
+    TransformerLayers,
+    check_self_score,
+)
+from regard.models.vision import settings as _image_encoders  # noqa: F401 - registers the settings of image encoders
 from regard.recurrent.settings import RecurrentSettings
 from regard.registry import Choice, Registry
-
-TEXT = "text"
-"""The kind of source that consists of text. Plugins add other kinds."""
-
-
-class EncoderSettings(Choice):
-    """An encoder of any kind."""
-
-    registry: ClassVar[Registry[Any]] = Registry(
-        "encoder",
-        "regard.models.seq2seq",
-        provided=frozenset({"vocabulary", "embedding", "dropout"}),
-        facts=("source_kind",),
-        default="recurrent",
-    )
-    source_kind: ClassVar[str] = TEXT
-    """The kind of source that the encoder reads."""
-
-    @property
-    def architecture(self) -> str:
-        """A short description of the encoder."""
-        return f"{self.kind} encoder"
-
-    @property
-    def memory_size(self) -> int | None:
-        """The width of a memory slot; None if it is known only after the encoder is built."""
-        return None
-
-
-class RecurrentEncoderSettings(RecurrentSettings, EncoderSettings):
-    """A recurrent encoder."""
-
-    kind: Literal["recurrent"] = "recurrent"
-    bidirectional: bool = True
-    initial_state: Literal["zero", "learned"] = Field(
-        "zero", description="the initial state: zero, or a learned parameter"
-    )
-    reverse: bool = Field(False, description="read the source from its end to its start")
-    summary: Literal["last", "mean", "max"] = Field(
-        "last", description="how the encoder states are summarized to start the decoder"
-    )
-
-    @property
-    def architecture(self) -> str:
-        return f"{'bidirectional ' if self.bidirectional else ''}{self.description} encoder"
-
-    @property
-    def memory_size(self) -> int:
-        """The width of a memory slot: both directions of the encoder concatenated."""
-        return self.hidden * (2 if self.bidirectional else 1)
-
-
-class TransformerLayers(Settings):
-    """The settings that the encoder and the decoder of a Transformer share."""
-
-    size: PositiveInt = Field(256, description="width of the model, d")
-    heads: PositiveInt = 4
-    layers: PositiveInt = Field(3, description="number of encoder layers, and of decoder layers")
-    feedforward: PositiveInt = Field(1024, description="width of the hidden layer of the feed-forward networks")
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    norm: Literal["post", "pre"] = Field(
-        "post", description="normalize after each residual connection, as published, or before each sublayer"
-    )
-    normalization: Literal["layer", "rms"] = "layer"
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    max_positions: PositiveInt = Field(1024, description="number of learned positions")
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout on embeddings and on the output of each sublayer")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout on attention weights")
-    activation_dropout: float = Field(0.0, ge=0, lt=1, description="dropout within the feed-forward layers")
-    gradient_checkpointing: bool = Field(
-        False,
-        json_schema_extra=MAY_CHANGE_ON_RESUME,
-        description="recompute layers in the backward pass, to save memory",
-    )
-
-    @model_validator(mode="after")
-    def _check_sizes(self) -> Self:
-        if self.size % self.heads:
-            raise ValueError(f"heads: the size {self.size} must be divisible by the number of heads, {self.heads}.")
-        if self.size % 2 and self.positions != "learned":
-            raise ValueError(f"size: {self.positions} positions require an even size, but it is {self.size}.")
-        if self.positions == "rotary" and (self.size // self.heads) % 2:
-            head_size = self.size // self.heads
-            raise ValueError(f"heads: rotary positions require an even size per head, but it is {head_size}.")
-        return self
-
-
-def _check_self_score(name: str, score: Score) -> None:
-    if score.uses_past:
-        raise ValueError(
-            f"{name}: {score.kind} requires a memory that stays the same from step to step, which self-attention does "
-            "not have. Use it as cross_score."
-        )
-
-
-class TransformerEncoderSettings(TransformerLayers, EncoderSettings):
-    """The encoder of a Transformer (Vaswani et al. 2017), for use with any decoder."""
-
-    kind: Literal["transformer"] = "transformer"
-    score: Score = ScaledDot()
-
-    @property
-    def architecture(self) -> str:
-        return f"Transformer encoder, {self.layers} layers, width {self.size}"
-
-    @property
-    def memory_size(self) -> int:
-        return self.size
-
-    @model_validator(mode="after")
-    def _check_score(self) -> Self:
-        _check_self_score("score", self.score)
-        return self
 
 
 class ModelSettings(Choice):
@@ -212,6 +107,12 @@ class DecoderSettings(RecurrentSettings):
     )
     input_feeding: bool = Field(True, description="with order luong: feed the attentional state s̃ to the next step")
     copy_source: bool = Field(False, description="use a pointer-generator, which can copy source tokens")
+    gate: bool = Field(False, description="scale the context by a learned gate β = σ(w · q + b), q the query")
+    doubly_stochastic: float = Field(
+        0.0,
+        ge=0,
+        description="weight λ of the penalty λ Σ_j (1 − Σ_t a_tj)², with which the decoder attends to every slot",
+    )
 
 
 class _RecurrentBase(ModelSettings):
@@ -317,6 +218,11 @@ class RecurrentModel(_RecurrentBase):
 
     @model_validator(mode="after")
     def _check_copying(self) -> Self:
+        if self.decoder.copy_source and self.encoder.source_kind != TEXT:
+            raise ValueError(
+                f"decoder.copy_source: the encoder '{self.encoder.kind}' reads no tokens that could be copied. Set "
+                "decoder.copy_source=false."
+            )
         if self.decoder.copy_source and self.attention.select.marginal:
             raise ValueError(
                 f"decoder.copy_source: a {self.attention.select.kind} selection marginalizes over slots and has no "
@@ -382,7 +288,7 @@ class TransformerModel(TransformerLayers, ModelSettings):
     @model_validator(mode="after")
     def _check_self_attention(self) -> Self:
         for name in ("encoder_score", "self_score"):
-            _check_self_score(name, getattr(self, name))
+            check_self_score(name, getattr(self, name))
         return self
 
 

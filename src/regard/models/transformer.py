@@ -24,26 +24,27 @@ from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.record import Role
 from regard.attention.settings import Score
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens
-from regard.models.settings import TransformerEncoderSettings, TransformerLayers, TransformerModel
+from regard.models.encoder_settings import TransformerBlocks, TransformerEncoderSettings, TransformerLayers
+from regard.models.settings import TransformerModel
 from regard.ops.dropout import Dropout
 from regard.ops.layer_norm import LayerNorm
 
 
-def _build_norm(settings: TransformerLayers) -> nn.Module:
+def build_norm(settings: TransformerBlocks) -> nn.Module:
     if settings.normalization == "rms":
         return nn.RMSNorm(settings.size, eps=1e-6)
     # With post-norm, the normalized output is also the residual input of the next sublayer.
     return LayerNorm(settings.size, autocast_output=settings.norm == "pre")
 
 
-def _build_attention(settings: TransformerLayers, score: Score, role: Role) -> MultiHeadAttention:
+def _build_attention(settings: TransformerBlocks, score: Score, role: Role) -> MultiHeadAttention:
     return MultiHeadAttention(
         settings.size,
         settings.heads,
         score=score.model_dump(),
         scope="causal" if role == "decoder-self" else "global",
         dropout=settings.attention_dropout,
-        rotary=settings.positions == "rotary" and role != "cross",
+        rotary=settings.rotates and role != "cross",
         role=role,
     )
 
@@ -52,7 +53,7 @@ def _build_attention(settings: TransformerLayers, score: Score, role: Role) -> M
 class FeedForward(nn.Module):
     """W₂ φ(W₁ x + b₁) + b₂, φ = ReLU or GELU; SwiGLU is W₂ (SiLU(W₁ x) ⊙ W₃ x) (Shazeer 2020)."""
 
-    def __init__(self, settings: TransformerLayers) -> None:
+    def __init__(self, settings: TransformerBlocks) -> None:
         super().__init__()
         self.activation = settings.activation
         gates = 2 if settings.activation == "swiglu" else 1
@@ -75,9 +76,9 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """Post-norm LN(x + f(x)), as published, or pre-norm x + f(LN(x)) (Xiong et al. 2020)."""
 
-    def __init__(self, settings: TransformerLayers) -> None:
+    def __init__(self, settings: TransformerBlocks) -> None:
         super().__init__()
-        self.norm = _build_norm(settings)
+        self.norm = build_norm(settings)
         self.dropout = Dropout(settings.dropout)
         self.pre_norm = settings.norm == "pre"
 
@@ -149,9 +150,9 @@ _get_sinusoids._dynamo_marked_constant = True  # type: ignore[attr-defined]
 class EncoderLayer(nn.Module):
     """Self-attention, followed by a feed-forward layer."""
 
-    def __init__(self, settings: TransformerEncoderSettings) -> None:
+    def __init__(self, settings: TransformerBlocks, score: Score) -> None:
         super().__init__()
-        self.attention = _build_attention(settings, settings.score, "encoder-self")
+        self.attention = _build_attention(settings, score, "encoder-self")
         self.feedforward = FeedForward(settings)
         self.after_attention, self.after_feedforward = Residual(settings), Residual(settings)
 
@@ -169,10 +170,10 @@ class TransformerEncoder(Encoder[Tokens]):
         super().__init__()
         self.embedding = Embedding(settings, vocabulary)
         self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
-        self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
-        self.norm = _build_norm(settings) if settings.norm == "pre" else nn.Identity()
+        self.layers = nn.ModuleList(EncoderLayer(settings, settings.score) for _ in range(settings.layers))
+        self.norm = build_norm(settings) if settings.norm == "pre" else nn.Identity()
         self._size = settings.size
-        _init_weights(self.layers)
+        init_weights(self.layers)
 
     @property
     def size(self) -> int:
@@ -266,9 +267,9 @@ class TransformerDecoder(Decoder):
         self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
         layers = settings.decoder_layers or settings.layers
         self.layers = nn.ModuleList(DecoderLayer(settings) for _ in range(layers))
-        self.norm = _build_norm(settings) if settings.norm == "pre" else nn.Identity()
+        self.norm = build_norm(settings) if settings.norm == "pre" else nn.Identity()
         self.output = nn.Linear(settings.size, vocabulary, bias=False)
-        _init_weights(self.layers)
+        init_weights(self.layers)
         if settings.tied == "none":
             nn.init.normal_(self.output.weight, std=settings.size**-0.5)
         else:
@@ -337,7 +338,7 @@ def _run_checkpointed(layer: nn.Module, x: Tensor, mask_or_keys: Any) -> Tensor:
     return output
 
 
-def _init_weights(layers: nn.Module) -> None:
+def init_weights(layers: nn.Module) -> None:
     """Initialize matrices as the paper's authors do (Glorot and Bengio 2010), and biases to zero."""
     for module in layers.modules():
         if isinstance(module, nn.Linear):

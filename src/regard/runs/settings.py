@@ -22,7 +22,8 @@ from regard.data.settings import CharTokenizer, DataSettings, FilesData, PairTok
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
-from regard.models.settings import TEXT, ModelSettings, RecurrentModel
+from regard.models.encoder_settings import TEXT
+from regard.models.settings import ModelSettings, RecurrentModel
 
 
 def _as_list(value: Any) -> Any:

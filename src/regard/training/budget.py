@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from regard.config import resolve
 from regard.data.settings import BPETokenizer
 from regard.formatting import quantity
-from regard.models.settings import RecurrentEncoderSettings, RecurrentModel
+from regard.models.encoder_settings import RecurrentEncoderSettings
+from regard.models.settings import RecurrentModel
 from regard.runs.settings import RunSettings
 from regard.training.autoconfig import MIN_STEPS, VOCABULARIES, ChosenSettings
 from regard.training.finetuning import INIT_FROM

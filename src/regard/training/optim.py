@@ -10,9 +10,10 @@ from regard.runs.settings import TrainingSettings
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """Build AdamW. Weight decay applies to matrices, not to vectors (biases, gains)."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    """Build AdamW. Weight decay applies to matrices, not to vectors (biases, gains). Frozen parameters are left out."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    vectors = [parameter for parameter in parameters if parameter.dim() <= 1]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},

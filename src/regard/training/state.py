@@ -119,6 +119,8 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
     data = prepare(request, tokenizers, report)
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
+    if newest is None and training.init_from is None:
+        model.encoder.load_pretrained()
     initial.initialize(model, settings)
     model = model.to(device).train()
     optimizer = build_optimizer(model, training)
