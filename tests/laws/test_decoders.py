@@ -83,6 +83,10 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
         changes = {f"decoder.{key}": value for key, value in options.items()}
         yield f"{options}", RECURRENT, {**changes, "encoder.reverse": True}
         yield f"copy {options}", RECURRENT, {**changes, "decoder.copy_source": True}
+        yield f"gate {options}", RECURRENT, {**changes, "decoder.gate": True, "decoder.doubly_stochastic": 1.0}
+    for attention in ("bahdanau", "exact-hard", "hard-monotonic", "show-attend-tell-hard", "straight-through"):
+        gated = {"decoder.gate": True, "decoder.cell": "lstm", "decoder.doubly_stochastic": 1.0}
+        yield f"gate {attention}", RECURRENT, {**gated, "attention": attention}
     yield "copy bahdanau", RECURRENT, {"decoder.copy_source": True, "attention.heads": 2}
     for context in ("initial", "every_step"):
         for summary in ("last", "mean", "max"):

@@ -1,4 +1,6 @@
-"""Decoders of all orders except Bahdanau's, without attention, and with copying, against loops in NumPy."""
+"""Decoders of all orders, without attention, with copying, and with the options of Xu et al. (2015), against loops in
+NumPy. `test_recurrent.py` has the decoder of Bahdanau et al.
+"""
 
 from typing import Any
 
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 import regard
 from regard.config import resolve
 from regard.data.batching import pad
+from regard.models.attentive import penalize_coverage
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.runs.settings import RunSettings
 from tests_shared import ModelOnly
@@ -72,7 +75,9 @@ def logits(w: Weights, hidden: Array) -> Array:
     return w["decoder.readout.output.weight"] @ hidden + w["decoder.readout.output.bias"]
 
 
-def decode(w: Weights, source: list[int], tokens: list[int], order: str, *, feeding: bool, copy: bool) -> Array:
+def decode(
+    w: Weights, source: list[int], tokens: list[int], order: str, *, feeding: bool, copy: bool, gated: bool = False
+) -> Array:
     memory, summary = encode(w, source)
     state = np.tanh(w["decoder.bridge.weight"] @ summary + w["decoder.bridge.bias"])
     feed = np.zeros(5 if order == "luong" else 8)
@@ -81,6 +86,8 @@ def decode(w: Weights, source: list[int], tokens: list[int], order: str, *, feed
         y = w["decoder.embedding.weight"][token]
         state = rnn(w, "decoder.layers.cells.0", np.concatenate([y, feed]) if feeding else y, state)
         context, weights = attend(w, state, memory)
+        if gated:
+            context = sigmoid(w["decoder.gate.weight"] @ state + w["decoder.gate.bias"]) * context
         inputs = [state]
         if order == "conditional":
             state = rnn(w, "decoder.second.cells.0", context, state)
@@ -102,16 +109,124 @@ def decode(w: Weights, source: list[int], tokens: list[int], order: str, *, feed
 ORDERS = [("luong", True), ("luong", False), ("simple", True), ("conditional", False)]
 
 
+@pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize(("order", "feeding"), ORDERS)
-def test_equals_numpy_loops(order: str, feeding: bool, copy: bool) -> None:
+def test_equals_numpy_loops(order: str, feeding: bool, copy: bool, gate: bool) -> None:
     options = {"decoder__order": order, "decoder__input_feeding": feeding, "decoder__copy_source": copy}
+    options |= {"decoder__gate": gate}
     model = build(encoder__cell="rnn", decoder__cell="rnn", **options)
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     actual = model(pad(SOURCES), torch.tensor(TOKENS)).logits_BTV.detach().numpy()
     for row, (source, tokens) in enumerate(zip(SOURCES, TOKENS, strict=True)):
-        expected = decode(weights, source, tokens, order, feeding=feeding, copy=copy)
+        expected = decode(weights, source, tokens, order, feeding=feeding, copy=copy, gated=gate)
         np.testing.assert_allclose(actual[row], expected, rtol=1e-8, atol=1e-10)
+
+
+def lstm(w: Weights, cell: str, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
+    total = w[f"{cell}.weight_input"] @ x + w[f"{cell}.bias_input"] + w[f"{cell}.weight_state"] @ h
+    i, f, o, z = np.split(total, 4)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(z)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def test_show_attend_and_tell_equals_numpy_loops() -> None:
+    """An LSTM that starts from the average annotation, with soft attention and the gate β (Xu et al. 2015)."""
+    model = build(encoder__cell="rnn", encoder__summary="mean", decoder__cell="lstm", decoder__gate=True)
+    w = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    actual = model(pad(SOURCES), torch.tensor(TOKENS)).logits_BTV.detach().numpy()
+    for row, (source, tokens) in enumerate(zip(SOURCES, TOKENS, strict=True)):
+        annotations, _ = encode(w, source)
+        average = np.mean(annotations, 0)
+        # Separate one-layer networks for h and c.
+        h, c = (
+            np.tanh(matrix @ average + bias)
+            for matrix, bias in zip(
+                np.split(w["decoder.bridge.weight"], 2), np.split(w["decoder.bridge.bias"], 2), strict=True
+            )
+        )
+        for step, token in enumerate(tokens):
+            y = w["decoder.embedding.weight"][token]
+            context, _ = attend(w, h, annotations)
+            gated = sigmoid(w["decoder.gate.weight"] @ h + w["decoder.gate.bias"]) * context
+            h, c = lstm(w, "decoder.layers.cells.0", np.concatenate([y, gated]), h, c)
+            np.testing.assert_allclose(actual[row, step], logits(w, features(w, h, y, gated)), rtol=1e-8)
+
+
+def test_a_gated_decoder_that_marginalizes_over_slots_scales_each_of_them() -> None:
+    model = build(encoder__cell="rnn", decoder__cell="rnn", decoder__gate=True, attention__select="hard_exact")
+    w = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    actual = model(pad(SOURCES), torch.tensor(TOKENS)).logits_BTV.detach().numpy()
+    for row, (source, tokens) in enumerate(zip(SOURCES, TOKENS, strict=True)):
+        annotations, summary = encode(w, source)
+        state = np.tanh(w["decoder.bridge.weight"] @ summary + w["decoder.bridge.bias"])
+        for step, token in enumerate(tokens):
+            y = w["decoder.embedding.weight"][token]
+            context, weights = attend(w, state, annotations)
+            gate = sigmoid(w["decoder.gate.weight"] @ state + w["decoder.gate.bias"])
+            state = rnn(w, "decoder.layers.cells.0", np.concatenate([y, gate * context]), state)
+            predictions = [softmax(logits(w, features(w, state, y, gate * slot))) for slot in annotations]
+            expected = np.log(sum(a * p for a, p in zip(weights, predictions, strict=True)))
+            np.testing.assert_allclose(actual[row, step], expected, rtol=1e-8)
+
+
+def test_the_doubly_stochastic_penalty_by_hand() -> None:
+    weights_BTS = torch.tensor([[[0.5, 0.5, 0.0], [0.25, 0.75, 0.0], [0.9, 0.1, 0.0]]], requires_grad=True)
+    visible_BTS = torch.tensor([[[True, True, False]]])
+    valid_BT = torch.tensor([[True, True, False]])  # the third step is padding
+    penalty = penalize_coverage(2.0, weights_BTS, visible_BTS, torch.zeros(1, 3), valid_BT)
+    # Coverage 0.75 and 1.25: 2 · (0.25² + 0.25²).
+    assert penalty.item() == pytest.approx(0.25)
+    (gradient,) = torch.autograd.grad(penalty, weights_BTS)
+    # ∂/∂a_tj = −2 λ (1 − Σ_t a_tj).
+    expected = torch.tensor([[[-1.0, 1.0, 0.0], [-1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]])
+    torch.testing.assert_close(gradient, expected)
+
+
+PENALIZED = [
+    {"decoder__order": "bahdanau"},
+    {"decoder__order": "luong", "decoder__input_feeding": False},
+    {"decoder__order": "conditional", "attention__heads": 2, "decoder__hidden": 6},
+    {"attention": "exact-hard"},
+]
+
+
+@pytest.mark.parametrize("options", PENALIZED)
+def test_the_penalty_is_a_loss_term_in_training_only(options: dict[str, Any]) -> None:
+    model = build(decoder__doubly_stochastic=0.5, dropout=0.0, **options)
+    source, tokens = pad(SOURCES), torch.tensor(TOKENS)
+    assert model(source, tokens).loss_terms == ()
+    with regard.record(model.train()) as trace:
+        (term,) = model(source, tokens).loss_terms
+    valid_BT = torch.tensor([[True, True, True], [True, True, False]])
+    (weights,) = (weights for name, weights in trace.weights.items() if trace.roles[name] == "cross")
+    weights_BTS = weights if weights.dim() == 3 else weights.mean(1)
+    expected = 0.0
+    for row, (length, steps) in enumerate([(4, 3), (2, 2)]):
+        for slot in range(length):
+            expected += 0.5 * (1 - sum(float(weights_BTS[row, step, slot]) for step in range(steps))) ** 2
+    assert term(torch.zeros(2, 3), valid_BT).item() == pytest.approx(expected)
+
+
+def test_hard_attention_is_penalized_by_its_probabilities() -> None:
+    """The sampled positions have no gradient."""
+    hard = {"kind": "hard", "soft": 0.0, "entropy": 0.0}
+    model = build(decoder__doubly_stochastic=1.0, attention__select=hard).train()
+    valid_BT = torch.ones(2, 3, dtype=torch.bool)
+    reinforce, penalty = (
+        term(torch.zeros(2, 3), valid_BT) for term in model(pad(SOURCES), torch.tensor(TOKENS)).loss_terms
+    )
+    assert reinforce.item() == 0  # neither a reward nor an entropy bonus
+    penalty.backward()
+    gradient = model.decoder.get_parameter("attention.score.query.weight").grad
+    assert gradient is not None
+    assert gradient.abs().sum() > 0
+
+
+def test_the_gate_and_the_penalty_add_no_parameters_unless_they_are_on() -> None:
+    names = set(build().state_dict())
+    assert set(build(decoder__doubly_stochastic=1.0).state_dict()) == names
+    assert set(build(decoder__gate=True).state_dict()) - names == {"decoder.gate.weight", "decoder.gate.bias"}
 
 
 @pytest.mark.parametrize("context", ["initial", "every_step"])
@@ -148,3 +263,5 @@ def test_copying_requires_a_shared_vocabulary_and_attention_weights() -> None:
         resolve(RunSettings, "dates", {"model.decoder.copy_source": True})
     with pytest.raises(regard.ConfigError, match="has no weights to copy with"):
         build(decoder__copy_source=True, attention="exact-hard")
+    with pytest.raises(regard.ConfigError, match="reads no tokens that could be copied"):
+        build(decoder__copy_source=True, encoder={"kind": "cnn"})

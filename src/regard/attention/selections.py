@@ -25,15 +25,19 @@ class SampledPosition(NamedTuple):
     surrogate: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     log_prob_BT: Tensor
     entropy_BT: Tensor
+    probabilities_BHTS: Tensor
+    """The distributions that the positions were sampled from."""
 
 
 def join_samples(samples: list[SampledPosition]) -> SampledPosition | None:
     """Concatenate the samples of several steps; return None if there are none."""
     if not samples:
         return None
-    log_prob_BT = torch.cat([sample.log_prob_BT for sample in samples], dim=1)
     return SampledPosition(
-        samples[0].surrogate, log_prob_BT, torch.cat([sample.entropy_BT for sample in samples], dim=1)
+        samples[0].surrogate,
+        torch.cat([sample.log_prob_BT for sample in samples], dim=1),
+        torch.cat([sample.entropy_BT for sample in samples], dim=1),
+        torch.cat([sample.probabilities_BHTS for sample in samples], dim=2),
     )
 
 
@@ -140,9 +144,8 @@ class Hard(Selection):
         log_soft = soft.clamp_min(torch.finfo(soft.dtype).tiny).log()
         log_prob_BHT = log_soft.gather(-1, position_BHT1).masked_fill(use_soft | ~nonempty_BHT1, 0.0).squeeze(-1)
         entropy_BT = -(soft * log_soft).sum(-1).sum(1)
-        return Selected(
-            torch.where(use_soft, soft, sample), SampledPosition(self.surrogate, log_prob_BHT.sum(1), entropy_BT)
-        )
+        sampled = SampledPosition(self.surrogate, log_prob_BHT.sum(1), entropy_BT, soft)
+        return Selected(torch.where(use_soft, soft, sample), sampled)
 
     def surrogate(self, log_prob_BT: Tensor, entropy_BT: Tensor, log_p_BT: Tensor, valid_BT: Tensor) -> Tensor:
         """Return the term to add to the loss, summed over the batch, and update the baseline."""

@@ -4,6 +4,7 @@ B rows, T target steps, S memory slots, D width, H width of a state, G width of 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, final
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attention import Attended, Attention, Keys, Past
-from regard.attention.selections import SampledPosition, join_samples
+from regard.attention.selections import join_samples
 from regard.models.contracts import Decoded, Decoder, LossTerm, Memory, repeat_for_hypotheses
 from regard.models.readout import CopyAttention, Readout
 from regard.models.settings import RecurrentModel
@@ -45,23 +46,32 @@ class AttentiveKeys(NamedTuple):
     """The source tokens, if the decoder can copy them."""
 
 
+class _Read(NamedTuple):
+    """What a step reads from the memory: the context, scaled by the gate β if there is one."""
+
+    attended: Attended
+    context_BD: Tensor
+    gate_B1: Tensor | None
+
+
 class _StepOutput(NamedTuple):
     """The results of a recurrent step that the output layer needs."""
 
     output_BH: Tensor
-    attended: Attended
+    read: _Read
     state: AttentiveState
-
-    @property
-    def context_BD(self) -> Tensor:
-        return self.attended.context_BTD.squeeze(1)
 
 
 class AttentiveDecoder(Decoder, ABC):
     """A recurrent decoder that attends to the memory at each step.
 
-    The initial state is s_0 = tanh(W summary), also for the cell state of an LSTM. With a selection that marginalizes
-    over the slot that is read, the network receives the expected context, and the output is Σ_j a_j p(y_t | h_j).
+    The initial state is s_0 = tanh(W summary); the cell state of an LSTM has a matrix of its own, as in Xu et al.
+    (2015). With a selection that marginalizes over the slot that is read, the network receives the expected context,
+    and the output is Σ_j a_j p(y_t | h_j).
+
+    With a gate, the context is scaled by β_t = σ(w · q_t + b), where q_t is the query: the state before the step in
+    Bahdanau's order, as in Xu et al. (2015). The doubly stochastic penalty λ Σ_j (1 − Σ_t a_tj)² of the same paper is a
+    loss term.
     """
 
     def __init__(
@@ -86,6 +96,8 @@ class AttentiveDecoder(Decoder, ABC):
             settings.dropout_before_output,
             copy=settings.decoder.copy_source,
         )
+        self.gate = nn.Linear(hidden, 1) if settings.decoder.gate else None
+        self.doubly_stochastic = settings.decoder.doubly_stochastic
         if settings.tied != "none":
             self.readout.tie_to(self.embedding)
 
@@ -106,6 +118,10 @@ class AttentiveDecoder(Decoder, ABC):
     def _can_copy(self) -> bool:
         return self.readout.generate is not None
 
+    @property
+    def _has_penalty(self) -> bool:
+        return self.training and self.doubly_stochastic > 0
+
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
         keys = self.attention.prepare(self.memory_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
         initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))
@@ -118,22 +134,27 @@ class AttentiveDecoder(Decoder, ABC):
         return AttentiveKeys(keys, slots, tokens), state
 
     def step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, AttentiveState]:
-        embedded_BD = self.dropout(self.embedding(token_B))
         if self.attention.select.marginal:
-            return self._marginal_step(token_B, embedded_BD, state, keys)
+            logits_BV, output = self._marginal_step(token_B, state, keys)
+            return logits_BV, output.state
+        embedded_BD = self.dropout(self.embedding(token_B))
         output = self._advance(self.layers.project(embedded_BD), state, keys)
         return self._read_out([output], embedded_BD.unsqueeze(1), keys).logits_BTV.squeeze(1), output.state
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         keys, state = self.begin(memory)
+        steps: list[_StepOutput] = []
         if self.attention.select.marginal:
             logits = []
             for token_B in tokens_BT.unbind(1):
-                logits_BV, state = self.step(token_B, state, keys)
+                logits_BV, output = self._marginal_step(token_B, state, keys)
+                state = output.state
                 logits.append(logits_BV)
-            return Decoded.from_logits(torch.stack(logits, 1))
+                steps.append(output)
+            return Decoded.from_logits(
+                torch.stack(logits, 1), self._loss_terms([step.read.attended for step in steps], keys)
+            )
         embedded_BTD = self.dropout(self.embedding(tokens_BT))
-        steps = []
         for gates_BG in self.layers.project(embedded_BTD).unbind(1):
             steps.append(self._advance(gates_BG, state, keys))
             state = steps[-1].state
@@ -147,43 +168,66 @@ class AttentiveDecoder(Decoder, ABC):
         """Return the inputs of the output layer besides the context."""
         return torch.cat([output, embedded], dim=-1) if self.readout_uses_token else output
 
-    def _attend(self, query_BH: Tensor, state: AttentiveState, keys: AttentiveKeys) -> Attended:
-        return self.attention.read(query_BH.unsqueeze(1), keys.attention, state.past, weights=self._can_copy)
+    def _attend(self, query_BH: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Read:
+        """Read the memory with the query of a step."""
+        attended = self._read_memory(query_BH.unsqueeze(1), state, keys)
+        context_BD = attended.context_BTD.squeeze(1)
+        if self.gate is None:
+            return _Read(attended, context_BD, None)
+        gate_B1 = torch.sigmoid(self.gate(query_BH))
+        return _Read(attended, gate_B1 * context_BD, gate_B1)
+
+    def _read_memory(self, query_BTH: Tensor, state: AttentiveState, keys: AttentiveKeys) -> Attended:
+        needs_weights = self._can_copy or self._has_penalty
+        return self.attention.read(query_BTH, keys.attention, state.past, weights=needs_weights)
 
     def _read_out(self, steps: list[_StepOutput], embedded_BTD: Tensor, keys: AttentiveKeys) -> Decoded:
         outputs_BTH = torch.stack([step.output_BH for step in steps], 1)
-        contexts_BTD = torch.stack([step.context_BD for step in steps], 1)
-        weights = [step.attended.weights for step in steps if step.attended.weights is not None]
-        copy_attention = self._copy_attention(torch.cat(weights, dim=-2) if self._can_copy else None, keys)
-        samples = [step.attended.sample for step in steps if step.attended.sample is not None]
+        contexts_BTD = torch.stack([step.read.context_BD for step in steps], 1)
+        attended = [step.read.attended for step in steps]
+        copy_attention = self._copy_attention(attended, keys)
         inputs_BTD = self._readout_inputs(outputs_BTH, embedded_BTD)
-        return self.readout.decode(inputs_BTD, contexts_BTD, copy_attention, _loss_terms(samples))
+        return self.readout.decode(inputs_BTD, contexts_BTD, copy_attention, self._loss_terms(attended, keys))
 
-    def _copy_attention(self, weights: Tensor | None, keys: AttentiveKeys) -> CopyAttention | None:
+    def _copy_attention(self, attended: list[Attended], keys: AttentiveKeys) -> CopyAttention | None:
         """Return the attention to copy from, averaged over heads; None if the decoder does not copy."""
-        if weights is None or keys.tokens_BS is None:
+        if not self._can_copy or keys.tokens_BS is None:
             return None
-        weights_BTS = weights if weights.dim() == 3 else weights.mean(1)
+        weights_BTS = _join_weights([step.weights for step in attended])
         return CopyAttention(weights_BTS, repeat_for_hypotheses(keys.tokens_BS, len(weights_BTS)))
 
-    def _marginal_step(
-        self, token_B: Tensor, embedded_BD: Tensor, state: AttentiveState, keys: AttentiveKeys
-    ) -> tuple[Tensor, AttentiveState]:
+    def _loss_terms(self, attended: list[Attended], keys: AttentiveKeys) -> tuple[LossTerm, ...]:
+        """Return the terms of sampled positions (REINFORCE) and of the doubly stochastic penalty, if there are any."""
+        terms: list[LossTerm] = []
+        sample = join_samples([step.sample for step in attended if step.sample is not None])
+        if sample is not None:
+            terms.append(partial(sample.surrogate, sample.log_prob_BT, sample.entropy_BT))
+        if self._has_penalty:
+            # Samples have no gradient, but the distributions that they are drawn from have one.
+            weights = [step.weights for step in attended] if sample is None else [sample.probabilities_BHTS]
+            visible_BTS = keys.attention.allowed_BTS
+            terms.append(partial(penalize_coverage, self.doubly_stochastic, _join_weights(weights), visible_BTS))
+        return tuple(terms)
+
+    def _marginal_step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, _StepOutput]:
         """Return log Σ_j a_j p(y | h_j): the predictions of all slots, weighted by the probability of reading each."""
         if state.log_p_BSV is not None:
             token_BS1 = token_B.view(-1, 1, 1).expand(-1, state.log_p_BSV.shape[1], 1)
             likelihood_BS = state.log_p_BSV.gather(-1, token_BS1).squeeze(-1).exp()
             state = state._replace(past=self.attention.observe(state.past, likelihood_BS))
+        embedded_BD = self.dropout(self.embedding(token_B))
         output = self._advance(self.layers.project(embedded_BD), state, keys)
         assert keys.readout_slots_BSH is not None
         slots_BSH = repeat_for_hypotheses(keys.readout_slots_BSH, len(token_B))
+        if output.read.gate_B1 is not None:
+            slots_BSH = output.read.gate_B1.unsqueeze(-1) * slots_BSH
         log_p_BSV = self.readout.log_probs_per_slot(self._readout_inputs(output.output_BH, embedded_BD), slots_BSH)
-        assert output.attended.weights is not None
-        weights_BS1 = output.attended.weights.transpose(1, 2)
+        assert output.read.attended.weights is not None
+        weights_BS1 = output.read.attended.weights.transpose(1, 2)
         log_a_BS1 = weights_BS1.clamp_min(torch.finfo(weights_BS1.dtype).tiny).log()
         mixture_BV = (log_a_BS1 + log_p_BSV).logsumexp(1).log_softmax(-1)
         observed = log_p_BSV if self.attention.select.uses_past else None
-        return mixture_BV, output.state._replace(log_p_BSV=observed)
+        return mixture_BV, output._replace(state=output.state._replace(log_p_BSV=observed))
 
 
 @final
@@ -201,10 +245,10 @@ class BahdanauDecoder(AttentiveDecoder):
         super().__init__(settings, vocabulary, memory, extra_inputs=memory, readout_uses_token=True)
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _StepOutput:
-        attended = self._attend(state.output_BH, state, keys)
-        gates_BG = self.layers.add_projection(gates_BG, attended.context_BTD.squeeze(1))
+        read = self._attend(state.output_BH, state, keys)
+        gates_BG = self.layers.add_projection(gates_BG, read.context_BD)
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
-        return _StepOutput(output_BH, attended, AttentiveState(after, attended.past, state.masks, output_BH))
+        return _StepOutput(output_BH, read, AttentiveState(after, read.attended.past, state.masks, output_BH))
 
 
 @final
@@ -225,10 +269,11 @@ class ConditionalDecoder(AttentiveDecoder):
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _StepOutput:
         between_BH, (*lower, last) = self.layers.step(gates_BG, state.layers, state.masks[:-1])
-        attended = self._attend(between_BH, state, keys)
-        gates_BG = self.second.project(attended.context_BTD.squeeze(1))
+        read = self._attend(between_BH, state, keys)
+        gates_BG = self.second.project(read.context_BD)
         output_BH, top = self.second.step(gates_BG, (last,), state.masks[-1:])
-        return _StepOutput(output_BH, attended, AttentiveState((*lower, *top), attended.past, state.masks, output_BH))
+        after = AttentiveState((*lower, *top), read.attended.past, state.masks, output_BH)
+        return _StepOutput(output_BH, read, after)
 
 
 @final
@@ -260,24 +305,41 @@ class LuongDecoder(AttentiveDecoder):
         keys, state = self.begin(memory)
         embedded_BTD = self.dropout(self.embedding(tokens_BT))
         outputs_BTH, _ = self.layers(embedded_BTD, state=state.layers)
-        attended = self.attention.read(outputs_BTH, keys.attention, state.past, weights=self._can_copy)
-        copy_attention = self._copy_attention(attended.weights, keys)
-        loss_terms = _loss_terms([attended.sample] if attended.sample is not None else [])
-        return self.readout.decode(outputs_BTH, attended.context_BTD, copy_attention, loss_terms)
+        attended = self._read_memory(outputs_BTH, state, keys)
+        contexts_BTD = attended.context_BTD
+        if self.gate is not None:
+            contexts_BTD = torch.sigmoid(self.gate(outputs_BTH)) * contexts_BTD
+        copy_attention, loss_terms = self._copy_attention([attended], keys), self._loss_terms([attended], keys)
+        return self.readout.decode(outputs_BTH, contexts_BTD, copy_attention, loss_terms)
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _StepOutput:
         if state.feed_BX is not None:
             gates_BG = self.layers.add_projection(gates_BG, state.feed_BX)
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
-        attended = self._attend(output_BH, state, keys)
-        context_BD = attended.context_BTD.squeeze(1)
+        read = self._attend(output_BH, state, keys)
         feed = None
         if self.feed_size:
-            feed = context_BD if self.feeds_context else self.readout.features(output_BH, context_BD)
-        return _StepOutput(output_BH, attended, AttentiveState(after, attended.past, state.masks, output_BH, feed))
+            feed = read.context_BD if self.feeds_context else self.readout.features(output_BH, read.context_BD)
+        return _StepOutput(output_BH, read, AttentiveState(after, read.attended.past, state.masks, output_BH, feed))
 
 
-def _loss_terms(samples: list[SampledPosition]) -> tuple[LossTerm, ...]:
-    """Return the loss term of sampled positions (REINFORCE), if there are any."""
-    joined = join_samples(samples)
-    return (partial(joined.surrogate, joined.log_prob_BT, joined.entropy_BT),) if joined else ()
+def _join_weights(weights: Sequence[Tensor | None]) -> Tensor:
+    """Concatenate the weights of steps, averaged over heads → (B, T, S)."""
+    joined = torch.cat([step for step in weights if step is not None], dim=-2)
+    return joined if joined.dim() == 3 else joined.mean(1)
+
+
+def penalize_coverage(
+    strength: float, weights_BTS: Tensor, visible_BTS: Tensor | None, log_p_BT: Tensor, valid_BT: Tensor
+) -> Tensor:
+    """Return the doubly stochastic penalty λ Σ_j (1 − Σ_t a_tj)² (Xu et al. 2015), summed over the rows.
+
+    The sums run over the target steps without padding, and over the visible slots.
+    """
+    del log_p_BT
+    wide_BTS = weights_BTS.to(torch.promote_types(weights_BTS.dtype, torch.float32))
+    coverage_BS = wide_BTS.masked_fill(~valid_BT.unsqueeze(-1), 0.0).sum(1)
+    penalty_BS = (1 - coverage_BS).square()
+    if visible_BTS is not None:
+        penalty_BS = penalty_BS.masked_fill(~visible_BTS.any(1), 0.0)
+    return strength * penalty_BS.sum()
