@@ -12,6 +12,7 @@ from toy_captions import CELL, write_pictures
 
 import regard
 from tests_command import Result, run_preloaded
+from tests_svg import read_labels
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "toy_captions.py"
 CONFIG = """
@@ -90,12 +91,30 @@ def test_each_word_attends_to_its_shape_in_the_grid(cli: Run, project: Path, run
         cells = picture.reshape(3, CELL, 3, CELL).any((1, 3)).flatten().nonzero()[0]
         hits += (weights_TS.argmax(-1) == cells).tolist()
     assert np.mean(hits) > 0.7  # chance: one in nine
+
+
+def test_look_draws_the_weights_of_each_word_over_the_picture(cli: Run, project: Path, run: Path) -> None:
+    predicted = regard_command(cli, project, "predict", run, "pictures/0.npy").stdout.split()
     shown = regard_command(cli, project, "look", run, "pictures/0.npy")
-    assert shown.stdout.splitlines()[2].split() == [f"{row},{column}" for row in (1, 2, 3) for column in (1, 2, 3)]
-    drawn = regard_command(cli, project, "look", run, "pictures/0.npy", "-o", "grid.svg", "-o", "grid.html")
+    assert shown.returncode == 0, shown.stderr
+    title, _, words, *grid = shown.stdout.splitlines()
+    assert title.startswith(f"0.npy → {' '.join(predicted)} ")
+    assert words.split()[::2] == predicted
+    assert [len(line.split()) for line in grid] == [2, 2, 2]  # three rows of cells for each of two words
+    assert any("█" in line for line in grid)
+    formats = ("svg", "png", "pdf", "html")
+    files = [word for extension in formats for word in ("-o", f"sheet.{extension}")]
+    drawn = regard_command(cli, project, "look", run, "pictures/0.npy", "--style", "grid", *files)
     assert drawn.returncode == 0, drawn.stderr
-    assert ">3,3<" in (project / "grid.svg").read_text()
-    assert ">3,3<" in (project / "grid.html").read_text()
+    labels = read_labels(project / "sheet.svg")
+    assert {"0.npy", " ".join(predicted), *predicted} <= set(labels)
+    page = (project / "sheet.html").read_text()
+    assert page.count("<svg") == 3
+    assert "image-rendering:pixelated" in page
+    assert "http" not in page.replace('href="data:', "")
+    wrong = regard_command(cli, project, "look", run, "pictures/0.npy", "--style", "mosaic")
+    assert wrong.returncode == 2
+    assert "'smooth', 'grid'" in wrong.stderr
 
 
 def test_arrays_and_file_names_have_the_same_captions(project: Path, run: Path) -> None:

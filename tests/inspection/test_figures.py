@@ -63,8 +63,10 @@ def test_a_figure_labels_every_token_and_is_reproducible(tmp_path: Path) -> None
 
 def test_the_color_of_each_cell_is_its_weight(tmp_path: Path) -> None:
     weights = np.array([[1.0, 0.0, 0.25], [0.5, 0.75, 0.1]], dtype=np.float32)
-    figure = figures.build_figure(
+    figure = (
         replace(prediction(["a", "b", "c"], ["x", "y"]), attentions={"decoder.attention": weights})
+        .view()
+        .build_figure()
     )
     figure.savefig(tmp_path / "map.png", dpi=100)  # without bbox_inches: the heat map alone
     pixels = imread(tmp_path / "map.png")
@@ -148,7 +150,7 @@ def test_labels_wider_than_their_column_are_slanted_and_do_not_overlap(tmp_path:
     assert {labels[token] for token in SENTENCE} == {(-45.0, 10.0)}
     assert {labels[token].rotation for token in TRANSLATION} == {0.0}
     # The distance between the baselines of two slanted labels is larger than the line height.
-    column = figures.build_figure(prediction(SENTENCE, TRANSLATION)).get_figwidth() * 72 / len(SENTENCE)
+    column = prediction(SENTENCE, TRANSLATION).view().build_figure().get_figwidth() * 72 / len(SENTENCE)
     assert column * math.sin(math.pi / 4) > 1.3 * 10
     figures.save(prediction(list("2009年"), list("2009")), tmp_path / "date.svg")
     labels = read_labels(tmp_path / "date.svg")
@@ -157,7 +159,7 @@ def test_labels_wider_than_their_column_are_slanted_and_do_not_overlap(tmp_path:
 
 @pytest.mark.parametrize("rows", [1, 4, 40])
 def test_the_color_bar_is_not_taller_than_the_heat_map(rows: int) -> None:
-    heat_map, bar = (axes.get_position() for axes in figures.build_figure(prediction(["a", "b"], ["x"] * rows)).axes)
+    heat_map, bar = (axes.get_position() for axes in prediction(["a", "b"], ["x"] * rows).view().build_figure().axes)
     assert bar.height <= heat_map.height
     assert bar.y1 == pytest.approx(heat_map.y1)
 
@@ -170,7 +172,7 @@ def test_the_color_bar_is_not_taller_than_the_heat_map(rows: int) -> None:
     ],
 )
 def test_the_title_names_the_attention_if_there_are_several(heads: int, title: str) -> None:
-    figure = figures.build_figure(prediction(["a", "b"], ["x"], heads=heads))
+    figure = prediction(["a", "b"], ["x"], heads=heads).view().build_figure()
     assert figure.axes[0].get_title(loc="left") == title
 
 
@@ -180,7 +182,7 @@ def test_tokens_are_not_parsed_as_mathematics(tmp_path: Path) -> None:
 
 
 def test_an_empty_prediction_has_a_figure_with_one_empty_cell() -> None:
-    figure = figures.build_figure(prediction([], []))
+    figure = prediction([], []).view().build_figure()
     [image] = figure.axes[0].images
     assert image.get_array().tolist() == [[0.0]]
     assert figure.axes[0].get_xticks().tolist() == figure.axes[0].get_yticks().tolist() == []
@@ -189,7 +191,7 @@ def test_an_empty_prediction_has_a_figure_with_one_empty_cell() -> None:
 @pytest.mark.usefixtures("only_matplotlib_fonts")
 def test_right_to_left_letters_are_joined_and_ordered(tmp_path: Path) -> None:
     def width(token: str) -> float:
-        figure = figures.build_figure(prediction([token], ["x"]))
+        figure = prediction([token], ["x"]).view().build_figure()
         [text] = [tick.label2 for tick in figure.axes[0].xaxis.get_major_ticks()]
         text.set_rotation(0)
         return float(text.get_window_extent(figure.canvas.get_renderer()).width)

@@ -101,6 +101,11 @@ class PictureItem(regard.SourceItem):
     def length(self) -> int:
         return LENGTH
 
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        gray_HW = np.rint(255 * self.pixels_HW).astype(np.uint8)
+        return np.repeat(gray_HW[..., None], 3, axis=2)
+
 
 @final
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regard.data.corpora import RawSource
 from regard.data.ragged import Ids
@@ -45,6 +46,11 @@ class SourceItem(ABC):
     def unknown(self) -> list[str]:
         """The parts of the source that have no token in the vocabulary."""
         return []
+
+    @property
+    def pixels(self) -> NDArray[np.uint8] | None:
+        """The source as a picture (height, width, 3), under which attention weights are shown; None if it has none."""
+        return None
 
 
 class EncodedSources(Protocol):

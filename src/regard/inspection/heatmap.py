@@ -2,7 +2,10 @@
 
 import html as markup
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +14,66 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
+from regard.inspection import drawing
+
 Weights = NDArray[np.float32]
+
+
+class AttentionView(ABC):
+    """How attention weights are shown: as a heat map, or over a picture."""
+
+    note: str
+    """What the weights are, if the model has several attentions or heads."""
+
+    @property
+    @abstractmethod
+    def characters(self) -> str:
+        """All characters that are shown, for the choice of fonts."""
+
+    @abstractmethod
+    def to_text(self, width: int = 100) -> str:
+        """Draw in block characters, for files and pipes."""
+
+    @abstractmethod
+    def to_color(self, width: int = 100) -> Text:
+        """Draw in colors, for a terminal."""
+
+    @abstractmethod
+    def to_html(self) -> str:
+        """Draw as HTML that works offline. All text is escaped."""
+
+    @abstractmethod
+    def build_figure(self) -> Any:
+        """Draw as a matplotlib figure. Labels are outside the figure: save it with `bbox_inches="tight"`."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HeatMap(AttentionView):
+    """Attention weights with a column for each source token and a row for each target token."""
+
+    weights_TS: Weights
+    columns: Sequence[str]
+    rows: Sequence[str]
+    note: str = ""
+
+    @property
+    def characters(self) -> str:
+        return "".join(map(label, [*self.columns, *self.rows]))
+
+    def to_text(self, width: int = 100) -> str:
+        return to_text(self.weights_TS, self.columns, self.rows, width)
+
+    def to_color(self, width: int = 100) -> Text:
+        return to_color(self.weights_TS, self.columns, self.rows, width)
+
+    def to_html(self) -> str:
+        return to_html(self.weights_TS, self.columns, self.rows)
+
+    def build_figure(self) -> Any:
+        columns, rows = list(map(label, self.columns)), list(map(label, self.rows))
+        return drawing.build_heat_map(self.weights_TS, columns, rows, self.note)
+
 
 _SHADES = " ░▒▓█"
 _DARK, _BRIGHT = np.array([24, 24, 60]), np.array([255, 214, 64])

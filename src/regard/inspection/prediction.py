@@ -3,22 +3,29 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from regard.attention.record import Role
 from regard.data.sources import SourceItem
+from regard.data.tokens.pretokenization import MARK
 from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.search import Hypothesis, Weights
-from regard.inspection import heatmap
+from regard.inspection.contact_sheet import ContactSheet
+from regard.inspection.heatmap import AttentionView, HeatMap
+from regard.inspection.pictures import PixelArray, Style
 from regard.models.contracts import Grid
+
+_PIXELS_PER_CELL = 16
+"""The size of the gray picture that replaces a source without pixels."""
 
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
     """A predicted text, its log-probability, and the attention weights of each of its tokens.
 
-    `print` and notebooks show the attention weights as a heat map.
+    `print` and notebooks show the attention weights: as a heat map, or over the picture that the model describes.
 
     Attributes:
         source: The source text, or the name of a source that is not text.
@@ -33,6 +40,7 @@ class Prediction:
         attentions: The weights of every attention in the model, by name: queries × keys, or heads × queries × keys.
         roles: The role of every attention in the model, by name: `encoder-self`, `decoder-self` or `cross`.
         alternatives: The other predictions if `nbest` is above 1, best first.
+        item: The source as its reader returned it; the pixels of a picture are read from it when they are shown.
 
     >>> prediction = model.predict("3 mai 2009")
     >>> prediction.attention[0].argmax()  # the source token with the largest weight for the first token
@@ -50,6 +58,7 @@ class Prediction:
     attentions: dict[str, Weights] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
     alternatives: list["Prediction"] = field(default_factory=list)
+    item: SourceItem | None = field(default=None, compare=False)
 
     @classmethod
     def from_nbest(
@@ -68,6 +77,7 @@ class Prediction:
             layout=nbest[0].layout,
             unknown=source.unknown,
             roles=dict(roles or {}),
+            item=source,
         )
         best, *others = (
             prediction(
@@ -113,11 +123,62 @@ class Prediction:
             return [f"{1 + slot // self.layout.width},{1 + slot % self.layout.width}" for slot in range(count)]
         return [str(1 + slot) for slot in range(count)]
 
+    @property
+    def words(self) -> list[tuple[int, int]]:
+        """The tokens of each word, as spans. If no token starts with "▁", each token is a word."""
+        starts = [index for index, token in enumerate(self.tokens) if token.startswith(MARK)] or range(len(self.tokens))
+        edges = [*({0, *starts} if self.tokens else ()), len(self.tokens)]
+        return list(pairwise(sorted(edges)))
+
+    @property
+    def pixels(self) -> PixelArray | None:
+        """The picture as the encoder reads it (height, width, 3); None if the source is not a picture."""
+        return None if self.item is None else self.item.pixels
+
+    @property
+    def attention_note(self) -> str:
+        """Describe which weights are in `attention`; empty if the model has no others."""
+        name = self.attention_name
+        if name is None:
+            return "The model has no cross-attention."
+        count = sum(1 if weights.ndim == 2 else len(weights) for weights in self.attentions.values())
+        if count == 1:
+            return ""
+        heads = "" if self.attentions[name].ndim == 2 else f", average of {len(self.attentions[name])} heads"
+        return f"{name}{heads}\n(save as .html to see all {count} maps)"
+
+    def view(self, style: Style = "smooth") -> AttentionView:
+        """Return how the weights in `attention` are shown: over a picture, or as a heat map."""
+        return self.view_weights(self.attention, "cross", self.attention_note, style)
+
+    def view_weights(self, weights_TS: Weights, role: Role, note: str = "", style: Style = "smooth") -> AttentionView:
+        """Return how some of the weights of the model are shown."""
+        grid, slots = self.layout, weights_TS.shape[1]
+        if role == "cross" and grid is not None and slots == grid.height * grid.width:
+            return self._view_over_picture(weights_TS, grid, note, style)
+        labels = self.label_slots(slots)
+        inputs = ["<s>", *self.tokens[:-1]] if self.tokens else []
+        axes: dict[Role, tuple[list[str], list[str]]] = {
+            "encoder-self": (labels, labels),
+            "decoder-self": (inputs, self.tokens),
+            "cross": (labels, self.tokens),
+        }
+        return HeatMap(weights_TS, *axes[role], note)
+
+    def _view_over_picture(self, weights_TS: Weights, grid: Grid, note: str, style: Style) -> ContactSheet:
+        pixels_HW3 = self.pixels
+        if pixels_HW3 is None:
+            pixels_HW3 = np.full((_PIXELS_PER_CELL * grid.height, _PIXELS_PER_CELL * grid.width, 3), 160, np.uint8)
+        words = ["".join(self.tokens[start:end]).removeprefix(MARK) for start, end in self.words]
+        weights = [weights_TS[start:end].mean(0).reshape(grid) for start, end in self.words]
+        weights_TYX = np.stack(weights) if weights else np.zeros((0, *grid), np.float32)
+        return ContactSheet(pixels_HW3, self.source, self.text, words, weights_TYX, note, style)
+
     def __repr__(self) -> str:
         return f"Prediction({self.text!r}, score={self.score:.4f})"
 
     def __str__(self) -> str:
-        return heatmap.to_text(self.attention, self.slot_labels, self.tokens)
+        return self.view().to_text()
 
     def _repr_html_(self) -> str:
-        return heatmap.to_html(self.attention, self.slot_labels, self.tokens)
+        return self.view().to_html()

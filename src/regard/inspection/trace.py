@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.attention.record import Role
 from regard.decoding.search import Weights
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import quantity, to_json
-from regard.inspection import heatmap
+from regard.inspection.pictures import Style
 from regard.inspection.prediction import Prediction
 
 FORMAT = 2
@@ -24,6 +23,7 @@ class Trace:
     Attributes:
         prediction: The prediction.
         model: The settings of the model and its training step.
+        style: How weights are drawn over a picture: `smooth` or `grid`.
 
     >>> trace = model.trace("3 mai 2009")
     >>> trace.save("trace.html")
@@ -32,6 +32,7 @@ class Trace:
 
     prediction: Prediction
     model: dict[str, Any] = field(default_factory=dict)
+    style: Style = "smooth"
 
     def __repr__(self) -> str:
         prediction = self.prediction
@@ -49,7 +50,7 @@ class Trace:
             f"<li>{markup.escape(name)}: {' × '.join(map(str, weights.shape))}</li>"
             for name, weights in self.prediction.attentions.items()
         )
-        return f"<p>{self._title}</p>{self.prediction._repr_html_()}<ul>{shapes}</ul>"
+        return f"<p>{self._title}</p>{self.prediction.view(self.style).to_html()}<ul>{shapes}</ul>"
 
     @property
     def _title(self) -> str:
@@ -88,17 +89,17 @@ class Trace:
         }
 
     def to_html(self) -> str:
-        """Return an HTML page that works offline, with a heat map of each attention and head."""
+        """Return an HTML page that works offline, with a view of each attention and head."""
         prediction = self.prediction
-        tables = "".join(
+        views = "".join(
             f"<h2>{markup.escape(label)}</h2>"
-            f"{heatmap.to_html(weights, *_labels(prediction.roles[name], prediction, weights.shape[-1]))}"
+            f"{prediction.view_weights(weights, prediction.roles[name], style=self.style).to_html()}"
             for name, label, weights in _maps(prediction)
         )
         return (
             '<!doctype html><html><head><meta charset="utf-8"><title>regard</title></head>'
             '<body style="font-family:sans-serif;margin:2em">'
-            f'<h1 style="font-size:1.3em">{self._title}</h1>{tables}</body></html>\n'
+            f'<h1 style="font-size:1.3em">{self._title}</h1>{views}</body></html>\n'
         )
 
     def save(self, path: str | Path) -> None:
@@ -124,34 +125,10 @@ class Trace:
         path.write_text(text, "utf-8")
 
 
-def caption(prediction: Prediction) -> str:
-    """Describe which weights are in `Prediction.attention`; empty if the model has no others."""
-    name = prediction.attention_name
-    if name is None:
-        return "The model has no cross-attention."
-    count = len(list(_maps(prediction)))
-    if count == 1:
-        return ""
-    heads = "" if prediction.attentions[name].ndim == 2 else f", average of {len(prediction.attentions[name])} heads"
-    return f"{name}{heads}\n(save as .html to see all {count} maps)"
-
-
 def _describe_slots(prediction: Prediction) -> str:
     if prediction.layout is not None:
         return f"{prediction.layout.height} × {prediction.layout.width} slots"
     return quantity(len(prediction.source_tokens), "token")
-
-
-def _labels(role: Role, prediction: Prediction, columns: int) -> tuple[list[str], list[str]]:
-    """Return the labels of the columns and of the rows of a heat map."""
-    inputs = ["<s>", *prediction.tokens[:-1]] if prediction.tokens else []
-    slots = prediction.label_slots(columns)
-    labels: dict[Role, tuple[list[str], list[str]]] = {
-        "encoder-self": (slots, slots),
-        "decoder-self": (inputs, prediction.tokens),
-        "cross": (slots, prediction.tokens),
-    }
-    return labels[role]
 
 
 def _maps(prediction: Prediction) -> Iterator[tuple[str, str, Weights]]:
