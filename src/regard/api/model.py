@@ -9,15 +9,7 @@ from typing import Any, Self, Unpack, overload
 import torch
 from numpy.typing import NDArray
 
-from regard.api.arguments import (
-    check_evaluation,
-    check_metrics,
-    check_search,
-    check_source,
-    check_sources,
-    check_texts,
-    parse_constraints,
-)
+from regard.api import arguments
 from regard.config import resolve
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
@@ -284,12 +276,12 @@ class Model:
         >>> model.predict("3 mai 2009", beam=5, nbest=3, banned=["1999"]).alternatives
         >>> model.predict(["3 mai 2009", "May 3, 2009"], prefix=["20", ""])
         """
-        check_search(search, PredictionOptions)
+        arguments.check_search(search, PredictionOptions)
         check_integer("batch_size", batch_size)
         check_flag("attention", attention)
         predictor = self.predictor
-        sources, single = check_sources(source, predictor.reader)
-        constraints = parse_constraints(search, None if single else len(sources))
+        sources, single = arguments.check_sources(source, predictor.reader)
+        constraints = arguments.parse_constraints(search, None if single else len(sources))
         settings = {name: value for name, value in search.items() if name not in _CONSTRAINTS}
         options = resolve(SearchSettings, settings, {})
         items = predictor.reader.read(sources)
@@ -329,12 +321,12 @@ class Model:
         >>> model.score("3 mai 2009", "2009-05-03")
         """
         check_integer("batch_size", batch_size)
-        sources, single = check_sources(source, self.predictor.reader)
+        sources, single = arguments.check_sources(source, self.predictor.reader)
         if single and isinstance(target, str):
             return self.predictor.score(sources, [target])[0]
         if single or isinstance(target, str):
             raise ConfigError("Pass one source and one target, or a list of sources and a list of targets.")
-        targets = check_texts("target", target)
+        targets = arguments.check_texts("target", target)
         if len(sources) != len(targets):
             raise ConfigError(
                 f"There are {len(sources)} sources and {len(targets)} targets. Pass one target for each source."
@@ -357,7 +349,7 @@ class Model:
 
         >>> model.trace("3 mai 2009", beam=5).save("trace.html")
         """
-        check_source(source, self.predictor.reader)
+        arguments.check_source(source, self.predictor.reader)
         settings = self.settings.model.model_dump(mode="json")
         return Trace(self.predict(source, **search), {"step": self.step, **settings})
 
@@ -392,12 +384,14 @@ class Model:
 
         >>> print(model.evaluate(["3 mai 2009"], ["2009-05-03"], metrics=["bleu", "chrf"], beam=5))
         """
-        check_search(search, SearchOptions)
+        arguments.check_search(search, SearchOptions)
         check_integer("batch_size", batch_size)
         check_flag("confidence", confidence)
         training = self.settings.training
-        metrics = training.default_metrics if metrics is None else parse_metrics(check_metrics(metrics))
+        metrics = training.default_metrics if metrics is None else parse_metrics(arguments.check_metrics(metrics))
         options = resolve(SearchSettings, training.validation_search.model_dump(), dict(search))
-        evaluation_set = EvaluationSet.from_lists(*check_evaluation(sources, references, self.predictor.reader))
+        evaluation_set = EvaluationSet.from_lists(
+            *arguments.check_evaluation(sources, references, self.predictor.reader)
+        )
         warn_if_tokenized(evaluation_set, metrics)
         return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)
