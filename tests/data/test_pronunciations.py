@@ -8,7 +8,8 @@ import pytest
 
 from regard.config import resolve
 from regard.data import pronunciations
-from regard.data.corpora import Pairs, hash_to_unit_interval, load_corpus
+from regard.data.corpora import Pairs, load_corpus
+from regard.data.held_out import hash_to_unit_interval
 from regard.data.settings import PronounceData
 from regard.errors import ConfigError, DataError
 

@@ -2,13 +2,16 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from regard.data import dates, pronunciations, sequences
 from regard.data.files import Files
+from regard.data.held_out import HeldOutShares, hash_to_unit_interval
+from regard.data.images import captions, scenes
+from regard.data.images.settings import Augmentation, CaptionsData, ScenesData
 from regard.data.lines import count_lines, open_file
 from regard.data.pinning import check_present, reject_pipes
 from regard.data.readers import read_rows
@@ -19,25 +22,14 @@ from regard.models.encoder_settings import TEXT
 
 log = logging.getLogger(__name__)
 
-DEV_SHARE, MIN_DEV_PAIRS, MAX_DEV_PAIRS = 0.05, 50, 2_000
-"""Without dev files: the share of the training pairs that is held out for validation, and its approximate minimum and
-maximum in pairs. At most a fifth of a small corpus is held out.
-"""
-
-TEST_SHARE, MIN_PAIRS_FOR_TEST, MAX_TEST_PAIRS = 0.05, 1_000, 1_000
-"""Without dev and test files: the share of the training pairs that is held out for testing, the minimum size of a
-corpus for this, and the approximate maximum in pairs.
-"""
-
-
 RawSource = Any
 """A source as a user passes it: a text; for other kinds of source, for example the name of an image file, or an array.
 """
 
 
 def identify(source: RawSource) -> Hashable:
-    """Return a dictionary key for a source. Equal texts have the same key. Objects that cannot be hashed, such as
-    arrays, are distinguished by identity.
+    """Return a key for a source. Equal texts have the same key; objects that cannot be hashed, such as arrays, are
+    distinguished by identity.
     """
     return source if isinstance(source, Hashable) else id(source)
 
@@ -75,6 +67,11 @@ class Stream:
         return self.read()
 
 
+Augment = Callable[[Any, Sequence[int], int, int], Any]
+"""Changes a batch of sources in training: a function of the source, the indices of its pairs, the epoch and the seed.
+"""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """The pairs for training, for validation, and for testing if there are any."""
@@ -87,6 +84,8 @@ class Corpus:
     """The training and dev files, if there are any."""
     source_files: tuple[str, ...] = ()
     """The training files with one line per pair."""
+    augment: Augment | None = None
+    """Changes the sources of training batches at random."""
 
     @property
     def lines(self) -> int:
@@ -96,7 +95,7 @@ class Corpus:
     def fingerprint(self, hash_source: Callable[[RawSource], str] | None = None) -> dict[str, str]:
         """Return a hash of each training and dev file, or of the pairs. A resumed run requires the same hashes.
 
-        If the sources are not texts, the files may only name them. Then `hash_source` hashes each source.
+        Files contain the sources if these are texts. Otherwise `hash_source` hashes the content of each source.
         """
         hashes = self.hash_files()
         if hashes and hash_source is None:
@@ -132,7 +131,7 @@ def load_corpus(settings: DataSettings) -> Corpus:
 def register_corpus(name: str, load: Callable[..., Corpus], *, source_kind: str = TEXT) -> None:
     """Register a corpus: a function that returns a `Corpus`. Its parameters are options of `data`.
 
-    If its sources are not text, `source_kind` names their kind. An encoder and a reader for it must be registered.
+    If its sources are not text, `source_kind` names their kind, for which an encoder and a reader are registered.
 
     >>> regard.register_corpus("numbers", load_numbers)  # def load_numbers(size: int = 1_000, seed: int = 0) -> Corpus
     """
@@ -150,15 +149,36 @@ def _load_sequences(settings: SequencesData) -> Corpus:
     return _from_splits(sequences.sample(settings))
 
 
-def _from_splits(splits: Mapping[str, list[tuple[str, str]]]) -> Corpus:
+def _from_splits(splits: Mapping[str, list[tuple[RawSource, str]]]) -> Corpus:
     train, dev, test = (Pairs.of(splits[name]) for name in ("train", "dev", "test"))
     return Corpus(train, dev, test)
+
+
+@DataSettings.registry.implement(ScenesData)
+def _load_scenes(settings: ScenesData) -> Corpus:
+    corpus = _from_splits(scenes.sample_pairs(settings))
+    return replace(corpus, augment=_build_augmentation(settings.augmentation))
+
+
+@DataSettings.registry.implement(CaptionsData)
+def _load_captions(settings: CaptionsData) -> Corpus:
+    train, dev, test = (Pairs.of(pairs) for pairs in captions.load_splits(settings).values())
+    augment = _build_augmentation(settings.augmentation)
+    return Corpus(train, dev, test if len(test) else None, captions.list_files(settings), augment=augment)
+
+
+def _build_augmentation(settings: Augmentation) -> Augment | None:
+    if settings.is_identity:
+        return None
+    from regard.data.images.augmentation import ImageAugmentation
+
+    return ImageAugmentation(settings.flip, settings.crop)
 
 
 @DataSettings.registry.implement(PronounceData)
 def _load_pronunciations(settings: PronounceData) -> Corpus:
     """Split by a hash of the word, so that all pronunciations of a word are in the same split."""
-    splits: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
+    splits: dict[str, list[tuple[RawSource, str]]] = {"train": [], "dev": [], "test": []}
     for word, phones in pronunciations.read(settings):
         value = hash_to_unit_interval(word)
         name = "test" if value < settings.test else "dev" if value < settings.test + settings.dev else "train"
@@ -195,24 +215,8 @@ def _load_files(settings: FilesData) -> Corpus:
     return Corpus(train_part, dev_part, test_part if held_out.test else test, files, source_files)
 
 
-class HeldOutShares(NamedTuple):
-    """The shares of the sources of the training files that are held out for validation and for testing."""
-
-    dev: float
-    test: float
-
-    def split_of(self, source: str) -> SplitName:
-        value = hash_to_unit_interval(source)
-        return "dev" if value < self.dev else "test" if value >= 1 - self.test else "train"
-
-
 def _held_out_shares(settings: FilesData, pairs: int) -> HeldOutShares:
-    """Return 5 % for validation; more for a small corpus, and about `MAX_DEV_PAIRS` pairs for a large one."""
-    if settings.dev is not None:
-        return HeldOutShares(0.0, 0.0)
-    dev = min(max(DEV_SHARE, min(0.2, MIN_DEV_PAIRS / pairs)), MAX_DEV_PAIRS / pairs)
-    has_test = settings.test is None and settings.test_split and pairs >= MIN_PAIRS_FOR_TEST
-    return HeldOutShares(dev, min(TEST_SHARE, MAX_TEST_PAIRS / pairs) if has_test else 0.0)
+    return HeldOutShares.of(pairs, dev=settings.dev is None, test=settings.test is None and settings.test_split)
 
 
 def describe_held_out(settings: FilesData) -> str | None:
@@ -279,9 +283,3 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
 
 def _count_lines(paths: Iterable[str]) -> int:
     return max(1, sum(map(count_lines, paths)))
-
-
-def hash_to_unit_interval(text: str) -> float:
-    """Map a text to a number in [0, 1), the same in every process."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64

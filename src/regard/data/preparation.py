@@ -18,7 +18,7 @@ from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus, Pairs
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import DataSettings, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
-from regard.data.sources import SourceReader
+from regard.data.sources import AugmentedSources, EncodedSources, SourceReader
 from regard.data.texts import TextReader
 from regard.data.tokens.segmentation import END_OF_SENTENCE, SampledSide, SegmentationTable, number_words
 from regard.data.tokens.sentencepiece import read_bytes
@@ -87,7 +87,10 @@ def prepare(request: PreparationRequest, tokenizers: TokenizerPair | None, repor
         dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     else:
         reader = request.reader
-        train = EncodedCorpus(reader.encode([source for source, _ in corpus.train]), targets)
+        sources: EncodedSources = reader.encode([source for source, _ in corpus.train])
+        if corpus.augment is not None:
+            sources = AugmentedSources(sources, corpus.augment, request.seed)
+        train = EncodedCorpus(sources, targets)
         dev = Pairs.of(corpus.dev)
     if not len(train) or not len(dev):
         pairs = len(train) + len(dev)

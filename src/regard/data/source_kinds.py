@@ -1,4 +1,4 @@
-"""The registry of source readers: one for each kind of source.
+"""The readers of the kinds of sources.
 
 An encoder declares the kind of source that it reads (`Encoder.source_kind`), and a corpus the kind of its sources. The
 default is "text".
@@ -7,20 +7,22 @@ default is "text".
 from collections.abc import Callable
 from inspect import signature
 
+from regard.data.images.reader import ImageReader
 from regard.data.sources import SourceReader
 from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.models.encoder_settings import TEXT, EncoderSettings
+from regard.models.vision.settings import IMAGE
 
-_READERS: dict[str, Callable[..., SourceReader]] = {}
+_READERS: dict[str, Callable[..., SourceReader]] = {IMAGE: ImageReader}
 
 
 def register_reader(source_kind: str, reader: Callable[..., SourceReader]) -> None:
     """Register the reader of a kind of source: a subclass of `SourceReader`, or a function that builds one.
 
-    It is called with the options of the encoder that it has parameters for. In this way, an option of the encoder can
-    also control the preprocessing of its sources.
+    It is called with those options of the encoder that it has parameters for, so that the options of an encoder also
+    set how its sources are preprocessed.
 
     >>> regard.register_reader("picture", PictureReader)
     """
@@ -29,8 +31,10 @@ def register_reader(source_kind: str, reader: Callable[..., SourceReader]) -> No
             f"register_reader expects the name of a kind of source and a class or function, not {source_kind!r} and "
             f"{reader!r}."
         )
-    if source_kind == TEXT:
-        raise ConfigError("The reader of text cannot be replaced. Choose another name for the kind of source.")
+    if source_kind in {TEXT, IMAGE}:
+        raise ConfigError(
+            f"The reader of {source_kind} cannot be replaced. Choose another name for the kind of source."
+        )
     _READERS[source_kind] = reader
 
 
@@ -40,8 +44,8 @@ def find_reader(encoder: EncoderSettings) -> SourceReader | None:
         return None
     if encoder.source_kind not in _READERS:
         raise ConfigError(
-            f"The encoder '{encoder.kind}' reads sources of the kind '{encoder.source_kind}', but no reader is "
-            "registered for this kind. Register one with regard.register_reader."
+            f"The encoder '{encoder.kind}' reads sources of the kind '{encoder.source_kind}', which have no reader. "
+            "Register one with regard.register_reader."
         )
     build = _READERS[encoder.source_kind]
     return build(**encoder.options(frozenset(signature(build).parameters)))

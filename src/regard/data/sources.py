@@ -1,6 +1,6 @@
-"""Source readers, which convert sources as a user passes them into the batches that an encoder reads.
+"""Source readers: from a source as a user passes it to the batch that an encoder reads.
 
-Each kind of source has a reader, the only part of the data pipeline that depends on the kind. `TextReader` in
+A kind of source has a reader, which is the only part of the data pipeline that depends on the kind. `TextReader` in
 `texts.py` reads text.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.corpora import RawSource
+from regard.data.corpora import Augment, RawSource
 from regard.data.ragged import Ids
 from regard.models.contracts import Source
 
@@ -49,12 +49,12 @@ class SourceItem(ABC):
 
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
-        """The source as a picture (height, width, 3), over which attention weights are drawn; None if there is none."""
+        """The source as a picture (height, width, 3), under which attention weights are shown; None if it has none."""
         return None
 
 
 class EncodedSources(Protocol):
-    """The sources of a corpus, ready to be batched. They may differ between epochs."""
+    """The sources of a corpus, in the form in which batches are made of them. They may differ between epochs."""
 
     @property
     def lengths(self) -> Ids:
@@ -72,12 +72,12 @@ class EncodedSources(Protocol):
 
 
 class SourceReader(ABC):
-    """Reads sources of one kind. Two readers that read in the same way must compare equal."""
+    """Reads sources of one kind. Readers that read in the same way are equal."""
 
     noun: ClassVar[str]
-    """The word for a source in messages, after the article "a"."""
+    """What a source is called in messages, after the article "a"."""
     accepts: ClassVar[str]
-    """The accepted types of a source, for messages."""
+    """The types of a source, for messages."""
 
     @abstractmethod
     def is_source(self, value: object) -> bool:
@@ -87,7 +87,7 @@ class SourceReader(ABC):
     def read(self, sources: Sequence[RawSource]) -> Sequence[SourceItem]:
         """Read sources for prediction. Raise `DataError` for one that cannot be read.
 
-        If sources are large, an item may hold only what is displayed, and `collate` reads the content.
+        An item of a large kind holds only what it needs to be displayed, and is read in `collate`.
         """
 
     @abstractmethod
@@ -110,6 +110,11 @@ class SourceReader(ABC):
     def find_unknown(self, sources: Sequence[RawSource]) -> list[list[str]]:
         """Return the parts of each source that have no token in the vocabulary."""
         return [[] for _ in sources]
+
+    def find_problem(self, source: RawSource) -> str | None:
+        """Return what is wrong with a source that cannot be read; None if it can be read."""
+        del source
+        return None
 
     def is_compatible(self, other: "SourceReader") -> bool:
         """Whether models that were trained with the two readers can read the same batches."""
@@ -141,3 +146,32 @@ class LazySources:
         """Read some sources, which are the same in every epoch."""
         del epoch, bucketed_shapes
         return self.reader.collate(self.reader.read([self.sources[row] for row in rows]))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AugmentedSources:
+    """Sources that are changed at random in training. The change is a pure function of the seed, the epoch and the
+    index of a pair, so that a resumed run reads the same sources.
+    """
+
+    encoded: EncodedSources
+    augment: Augment
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    @property
+    def lengths(self) -> Ids:
+        return self.encoded.lengths
+
+    def epoch_lengths(self, epoch: int) -> Ids:
+        return self.encoded.epoch_lengths(epoch)
+
+    def batch(self, rows: Sequence[int], epoch: int = 0, *, bucketed_shapes: bool = False) -> Source:
+        """Return some sources as they are in an epoch."""
+        source: Source = self.augment(
+            self.encoded.batch(rows, epoch, bucketed_shapes=bucketed_shapes), rows, epoch, self.seed
+        )
+        return source

@@ -30,7 +30,7 @@ class EventWriter(Callback, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the event file."""
+        """Close the file of the events."""
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._log_every == 0:

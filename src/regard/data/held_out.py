@@ -1,0 +1,46 @@
+"""Held-out pairs: the shares of a corpus without dev and test files that are used for validation and testing."""
+
+import hashlib
+from typing import NamedTuple
+
+from regard.data.settings import SplitName
+
+DEV_SHARE, MIN_DEV_PAIRS, MAX_DEV_PAIRS = 0.05, 50, 2_000
+"""Without dev files: the share of the training pairs that is held out for validation, and its approximate minimum and
+maximum in pairs. At most a fifth of a small corpus is held out.
+"""
+
+TEST_SHARE, MIN_PAIRS_FOR_TEST, MAX_TEST_PAIRS = 0.05, 1_000, 1_000
+"""Without dev and test files: the share of the training pairs that is held out for testing, the minimum size of a
+corpus for this, and the approximate maximum in pairs.
+"""
+
+
+class HeldOutShares(NamedTuple):
+    """The shares of the sources that are held out for validation and for testing."""
+
+    dev: float
+    test: float
+
+    @classmethod
+    def of(cls, pairs: int, *, dev: bool, test: bool) -> "HeldOutShares":
+        """Return the shares for a number of pairs: 5 % for validation; more for a small corpus, and about
+        `MAX_DEV_PAIRS` pairs for a large one. Without `dev`, nothing is held out.
+        """
+        if not dev:
+            return cls(0.0, 0.0)
+        pairs = max(1, pairs)
+        dev_share = min(max(DEV_SHARE, min(0.2, MIN_DEV_PAIRS / pairs)), MAX_DEV_PAIRS / pairs)
+        has_test = test and pairs >= MIN_PAIRS_FOR_TEST
+        return cls(dev_share, min(TEST_SHARE, MAX_TEST_PAIRS / pairs) if has_test else 0.0)
+
+    def split_of(self, source: str) -> SplitName:
+        """Return the split of a source, by a hash of it: no source is in two splits, and the order does not matter."""
+        value = hash_to_unit_interval(source)
+        return "dev" if value < self.dev else "test" if value >= 1 - self.test else "train"
+
+
+def hash_to_unit_interval(text: str) -> float:
+    """Map a text to a number in [0, 1), the same in every process."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

@@ -1,0 +1,106 @@
+"""Settings of corpora of images: captions of image files, and the built-in scenes."""
+
+import os
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from regard.config import MAY_CHANGE_ON_RESUME, Settings
+from regard.data.files import Files, FilesChoice
+from regard.data.settings import DataSettings
+from regard.models.vision.settings import IMAGE
+
+BadImages = Literal["error", "skip"]
+
+
+class Augmentation(Settings):
+    """Random changes of the training images, a pure function of the seed, the epoch and the image."""
+
+    flip: float = Field(
+        0.0, ge=0, le=1, description="probability of a horizontal flip; not for captions that name left and right"
+    )
+    crop: float = Field(
+        1.0, gt=0, le=1, description="minimum height and width of a random crop, as a share; 1 is the whole image"
+    )
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether images stay the same."""
+        return self.flip == 0 and self.crop == 1
+
+
+class CaptionsData(DataSettings):
+    """Images with one or more captions each. Training uses every caption; metrics compare a prediction with all
+    captions of its image.
+
+    The format of the captions is detected: lines `image<TAB>caption`, the token file of Flickr8k
+    (`image#0<TAB>caption`), the JSON of COCO, or the JSON of Karpathy's splits, which also sets train, dev and test.
+    Without a file of captions, the name of each image is its caption.
+    """
+
+    source_kind: ClassVar[str] = IMAGE
+
+    kind: Literal["captions"] = "captions"
+    folder: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="folder of the files below")
+    images: str = Field(json_schema_extra=MAY_CHANGE_ON_RESUME, description="a folder or a zip file of images")
+    captions: FilesChoice | None = Field(
+        None, description="the file of captions; without it, the name of each image is its caption"
+    )
+    train: FilesChoice | None = Field(
+        None, description="names of the training images, one per line; by default, all that are not held out"
+    )
+    dev: FilesChoice | None = Field(
+        None,
+        description="names of the images for validation, or a file with their captions; by default, 5 % of the images "
+        "are held out (of a large corpus, about 2,000 pairs)",
+    )
+    test: FilesChoice | None = Field(
+        None,
+        description="names of the images for testing, or a file with their captions; without dev and test, 5 % of the "
+        "images are held out if there are 1,000 pairs or more",
+    )
+    test_every: int | None = Field(
+        None, ge=2, description="hold out every n-th image for testing, in the order of their names, from the first"
+    )
+    bad_images: BadImages = Field("error", description="how to handle images that cannot be read")
+    augmentation: Augmentation = Augmentation()
+
+    @property
+    def image_path(self) -> str:
+        """The path of the folder or the zip file of images."""
+        return os.path.join(self.folder, self.images)
+
+    def files(self, name: str) -> Files | None:
+        """Return the file that a setting names, with folder applied to its path."""
+        files: Files | None = getattr(self, name)
+        return None if files is None else files.within(self.folder, "")
+
+    def absolute(self) -> Self:
+        """Make paths absolute. Paths inside `folder` stay relative to it."""
+        if self.folder:
+            return self.model_copy(update={"folder": os.path.abspath(self.folder)})
+        return super().absolute().model_copy(update={"images": os.path.abspath(self.images)})
+
+    @model_validator(mode="after")
+    def _has_one_test_set(self) -> Self:
+        if self.test is not None and self.test_every is not None:
+            raise ValueError("test_every: the test images are already set by test. Set one of them.")
+        return self
+
+
+class ScenesData(DataSettings):
+    """Pictures of colored shapes, with captions such as `a large red circle left of a small blue square`. Built in; a
+    pure function of the seed.
+    """
+
+    source_kind: ClassVar[str] = IMAGE
+
+    kind: Literal["scenes"] = "scenes"
+    height: int = Field(64, ge=32, le=512, description="height of the pictures in pixels")
+    width: int = Field(64, ge=32, le=512, description="width of the pictures in pixels")
+    single: float = Field(0.2, ge=0, le=1, description="share of pictures with one object; others have two")
+    train: PositiveInt = 6_000
+    dev: PositiveInt = 300
+    test: PositiveInt = 1_000
+    seed: NonNegativeInt = 0
+    augmentation: Augmentation = Augmentation()
