@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from regard.cli.options import MultiValueCommand, ensemble_option, reader_options, reader_settings
+from regard.cli.options import IMAGES, MultiValueCommand, ensemble_option, reader_options, reader_settings
 from regard.config import parse_override, resolve
 from regard.data.files import Files
-from regard.data.settings import FilesData
+from regard.data.images.settings import CaptionsData
+from regard.data.settings import DataSettings, FilesData
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, DataError
 from regard.evaluation.settings import Metric, metric_names, parse_metric, parse_metrics
 from regard.formatting import short_path, to_json
+from regard.models.vision.settings import IMAGE
 from regard.runs.folder import Checkpoint, RunFolder, open_models
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ Examples:
   regard evaluate runs/german --pairs test.tsv --metric bleu:tokenize=none,lowercase=true
   regard evaluate runs/words --pairs test.tsv --columns 1 3 --metric ser per --max ser=25 --json
   regard evaluate runs/one --with runs/other --beam 5
-  regard evaluate runs/dates --pairs test.tsv --out predictions.txt"""
+  regard evaluate runs/dates --pairs test.tsv --out predictions.txt
+  regard evaluate runs/captions --images photos --pairs test.tsv --beam 5"""
 
 
 def _is_metric(word: str) -> bool:
@@ -54,6 +57,7 @@ class Limit(NamedTuple):
 @click.command(cls=MultiValueCommand, multi_value=("--metric", "--min", "--max"), is_value=_is_metric, epilog=EXAMPLES)
 @click.argument("model")
 @click.option("--pairs", metavar="FILE", help="Evaluate on this file: TSV, CSV or JSONL, plain or gzipped.")
+@click.option("--images", metavar="FOLDER", help=IMAGES)
 @reader_options
 @click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
 @click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
@@ -85,6 +89,7 @@ class Limit(NamedTuple):
 def command(
     model: str,
     pairs: str | None,
+    images: str | None,
     columns: tuple[str, str] | None,
     header: bool | None,
     source: str | None,
@@ -123,6 +128,8 @@ def command(
     limits = [_parse_limit("--min", text, requested) for text in minima]
     limits += [_parse_limit("--max", text, requested) for text in maxima]
     files = _resolve_files(pairs, source, target, reader_settings(columns, header))
+    if images and source:
+        raise click.UsageError("--images needs --pairs, not --source and --target.")
     search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
     opened = open_models(model, *others)
     folder, checkpoint = opened[0]
@@ -134,7 +141,7 @@ def command(
 
     from regard.api.model import Model
 
-    test = _read_test(folder, checkpoint, files)
+    test = _read_test(folder, checkpoint, files, images)
     result = Model.from_checkpoints(opened).evaluate(
         test.sources, test.targets, metrics=requested, batch_size=batch_size, confidence=confidence, **search
     )
@@ -185,11 +192,13 @@ def _resolve_files(pairs: str | None, source: str | None, target: str | None, re
     return resolve(Files, {"path": pairs, "source": source, "target": target, **reader}, {})
 
 
-def _read_test(folder: RunFolder, checkpoint: Checkpoint, files: Files | None) -> "Pairs":
+def _read_test(folder: RunFolder, checkpoint: Checkpoint, files: Files | None, images: str | None) -> "Pairs":
     """Read the pairs of files, with the columns of the training file; without files, the run's test set."""
     from regard.data.corpora import Pairs, Stream, load_corpus, read_pairs
 
     data = folder.settings().data
+    if images or (files and data.source_kind == IMAGE):
+        return _read_captions(data, files, images)
     if files is not None:
         return read_pairs(files.read_like(data.train) if isinstance(data, FilesData) else files)
     corpus = load_corpus(data)
@@ -207,6 +216,19 @@ def _read_test(folder: RunFolder, checkpoint: Checkpoint, files: Files | None) -
                 "can no longer be separated from its training pairs. Restore the file, or give a test set with --pairs."
             )
     return Pairs.of(corpus.test)
+
+
+def _read_captions(data: DataSettings, files: Files | None, images: str | None) -> "Pairs":
+    """Read images with their captions."""
+    from regard.data.corpora import Pairs
+    from regard.data.images.captions import read_pairs
+
+    if data.source_kind != IMAGE:
+        raise click.UsageError(f"--images: the model reads {data.source_kind}, not images. Use --pairs alone.")
+    if images is None:
+        raise click.UsageError("The model reads images. Give the folder or the zip file of the images with --images.")
+    policy = data.bad_images if isinstance(data, CaptionsData) else "error"
+    return Pairs.of(read_pairs(CaptionsData(images=images, captions=files, bad_images=policy)))
 
 
 def _check_output(out: Path, metrics: Sequence[Metric]) -> None:

@@ -8,6 +8,11 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+IMAGES = (
+    "Folder or zip file of images, which --pairs refers to: TSV, or captions of Flickr8k, COCO or Karpathy's splits. "
+    "Without --pairs, the name of each image is its caption."
+)
+
 
 def reader_options(function: F) -> F:
     """Add --columns and --header, which are the same for every verb."""
@@ -70,7 +75,7 @@ def add_import_option(command: click.Command) -> None:
         is_eager=True,
         expose_value=False,
         callback=_import_plugins,
-        help="Import a plugin: a module or .py file that registers scores, cells or other parts. Repeat for more.",
+        help="Import MODULE, or a .py file, which registers scores, cells, encoders or other parts. Repeat for more.",
     )
     if all(parameter.name != option.name for parameter in command.params):
         command.params.append(option)

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -18,6 +18,7 @@ from regard.formatting import quantity, to_json
 from regard.runs.folder import open_models
 
 if TYPE_CHECKING:
+    from regard.api.model import Model
     from regard.inspection.prediction import Prediction
 
 MAX_UNKNOWN = 8
@@ -32,7 +33,9 @@ Examples:
   regard predict runs/dates --set sample=true --set temperature=0.8 --nbest 5 "3 mai 2009"
   regard predict runs/dates --beam 5 --prefix 20 --must-contain -05- --banned 1999 "3 mai 2009"
   regard predict runs/dates --json --attention "3 mai 2009"
-  regard predict runs/one --with runs/other --beam 5 < dates.txt"""
+  regard predict runs/one --with runs/other --beam 5 < dates.txt
+  regard predict runs/captions --beam 5 photo.jpg photos.zip/cat.png
+  ls photos/*.jpg | regard predict runs/captions"""
 
 
 @click.command(epilog=EXAMPLES)
@@ -72,6 +75,9 @@ def command(
 ) -> None:
     """Predict the output of each TEXT. Without TEXT (or with a single -), read lines from stdin.
 
+    If the model reads images, TEXT is the name of an image file. The prediction for an image that cannot be read is
+    empty; the problem is printed on stderr, and the exit code is 3.
+
     Write one line per input line, in order. The prediction for an empty or blank line is empty. Lines from a pipe are
     predicted as they arrive: in full batches while the input is fast, and at once when it pauses. With --nbest above
     1, write N lines per text, each with its log-probability and a tab before the prediction.
@@ -92,15 +98,26 @@ def command(
 
     loaded = Model.from_checkpoints(opened)
     lines: Iterable[str] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else texts
-    truncated, texts_with_unknown, unknown = 0, 0, dict[str, None]()
-    # A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded.
-    for chunk in read_chunks(lines, 16 * batch_size):
+
+    def predict(sources: list[str]) -> "list[Prediction]":
         constraints: PredictionOptions = {
-            "prefix": [prefix or ""] * len(chunk),
-            "must_contain": [must_contain] * len(chunk),
+            "prefix": [prefix or ""] * len(sources),
+            "must_contain": [must_contain] * len(sources),
             "banned": banned,
         }
-        for best in loaded.predict(chunk, batch_size=batch_size, attention=attention, **constraints, **search):
+        return loaded.predict(sources, batch_size=batch_size, attention=attention, **constraints, **search)
+
+    truncated, texts_with_unknown, unknown, failed, count = 0, 0, dict[str, None](), 0, 0
+    # A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded.
+    for chunk in read_chunks(lines, 16 * batch_size):
+        for source, best, problem in _predict_readable(loaded, chunk, predict):
+            count += 1
+            if best is None:
+                failed += 1
+                click.echo(f"regard: {problem}", err=True)
+                for _ in range(nbest):
+                    click.echo(to_json({"source": source, "error": problem}, ensure_ascii=False) if as_json else "")
+                continue
             texts_with_unknown += bool(best.unknown)
             if len(unknown) <= MAX_UNKNOWN:
                 unknown |= dict.fromkeys(best.unknown)
@@ -119,6 +136,22 @@ def command(
         click.echo(
             f"note: the model has no token for {names}{more} (in {texts_with_unknown:,} of the texts).", err=True
         )
+    if failed:
+        noun = loaded.predictor.reader.noun
+        raise DataError(
+            f"{failed:,} of {quantity(count, noun)} could not be read, for the reasons above. Their predictions are "
+            "empty."
+        )
+
+
+def _predict_readable(
+    model: "Model", sources: Sequence[str], predict: "Callable[[list[str]], list[Prediction]]"
+) -> "Iterator[tuple[str, Prediction | None, str | None]]":
+    """Predict the sources that can be read. Yield each source with its prediction, or with what is wrong with it."""
+    problems = [model.predictor.reader.find_problem(source) for source in sources]
+    predictions = iter(predict([source for source, problem in zip(sources, problems, strict=True) if problem is None]))
+    for source, problem in zip(sources, problems, strict=True):
+        yield source, next(predictions) if problem is None else None, problem
 
 
 def _read_stdin(*, replace_invalid: bool) -> Iterator[str]:
