@@ -18,6 +18,7 @@ GUIDES = (
     "training",
     "tokenization",
     "evaluation",
+    "captions",
     *(f"guides/{path.stem}" for path in sorted((ROOT / "docs" / "guides").glob("*.md"))),
 )
 SKIPPED = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)

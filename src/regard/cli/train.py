@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.options import file_settings, reader_options, reader_settings
+from regard.cli.options import IMAGES, file_settings, reader_options, reader_settings
 from regard.config import parse_override
 from regard.data.layouts import EXTENSIONS
 from regard.runs.folder import RunFolder, locate
@@ -27,12 +27,15 @@ Examples:
   regard train my-settings.yaml
   regard train runs/dates
   regard train runs/words training.patience=20
+  regard train --images photos --pairs captions.tsv
+  regard train --images captchas.zip data.test_every=10
   regard train --from runs/words --pairs names.tsv --minutes 2"""
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("words", metavar="[PRESET|FILE.yaml|RUN|PAIRS.tsv] [KEY=VALUE]...", nargs=-1)
 @click.option("--pairs", metavar="FILE", help="Train on this file. All settings are chosen from the data.")
+@click.option("--images", metavar="FOLDER", help=IMAGES)
 @click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
 @click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
 @click.option(
@@ -71,6 +74,7 @@ Examples:
 def command(
     words: tuple[str, ...],
     pairs: str | None,
+    images: str | None,
     source: str | None,
     target: str | None,
     dev: str | None,
@@ -88,17 +92,22 @@ def command(
     Prints the run folder on stdout; progress goes to stderr.
     """
     started = time.monotonic() - time.process_time()  # so the deadline includes the time for imports
-    if words and not (pairs or source) and _is_data_file(words[0]):
+    if words and not (pairs or source or images) and _is_data_file(words[0]):
         pairs, *rest = words
         words = tuple(rest)
         click.echo(f"{pairs} is a data file: training on it as with --pairs {pairs}.", err=True)
-    for word in words if pairs or source else words[1:]:
+    for word in words if pairs or source or images else words[1:]:
         if "=" not in word and (_is_data_file(word) or Path(word).is_file()):
             raise click.UsageError(
                 f"{word} is not a KEY=VALUE setting. Pass training data with --pairs, or --source and --target, "
                 "and other data with --dev and --test."
             )
-    data = _data_settings(pairs, source, target, {"dev": dev, "test": test}, reader_settings(columns, header))
+    held_out, reader = {"dev": dev, "test": test}, reader_settings(columns, header)
+    data = (
+        _caption_settings(images, pairs, source or target, held_out, reader)
+        if images
+        else _data_settings(pairs, source, target, held_out, reader)
+    )
     initial = {INIT_FROM: start} if start else {}
     if data is None:
         if start and (not words or "=" in words[0]):
@@ -112,7 +121,7 @@ def command(
         folder.reject_foreign()
     else:
         overrides = {**initial, **dict(map(parse_override, words))}
-        folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or str(source)))
+        folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or images or str(source)))
         _check_separate_folder(start, folder)
         folder.reject_foreign()
         settings = _choose_settings(data, overrides, folder, minutes, started, several=seeds > 1)
@@ -152,6 +161,17 @@ def _data_settings(
     train: dict[str, Any] = {"path": pairs, **reader} if pairs else {"source": source, "target": target}
     others = {name: file_settings(path, reader) for name, path in held_out.items() if path}
     return {"kind": "files", "train": train, **others}
+
+
+def _caption_settings(
+    images: str, pairs: str | None, parallel: str | None, held_out: dict[str, str | None], reader: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the data settings for the user's images."""
+    if parallel:
+        raise click.UsageError("--images needs --pairs, not --source and --target.")
+    captions = {"captions": {"path": pairs, **reader}} if pairs else {}
+    others = {name: path for name, path in held_out.items() if path}
+    return {"kind": "captions", "images": images, **captions, **others}
 
 
 def _is_data_file(word: str) -> bool:

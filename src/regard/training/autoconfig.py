@@ -25,7 +25,7 @@ _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Mya
 VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
 """(pairs, size): the vocabulary size for fewer than this number of pairs; 32,000 for more."""
 
-_MAX_EPOCHS = ((1_000, 100), (5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
+MAX_EPOCHS = ((1_000, 100), (5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
 """(pairs, epochs): without a deadline, the maximum number of epochs for fewer than this number of pairs; else 10."""
 
 _MIN_SYMBOL_COUNT = 4
@@ -60,7 +60,7 @@ class ChosenSettings(NamedTuple):
 
 
 @dataclass
-class _Choices:
+class Choices:
     """The groups of settings that have been chosen so far."""
 
     groups: dict[str, Any] = field(default_factory=dict)
@@ -73,13 +73,13 @@ class _Choices:
 
 def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> ChosenSettings:
     """Choose the tokenizer, the model and the schedule from the training pairs. Overrides take precedence."""
-    files = resolve(FilesData, data.model_dump(mode="json"), _select_overrides("data.", overrides)).files("train")
+    files = resolve(FilesData, data.model_dump(mode="json"), select_overrides("data.", overrides)).files("train")
     assert files is not None
     split = Split.of_files(str(files), files)
     survey, facts = compute_statistics(split, Characters())
     if not facts["pairs"]:
         raise DataError(f"{data.train} contains no usable pair: {describe_unreadable(survey)}")
-    choices = _Choices()
+    choices = Choices()
     kinds = (detect_text_kind(facts["source"]), detect_text_kind(facts["target"]))
     scripts = [next(iter(facts[side]["scripts"]), "none") for side in ("source", "target")]
     _describe_data(choices, facts, kinds, scripts)
@@ -95,7 +95,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
         _lower_learning_rate(choices)
     base = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
     settings = resolve(RunSettings, base, {**choices.groups, **overrides})
-    requested = _select_overrides("tokenizer", overrides)
+    requested = select_overrides("tokenizer", overrides)
     tags_set = any("tags" in f"{key} {value}" for key, value in requested.items())
     if init_from is None and "tags" in facts and not tags_set:
         # Only now is the kind of tokenizer known: an override may have replaced the one that was chosen.
@@ -105,7 +105,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     return ChosenSettings(settings, choices.reasons + set_by_user)
 
 
-def _select_overrides(prefix: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def select_overrides(prefix: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the overrides whose keys start with a prefix, without that prefix."""
     return {key.removeprefix(prefix): value for key, value in overrides.items() if key.startswith(prefix)}
 
@@ -122,7 +122,7 @@ def detect_text_kind(side: Mapping[str, Any]) -> TextKind:
 
 
 def _describe_data(
-    choices: _Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], scripts: Sequence[str]
+    choices: Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], scripts: Sequence[str]
 ) -> None:
     sides = " and ".join(
         dict.fromkeys(
@@ -136,7 +136,7 @@ def _describe_data(
 
 
 def _choose_tokenizer(
-    choices: _Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], scripts: Sequence[str]
+    choices: Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], scripts: Sequence[str]
 ) -> None:
     description, tokenizer = _tokenizer_settings(facts, kinds, scripts)
     tags = ", one token per tag" if facts.get("tags") else ""
@@ -178,7 +178,7 @@ def _character_settings(script: str) -> tuple[str, dict[str, Any]]:
     return "characters", {"kind": "char"}
 
 
-def _choose_model(choices: _Choices, pairs: int, *, monotonic: bool, cuda: bool) -> None:
+def _choose_model(choices: Choices, pairs: int, *, monotonic: bool, cuda: bool) -> None:
     dropout = 0.3 if pairs < 50_000 else 0.2 if pairs < 500_000 else 0.1
     if monotonic:
         size, dropout = (128, 0.4) if pairs < 50_000 else (256, 0.3)
@@ -216,13 +216,13 @@ def _choose_model(choices: _Choices, pairs: int, *, monotonic: bool, cuda: bool)
     )  # fmt: skip
 
 
-def _inherit_model(choices: _Choices, init_from: str) -> bool:
+def _inherit_model(choices: Choices, init_from: str) -> bool:
     """Use the tokenizer and the model of the initial run; return whether its attention is monotonic."""
     choices.add(f"Tokenizer, model and initial weights: from {init_from}.", **read_inherited_settings(init_from))
     return "hard_monotonic" in str(choices.groups["model"].get("attention"))
 
 
-def _lower_learning_rate(choices: _Choices) -> None:
+def _lower_learning_rate(choices: Choices) -> None:
     """Lower the learning rate for fine-tuning, which preserves more of what the initial weights encode."""
     training = choices.groups["training"]
     training["learning_rate"] = round(training["learning_rate"] * _FINE_TUNING_FACTOR, 6)
@@ -255,7 +255,7 @@ def _measure_order(split: Split, kinds: tuple[TextKind, TextKind]) -> float:
 
 
 def _choose_training(
-    choices: _Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], *, monotonic: bool, cuda: bool
+    choices: Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], *, monotonic: bool, cuda: bool
 ) -> None:
     tokens = max(_estimate_tokens(facts, kinds))
     max_length = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
@@ -263,7 +263,7 @@ def _choose_training(
     # A small corpus is split into several batches, so that an epoch has several updates.
     batch = min(batch, max(_MIN_BATCH_TOKENS, tokens // _MIN_BATCHES))
     batch = max(batch, 2 * int(max_length))
-    epochs = next((epochs for pairs, epochs in _MAX_EPOCHS if facts["pairs"] < pairs), 10)
+    epochs = next((epochs for pairs, epochs in MAX_EPOCHS if facts["pairs"] < pairs), 10)
     steps = max(MIN_STEPS, int(1.1 * epochs * tokens / batch))
     transformer = choices.groups["model"]["kind"] == "transformer"
     metric, extra_metrics = {

@@ -1,4 +1,4 @@
-"""Settings of a run on a dataset of pairs: choose them, or reuse those of a run that was started before."""
+"""Plan a run on a dataset of pairs: choose its settings, or reuse those of a run that was started before."""
 
 import time
 from collections.abc import Mapping
@@ -6,13 +6,14 @@ from typing import Any
 
 from regard.config import resolve
 from regard.data.corpora import describe_held_out
+from regard.data.images.settings import CaptionsData
 from regard.data.pinning import pin_data, pin_files
 from regard.data.preparation import Report
 from regard.data.settings import FilesData
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, TrainingSettings, with_deadline
-from regard.training import autoconfig, budget
+from regard.training import autoconfig, budget, caption_autoconfig
 from regard.training.autoconfig import ChosenSettings
 from regard.training.lr_finder import measure_speed
 from regard.training.machine import resolve_device
@@ -29,7 +30,7 @@ def choose(
     """Choose settings for a dataset of pairs, from statistics of the pairs and from the speed of this machine.
 
     Args:
-        data: Settings of the data: the files of pairs and their columns.
+        data: Settings of the data: the files of pairs and their columns, or images with captions (kind: captions).
         overrides: Settings that are fixed in advance, with dotted names.
         minutes: Deadline of the training in minutes. Without it, training takes at most 10 minutes.
         report: Called with each reason for a choice, and with other messages. By default, nothing is printed.
@@ -58,10 +59,16 @@ def choose(
     overrides = with_deadline({} if overrides is None else overrides, minutes)
     minutes = resolve(TrainingSettings, {"minutes": overrides.pop("training.minutes", None)}, {}).minutes
     data_overrides = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
-    files = pin_files(resolve(FilesData, data, data_overrides))
     device = resolve_device(str(overrides.get("training.device", "auto")))
-    chosen = autoconfig.choose(files, overrides, cuda=device.type == "cuda")
-    for reason in filter(None, [*chosen.reasons, describe_held_out(files)]):
+    cuda = device.type == "cuda"
+    if data.get("kind") == "captions":
+        chosen = caption_autoconfig.choose(resolve(CaptionsData, data, data_overrides).absolute(), overrides, cuda=cuda)
+        held_out = None
+    else:
+        files = pin_files(resolve(FilesData, data, data_overrides))
+        chosen = autoconfig.choose(files, overrides, cuda=cuda)
+        held_out = describe_held_out(files)
+    for reason in filter(None, [*chosen.reasons, held_out]):
         report(reason)
     seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
     deadline, share = started + seconds, min(5.0, 0.05 * seconds)
@@ -91,15 +98,13 @@ def choose_or_reuse(
         report(f"The resolved settings are written to {folder.config}; override one with {how_to_override}.")
         return chosen.settings
     report(
-        f"{folder.path} was started before; its settings are used. For new settings, choose another folder with "
-        "--out (out=… in Python)."
+        f"{folder.path} was started before; its settings are used. For new settings, choose another folder with --out."
     )
     before = folder.settings()
     settings = resolve(RunSettings, before.model_dump(mode="json"), {"data": data, **with_deadline(overrides, minutes)})
     if pin_data(before.data) != pin_data(settings.data):
         started_with = before.data.train if isinstance(before.data, FilesData) else f"data.kind={before.data.kind}"
         raise ConfigError(
-            f"{folder.path} was started with different files ({started_with}). Choose another folder with "
-            "--out (out=… in Python)."
+            f"{folder.path} was started with different files ({started_with}). Choose another folder with --out."
         )
     return settings

@@ -1,1 +1,1 @@
-"""Image encoders."""
+"""Encoders of images."""
