@@ -250,7 +250,7 @@ INPUTS: list[tuple[str, Any, type[Exception], str]] = [
     ("allowed", MASK[:, :4], VALUE, r"allowed must have the shape \(2, 5\) or \(2, 3, 5\) .*, not \(2, 4\)"),
     ("allowed", MASK[0], VALUE, r"allowed must have the shape .*, not \(5,\)"),
     ("allowed", MASK.unsqueeze(1).repeat(1, 4, 1), VALUE, r"allowed must have the shape .*, not \(2, 4, 5\)"),
-    ("allowed", MASK.to("meta"), VALUE, "allowed is on meta, but the keys on cpu"),
+    ("allowed", MASK.to("meta"), VALUE, "allowed is on meta, but keys is on cpu"),
 ]
 """Wrong tensors for attention: the argument, its value, the error."""
 
@@ -275,7 +275,7 @@ USING: list[Misuse] = [
     (lambda _: API.load(None), TYPE, "path must be the path of a run folder, not NoneType"),
     (lambda _: API.load("runs", 3), TYPE, "path must be the path of a run folder, not int"),
     (lambda _: API.load("runs", device=3), TYPE, r"device must be a name .*, not int"),
-    (lambda _: API.load("runs", dtype="int8"), VALUE, "dtype=int8: not a supported type"),
+    (lambda _: API.load("runs", dtype="int8"), VALUE, "dtype=int8: not a supported dtype"),
     (lambda _: API.choose([("a", "b")]), TYPE, "data must be a mapping of settings, .*, not list"),
     (lambda _: API.choose({}), VALUE, "the setting 'train' is required"),
     (lambda _: API.choose({"train": 3}), VALUE, "train = 3"),

@@ -52,7 +52,7 @@ class NoEquation(Constant):
     [
         ("additive", Constant, "'additive' is the name of a built-in score. Choose another name."),
         ("reserved", Reserved, "The score 'reserved' has an option 'absolute', a reserved name. Rename it."),
-        ("options", AnyOptions, r"its parameter \*\*options: Any has no name in the settings"),
+        ("options", AnyOptions, r"its parameter \*\*options: Any cannot be set by name"),
         ("equation", NoEquation, "The score 'equation' has no equation. Declare it as a class attribute of NoEquation"),
     ],
 )

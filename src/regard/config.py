@@ -230,7 +230,7 @@ def _report_missing_plugins(schema: type[Settings], detail: ErrorDetails, plugin
     flags = " ".join(f"--import {name}" for name in names)
     remedy = f"Pass {flags}, or imports={names} in Python"
     if names == ["__main__"]:
-        remedy = "A script or notebook registered it: register it again before you use the model"
+        remedy = "It was registered in a script or notebook: register it again before you use the model"
     raise ModelError(
         f"{where}: the {'.'.join(map(str, path))} '{detail['ctx']['tag']}' belongs to a plugin that is not imported. "
         f"{remedy}. A model folder never imports code by itself."

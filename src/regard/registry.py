@@ -1,8 +1,8 @@
-"""Registries: the parts that a model or a run is built from, by name, and how plugins add their own.
+"""Registries: the parts that a model or a run is built from (scores, cells, corpora, …), by name; and plugins.
 
 A part has a `kind`, settings and a builder. Settings of built-in parts are declared without torch; their builders are
-registered when the module that defines them is imported. A part without declared settings is described by the signature
-of its builder: each parameter that is not provided by the caller is an option.
+registered when the module that defines them is imported. The settings of other parts are derived from the signature of
+the builder: each parameter that the caller does not provide is an option.
 """
 
 import importlib
@@ -37,11 +37,11 @@ _importing: ContextVar[str | None] = ContextVar("importing", default=None)
 
 @dataclass(eq=False)
 class Registry(Generic[T]):
-    """The kinds of one part: the settings of each, its builder, and the plugin that registered it.
+    """All parts of one type, for example all scores: the settings, the builder and the plugin of each `kind`.
 
-    `module` is imported when a builder is needed, and registers the built-in ones. `provided` are the values that the
-    caller of `build` can provide; a builder receives those that it has a parameter for. `facts` are class attributes
-    that settings and builders share.
+    `module` registers the built-in builders; it is imported when a builder is needed. `provided` are the names of the
+    values that the caller of `build` can provide; a builder receives those that it has a parameter for. `facts` are
+    the names of class attributes that settings and builders share.
     """
 
     noun: str
@@ -49,7 +49,7 @@ class Registry(Generic[T]):
     provided: frozenset[str] = frozenset()
     facts: tuple[str, ...] = ()
     default: str | None = None
-    """The kind of a mapping without `kind`."""
+    """The kind that is used for a mapping without `kind`."""
     settings: dict[str, type["Choice"]] = field(default_factory=dict)
     builders: dict[str, Callable[..., T]] = field(default_factory=dict)
     plugins: dict[str, str] = field(default_factory=dict)
@@ -65,10 +65,10 @@ class Registry(Generic[T]):
         return self.settings.get(kind)
 
     def build(self, choice: "Choice", options: Mapping[str, Any] | None = None, /, **provided: Any) -> T:
-        """Build a part from its settings. The builder receives its options, and what it needs of `provided`; a builder
-        with a parameter `settings` receives the settings instead of the options.
+        """Build a part from its settings. The builder receives its options, and the values in `provided` that it has
+        parameters for. A builder with a parameter `settings` receives the settings instead of the options.
 
-        `options` replace the options in the settings.
+        `options` replaces the options in the settings.
         """
         importlib.import_module(self.module)
         build = self.builders[choice.kind]
@@ -79,7 +79,7 @@ class Registry(Generic[T]):
         return build(**{name: value for name, value in context.items() if name in names}, **options)
 
     def implement(self, settings: type["Choice"]) -> Callable[[B], B]:
-        """Register the builder of a built-in part, which gets the facts that its settings declare. A decorator."""
+        """Return a decorator that registers the builder of a built-in part, and copies the facts from the settings."""
 
         def register(build: B) -> B:
             self.builders[settings.model_fields["kind"].default] = build
@@ -126,8 +126,8 @@ class Registry(Generic[T]):
 class Choice(Settings):
     """Base class of settings that are one of several kinds, selected by `kind`. A bare name is short for its mapping.
 
-    A direct subclass names the registry of the choice; it is the type of fields that hold a choice. Its subclasses
-    declare the kinds, each with a default for `kind`.
+    A direct subclass, such as `Score`, has a registry, and is the type of a settings field. Its subclasses are the
+    kinds, each with a default for `kind`.
     """
 
     registry: ClassVar[Registry[Any]]
@@ -219,8 +219,8 @@ def _derive_options(
             continue
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
             raise ConfigError(
-                f"The {noun} '{kind}' cannot be registered: its parameter {parameter} has no name in the settings. "
-                "Give every option a parameter of its own."
+                f"The {noun} '{kind}' cannot be registered: its parameter {parameter} cannot be set by name. Replace "
+                "it with one keyword parameter for each option."
             )
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (hints.get(name, Any), default)
@@ -246,7 +246,7 @@ def plugins_of(settings: Settings) -> list[str]:
 
 @contextmanager
 def _importing_plugin(name: str) -> Iterator[None]:
-    """Attribute registrations to a plugin, and report its failures under its name."""
+    """Attribute registrations inside the block to a plugin, and report its errors with its name."""
     token = _importing.set(name)
     try:
         yield
@@ -282,7 +282,7 @@ def import_plugins(names: str | Iterable[str]) -> None:
     """Import plugins: modules by name, or Python files by path."""
     for name in [names] if isinstance(names, str) else names:
         if not isinstance(name, str):
-            raise ArgumentTypeError(f"imports must be names of modules or paths of files, not {name!r}.")
+            raise ArgumentTypeError(f"imports must be names of modules or paths of .py files, not {name!r}.")
         with _importing_plugin(name):
             _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
 

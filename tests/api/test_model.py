@@ -98,7 +98,7 @@ def test_scores_in_half_precision_are_close_to_those_in_float32(model: regard.Mo
         ("device", "meta", regard.ConfigError, "device=meta: not a supported device"),
         ("device", "cuda:99", regard.ConfigError, "device=cuda:99: (no CUDA device is available|there is no such GPU)"),
         ("device", 0, regard.ArgumentTypeError, "device must be a name .* or a torch.device, not int"),
-        ("dtype", "float23", regard.ConfigError, "dtype=float23: not a supported type. Did you mean 'float32'"),
+        ("dtype", "float23", regard.ConfigError, "dtype=float23: not a supported dtype. Did you mean 'float32'"),
         ("dtype", torch.int64, regard.ConfigError, "dtype=int64: .* Available: float32, float64, bfloat16, float16"),
         ("dtype", float, regard.ArgumentTypeError, "dtype must be a torch.dtype or its name .*, not type"),
     ],

@@ -169,7 +169,7 @@ def test_tabs_quotes_and_line_breaks_stay_within_a_pair(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({}, regard.ConfigError, "Pass a preset, a file, a run or settings to train"),
+        ({}, regard.ConfigError, "There is nothing to train. Pass config"),
         ({"config": "dates", "pairs": PAIRS}, regard.ConfigError, "config and pairs cannot be combined"),
         ({"config": "dates", "dev": PAIRS}, regard.ConfigError, "dev needs pairs"),
         ({"config": "dates", "columns": ("a", "b")}, regard.ConfigError, "columns needs pairs"),

@@ -147,11 +147,11 @@ def test_captioners_form_an_ensemble_unless_they_preprocess_differently(cli: Run
     assert both.returncode == 0, both.stderr
     mixed = regard_command(cli, project, "predict", run, "--with", "inverted", "pictures/0.npy")
     assert mixed.returncode == 4
-    assert "preprocesses them in another way" in mixed.stderr
+    assert "preprocesses sources differently" in mixed.stderr
     student = ("training.teachers=inverted", "--out", "student")
     distilled = regard_command(cli, project, "train", "captions.yaml", *short, *student)
     assert distilled.returncode == 2
-    assert "reads other sources, or preprocesses them in another way" in distilled.stderr
+    assert "reads another kind of source, or preprocesses sources differently" in distilled.stderr
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_a_stopped_run_resumes_unless_a_picture_has_changed(cli: Run, project: P
     [
         (
             "model.encoder=recurrent",
-            "'recurrent' reads sources of the kind 'text', but those of data.kind=toy_captions",
+            "'recurrent' reads sources of the kind 'text', but the sources of data.kind=toy_captions",
         ),
-        ("tokenizer.shared=false", "there is one tokenizer, that of the targets"),
-        ("model.tied=all", "ties all embeddings, which requires text"),
+        ("tokenizer.shared=false", "the run has one tokenizer, for the targets"),
+        ("model.tied=all", "ties all embeddings (model.tied=all), which requires text"),
     ],
 )
 def test_settings_that_do_not_match_the_sources_are_rejected(

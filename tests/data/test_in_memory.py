@@ -128,7 +128,7 @@ TYPES: list[tuple[Any, str]] = [
     ({"source": [None], "target": ["c"]}, r"pairs\[0\]: the source must be a text"),
     (Frame(en=["a", "b"], de=["c", float("nan")]), r"pairs\[1\]: the target \(de\) must be .*nan \(a missing value\)"),
     (Frame(en=["a", "b"], de=["c", MissingValue()]), r"pairs\[1\]: the target \(de\) must be .*<NA>"),
-    ([{"en": "a", "de": "b"}, ("c", "d")], r"pairs\[1\] is a tuple, but the first item is a dictionary"),
+    ([{"en": "a", "de": "b"}, ("c", "d")], r"pairs\[1\] must be a dictionary, like the first item, not tuple"),
     ([{"en": "a", "de": "b"}, {"en": "c"}], r"pairs\[1\]: the target \(de\) must be a text \(str\), not None"),
     ("day\tTag", r"pairs must be an iterable of pairs, not str.*regard train --pairs FILE"),
     (b"day", "pairs must be an iterable of pairs, not bytes"),
@@ -148,7 +148,7 @@ VALUES: list[tuple[Any, Any, str]] = [
     ([("day", "Tag"), ("a", "b", "c")], None, r"pairs\[1\] has 3 items instead of 2. Pass \(source, target\)"),
     ([("day",)], None, r"pairs\[0\] has 1 item instead of 2"),
     ({"source": ["a", "b"], "target": ["c"]}, None, r"different lengths \('source' has 2, 'target' has 1\)"),
-    ({"a": ["x"], "b": ["y"], "c": ["z"]}, None, r"not clear. Choose two with columns=\(…, …\). Columns: a, b, c"),
+    ({"a": ["x"], "b": ["y"], "c": ["z"]}, None, r"the target. Choose two with columns=\(…, …\). Columns: a, b, c"),
     (
         {"word": ["x"], "form": ["y"]},
         ("word", "forms"),

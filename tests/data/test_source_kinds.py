@@ -47,7 +47,7 @@ def test_readers_with_other_options_are_not_compatible() -> None:
 
 def test_a_kind_without_a_reader_is_reported_with_the_remedy(readers: dict[str, Any]) -> None:
     del readers["picture"]
-    message = r"'toy_pictures' reads sources of the kind 'picture', which have no reader.*regard\.register_reader"
+    message = r"'toy_pictures' .* of the kind 'picture', but no reader is registered.*regard\.register_reader"
     with pytest.raises(regard.ConfigError, match=message):
         find_reader(parse_encoder())
 

@@ -25,8 +25,8 @@ OneSource = str | Path | NDArray[Any] | ArrayInterface
 
 
 def check_sources(source: Any, reader: SourceReader) -> tuple[list[RawSource], bool]:
-    """Return the sources as a list, and whether there was only one, without a list. Raise ArgumentTypeError for
-    anything that the reader does not accept, with its index.
+    """Return the sources as a list, and whether `source` is a single source. Raise ArgumentTypeError, with the
+    index, for a value that the reader does not accept.
     """
     if reader.is_source(source):
         return [source], True
@@ -95,8 +95,8 @@ _NUMBERS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tuple[list[Any], list[Any] | None]:
-    """Return sources and references, or pairs and None, as lists. Raise ArgumentTypeError for what is neither a source
-    nor a text.
+    """Return sources and references, or pairs and None, as lists. Raise ArgumentTypeError for a value
+    that is not a source or a text.
     """
     if references is None:
         pairs = _as_list("sources", sources, "pairs (source, reference), if there are no references")
@@ -137,7 +137,7 @@ def parse_constraints(options: Mapping[str, Any], texts: int | None) -> Constrai
 
     Args:
         options: The options. `prefix` and `must_contain` have one value for each text.
-        texts: The number of texts, or None for a single text whose values are not in a list.
+        texts: The number of texts in a list; None for a single text, whose values are not in lists.
     """
     prefixes, phrases = (_per_text(name, options.get(name), texts) for name in ("prefix", "must_contain"))
     return Constraints(

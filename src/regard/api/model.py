@@ -8,16 +8,8 @@ from typing import Any, Self, Unpack, overload
 
 import torch
 
-from regard.api.arguments import (
-    OneSource,
-    check_evaluation,
-    check_metrics,
-    check_search,
-    check_source,
-    check_sources,
-    check_texts,
-    parse_constraints,
-)
+from regard.api import arguments
+from regard.api.arguments import OneSource
 from regard.config import resolve
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
@@ -53,7 +45,8 @@ def load(
         path: A run folder. Its best checkpoint is loaded.
         others: More run folders. The ensemble averages the probabilities that its models predict.
         device: "cpu", "cuda", "cuda:1" or a `torch.device`; by default the GPU if there is one, else the CPU.
-        dtype: The type to compute with: "float32" (the default), "float64", "bfloat16", "float16" or a `torch.dtype`.
+        dtype: The dtype of weights and computation: "float32" (the default), "float64", "bfloat16", "float16" or a
+            `torch.dtype`.
         imports: Plugins to import: modules or .py files that register parts of the model. A model folder never imports
             code by itself.
 
@@ -62,7 +55,7 @@ def load(
 
     Raises:
         ModelError: There is no model at a path, or it is damaged, or the models of an ensemble do not match.
-        ConfigError: The device or the type is not supported.
+        ConfigError: The device or the dtype is not supported.
         ArgumentTypeError: An argument has the wrong type.
 
     >>> model = regard.load("runs/dates")
@@ -128,8 +121,9 @@ class Model:
         for (folder, _), model in zip(located, models, strict=True):
             if not models[0].predictor.reader.is_compatible(model.predictor.reader):
                 raise ModelError(
-                    f"{folder.path} reads other sources than {located[0][0].path}, or preprocesses them in another "
-                    "way. The models of an ensemble must read the same sources."
+                    f"{folder.path} reads another kind of source than {located[0][0].path}, or preprocesses sources "
+                    "differently. The models of an ensemble must use the same kind of source and the same "
+                    "preprocessing."
                 )
         shortest = min((model.predictor for model in models), key=lambda predictor: predictor.max_length)
         predictor = replace(
@@ -193,21 +187,21 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights."""
+        """The dtype of the weights."""
         return self.predictor.dtype
 
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Self:
-        """Move the model to a device, convert it to a floating-point type, or both, like `torch.nn.Module.to`.
+        """Move the model to a device, convert it to a floating-point dtype, or both, like `torch.nn.Module.to`.
 
         Args:
-            device: "cpu", "cuda", "cuda:1" or a `torch.device`; by default it stays where it is.
-            dtype: "float32", "float64", "bfloat16" or "float16", or a `torch.dtype`; by default it stays the same.
+            device: "cpu", "cuda", "cuda:1" or a `torch.device`. By default, unchanged.
+            dtype: "float32", "float64", "bfloat16", "float16" or a `torch.dtype`. By default, unchanged.
 
         Returns:
             The model itself.
 
         Raises:
-            ConfigError: The device or the type is not supported.
+            ConfigError: The device or the dtype is not supported.
             ArgumentTypeError: An argument has the wrong type.
 
         >>> model.to("cpu").to(dtype="float64").predict("3 mai 2009")
@@ -261,14 +255,14 @@ class Model:
         """Predict the output for a text, or for each text of a list.
 
         Args:
-            source: A text, or a list of texts. If the encoder reads other sources, what it reads: for example the name
-                of a file, or an array.
-            batch_size: Texts that are processed together.
+            source: A text, or a list of texts. If the encoder reads another kind of source, a source of this kind, for
+                example a file name or an array, or a list of them.
+            batch_size: The number of texts that are processed together.
             attention: Whether to record attention weights. Without them, prediction is faster.
             search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
-                and constraints: `prefix`, the start of the prediction; `must_contain`, phrases that it must contain;
-                `banned`, phrases that it must not contain. For a list of texts, `prefix` and `must_contain` are lists
-                with an item for each text.
+                and constraints. A prediction starts with `prefix`, contains the phrases in `must_contain`, and does not
+                contain the phrases in `banned`. For a list of texts, `prefix` and `must_contain` are lists with an item
+                for each text.
 
         Returns:
             The best prediction, or a list with the best prediction for each text. If `nbest` is above 1, its
@@ -281,12 +275,12 @@ class Model:
         >>> model.predict("3 mai 2009", beam=5, nbest=3, banned=["1999"]).alternatives
         >>> model.predict(["3 mai 2009", "May 3, 2009"], prefix=["20", ""])
         """
-        check_search(search, PredictionOptions)
+        arguments.check_search(search, PredictionOptions)
         check_integer("batch_size", batch_size)
         check_flag("attention", attention)
         predictor = self.predictor
-        sources, single = check_sources(source, predictor.reader)
-        constraints = parse_constraints(search, None if single else len(sources))
+        sources, single = arguments.check_sources(source, predictor.reader)
+        constraints = arguments.parse_constraints(search, None if single else len(sources))
         settings = {name: value for name, value in search.items() if name not in _CONSTRAINTS}
         options = resolve(SearchSettings, settings, {})
         items = predictor.reader.read(sources)
@@ -326,12 +320,12 @@ class Model:
         >>> model.score("3 mai 2009", "2009-05-03")
         """
         check_integer("batch_size", batch_size)
-        sources, single = check_sources(source, self.predictor.reader)
+        sources, single = arguments.check_sources(source, self.predictor.reader)
         if single and isinstance(target, str):
             return self.predictor.score(sources, [target])[0]
         if single or isinstance(target, str):
             raise ConfigError("Pass one source and one target, or a list of sources and a list of targets.")
-        targets = check_texts("target", target)
+        targets = arguments.check_texts("target", target)
         if len(sources) != len(targets):
             raise ConfigError(
                 f"There are {len(sources)} sources and {len(targets)} targets. Pass one target for each source."
@@ -354,7 +348,7 @@ class Model:
 
         >>> model.trace("3 mai 2009", beam=5).save("trace.html")
         """
-        check_source(source, self.predictor.reader)
+        arguments.check_source(source, self.predictor.reader)
         settings = self.settings.model.model_dump(mode="json")
         return Trace(self.predict(source, **search), {"step": self.step, **settings})
 
@@ -376,7 +370,7 @@ class Model:
             references: A reference for each source, or a list of references for each.
             metrics: Names (`"bleu"`, `"bleu:tokenize=none"`) or mappings. By default the metrics that the model was
                 validated with, and accuracy, chrF and loss.
-            batch_size: Texts that are processed together.
+            batch_size: The number of texts that are processed together.
             confidence: Whether to compute confidence intervals.
             search: Settings of the search, by default those of validation.
 
@@ -385,16 +379,18 @@ class Model:
 
         Raises:
             ConfigError: A metric or search setting is unknown, or there is not a reference for each source.
-            ArgumentTypeError: A text is not a str.
+            ArgumentTypeError: An argument has the wrong type, for example a reference that is not a str.
 
         >>> print(model.evaluate(["3 mai 2009"], ["2009-05-03"], metrics=["bleu", "chrf"], beam=5))
         """
-        check_search(search, SearchOptions)
+        arguments.check_search(search, SearchOptions)
         check_integer("batch_size", batch_size)
         check_flag("confidence", confidence)
         training = self.settings.training
-        metrics = training.default_metrics if metrics is None else parse_metrics(check_metrics(metrics))
+        metrics = training.default_metrics if metrics is None else parse_metrics(arguments.check_metrics(metrics))
         options = resolve(SearchSettings, training.validation_search.model_dump(), dict(search))
-        evaluation_set = EvaluationSet.from_lists(*check_evaluation(sources, references, self.predictor.reader))
+        evaluation_set = EvaluationSet.from_lists(
+            *arguments.check_evaluation(sources, references, self.predictor.reader)
+        )
         warn_if_tokenized(evaluation_set, metrics)
         return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)

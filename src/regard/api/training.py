@@ -75,26 +75,28 @@ def train(
 ) -> Run:
     """Train a model, or resume a run that was stopped.
 
-    Pass either `config`, or `pairs`, for which all settings are chosen. The pairs are stored in the run folder, so
-    that the run can be resumed (with the same call, or with `regard train RUN`) and evaluated.
+    Pass either `config` or `pairs`. For `pairs`, regard chooses all settings. The pairs are stored in the run folder,
+    so that the run can be resumed (with the same call, or with `regard train RUN`) and evaluated.
 
     Args:
         config: The name of a preset, the path of a YAML file or of a run folder, or a mapping of settings.
-        overrides: Settings that replace those of `config`, or those that would be chosen, with dotted names. If
-            `training.init_from` is among them, the run starts from the weights of another run, and uses its model and
-            its tokenizers (fine-tuning).
+        overrides: Settings, with dotted names, that replace those of `config`, or those that regard would choose. For
+            fine-tuning, set `training.init_from` to another run: training starts from its weights, with its model and
+            tokenizers.
         pairs: Training pairs: an iterable of (source, target) texts or of dictionaries, a dictionary of two lists, a
             data frame (pandas), or a dataset (Hugging Face). A dictionary of datasets with the key "train" also
             provides `dev` and `test`. Text after a tab in a source is treated as tags if there are few distinct values.
             A line break is treated as a space.
         dev: Pairs for validation. Without them, some training pairs are held out by source.
-        test: Pairs for `regard evaluate RUN`. Without `dev` and `test`, some of many training pairs are held out.
+        test: Pairs for `regard evaluate RUN`. Without `dev` and `test`, some training pairs are held out for testing if
+            there are enough pairs.
         columns: The names of the columns, or keys, of the source and the target: `("en", "de")`. They may be nested in
-            another column (`translation`). By default `source` and `target`, or the only two.
-        out: The run folder, by default `runs/NAME`, for `pairs` `runs/pairs`; a mapping has no name, so it needs `out`.
-            If the folder contains a run with the same settings and data, the run is resumed.
+            another column (`translation`). By default `source` and `target`, or the only two with text.
+        out: The run folder. The default is `runs/NAME` for a preset or a file, the folder itself for a run, and
+            `runs/pairs` for `pairs`. A mapping has no name, so it needs `out`. If the folder contains a run with the
+            same settings and data, the run is resumed.
         minutes: Deadline in minutes. The schedule is rescaled to the speed that is measured during training. With
-            `pairs`, the default is at most 10.
+            `pairs` and no deadline, training takes at most 10 minutes.
         callbacks: An object, or several, with any of the methods of `regard.Callback`. They are called after each step,
             validation and checkpoint, and cannot change the result.
         quiet: Whether to print nothing. By default, progress is printed on stderr.
@@ -155,15 +157,15 @@ def _check_arguments(config: Any, pairs: Any, for_pairs: Mapping[str, Any], out:
     if out is not None and not isinstance(out, str | Path):
         raise ArgumentTypeError(f"out must be a path, not {type(out).__name__}.")
     if config is None and pairs is None:
-        raise ConfigError("Pass a preset, a file, a run or settings to train (config), or pairs=….")
+        raise ConfigError("There is nothing to train. Pass config (a preset, a file, a run or settings), or pairs=….")
     if config is not None and pairs is not None:
         raise ConfigError(
-            "config and pairs cannot be combined: the settings for pairs are chosen from them. Change some of the "
-            "settings with overrides={key: value}."
+            "config and pairs cannot be combined: for pairs, regard chooses the settings. To change some of them, pass "
+            "overrides={key: value}."
         )
     unused = [name for name, value in for_pairs.items() if value is not None and pairs is None]
     if unused:
-        raise ConfigError(f"{unused[0]} needs pairs. Without pairs, the data is set in the config: data.*.")
+        raise ConfigError(f"{unused[0]} needs pairs. Pass pairs=…, or set the data in config (data.*) instead.")
 
 
 def _ignore(text: str) -> None:

@@ -88,7 +88,7 @@ class Attention(Recordable):
     Args:
         query_size: The width of the queries.
         key_size: The width of the keys.
-        score: A name, a mapping {"kind": name, options}, or a module. `regard mechanisms` lists the names.
+        score: The name of a score, a mapping {"kind": name, option: value}, or a module.
         scope: The same for the scope, which restricts the slots that a query can attend to.
         select: The same for the selection, which turns scores into weights.
         heads: The number of heads. Queries, keys and values are split into parts of equal size.
@@ -96,7 +96,7 @@ class Attention(Recordable):
         role: `encoder-self`, `decoder-self` or `cross`; labels recorded weights.
 
     Raises:
-        ConfigError: A name is unknown, or a value is out of range or does not suit the others.
+        ConfigError: A name is unknown, or a value is out of range or does not match the others.
         ArgumentTypeError: An argument has the wrong type.
 
     >>> attention = regard.Attention(512, 1024, score="additive")

@@ -51,7 +51,7 @@ def check_mask(allowed: Tensor | None, keys_BSD: Tensor, queries: int | None = N
         raise ConfigError(f"allowed must be a boolean tensor (True = visible), not {allowed.dtype}.")
     if allowed.device != keys_BSD.device:
         raise ConfigError(
-            f"allowed is on {allowed.device}, but the keys on {keys_BSD.device}. Move it with .to(device)."
+            f"allowed is on {allowed.device}, but keys is on {keys_BSD.device}. Move it with .to(device)."
         )
     rows, slots = keys_BSD.shape[:2]
     shape, steps = tuple(allowed.shape), "queries" if queries is None else queries

@@ -119,6 +119,6 @@ _REGISTERED: dict[str, Mechanism] = {}
 
 
 def add_mechanism(mechanism: Mechanism) -> None:
-    """Make a registered part available as a mechanism, unless the name is one of the literature."""
+    """Make a registered part available as a mechanism, unless a mechanism of the literature has the same name."""
     if mechanism.name not in MECHANISMS:
         _REGISTERED[mechanism.name] = mechanism

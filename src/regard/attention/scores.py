@@ -286,8 +286,8 @@ class LocationAware(Score):
 def register_score(name: str, score: Callable[..., Score]) -> None:
     """Register a score: a subclass of `Score`, or a function that builds one.
 
-    It is called with those of the arguments `query_size`, `key_size` and `heads` that it has parameters for. Its other
-    parameters are options: `score=name` and `score={"kind": name, option: value}` then work wherever built-in names do.
+    It is called with the arguments `query_size`, `key_size` and `heads` that it has parameters for. Its other
+    parameters are options. `score=name` and `score={"kind": name, option: value}` then work wherever built-in names do.
 
     >>> regard.register_score("bilinear", Bilinear)
     >>> regard.Attention(16, 16, score={"kind": "bilinear", "rank": 4})

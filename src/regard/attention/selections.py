@@ -42,7 +42,7 @@ def join_samples(samples: list[SampledPosition]) -> SampledPosition | None:
 
 
 class Selected(NamedTuple):
-    """Attention weights, and the sample that they are, if there is one."""
+    """Attention weights, and the sampled positions if the weights are a sample."""
 
     weights_BHTS: Tensor
     sample: SampledPosition | None = None
@@ -62,8 +62,8 @@ class Selection(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
-        """Select from the scores. `belief_BHS` is the probability of each slot to be the previous position; it is None
-        at the first step, and for a selection that does not use the past.
+        """Compute weights from the scores. `belief_BHS` is the probability that each slot is the previous position; it
+        is None at the first step, and for a selection that does not use the past.
         """
 
 

@@ -13,7 +13,7 @@ _HIDDEN = Field(None, description="width of the hidden layer; default: that of t
 
 
 class Score(Choice):
-    """How well a query matches a key. The class attributes are the facts that validation and dispatch use."""
+    """How well a query matches a key. Class attributes describe the score for validation and dispatch."""
 
     registry: ClassVar[Registry[Any]] = Registry(
         "score",

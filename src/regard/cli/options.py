@@ -75,7 +75,7 @@ def add_import_option(command: click.Command) -> None:
         is_eager=True,
         expose_value=False,
         callback=_import_plugins,
-        help="Import MODULE, or a .py file, which registers scores, cells, encoders or other parts. Repeat for more.",
+        help="Import a plugin: a module or .py file that registers scores, cells or other parts. Repeat for more.",
     )
     if all(parameter.name != option.name for parameter in command.params):
         command.params.append(option)

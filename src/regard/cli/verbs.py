@@ -28,7 +28,7 @@ Examples:
   regard predict runs/dates < dates.txt > iso.txt
   regard evaluate runs/dates --pairs test.tsv --min accuracy=0.99
 
-Every verb accepts -h; --import MODULE to load a plugin; and --debug to print the full traceback of an error.
+Every verb accepts -h, --import MODULE (load a plugin) and --debug (print the full traceback of an error).
 
 Exit codes: 0 success, 1 threshold missed or problems found, 2 usage or settings, 3 data, 4 model, 5 diverged,
 6 run in use, 7 disk or memory, 70 bug, 75 stopped by a signal, 130 interrupted."""

@@ -28,8 +28,8 @@ RawSource = Any
 
 
 def identify(source: RawSource) -> Hashable:
-    """Return a key for a source. Equal texts have the same key; objects that cannot be hashed, such as arrays, are
-    distinguished by identity.
+    """Return a dictionary key for a source. Equal texts have the same key. Objects that cannot be hashed, such as
+    arrays, are distinguished by identity.
     """
     return source if isinstance(source, Hashable) else id(source)
 
@@ -95,7 +95,7 @@ class Corpus:
     def fingerprint(self, hash_source: Callable[[RawSource], str] | None = None) -> dict[str, str]:
         """Return a hash of each training and dev file, or of the pairs. A resumed run requires the same hashes.
 
-        Files contain the sources if these are texts. Otherwise `hash_source` hashes the content of each source.
+        If the sources are not texts, the files may only name them. Then `hash_source` hashes each source.
         """
         hashes = self.hash_files()
         if hashes and hash_source is None:
@@ -131,7 +131,7 @@ def load_corpus(settings: DataSettings) -> Corpus:
 def register_corpus(name: str, load: Callable[..., Corpus], *, source_kind: str = TEXT) -> None:
     """Register a corpus: a function that returns a `Corpus`. Its parameters are options of `data`.
 
-    If its sources are not text, `source_kind` names their kind, for which an encoder and a reader are registered.
+    If its sources are not text, `source_kind` names their kind. An encoder and a reader for it must be registered.
 
     >>> regard.register_corpus("numbers", load_numbers)  # def load_numbers(size: int = 1_000, seed: int = 0) -> Corpus
     """

@@ -107,7 +107,7 @@ class Files(Settings):
     def read_like(self, other: "Files") -> "Files":
         """Return a copy that uses the columns and the header setting of another file, where these are not set.
 
-        The keys of a JSON file do not apply to a table.
+        A file that is not JSON does not use the keys of a JSON file.
         """
         if self.path is None or other.path is None or (other.format == "jsonl" and not self._is_json):
             return self

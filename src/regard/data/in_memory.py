@@ -1,6 +1,6 @@
 """Pairs in memory: from lists and other iterables, dictionaries, data frames and datasets.
 
-Data frames and datasets are recognized by what they offer (column names, columns, rows), so that neither pandas nor
+Data frames and datasets are recognized by their attributes (`columns`, `column_names`), so that neither pandas nor
 datasets has to be installed.
 """
 
@@ -78,7 +78,7 @@ def collect_pairs(data: PairsInMemory, name: str, columns: ColumnNames | None = 
             for index, row in enumerate(rows)
         ]
     if columns is not None:
-        raise ConfigError(f"columns={columns!r}: {name} has no columns, because it contains pairs. Remove columns.")
+        raise ConfigError(f"columns={columns!r}: {name} has no columns, only (source, target) pairs. Omit columns.")
     return [_check_pair(_unpack(row, f"{name}[{index}]"), f"{name}[{index}]") for index, row in enumerate(rows)]
 
 
@@ -144,8 +144,8 @@ def _find_keys(record: Mapping[str, Any], name: str, columns: ColumnNames | None
         if keys is None:
             listed = ", ".join(map(str, record)) or "none"
             raise ConfigError(
-                f"{name}: the columns of the source and the target are not clear. Choose two with columns=(…, …). "
-                f"Columns: {listed}. With text: {', '.join(available) or 'none'}."
+                f"{name}: it is not clear which columns are the source and the target. Choose two with columns=(…, …). "
+                f"Columns: {listed}. Columns with text: {', '.join(available) or 'none'}."
             )
         return keys
     source, target = (_find_key(column, record, available, name) for column in columns)
@@ -175,7 +175,9 @@ def _find_key(column: str, record: Mapping[str, Any], available: Sequence[str], 
 
 def _read_record(row: Any, keys: ColumnNames, location: str) -> tuple[Any, Any]:
     if not isinstance(row, Mapping):
-        raise ArgumentTypeError(f"{location} is a {type(row).__name__}, but the first item is a dictionary.")
+        raise ArgumentTypeError(
+            f"{location} must be a dictionary, like the first item, not {type(row).__name__}. Pass items of one type."
+        )
     record = dict(row)
     source, target = (text if (text := get_text(record, key)) is not None else record.get(key) for key in keys)
     return source, target

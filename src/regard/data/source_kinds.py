@@ -1,4 +1,4 @@
-"""The readers of the kinds of sources.
+"""The registry of source readers: one for each kind of source.
 
 An encoder declares the kind of source that it reads (`Encoder.source_kind`), and a corpus the kind of its sources. The
 default is "text".
@@ -21,8 +21,8 @@ _READERS: dict[str, Callable[..., SourceReader]] = {IMAGE: ImageReader}
 def register_reader(source_kind: str, reader: Callable[..., SourceReader]) -> None:
     """Register the reader of a kind of source: a subclass of `SourceReader`, or a function that builds one.
 
-    It is called with those options of the encoder that it has parameters for, so that the options of an encoder also
-    set how its sources are preprocessed.
+    It is called with the options of the encoder that it has parameters for. In this way, an option of the encoder can
+    also control the preprocessing of its sources.
 
     >>> regard.register_reader("picture", PictureReader)
     """
@@ -44,8 +44,8 @@ def find_reader(encoder: EncoderSettings) -> SourceReader | None:
         return None
     if encoder.source_kind not in _READERS:
         raise ConfigError(
-            f"The encoder '{encoder.kind}' reads sources of the kind '{encoder.source_kind}', which have no reader. "
-            "Register one with regard.register_reader."
+            f"The encoder '{encoder.kind}' reads sources of the kind '{encoder.source_kind}', but no reader is "
+            "registered for this kind. Register one with regard.register_reader."
         )
     build = _READERS[encoder.source_kind]
     return build(**encoder.options(frozenset(signature(build).parameters)))

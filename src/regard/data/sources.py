@@ -1,6 +1,6 @@
-"""Source readers: from a source as a user passes it to the batch that an encoder reads.
+"""Source readers, which convert sources as a user passes them into the batches that an encoder reads.
 
-A kind of source has a reader, which is the only part of the data pipeline that depends on the kind. `TextReader` in
+Each kind of source has a reader, the only part of the data pipeline that depends on the kind. `TextReader` in
 `texts.py` reads text.
 """
 
@@ -49,12 +49,12 @@ class SourceItem(ABC):
 
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
-        """The source as a picture (height, width, 3), under which attention weights are shown; None if it has none."""
+        """The source as a picture (height, width, 3), over which attention weights are drawn; None if there is none."""
         return None
 
 
 class EncodedSources(Protocol):
-    """The sources of a corpus, in the form in which batches are made of them. They may differ between epochs."""
+    """The sources of a corpus, ready to be batched. They may differ between epochs."""
 
     @property
     def lengths(self) -> Ids:
@@ -72,12 +72,12 @@ class EncodedSources(Protocol):
 
 
 class SourceReader(ABC):
-    """Reads sources of one kind. Readers that read in the same way are equal."""
+    """Reads sources of one kind. Two readers that read in the same way must compare equal."""
 
     noun: ClassVar[str]
-    """What a source is called in messages, after the article "a"."""
+    """The word for a source in messages, after the article "a"."""
     accepts: ClassVar[str]
-    """The types of a source, for messages."""
+    """The accepted types of a source, for messages."""
 
     @abstractmethod
     def is_source(self, value: object) -> bool:
@@ -87,7 +87,7 @@ class SourceReader(ABC):
     def read(self, sources: Sequence[RawSource]) -> Sequence[SourceItem]:
         """Read sources for prediction. Raise `DataError` for one that cannot be read.
 
-        An item of a large kind holds only what it needs to be displayed, and is read in `collate`.
+        If sources are large, an item may hold only what is displayed, and `collate` reads the content.
         """
 
     @abstractmethod

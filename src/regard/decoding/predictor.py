@@ -33,7 +33,7 @@ SPECIAL_TOKENS = SpecialTokens(START, END, suppressed=(PAD, UNKNOWN, START))
 GREEDY = SearchSettings()
 
 _BATCHES_PER_WINDOW = 64
-"""The number of batches whose pairs are tokenized and sorted by length together when pairs are scored."""
+"""When pairs are scored, the pairs of this number of batches are tokenized and sorted by length together."""
 
 
 class Constraints(NamedTuple):

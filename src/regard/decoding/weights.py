@@ -1,7 +1,7 @@
 """The attention weights of hypotheses.
 
-If each sentence has one hypothesis, they are recorded during the search. Otherwise, and on a GPU, where recorded steps
-cannot be replayed as CUDA graphs, they are recorded in a pass of the decoder over the finished hypotheses.
+If each sentence has one hypothesis, they are recorded during the search. Otherwise, they are recorded in a pass of the
+decoder over the finished hypotheses; also on a GPU, because steps that are recorded cannot run as CUDA graphs.
 
 B sentences, N hypotheses of all sentences, T target steps, S memory slots, H heads.
 """
@@ -62,7 +62,7 @@ class RecordedDecoder(Decoder):
         return {name: self._stack(name, sentences) for name in names}
 
     def _stack(self, name: str, sentences: int) -> Weights:
-        """Stack the weights of one attention. Self-attention has a column more with each step."""
+        """Stack the weights of one attention. Self-attention has one more column at each step."""
         parts = {step: weights[name] for step, (_, weights) in enumerate(self.steps) if name in weights}
         *heads, _, columns = list(parts.values())[-1].shape[1:]
         stacked = np.zeros((sentences, *heads, len(self.steps), columns), dtype=np.float32)
@@ -93,7 +93,7 @@ class BatchWeights:
 
     @classmethod
     def of_hypotheses(cls, model: Seq2Seq, memory: Memory, encoding: Recording, nbest: NBest) -> "BatchWeights":
-        """Run the decoder over the hypotheses, given their memory and the recording of its encoding."""
+        """Run the decoder over the hypotheses and record it. `encoding` is the recording of the encoder."""
         device = memory.allowed_BS.device
         rows_N = torch.tensor([row for row, hypotheses in enumerate(nbest) for _ in hypotheses], device=device)
         inputs = pad([[START, *hypothesis.tokens] for hypotheses in nbest for hypothesis in hypotheses]).to(device)
@@ -116,7 +116,7 @@ class BatchWeights:
         return cls(_select(encoding, ("encoder-self",)), weights, roles, slots_B, memory.layout)
 
     def attach(self, nbest: NBest) -> NBest:
-        """Return the hypotheses of the pass with their weights, cut to their lengths."""
+        """Return the hypotheses with their weights, truncated to their lengths."""
         rows = iter(range(sum(map(len, nbest))))
         return [
             [
@@ -137,7 +137,7 @@ class BatchWeights:
         return encoder | decoder
 
     def rank_by_coverage(self, nbest: NBest, weight: float) -> NBest:
-        """Add β Σ_j log min(Σ_t a_tj, 1) to the rank of each hypothesis of the pass (Wu et al. 2016), and sort again.
+        """Add β Σ_j log min(Σ_t a_tj, 1) to the rank of each hypothesis (Wu et al. 2016), and sort again.
         The weights are those of the last cross-attention, averaged over its heads; the end token has a row.
         """
         cross = [weights for name, weights in self.decoder.items() if self.roles[name] == "cross"]

@@ -116,7 +116,7 @@ class MetricStatistics:
 
     @classmethod
     def average(cls, values: Sequence[float], signature: str = "") -> "MetricStatistics":
-        """Return the statistics of a metric that is the average of a value of each sentence."""
+        """Return the statistics of a metric that is the average of one value per sentence."""
         rows = np.stack([np.asarray(values, np.float64), np.ones(len(values))], axis=1)
         return cls(rows, lambda totals: totals[0] / totals[1], signature)
 
@@ -158,9 +158,17 @@ def register_metric(
     format_spec: str = ".2f",
     unit: str = "",
 ) -> None:
-    """Register a metric: a function that computes `MetricStatistics` from `outputs`, the `ModelOutputs` of a model.
+    """Register a metric: a function with a parameter `outputs`, the `ModelOutputs`, that returns `MetricStatistics`.
 
-    Its other parameters are options. `format_spec` and `unit` format its values in messages and tables.
+    Its other parameters are options.
+
+    Args:
+        name: The name of the metric in settings and commands.
+        compute: The function.
+        higher_is_better: Whether a higher value is better.
+        needs_predictions: Whether the metric uses the predictions. If not, it uses only the losses of the references.
+        format_spec: The format of values in messages and tables.
+        unit: Text after the values in messages and tables.
 
     >>> regard.register_metric("length", compute_length, format_spec=".1f", unit=" words")
     """

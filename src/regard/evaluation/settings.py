@@ -131,10 +131,10 @@ class Bleu(Metric):
     higher_is_better: ClassVar[bool] = True
     kind: Literal["bleu"] = "bleu"
     tokenize: Literal["13a", "none", "intl", "char", "zh", "coco"] = Field(
-        "13a", description="one of sacrebleu, or coco: lowercase words without punctuation"
+        "13a", description="a tokenizer of sacrebleu, or coco: lowercase words without punctuation"
     )
     lowercase: bool = False
-    max_order: int = Field(4, ge=1, le=4, description="count n-grams of up to this number of words")
+    max_order: int = Field(4, ge=1, le=4, description="maximum n-gram order: 4 is BLEU-4")
     smooth: Literal["exp", "floor", "add-k", "none"] = Field(
         "exp", description="smoothing if no n-gram of some order matches"
     )
@@ -171,8 +171,8 @@ CaptionTokenization = Annotated[
 class RougeL(Metric):
     """ROUGE-L (Lin 2004) as in the COCO caption evaluation, averaged over the sources.
 
-    F of the longest common subsequence of words with β = 1.2; precision and recall are each those of the best
-    reference.
+    F_β, with β = 1.2, of the longest common subsequence of words. Precision and recall are each the maximum over the
+    references.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -184,10 +184,10 @@ class RougeL(Metric):
 class Cider(Metric):
     """CIDEr-D (Vedantam et al. 2015) as in the COCO caption evaluation, averaged over the sources: 0 to 10.
 
-    The tf-idf weighted cosine of n-grams of up to 4 words, clipped, with a Gaussian penalty on the length (σ = 6).
-    Document frequencies are counted in the references of the evaluation set, so values on different sets are not
-    comparable. A confidence interval keeps these frequencies: they belong to the evaluation set, as the references do,
-    and only the sentences that the score is averaged over are resampled. Papers print 100 times this value.
+    The tf-idf weighted cosine of n-grams of up to 4 words, clipped, with a Gaussian penalty on the difference in length
+    (σ = 6). Document frequencies are counted in the references of the evaluation set, so values on different sets are
+    not comparable. A confidence interval resamples the sources, and keeps these frequencies. Papers print 100 times
+    this value.
     """
 
     higher_is_better: ClassVar[bool] = True

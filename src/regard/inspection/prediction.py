@@ -28,14 +28,14 @@ class Prediction:
     `print` and notebooks show the attention weights: as a heat map, or over the picture that the model describes.
 
     Attributes:
-        source: The source text, or the name of a source that is not text.
+        source: The source text; for another kind of source, its label, such as a file name.
         text: The predicted text.
         score: The log-probability of the prediction.
         tokens: The tokens of the prediction. In a vocabulary of subwords or words, "▁" marks the start of a word.
         source_tokens: The tokens of the source; empty if the source is not text.
         offsets: The span of each source token in the source text.
         truncated: Whether the prediction was truncated at the length limit.
-        layout: The height and width of the grid in which the encoder arranges the source; None for a sequence.
+        layout: The height and width of the grid of the memory slots; None if they are a sequence.
         unknown: The parts of the source that have no token in the vocabulary.
         attentions: The weights of every attention in the model, by name: queries × keys, or heads × queries × keys.
         roles: The role of every attention in the model, by name: `encoder-self`, `decoder-self` or `cross`.
@@ -114,8 +114,8 @@ class Prediction:
         return self.label_slots(self.attention.shape[1])
 
     def label_slots(self, count: int) -> list[str]:
-        """Return labels of `count` memory slots: the tokens of the source, the rows and columns of a grid, or numbers
-        if the slots are neither.
+        """Return labels for `count` memory slots: the tokens of the source, or the rows and columns of a grid, or
+        numbers.
         """
         if count == len(self.source_tokens):
             return self.source_tokens

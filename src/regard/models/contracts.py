@@ -20,7 +20,7 @@ Keys = Any
 
 
 class Source(ABC):
-    """A batch of what an encoder reads. All its tensors have rows on axis 0.
+    """A batch of inputs for an encoder. Axis 0 of all its tensors is the batch.
 
     Batching, losses, CUDA graphs and search use only this interface, so that they work for every kind of source.
     """
@@ -32,13 +32,13 @@ class Source(ABC):
 
     @abstractmethod
     def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
-        """Return a source with other tensors, in the order of `tensors`."""
+        """Return a source of the same type with other tensors, in the order of the property `tensors`."""
 
     @property
     @abstractmethod
     def length_hint_B(self) -> Tensor:
-        """The length of each row, from which search computes the maximum length of a prediction: the number of tokens
-        of a text. The prediction for a row of length 0 is empty.
+        """The length of each row, for a text the number of tokens. Search computes the maximum length of a prediction
+        from it. The prediction for a row of length 0 is empty.
         """
 
     @property
@@ -51,7 +51,7 @@ class Source(ABC):
         return self.with_tensors(tensor[index] for tensor in self.tensors)
 
     def concatenate(self, other: Self) -> Self:
-        """Append the rows of a source whose tensors have the same widths."""
+        """Append the rows of another source. All axes except the batch must have the same sizes."""
         return self.with_tensors(torch.cat(parts) for parts in zip(self.tensors, other.tensors, strict=True))
 
     def clone(self) -> Self:
@@ -64,8 +64,8 @@ class Source(ABC):
         return self.with_tensors(tensor.to(device) for tensor in self.tensors)
 
     def corrupt(self, probability: float, unknown: int) -> Self:
-        """Replace parts of the source at random, in training: each token of a text with the token `unknown` (word
-        dropout). By default, a source stays the same.
+        """Replace parts of the source at random during training: in a text, tokens with the token `unknown` (word
+        dropout). By default, return the source unchanged.
         """
         del probability, unknown
         return self

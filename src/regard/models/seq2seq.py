@@ -50,9 +50,9 @@ EncoderSettings.registry.implement(TransformerEncoderSettings)(TransformerEncode
 def register_encoder(name: str, encoder: Callable[..., Encoder[Any]]) -> None:
     """Register an encoder: a subclass of `Encoder`, or a function that builds one.
 
-    It is called with those of the arguments `vocabulary` (number of source tokens), `embedding` (width) and `dropout`
-    that it has parameters for. Its other parameters are options. Afterwards, `model.encoder: name` selects it, with
-    any decoder.
+    It is called with the arguments `vocabulary` (number of source tokens), `embedding` (width of the embeddings) and
+    `dropout` that it has parameters for. Its other parameters are options. Afterwards, `model.encoder: name` selects
+    it, with any decoder.
     """
     EncoderSettings.registry.register(EncoderSettings, name, encoder)
 
@@ -60,9 +60,9 @@ def register_encoder(name: str, encoder: Callable[..., Encoder[Any]]) -> None:
 def register_decoder(name: str, decoder: Callable[..., Decoder]) -> None:
     """Register a decoder: a subclass of `Decoder`, or a function that builds one.
 
-    It is called with those of the arguments `vocabulary` (number of target tokens), `memory_size` (width of a memory
-    slot), `embedding` and `dropout` that it has parameters for. Its other parameters are options. Afterwards,
-    `model: name` selects it, and `model.encoder` any encoder.
+    It is called with the arguments `vocabulary` (number of target tokens), `memory_size` (width of a memory slot),
+    `embedding` (width of the embeddings) and `dropout` that it has parameters for. Its other parameters are options.
+    Afterwards, `model: name` selects it, and `model.encoder` selects any encoder.
     """
     ModelSettings.registry.register(RegisteredModel, name, decoder)
 

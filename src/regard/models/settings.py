@@ -30,7 +30,7 @@ class ModelSettings(Choice):
     @property
     @abstractmethod
     def encoder_settings(self) -> EncoderSettings:
-        """The settings of the encoder, with those that follow from the decoder."""
+        """The settings of the encoder, including those that it shares with the decoder."""
 
     @property
     @abstractmethod
@@ -60,7 +60,7 @@ class ModelSettings(Choice):
     @property
     def shared_vocabulary_reason(self) -> str | None:
         """Why source and target must use the same vocabulary; None if they need not."""
-        return "ties all embeddings" if self.ties_source_embedding else None
+        return "ties all embeddings (model.tied=all)" if self.ties_source_embedding else None
 
     @property
     def recomputes_layers(self) -> bool:
@@ -111,7 +111,7 @@ class DecoderSettings(RecurrentSettings):
     doubly_stochastic: float = Field(
         0.0,
         ge=0,
-        description="weight λ of the penalty λ Σ_j (1 − Σ_t a_tj)², with which the decoder attends to every slot",
+        description="weight λ of the penalty λ Σ_j (1 − Σ_t a_tj)², which encourages attention to every slot",
     )
 
 
@@ -232,7 +232,7 @@ class RecurrentModel(_RecurrentBase):
 
     @property
     def shared_vocabulary_reason(self) -> str | None:
-        copies = "copies tokens (decoder.copy_source)" if self.decoder.copy_source else None
+        copies = "copies tokens (model.decoder.copy_source)" if self.decoder.copy_source else None
         return super().shared_vocabulary_reason or copies
 
 
@@ -241,7 +241,7 @@ class TransformerModel(TransformerLayers, ModelSettings):
 
     kind: Literal["transformer"] = "transformer"
     encoder: EncoderSettings | None = Field(
-        None, description="an encoder of another kind; by default a Transformer encoder with the settings of the model"
+        None, description="encoder of another kind; by default a Transformer encoder with the settings of the model"
     )
     decoder_layers: PositiveInt | None = Field(
         None, description="number of decoder layers; by default the same as layers"

@@ -1,4 +1,4 @@
-"""Check devices and floating-point types that users pass."""
+"""Check devices and floating-point dtypes that users pass."""
 
 import torch
 
@@ -33,7 +33,7 @@ def check_device(device: str | torch.device, argument: str = "device") -> torch.
 
 
 def check_dtype(dtype: str | torch.dtype, argument: str = "dtype") -> torch.dtype:
-    """Return the floating-point type."""
+    """Return the floating-point dtype."""
     if not isinstance(dtype, str | torch.dtype):
         raise ArgumentTypeError(
             f"{argument} must be a torch.dtype or its name ('float32'), not {type(dtype).__name__}."
@@ -41,6 +41,6 @@ def check_dtype(dtype: str | torch.dtype, argument: str = "dtype") -> torch.dtyp
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ConfigError(
-            f"{argument}={name}: not a supported type.{did_you_mean(name, DTYPES)} Available: {', '.join(DTYPES)}."
+            f"{argument}={name}: not a supported dtype.{did_you_mean(name, DTYPES)} Available: {', '.join(DTYPES)}."
         )
     return DTYPES[name]

@@ -36,8 +36,8 @@ def full_precision(dtype: torch.dtype) -> Iterator[None]:
     sentence depends on the other sentences in its batch.
 
     Also disable oneDNN for half precision on a CPU without bfloat16 instructions. Otherwise torch prints a warning at
-    the first product in bfloat16 and disables it for the whole process, and a run that is trained later in the process
-    would round differently.
+    the first product in bfloat16 and disables oneDNN for the whole process. A run that is trained later in the same
+    process would then round differently.
     """
     before, onednn = torch.backends.cudnn.allow_tf32, torch.backends.mkldnn.enabled
     torch.backends.cudnn.allow_tf32 = False

@@ -75,7 +75,7 @@ class Cell(nn.Module, ABC):
         return tuple(like.new_zeros(rows, size) for size in self.state_sizes)
 
     def init_state_from(self, initial_BX: Tensor) -> State:
-        """Return the initial state whose first `initial_parts` tensors a vector holds. The others are zero."""
+        """Return the initial state. The vector holds its first `initial_parts` tensors; the others are zero."""
         given = initial_BX.chunk(self.initial_parts, dim=-1)
         return (*given, *self.init_state(len(initial_BX), initial_BX)[self.initial_parts :])
 
@@ -283,8 +283,8 @@ def apply_mask(output: Tensor, mask: Tensor | None) -> Tensor:
 def register_cell(name: str, cell: Callable[..., Cell]) -> None:
     """Register a recurrent cell: a subclass of `Cell`, or a function that builds one.
 
-    It is called with those of the arguments `input_size`, `hidden_size` and `layer_norm` that it has parameters for.
-    Its other parameters are options. Afterwards, `cell: name` works wherever `cell: gru` does.
+    It is called with the arguments `input_size`, `hidden_size` and `layer_norm` that it has parameters for. Its other
+    parameters are options. Afterwards, `cell: name` works wherever `cell: gru` does.
     """
     settings.Cell.registry.register(settings.Cell, name, cell)
 

@@ -4,7 +4,6 @@ B rows, T steps, D input width, H state width, L layers × directions.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, TypedDict, Unpack, final
 
 import torch
@@ -13,14 +12,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.formatting import did_you_mean
 from regard.ops.arguments import check_flag, check_floating, check_integer
+from regard.recurrent.arguments import Lengths, check_lengths, check_options
 from regard.recurrent.cells import Cell
 from regard.recurrent.fast import cudnn
 from regard.recurrent.layers import Stack
 from regard.recurrent.settings import RecurrentSettings
-
-Lengths = Tensor | Sequence[int]
 
 
 class Options(TypedDict, total=False):
@@ -35,8 +32,10 @@ class Options(TypedDict, total=False):
 class _Network(nn.Module, ABC):
     """`outputs, state = network(x_BTD, lengths=lengths_B, state=None)`.
 
-    Outputs past the length of a row are zero. The backward direction starts at the end of each row, and the final state
-    is the state after its last step. A row of length 0 keeps its initial state.
+    The input is a tensor (rows, steps, input_size), of the dtype and on the device of the network. `lengths` is a
+    tensor or a list with one integer for each row; by default all rows have all steps. Outputs past the length of a row
+    are zero. The backward direction starts at the end of each row, and the final state is the state after its last
+    step. A row of length 0 keeps its initial state.
     """
 
     torch_class: type[nn.RNNBase]
@@ -98,7 +97,7 @@ class _Network(nn.Module, ABC):
                 f"got {tuple(x_BTD.shape)}."
             )
         check_floating(next(self.parameters()), f"the {type(self).__name__} is", x=x_BTD)
-        lengths_B = None if lengths is None else _check_lengths(lengths, x_BTD)
+        lengths_B = None if lengths is None else check_lengths(lengths, x_BTD)
         state = None if initial is None else self._check_state(initial, x_BTD)
         outputs_BTH, final = self.stack(x_BTD, lengths_B, state)
         return outputs_BTH, tuple(torch.stack(parts) for parts in zip(*final, strict=True))
@@ -135,7 +134,17 @@ class _Network(nn.Module, ABC):
     def from_torch(cls, module: nn.RNNBase) -> Self:
         """Build a network from one of torch.nn, with the same weights. The result is always batch first.
 
-        If the torch.nn network has no biases, they are zero.
+        Args:
+            module: A network of the corresponding class of torch.nn. If it has no biases, they are zero.
+
+        Returns:
+            The network, in the mode of the module.
+
+        Raises:
+            ConfigError: The module has projections (`proj_size`).
+            ArgumentTypeError: The module is of another class.
+
+        >>> lstm = regard.LSTM.from_torch(torch.nn.LSTM(64, 128))
         """
         if not isinstance(module, cls.torch_class):
             expected = f"torch.nn.{cls.torch_class.__name__}"
@@ -155,7 +164,16 @@ class _Network(nn.Module, ABC):
         return network.train(module.training)
 
     def to_torch(self) -> nn.RNNBase:
-        """Convert to a torch.nn network, batch first, with the same weights, if torch.nn has the cell."""
+        """Convert to a torch.nn network, batch first, with the same weights.
+
+        Returns:
+            The torch.nn network, in the same mode.
+
+        Raises:
+            ConfigError: torch.nn does not have the cell, or one of its options.
+
+        >>> module = regard.LSTM(64, 128).to_torch()
+        """
         settings = self.stack.settings
         first = self.stack.cells[0]
         assert isinstance(first, Cell)
@@ -194,43 +212,6 @@ class _Network(nn.Module, ABC):
     def forward(self, x_BTD: Tensor, lengths: Lengths | None = None, state: Any = None) -> tuple[Tensor, Any]: ...
 
 
-def _check_lengths(lengths: Lengths, x_BTD: Tensor) -> Tensor:
-    """Check lengths, and convert them to a tensor on the device of the input."""
-    rows, steps = x_BTD.shape[:2]
-    lengths_B = lengths if isinstance(lengths, Tensor) else _convert_lengths(lengths, rows)
-    if lengths_B.dtype not in {torch.int64, torch.int32, torch.int16} or lengths_B.shape != (rows,):
-        raise ConfigError(
-            f"lengths must be one integer for each of the {rows} rows, not {lengths_B.dtype} of shape "
-            f"{tuple(lengths_B.shape)}."
-        )
-    if lengths_B.device.type == "cpu" and rows and not (lengths_B.min() >= 0 and lengths_B.max() <= steps):
-        raise ConfigError(f"lengths must be between 0 and the number of steps, {steps}, not {lengths_B.tolist()}.")
-    return lengths_B.to(x_BTD.device, torch.int64)
-
-
-def _convert_lengths(lengths: Sequence[int], rows: int) -> Tensor:
-    try:
-        lengths_B = torch.as_tensor(lengths)
-    except (TypeError, ValueError, RuntimeError):
-        raise ArgumentTypeError(
-            f"lengths must be a tensor or a list with one integer for each of the {rows} rows, not {lengths!r}."
-        ) from None
-    return lengths_B if lengths_B.numel() else lengths_B.long()  # torch converts an empty list to float32
-
-
-_TORCH_NAMES = {"num_layers": "layers", "nonlinearity": "activation", "variants": "variant"}
-"""Option names of torch.nn, and a likely mistake, with the names used here."""
-
-
-def _check_options(kind: str, options: Mapping[str, Any], valid: Iterable[str]) -> None:
-    for name in options:
-        if name not in valid:
-            hint = f" Did you mean '{_TORCH_NAMES[name]}'?" if name in _TORCH_NAMES else did_you_mean(name, valid)
-            if name == "batch_first":
-                hint = " It is always batch first."
-            raise ConfigError(f"regard.{kind} has no option '{name}'.{hint}")
-
-
 def _torch_suffixes(module: nn.RNNBase) -> list[str]:
     directions = ("", "_reverse") if module.bidirectional else ("",)
     return [f"l{layer}{direction}" for layer in range(module.num_layers) for direction in directions]
@@ -248,7 +229,24 @@ class _SingleStateNetwork(_Network, ABC):
 
 @final
 class RNN(_SingleStateNetwork):
-    """A simple recurrent network, h' = φ(W x + R h + b) with φ = tanh or relu. The state is h (L, B, H)."""
+    """A simple recurrent network, h' = φ(W x + R h + b). The state is h (L, B, H).
+
+    Args:
+        input_size: The width of the inputs.
+        hidden_size: The width of the state.
+        layers: The number of layers.
+        bidirectional: Whether each layer has a second direction, from the end of each row to its start.
+        dropout: The dropout probability between layers.
+        activation: φ, "tanh" or "relu".
+        options: `variational` (one dropout mask for all steps), `residual`, `layer_norm` and `learned_initial_state`,
+            each True or False.
+
+    Raises:
+        ConfigError: A size is not positive, or an option is unknown or out of range.
+        ArgumentTypeError: An argument has the wrong type.
+
+    >>> outputs, h = regard.RNN(64, 128)(x, lengths=[9, 4])
+    """
 
     torch_class = nn.RNN
 
@@ -263,7 +261,7 @@ class RNN(_SingleStateNetwork):
         activation: str = "tanh",
         **options: Unpack[Options],
     ) -> None:
-        _check_options("RNN", options, Options.__annotations__)
+        check_options("RNN", options, Options.__annotations__)
         cell = {"kind": "rnn", "activation": activation}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, **options)
 
@@ -277,8 +275,23 @@ class RNN(_SingleStateNetwork):
 
 @final
 class GRU(_SingleStateNetwork):
-    """A network of gated recurrent units. `reset` is the order of the reset gate and the product with R: the gate is
-    applied "after" the product, as in torch.nn, or "before" it. The state is h (L, B, H).
+    """A network of gated recurrent units. The state is h (L, B, H).
+
+    Args:
+        input_size: The width of the inputs.
+        hidden_size: The width of the state.
+        layers: The number of layers.
+        bidirectional: Whether each layer has a second direction, from the end of each row to its start.
+        dropout: The dropout probability between layers.
+        reset: Where the reset gate is applied: "after" the product with R, as in torch.nn, or "before" it.
+        options: `variational` (one dropout mask for all steps), `residual`, `layer_norm` and `learned_initial_state`,
+            each True or False.
+
+    Raises:
+        ConfigError: A size is not positive, or an option is unknown or out of range.
+        ArgumentTypeError: An argument has the wrong type.
+
+    >>> outputs, h = regard.GRU(64, 128, bidirectional=True)(x, lengths=[9, 4])
     """
 
     torch_class = nn.GRU
@@ -294,7 +307,7 @@ class GRU(_SingleStateNetwork):
         reset: str = "after",
         **options: Unpack[Options],
     ) -> None:
-        _check_options("GRU", options, Options.__annotations__)
+        check_options("GRU", options, Options.__annotations__)
         cell = {"kind": "gru", "reset": reset}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, **options)
 
@@ -322,6 +335,23 @@ class LSTM(_Network):
     """An LSTM network: the standard cell, a variant of Greff et al. (2015) by name, or any combination of switches.
 
     The state is (h, c), each (L, B, H); with gate recurrence it is (h, c, gates).
+
+    Args:
+        input_size: The width of the inputs.
+        hidden_size: The width of the state.
+        layers: The number of layers.
+        bidirectional: Whether each layer has a second direction, from the end of each row to its start.
+        dropout: The dropout probability between layers.
+        variant: A variant of Greff et al.: "NIG", "NFG", "NOG", "NIAF", "NOAF", "NP", "CIFG" or "FGR"; by default the
+            standard cell.
+        options: The switches of the cell (`Switches`), and `variational` (one dropout mask for all steps), `residual`,
+            `layer_norm` and `learned_initial_state`, each True or False.
+
+    Raises:
+        ConfigError: A size is not positive, or an option is unknown or out of range.
+        ArgumentTypeError: An argument has the wrong type.
+
+    >>> outputs, (h, c) = regard.LSTM(64, 128, variant="CIFG")(x, lengths=[9, 4])
     """
 
     torch_class = nn.LSTM
@@ -337,7 +367,7 @@ class LSTM(_Network):
         variant: str | None = None,
         **options: Unpack[LSTMOptions],
     ) -> None:
-        _check_options("LSTM", options, [*Options.__annotations__, *Switches.__annotations__])
+        check_options("LSTM", options, [*Options.__annotations__, *Switches.__annotations__])
         shared: dict[str, Any] = {name: value for name, value in options.items() if name in Options.__annotations__}
         switches = {name: value for name, value in options.items() if name not in shared}
         cell = {"kind": "lstm", **switches}

@@ -80,7 +80,7 @@ switch, except simplified, which changes two.
 
 
 class Cell(Choice):
-    """A recurrent cell. The class attributes are facts that models and `regard explain` use."""
+    """A recurrent cell. Class attributes describe the cell for models and `regard explain`."""
 
     registry: ClassVar[Registry[Any]] = Registry(
         "cell",

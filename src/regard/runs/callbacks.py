@@ -15,10 +15,10 @@ class StepInfo:
 
     Attributes:
         step: The number of the step, from 1.
-        steps: The number of steps of the run, as planned now. A deadline may change it.
+        steps: The planned number of steps of the run. With a deadline, it may change during training.
         loss: The average loss per token.
         learning_rate: The learning rate of the step.
-        tokens_per_second: The number of target tokens per second, since the last log line or validation.
+        tokens_per_second: The number of target tokens per second since the last log line or validation.
     """
 
     step: int
@@ -66,8 +66,8 @@ class ScheduleInfo:
     Attributes:
         step: The training step after which it changed.
         steps: The new number of steps of the run.
-        seconds_per_step: The measured speed.
-        threads: The number of CPU threads from now on.
+        seconds_per_step: The measured time of a step.
+        threads: The number of CPU threads for the following steps.
     """
 
     step: int
@@ -97,7 +97,7 @@ class Callback:
         """Called after each checkpoint."""
 
     def on_schedule(self, info: ScheduleInfo) -> None:
-        """Called when the number of steps of the run has changed, in order to meet a deadline."""
+        """Called when the number of steps of the run has changed to meet a deadline."""
 
 
 class CallbackList(Callback):

@@ -30,7 +30,7 @@ class EventWriter(Callback, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the file of the events."""
+        """Close the event file."""
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._log_every == 0:

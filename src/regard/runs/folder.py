@@ -195,7 +195,7 @@ class RunFolder:
             except ConfigError as error:
                 raise ConfigError(
                     f"{self.path} contains a config.yaml that this version of regard (format {FORMAT}) did not write, "
-                    f"and training would replace it. Choose another folder with --out. {error}"
+                    f"and training would replace it. Choose another folder with --out (out=… in Python). {error}"
                 ) from None
 
     def all_checkpoints(self) -> list[Checkpoint]:

@@ -89,7 +89,7 @@ def _acquire(path: Path, lock: int) -> None:
         holder = content if content.isdigit() else "unknown"
         raise RunInUseError(
             f"{path} is in use: process {holder} is training there. Wait for it, stop it with `kill {holder}` (it "
-            "saves its state), or choose another folder with --out."
+            "saves its state), or choose another folder with --out (out=… in Python)."
         )
     os.ftruncate(lock, 0)
     os.write(lock, str(os.getpid()).encode())

@@ -264,7 +264,7 @@ class RunSettings(Settings):
     imports: tuple[str, ...] = Field(
         (),
         json_schema_extra=MAY_CHANGE_ON_RESUME,
-        description="the plugins that registered parts of this run, for information; --import imports them",
+        description="plugins that registered parts of this run; not imported automatically: pass --import",
     )
     data: DataSettings
     tokenizer: TokenizerChoice = CharTokenizer()
@@ -279,7 +279,7 @@ class RunSettings(Settings):
         return self._with_data_folder(self.data, run.absolute() / self.data.folder)
 
     def relative_to(self, run: Path) -> Self:
-        """Return the settings with a relative data folder if it is inside the run folder, which may be moved."""
+        """Return the settings with a relative data folder if it is inside the run folder. The run can then be moved."""
         if not isinstance(self.data, FilesData) or not self.data.folder:
             return self
         folder, root = Path(self.data.folder).resolve(), run.resolve()
@@ -293,8 +293,8 @@ class RunSettings(Settings):
         kind, encoder = self.data.source_kind, self.model.encoder_settings
         if kind != encoder.source_kind:
             raise ValueError(
-                f"model.encoder: '{encoder.kind}' reads sources of the kind '{encoder.source_kind}', but those of "
-                f"data.kind={self.data.kind} are of the kind '{kind}'. Choose another encoder, or other data."
+                f"model.encoder: '{encoder.kind}' reads sources of the kind '{encoder.source_kind}', but the sources "
+                f"of data.kind={self.data.kind} are of the kind '{kind}'. Choose another encoder or other data."
             )
         if kind == TEXT:
             return self
@@ -302,12 +302,12 @@ class RunSettings(Settings):
         if reason:
             raise ValueError(
                 f"the model {reason}, which requires text, but the sources are of the kind '{kind}'. Change this "
-                "setting of the model, or use other data."
+                "setting, or use other data."
             )
         if not self.tokenizer.shared:
             raise ValueError(
-                f"tokenizer: sources of the kind '{kind}' are not tokenized, so there is one tokenizer, that of the "
-                "targets. Set tokenizer.kind, and tokenizer.shared=true."
+                f"tokenizer: sources of the kind '{kind}' are not tokenized, so the run has one tokenizer, for the "
+                "targets. Set tokenizer.kind and tokenizer.shared=true."
             )
         return self
 

@@ -1,4 +1,4 @@
-"""Pairs that are stored in a run folder, `data/train.jsonl` and so on, so that the run can be resumed and evaluated."""
+"""Store pairs in a run folder, as `data/train.jsonl` and so on, so that the run can be resumed and evaluated."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ DATA = "data"
 def store_pairs(folder: RunFolder, splits: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, Any]:
     """Store the pairs of each split in a run folder, and return the settings of the data.
 
-    If the run was started before, its pairs must be the same. JSON keeps tabs and line breaks.
+    If the run was started before, the pairs must be the same. The format is JSON, which preserves tabs and line breaks.
     """
     contents = {f"{split}.jsonl": _to_json_lines(pairs) for split, pairs in splits.items()}
     with folder.lock() as locked:
@@ -21,7 +21,7 @@ def store_pairs(folder: RunFolder, splits: Mapping[str, Sequence[tuple[str, str]
         started = folder.exists()
         if started and DATA not in locked.directory.names():
             raise DataError(
-                f"{folder.path} was started with other data, not with pairs. Choose another folder with out=…."
+                f"{folder.path} was started with other data, not with pairs=…. Choose another folder with out=…."
             )
         with locked.directory.subdirectory(DATA) as data:
             before = {name: data.read(name) for name in data.names() if not name.startswith(".")}

@@ -49,8 +49,8 @@ class _Adapter(Callback):
 class Observers(Callback):
     """Calls the callbacks of the user.
 
-    The random number generators are restored after each call, so that a callback that samples or trains another model
-    does not change the run.
+    The random number generators of torch are restored after each call, so that a callback that samples or trains
+    another model does not change the run.
     """
 
     def __init__(self, callbacks: Iterable[Callback], device: torch.device) -> None:

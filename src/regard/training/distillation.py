@@ -81,8 +81,8 @@ def _check_same_sources(folder: RunFolder, teacher: LoadedModel, student: RunSet
     reader = build_reader(student.model.encoder_settings, teacher.tokenizers, student.tokenizer.max_length)
     if not reader.is_compatible(teacher.reader):
         raise ConfigError(
-            f"training.teachers: the encoder of {folder.path} reads other sources, or preprocesses them in another "
-            "way. Use the same kind of encoder, with the same options of preprocessing."
+            f"training.teachers: the encoder of {folder.path} reads another kind of source, or preprocesses sources "
+            "differently. Use an encoder of the same kind with the same preprocessing options."
         )
 
 

@@ -1,4 +1,4 @@
-"""Plan a run on a dataset of pairs: choose its settings, or reuse those of a run that was started before."""
+"""Settings of a run on a dataset of pairs: choose them, or reuse those of a run that was started before."""
 
 import time
 from collections.abc import Mapping
@@ -98,13 +98,15 @@ def choose_or_reuse(
         report(f"The resolved settings are written to {folder.config}; override one with {how_to_override}.")
         return chosen.settings
     report(
-        f"{folder.path} was started before; its settings are used. For new settings, choose another folder with --out."
+        f"{folder.path} was started before; its settings are used. For new settings, choose another folder with "
+        "--out (out=… in Python)."
     )
     before = folder.settings()
     settings = resolve(RunSettings, before.model_dump(mode="json"), {"data": data, **with_deadline(overrides, minutes)})
     if pin_data(before.data) != pin_data(settings.data):
         started_with = before.data.train if isinstance(before.data, FilesData) else f"data.kind={before.data.kind}"
         raise ConfigError(
-            f"{folder.path} was started with different files ({started_with}). Choose another folder with --out."
+            f"{folder.path} was started with different files ({started_with}). Choose another folder with "
+            "--out (out=… in Python)."
         )
     return settings

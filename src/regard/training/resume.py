@@ -23,7 +23,7 @@ def check_settings_unchanged(folder: RunFolder, settings: RunSettings) -> None:
         listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items())
         raise ConfigError(
             f"{folder.path} was started with different settings: {listed}. Use the same settings to resume, choose "
-            f"another folder with --out, or remove {folder.path} to start again."
+            f"another folder with --out (out=… in Python), or remove {folder.path} to start again."
         )
 
 
@@ -36,7 +36,7 @@ def check_data_unchanged(folder: RunFolder, before: dict[str, str], now: dict[st
         subject, noun = ("weights have", "weights") if only_teachers else ("data has", "data")
         raise DataError(
             f"{' and '.join(changed)}: the {subject} changed since {folder.path} was started. Restore the old {noun} "
-            "to resume, or choose another folder with --out."
+            "to resume, or choose another folder with --out (out=… in Python)."
         )
 
 

@@ -25,7 +25,7 @@ def check_installed(training: TrainingSettings) -> None:
 
 @contextmanager
 def open_trackers(training: TrainingSettings, directory: Directory, step: int) -> Iterator[list[EventWriter]]:
-    """Open the event writers of a run that starts or resumes after `step`, besides its event log."""
+    """Open the event writers other than the event log, for a run that starts or resumes after `step`."""
     check_installed(training)
     if training.track != "tensorboard":
         yield []

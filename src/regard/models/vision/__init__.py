@@ -1,1 +1,1 @@
-"""Encoders of images."""
+"""Image encoders."""
