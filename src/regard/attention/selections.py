@@ -120,7 +120,8 @@ class Hard(Selection):
 
         −λ_r (R − b) Σ_t log a_t(ã_t) − λ_e Σ_t H[a_t]
 
-    is added to the loss. With probability `soft`, a step uses the soft context instead of the sampled position.
+    is added to the loss. With probability `soft`, a step uses the soft context instead of the sampled position; the
+    paper decides this for all steps of a row at once.
     """
 
     baseline: Tensor

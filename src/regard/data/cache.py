@@ -1,4 +1,6 @@
-"""The cache of tokenizers and tokenized corpora. The key of an entry is a hash of everything it was computed from.
+"""The cache of tokenizers, tokenized corpora and features of images.
+
+The key of an entry is a hash of everything it was computed from.
 
 The cache is in $REGARD_CACHE, or in `regard` under $XDG_CACHE_HOME (~/.cache). It can be deleted at any time.
 """
@@ -51,7 +53,7 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], None]) -> Path:
         draft.parent.mkdir(parents=True, exist_ok=True)
         lock = _acquire(draft)
     except OSError as error:
-        log.warning("%s is not writable (%s): the corpus is tokenized for this run only.", entry, error.strerror)
+        log.warning("%s is not writable (%s): the data is prepared for this run only.", entry, error.strerror)
         return _build_without_cache(build)
     with lock:
         if not _is_complete(entry):  # another process may have built it in the meantime
@@ -103,7 +105,7 @@ def _acquire(draft: Path) -> AbstractContextManager["BaseFileLock"]:
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        log.warning("Another process is tokenizing the same corpus. Waiting for it to finish.")
+        log.warning("Another process is preparing the same data. Waiting for it to finish.")
         return lock.acquire()
 
 

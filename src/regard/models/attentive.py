@@ -71,7 +71,7 @@ class AttentiveDecoder(Decoder, ABC):
 
     With a gate, the context is scaled by β_t = σ(w · q_t + b), where q_t is the query: the state before the step in
     Bahdanau's order, as in Xu et al. (2015). The doubly stochastic penalty λ Σ_j (1 − Σ_t a_tj)² of the same paper is a
-    loss term.
+    loss term. The paper's output layer is linear, where this one has a tanh.
     """
 
     def __init__(

@@ -151,13 +151,16 @@ SourceT = TypeVar("SourceT", bound=Source)
 
 
 class FrozenPart(NamedTuple):
-    """The first part of an encoder, which training does not change. Its results are computed once for each source."""
+    """The first part of an encoder, which training does not change. Its output is computed once for each source."""
 
     module: nn.Module
-    precompute: Callable[[Any], Source]
-    """Source → a source that holds the results, and that the encoder accepts in place of the first."""
+    """The part, in evaluation mode."""
+    compute: Callable[[Any], Tensor]
+    """Source → the output of the part, with rows on axis 0."""
+    wrap: Callable[[Tensor], Source]
+    """Output → a source that the encoder accepts in place of the first."""
     dtype: torch.dtype
-    """The dtype in which training stores the results."""
+    """The dtype in which outputs are stored."""
 
 
 class Encoder(nn.Module, ABC, Generic[SourceT]):
@@ -178,7 +181,7 @@ class Encoder(nn.Module, ABC, Generic[SourceT]):
 
     @property
     def frozen_part(self) -> FrozenPart | None:
-        """The part whose results training caches, if there is one."""
+        """The part whose output training caches, if there is one."""
         return None
 
     def load_pretrained(self) -> None:

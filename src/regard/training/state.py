@@ -1,7 +1,7 @@
 """The state of a training run: what a step reads and changes. Built for a new run, or restored from a checkpoint."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from regard.config import to_yaml
 from regard.data.batching import Batch
 from regard.data.corpora import Corpus
+from regard.data.features import cache_features
 from regard.data.preparation import PreparationRequest, PreparedData, Report, prepare
 from regard.data.sampler import BatchSampler
 from regard.data.source_kinds import find_reader
@@ -131,6 +132,11 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         progress = checkpoints.restore(model, optimizer, newest, average.weights if average else None)
         if progress.schedule.length != schedule.length:
             progress.schedule = schedule
+    part = model.encoder.frozen_part
+    if part is not None and corpus.augment is None and teachers.distillation is None and not finished:
+        raw_sources = [source for source, _ in corpus.train]
+        features = cache_features(part, data.train.sources, raw_sources, data.reader, device, report)
+        data = data._replace(train=replace(data.train, sources=features))
     # Nothing is written before all checks have passed.
     if newest is None:
         data.tokenizers.save(locked.directory.write)

@@ -121,7 +121,7 @@ class ImageEncoder(Encoder[ImageSource]):
     def frozen_part(self) -> FrozenPart | None:
         if self.cache_dtype is None:
             return None
-        return FrozenPart(self.backbone, self._precompute, self.cache_dtype)
+        return FrozenPart(self.backbone, self._compute_features, Features, self.cache_dtype)
 
     def load_pretrained(self) -> None:
         self.backbone.load_pretrained()
@@ -132,5 +132,5 @@ class ImageEncoder(Encoder[ImageSource]):
         allowed_BS = torch.ones(slots_BSD.shape[:2], dtype=torch.bool, device=slots_BSD.device)
         return Memory(slots_BSD, allowed_BS, slots_BSD.mean(1), layout=self.backbone.grid)
 
-    def _precompute(self, source: ImageSource) -> Features:
-        return Features(source.features_by(self.backbone))
+    def _compute_features(self, source: ImageSource) -> Tensor:
+        return source.features_by(self.backbone)
