@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from regard.inspection.trace import Trace
     from regard.models.contracts import Decoded, Decoder, Encoder, Grid, Memory, Source, Tokens
     from regard.models.seq2seq import Seq2Seq, register_decoder, register_encoder
+    from regard.models.vision.sources import Pixels
     from regard.ops.reference_mode import reference_mode
     from regard.recurrent.cells import Cell, register_cell
     from regard.recurrent.modules import GRU, LSTM, RNN
@@ -69,6 +70,7 @@ _MODULES = {
     "ModelOutputs": "regard.evaluation.metrics",
     "MultiHeadAttention": "regard.attention.multihead",
     "Pairs": "regard.data.corpora",
+    "Pixels": "regard.models.vision.sources",
     "Prediction": "regard.inspection.prediction",
     "RegardError": "regard.errors",
     "ResourceError": "regard.errors",
@@ -136,6 +138,7 @@ __all__ = [
     "ModelOutputs",
     "MultiHeadAttention",
     "Pairs",
+    "Pixels",
     "Prediction",
     "RegardError",
     "ResourceError",

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import regard
 from regard.config import resolve
+from regard.data.source_kinds import find_reader
 from regard.models.contracts import Grid, reorder
+from regard.models.encoder_settings import EncoderSettings
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.vision.encoder import GridPositions, ImageEncoder
 from regard.models.vision.sources import Features, Pixels
@@ -241,3 +244,43 @@ def test_settings_that_contradict_each_other_are_rejected(encoder: dict[str, Any
 def test_an_image_encoder_reads_images() -> None:
     settings = resolve(ModelOnly, {"model": {"kind": "recurrent", "encoder": "cnn"}}, {}).model
     assert settings.source_kind == "image" == ImageEncoder.source_kind
+
+
+class BrightnessEncoder(regard.Encoder[regard.Pixels]):
+    """The average color of the left and the right half of an image."""
+
+    source_kind = "image"
+
+    def __init__(self, height: int = 8, width: int = 16) -> None:
+        super().__init__()
+        del height, width  # options of the reader
+        self.scale = torch.nn.Parameter(torch.ones(3))
+
+    @property
+    def size(self) -> int:
+        return 3
+
+    def forward(self, source: regard.Pixels) -> regard.Memory:
+        halves = source.pixels_B3HW.to(self.scale.dtype).chunk(2, dim=-1)
+        slots_BSD = torch.stack([half_B3HW.mean((2, 3)) for half_B3HW in halves], 1) / 255 * self.scale
+        allowed_BS = torch.ones(slots_BSD.shape[:2], dtype=torch.bool)
+        return regard.Memory(slots_BSD, allowed_BS, slots_BSD.mean(1), layout=regard.Grid(1, 2))
+
+
+def test_an_image_encoder_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of images resizes them to the height and width of the encoder."""
+    registry = EncoderSettings.registry
+    for name in ("settings", "builders", "plugins"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    regard.register_encoder("brightness", BrightnessEncoder)
+    encoder = {"kind": "brightness", "height": 4, "width": 6}
+    model = build(encoder, DECODERS[0])
+    reader = find_reader(EncoderSettings.parse(encoder))
+    assert reader is not None
+    image = np.zeros((20, 30, 3), np.uint8)
+    image[:, 15:] = 255
+    source = reader.collate(reader.read([image]))
+    assert source.shape == ((1, 3, 4, 6),)
+    memory = model.encoder(source)
+    torch.testing.assert_close(memory.slots_BSD[0], torch.tensor([[0.0] * 3, [1.0] * 3]).double(), rtol=0, atol=0.1)
+    assert model(source, TOKENS[:1]).logits_BTV.isfinite().all()
