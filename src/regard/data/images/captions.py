@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 MAX_MISSING_SHARE = 0.1
 """The maximum share of captions whose image is missing. Below it, they are reported and ignored."""
 
-_MAX_NAMES = 3
-"""The maximum number of images that a message names."""
+_MAX_NAMES, _MAX_PROBLEMS = 3, 20
+"""The maximum number of missing images that a message names, and of images that cannot be read with their problems."""
 
 _REDUCED_SIZE = 64
 """Images are checked at a reduced size, at which JPEG files are decoded faster."""
@@ -174,7 +174,10 @@ def _without_bad_images(splits: Splits, policy: BadImages) -> Splits:
     if policy == "error":
         more = f" {quantity(len(bad) - 1, 'other image')} cannot be read either." if len(bad) > 1 else ""
         raise DataError(f"{problems[0]}{more} data.bad_images=skip ignores such images.")
-    log.warning("Skipped %s that cannot be read: %s", quantity(len(bad), "image"), " ".join(problems))
+    more = f" … and {len(bad) - _MAX_PROBLEMS:,} more." if len(bad) > _MAX_PROBLEMS else ""
+    log.warning(
+        "Skipped %s that cannot be read: %s%s", quantity(len(bad), "image"), " ".join(problems[:_MAX_PROBLEMS]), more
+    )
     return {name: [pair for pair in pairs if pair[0] not in bad] for name, pairs in splits.items()}
 
 
