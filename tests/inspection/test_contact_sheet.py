@@ -170,6 +170,15 @@ def test_the_weights_of_a_word_are_averaged_over_its_tokens() -> None:
     assert view.weights_TYX.reshape(2, 6).tolist() == [[0.5, 0.5, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]]
 
 
+def test_the_self_attention_of_an_image_encoder_is_averaged_over_the_cells() -> None:
+    weights = np.zeros((6, 6), np.float32)
+    weights[:4, 5], weights[4:, 0] = 1, 1
+    view = predict(["▁a"]).view_weights(weights, "encoder-self")
+    assert isinstance(view, ContactSheet)
+    assert view.words == ["average over the cells"]
+    np.testing.assert_allclose(view.weights_TYX.flatten(), [1 / 3, 0, 0, 0, 0, 2 / 3], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [

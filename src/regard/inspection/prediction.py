@@ -154,8 +154,15 @@ class Prediction:
     def view_weights(self, weights_TS: Weights, role: Role, note: str = "", style: Style = "smooth") -> AttentionView:
         """Return how some of the weights of the model are shown."""
         grid, slots = self.layout, weights_TS.shape[1]
-        if role == "cross" and grid is not None and slots == grid.height * grid.width:
-            return self._view_over_picture(weights_TS, grid, note, style)
+        if grid is not None and slots == grid.height * grid.width:
+            if role == "encoder-self":  # a panel for each cell would be too many
+                return self._view_over_picture(
+                    ["average over the cells"], weights_TS.mean(0, keepdims=True), note, style
+                )
+            if role == "cross":
+                words = ["".join(self.tokens[start:end]).removeprefix(MARK) for start, end in self.words]
+                weights = [weights_TS[start:end].mean(0) for start, end in self.words]
+                return self._view_over_picture(words, np.array(weights, np.float32), note, style)
         labels = self.label_slots(slots)
         inputs = ["<s>", *self.tokens[:-1]] if self.tokens else []
         axes: dict[Role, tuple[list[str], list[str]]] = {
@@ -165,13 +172,14 @@ class Prediction:
         }
         return HeatMap(weights_TS, *axes[role], note)
 
-    def _view_over_picture(self, weights_TS: Weights, grid: Grid, note: str, style: Style) -> ContactSheet:
+    def _view_over_picture(self, words: Sequence[str], weights: Weights, note: str, style: Style) -> ContactSheet:
+        """Return a panel for each of some words, given the weights of all memory slots for each word."""
+        assert self.layout is not None
+        rows, columns = self.layout
         pixels_HW3 = self.pixels
         if pixels_HW3 is None:
-            pixels_HW3 = np.full((_PIXELS_PER_CELL * grid.height, _PIXELS_PER_CELL * grid.width, 3), 160, np.uint8)
-        words = ["".join(self.tokens[start:end]).removeprefix(MARK) for start, end in self.words]
-        weights = [weights_TS[start:end].mean(0).reshape(grid) for start, end in self.words]
-        weights_TYX = np.stack(weights) if weights else np.zeros((0, *grid), np.float32)
+            pixels_HW3 = np.full((_PIXELS_PER_CELL * rows, _PIXELS_PER_CELL * columns, 3), 160, np.uint8)
+        weights_TYX = weights.reshape(len(words), rows, columns)
         return ContactSheet(pixels_HW3, self.source, self.text, words, weights_TYX, note, style)
 
     def __repr__(self) -> str:
