@@ -10,7 +10,9 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -42,30 +44,30 @@ PRELOADED = (
 @contextmanager
 def start_preloaded(folder: Path) -> Iterator[Path]:
     """Start the server. Return a folder for PATH with the program `regard`."""
-    address = str(folder / "server")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen()
+    address = folder / "server"
     (folder / "bin").mkdir()
     program = folder / "bin" / "regard"
-    program.write_text(CLIENT.format(python=sys.executable, address=address))
+    program.write_text(CLIENT.format(python=sys.executable, address=str(address)))
     program.chmod(0o755)
-    server = os.fork()
-    if server == 0:
-        _serve(listener)
-    listener.close()
+    server = subprocess.Popen([sys.executable, __file__, str(address)])
     try:
+        while not address.exists():
+            assert server.poll() is None, "the server has stopped"
+            time.sleep(0.05)
         yield folder / "bin"
     finally:
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
+        server.kill()
+        server.wait()
 
 
-def _serve(listener: socket.socket) -> None:
+def serve(address: str) -> None:
     """Fork for each request, until this process is killed."""
     for name in PRELOADED:
         __import__(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # finished processes are not waited for
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -113,3 +115,7 @@ def _run(connection: socket.socket) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     return 0
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
