@@ -74,9 +74,11 @@ class Run(NamedTuple):
     def train(self) -> regard.Model:
         """Train, or resume, and load the model."""
         data = [] if self.preset == "scenes" else [f"data.folder={Path(self.args.data).resolve() / self.preset}"]
-        selection = f"model.attention={{score: additive, select: {SELECTIONS[self.attention]}}}"
-        settings = [*data, selection, f"seed={self.seed}", *self.args.set]
-        command = [sys.executable, "-m", "regard", "train", self.preset, *settings, "--out", str(self.folder)]
+        preset, selection = self.preset, [f"model.attention={{score: additive, select: {SELECTIONS[self.attention]}}}"]
+        if (preset, self.attention) == ("scenes", "hard"):  # REINFORCE needs weights of its own
+            preset, selection = "scenes-hard", []
+        settings = [*data, *selection, f"seed={self.seed}", *self.args.set]
+        command = [sys.executable, "-m", "regard", "train", preset, *settings, "--out", str(self.folder)]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         return regard.load(self.folder)
 
