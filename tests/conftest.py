@@ -57,15 +57,24 @@ def cli(tmp_path: Path) -> Callable[..., Result]:
     return run
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, object, object]:
-    """Skip tests in half precision on an ARM CPU whose features torch cannot read."""
+def skip_half_precision() -> Generator[None, object, object]:
+    """Skip a test in half precision on an ARM CPU whose features torch cannot read."""
     try:
         return (yield)
     except RuntimeError as error:
         if "Failed to initialize cpuinfo" in str(error):
             pytest.skip("half precision needs /sys, which is not mounted")
         raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    return (yield from skip_half_precision())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    return (yield from skip_half_precision())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -112,6 +112,7 @@ def test_attention_needs_tensors(attend: Callable[..., Any]) -> None:
 
 Misuse = tuple[Callable[..., Any], type[Exception], str]
 X, MEMORY = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+HALF = torch.empty(2, 3, 4, dtype=torch.float16)
 MASK = torch.ones(2, 5, dtype=torch.bool)
 VALUE, TYPE = regard.ConfigError, regard.ArgumentTypeError
 API: Any = regard
@@ -209,7 +210,7 @@ NETWORK_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
 NETWORK_INPUTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": X.long()}, VALUE, r"x must be a floating-point tensor, not torch\.int64"),
     ({"x": X.bool()}, VALUE, r"x must be a floating-point tensor, not torch\.bool"),
-    ({"x": X.half()}, VALUE, r"x is torch\.float16, but the (RNN|GRU|LSTM) is torch\.float32"),
+    ({"x": HALF}, VALUE, r"x is torch\.float16, but the (RNN|GRU|LSTM) is torch\.float32"),
     ({"x": X.double()}, VALUE, r"x is torch\.float64, but the (RNN|GRU|LSTM) is torch\.float32"),
     ({"x": X.to("meta")}, VALUE, "x is on meta, but the (RNN|GRU|LSTM) is on cpu"),
     ({"x": X[0]}, VALUE, r"expects input of shape \(rows, steps, 4\), got \(3, 4\)"),
@@ -229,7 +230,7 @@ INPUTS: list[tuple[str, Any, type[Exception], str]] = [
     ("query", X.numpy(), TYPE, "query must be a tensor, not ndarray"),
     ("query", X[0], VALUE, r"query must have the shape \(rows, steps, 4\), not \(3, 4\)"),
     ("query", X.long(), VALUE, r"query must be a floating-point tensor, not torch\.int64"),
-    ("query", X.half(), VALUE, r"(query is torch\.float16, but|but the query is torch\.float16)"),
+    ("query", HALF, VALUE, r"(query is torch\.float16, but|but the query is torch\.float16)"),
     ("query", X.double(), VALUE, r"(query is torch\.float64, but|but the query is torch\.float64)"),
     ("query", X.to("meta"), VALUE, "(query is on meta, but|but the query is on meta)"),
     ("query", torch.randn(3, 3, 4), VALUE, "query has 3 rows, but keys has 2"),
