@@ -18,6 +18,7 @@ from regard.runs.folder import RunFolder
 from tests_command import Result, run_preloaded
 from tests_shared import SMALL
 
+ONEDNN = torch.backends.mkldnn.enabled
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-cache-")
@@ -69,6 +70,9 @@ def skip_half_precision() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None, object, object]:
+    # On some CPUs, torch disables oneDNN for the whole process at the first product in bfloat16. Training in a later
+    # test would then round differently.
+    torch.backends.mkldnn.enabled = ONEDNN
     return (yield from skip_half_precision())
 
 

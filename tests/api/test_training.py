@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,6 @@ def are_identical(one: Path, other: Path) -> bool:
 
 def side_of_pairs(side: int) -> list[str]:
     return [pair[side] for pair in PAIRS]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def onednn() -> Iterator[None]:
-    """Enable oneDNN, as in a new process. On some CPUs, torch disables it at the first product in bfloat16."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
-    yield
-    torch.backends.mkldnn.enabled = before
 
 
 @pytest.fixture(scope="module")
