@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from regard.api.model import Model, load
+    from regard.api.loading import load
+    from regard.api.model import Model
     from regard.api.training import Run, train
     from regard.attention.attention import Attention
     from regard.attention.equation import attend
@@ -94,7 +95,7 @@ _MODULES = {
     "ValidationInfo": "regard.runs.callbacks",
     "attend": "regard.attention.equation",
     "choose": "regard.training.planning",
-    "load": "regard.api.model",
+    "load": "regard.api.loading",
     "mechanisms": "regard.attention.mechanisms",
     "record": "regard.attention.record",
     "reference_mode": "regard.ops.reference_mode",

@@ -1,9 +1,8 @@
-"""Load a trained model, and predict with it."""
+"""Model: predict, score, trace and evaluate with a trained model."""
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self, Unpack, overload
 
 import torch
@@ -13,7 +12,7 @@ from regard.api.arguments import OneSource
 from regard.config import resolve
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
-from regard.errors import ArgumentTypeError, ConfigError, ModelError
+from regard.errors import ConfigError, ModelError
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
@@ -24,51 +23,11 @@ from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.arguments import check_flag, check_integer
 from regard.ops.devices import check_device, check_dtype
-from regard.registry import import_plugins
 from regard.runs import checkpoints
-from regard.runs.folder import Checkpoint, RunFolder, open_models
+from regard.runs.folder import Checkpoint, RunFolder
 from regard.runs.settings import RunSettings
 
 _CONSTRAINTS = ("prefix", "must_contain", "banned")
-
-
-def load(
-    path: str | Path,
-    *others: str | Path,
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    imports: str | Iterable[str] = (),
-) -> "Model":
-    """Load a trained model, or an ensemble of several.
-
-    Args:
-        path: A run folder. Its best checkpoint is loaded.
-        others: More run folders. The ensemble averages the probabilities that its models predict.
-        device: "cpu", "cuda", "cuda:1" or a `torch.device`; by default the GPU if there is one, else the CPU.
-        dtype: The dtype of weights and computation: "float32" (the default), "float64", "bfloat16", "float16" or a
-            `torch.dtype`.
-        imports: Plugins to import: modules or .py files that register parts of the model. A model folder never imports
-            code by itself.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        ModelError: There is no model at a path, or it is damaged, or the models of an ensemble do not match.
-        ConfigError: The device or the dtype is not supported.
-        ArgumentTypeError: An argument has the wrong type.
-
-    >>> model = regard.load("runs/dates")
-    >>> model = regard.load("runs/dates", device="cpu", dtype="float64")
-    >>> ensemble = regard.load("runs/dates", "runs/two-minutes")
-    """
-    import_plugins(imports)
-    for model in (path, *others):
-        if not isinstance(model, str | Path):
-            raise ArgumentTypeError(f"path must be the path of a run folder, not {type(model).__name__}.")
-    place = check_device("auto" if device is None else device)
-    kind = None if dtype is None else check_dtype(dtype)
-    return Model.from_checkpoints(open_models(path, *others), place).to(dtype=kind)
 
 
 class Model:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.api.model import Model, load
+from regard.api.loading import load
+from regard.api.model import Model
 from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.values import MetricValues

@@ -1,0 +1,51 @@
+"""Load a trained model from a run folder."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from regard.api.model import Model
+from regard.errors import ArgumentTypeError
+from regard.ops.devices import check_device, check_dtype
+from regard.registry import import_plugins
+from regard.runs.folder import open_models
+
+
+def load(
+    path: str | Path,
+    *others: str | Path,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    imports: str | Iterable[str] = (),
+) -> Model:
+    """Load a trained model, or an ensemble of several.
+
+    Args:
+        path: A run folder. Its best checkpoint is loaded.
+        others: More run folders. The ensemble averages the probabilities that its models predict.
+        device: "cpu", "cuda", "cuda:1" or a `torch.device`; by default the GPU if there is one, else the CPU.
+        dtype: The dtype of weights and computation: "float32" (the default), "float64", "bfloat16", "float16" or a
+            `torch.dtype`.
+        imports: Plugins to import: modules or .py files that register parts of the model. A model folder never imports
+            code by itself.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ModelError: There is no model at a path, or it is damaged, or the models of an ensemble do not match.
+        ConfigError: The device or the dtype is not supported.
+        ArgumentTypeError: An argument has the wrong type.
+
+    >>> model = regard.load("runs/dates")
+    >>> model = regard.load("runs/dates", device="cpu", dtype="float64")
+    >>> ensemble = regard.load("runs/dates", "runs/two-minutes")
+    """
+    import_plugins(imports)
+    for model in (path, *others):
+        if not isinstance(model, str | Path):
+            raise ArgumentTypeError(f"path must be the path of a run folder, not {type(model).__name__}.")
+    place = check_device("auto" if device is None else device)
+    kind = None if dtype is None else check_dtype(dtype)
+    return Model.from_checkpoints(open_models(path, *others), place).to(dtype=kind)
