@@ -3,11 +3,18 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from regard.cli.options import IMAGES, MultiValueCommand, ensemble_option, reader_options, reader_settings
+from regard.cli.options import (
+    IMAGES,
+    MultiValueCommand,
+    ensemble_option,
+    reader_options,
+    reader_settings,
+    resolve_files,
+)
 from regard.config import parse_override, resolve
 from regard.data.files import Files
 from regard.data.images.settings import CaptionsData
@@ -127,7 +134,7 @@ def command(
     requested = parse_metrics(metrics)
     limits = [_parse_limit("--min", text, requested) for text in minima]
     limits += [_parse_limit("--max", text, requested) for text in maxima]
-    files = _resolve_files(pairs, source, target, reader_settings(columns, header))
+    files = resolve_files(pairs, source, target, reader_settings(columns, header))
     if images and source:
         raise click.UsageError("--images needs --pairs, not --source and --target.")
     search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
@@ -178,18 +185,6 @@ def _parse_limit(option: str, text: str, requested: Sequence[Metric]) -> Limit:
         better = "higher" if metric.higher_is_better else "lower"
         raise ConfigError(f"{option} {text}: {better} {metric.kind} is better. Use {valid_option} {text}.")
     return Limit(metric, value)
-
-
-def _resolve_files(pairs: str | None, source: str | None, target: str | None, reader: dict[str, Any]) -> Files | None:
-    if pairs and (source or target):
-        raise click.UsageError("Give --pairs, or --source and --target, not both.")
-    if bool(source) != bool(target):
-        raise click.UsageError("--source and --target must be used together.")
-    if reader and not pairs:
-        raise click.UsageError("--columns and --header need --pairs.")
-    if not (pairs or source):
-        return None
-    return resolve(Files, {"path": pairs, "source": source, "target": target, **reader}, {})
 
 
 def _read_test(folder: RunFolder, checkpoint: Checkpoint, files: Files | None, images: str | None) -> "Pairs":

@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from regard.data.files import Files
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,6 +59,22 @@ def file_settings(path: str, reader: dict[str, Any]) -> dict[str, Any]:
 def reader_settings(columns: tuple[str, str] | None, header: bool | None) -> dict[str, Any]:
     """Return the values of --columns and --header as settings, without those that are not given."""
     return {**({"columns": columns} if columns else {}), **({} if header is None else {"header": header})}
+
+
+def resolve_files(pairs: str | None, source: str | None, target: str | None, reader: dict[str, Any]) -> "Files | None":
+    """Return the files of --pairs, or of --source and --target; None if there are none."""
+    from regard.config import resolve
+    from regard.data.files import Files
+
+    if pairs and (source or target):
+        raise click.UsageError("Give --pairs, or --source and --target, not both.")
+    if bool(source) != bool(target):
+        raise click.UsageError("--source and --target must be used together.")
+    if reader and not pairs:
+        raise click.UsageError("--columns and --header need --pairs.")
+    if not (pairs or source):
+        return None
+    return resolve(Files, {"path": pairs, "source": source, "target": target, **reader}, {})
 
 
 def _import_plugins(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:

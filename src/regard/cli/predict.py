@@ -12,6 +12,7 @@ from regard.cli.options import ensemble_option
 from regard.cli.streaming import read_chunks
 from regard.config import parse_override, resolve
 from regard.data.lines import parse_lines
+from regard.data.pharaoh import format_links
 from regard.decoding.settings import PredictionOptions, SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, to_json
@@ -19,7 +20,10 @@ from regard.runs.folder import open_models
 
 if TYPE_CHECKING:
     from regard.api.model import Model
+    from regard.data.pharaoh import Links
     from regard.inspection.prediction import Prediction
+
+    Predicted = tuple[str, Prediction | None, str | None]
 
 MAX_UNKNOWN = 8
 """The maximum number of unknown tokens named in a message."""
@@ -33,6 +37,7 @@ Examples:
   regard predict runs/dates --set sample=true --set temperature=0.8 --nbest 5 "3 mai 2009"
   regard predict runs/dates --beam 5 --prefix 20 --must-contain -05- --banned 1999 "3 mai 2009"
   regard predict runs/dates --json --attention "3 mai 2009"
+  regard predict runs/german --align < english.txt
   regard predict runs/one --with runs/other --beam 5 < dates.txt
   regard predict runs/captions --beam 5 photo.jpg photos.zip/cat.png
   ls photos/*.jpg | regard predict runs/captions"""
@@ -57,6 +62,7 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per prediction: text, score, tokens.")
 @click.option("--attention", is_flag=True, help="Include attention weights; needs --json.")
+@click.option("--align", is_flag=True, help="Add word alignments in Pharaoh format, after a tab; see regard align -h.")
 @click.option("--replace-invalid", is_flag=True, help="Replace bytes that are not UTF-8 with U+FFFD, and count them.")
 def command(
     model: str,
@@ -71,6 +77,7 @@ def command(
     batch_size: int,
     as_json: bool,
     attention: bool,
+    align: bool,
     replace_invalid: bool,
 ) -> None:
     """Predict the output of each TEXT. Without TEXT (or with a single -), read lines from stdin.
@@ -80,7 +87,8 @@ def command(
 
     Write one line per input line, in order. The prediction for an empty or blank line is empty. Lines from a pipe are
     predicted as they arrive: in full batches while the input is fast, and at once when it pauses. With --nbest above
-    1, write N lines per text, each with its log-probability and a tab before the prediction.
+    1, write N lines per text, each with its log-probability and a tab before the prediction. With --align, the links
+    between source words and predicted words follow after a tab.
 
     Search settings: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k, top_p,
     min_p, mbr_samples, no_repeat_ngram, repetition_penalty, min_length, seed.
@@ -94,9 +102,11 @@ def command(
         raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
     opened = open_models(model, *others)
 
+    from regard.api.alignment import build_aligner
     from regard.api.model import Model
 
     loaded = Model.from_checkpoints(opened)
+    aligner = build_aligner(loaded, {}, batch_size) if align else None
     lines: Iterable[str] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else texts
 
     def predict(sources: list[str]) -> "list[Prediction]":
@@ -110,7 +120,9 @@ def command(
     truncated, texts_with_unknown, unknown, failed, count = 0, 0, dict[str, None](), 0, 0
     # A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded.
     for chunk in read_chunks(lines, 16 * batch_size):
-        for source, best, problem in _predict_readable(loaded, chunk, predict):
+        predicted = list(_predict_readable(loaded, chunk, predict))
+        alignments = None if aligner is None else aligner.align(_predicted_pairs(predicted))
+        for source, best, problem in predicted:
             count += 1
             if best is None:
                 failed += 1
@@ -122,9 +134,12 @@ def command(
             if len(unknown) <= MAX_UNKNOWN:
                 unknown |= dict.fromkeys(best.unknown)
             for prediction in (best, *best.alternatives):
-                line = prediction.text.replace("\n", " ")  # a byte-level model can generate line breaks
-                text = line if nbest == 1 else f"{prediction.score:.4f}\t{line}"
-                click.echo(_to_json(prediction, attention=attention) if as_json else text)
+                links = None if alignments is None else next(alignments).links
+                click.echo(
+                    _to_json(prediction, attention=attention, links=links)
+                    if as_json
+                    else _to_line(prediction, scored=nbest > 1, links=links)
+                )
                 truncated += prediction.truncated
     if truncated:
         click.echo(
@@ -146,12 +161,19 @@ def command(
 
 def _predict_readable(
     model: "Model", sources: Sequence[str], predict: "Callable[[list[str]], list[Prediction]]"
-) -> "Iterator[tuple[str, Prediction | None, str | None]]":
+) -> "Iterator[Predicted]":
     """Predict the sources that can be read. Yield each source with its prediction, or with what is wrong with it."""
     problems = [model.predictor.reader.find_problem(source) for source in sources]
     predictions = iter(predict([source for source, problem in zip(sources, problems, strict=True) if problem is None]))
     for source, problem in zip(sources, problems, strict=True):
         yield source, next(predictions) if problem is None else None, problem
+
+
+def _predicted_pairs(predicted: "Sequence[Predicted]") -> Iterator[tuple[str, str]]:
+    """Yield each prediction with its source, alternatives included, in the order in which they are printed."""
+    for _, best, _ in predicted:
+        for prediction in (best, *best.alternatives) if best else ():
+            yield prediction.source, prediction.text
 
 
 def _read_stdin(*, replace_invalid: bool) -> Iterator[str]:
@@ -176,8 +198,14 @@ def _open_stdin() -> BinaryIO:
         return sys.stdin.buffer
 
 
-def _to_json(prediction: "Prediction", *, attention: bool) -> str:
-    fields = {
+def _to_line(prediction: "Prediction", *, scored: bool, links: "Links | None") -> str:
+    text = prediction.text.replace("\n", " ")  # a byte-level model can generate line breaks
+    fields = [f"{prediction.score:.4f}", text] if scored else [text]
+    return "\t".join(fields if links is None else [*fields, format_links(links)])
+
+
+def _to_json(prediction: "Prediction", *, attention: bool, links: "Links | None") -> str:
+    fields: dict[str, Any] = {
         "source": prediction.source,
         "text": prediction.text,
         "score": prediction.score,
@@ -188,4 +216,6 @@ def _to_json(prediction: "Prediction", *, attention: bool) -> str:
     }
     if attention:
         fields["attention"] = prediction.attention.tolist()
+    if links is not None:
+        fields["links"] = sorted(links)
     return to_json(fields, ensure_ascii=False)

@@ -15,6 +15,7 @@ VERBS = {
     "predict": "Predict the output of texts, from arguments or from stdin.",
     "evaluate": "Score a model on pairs.",
     "look": "Draw the attention weights of a prediction, or learning curves.",
+    "align": "Align the words of pairs, and compute alignment error rate.",
     "data": "Check pairs for problems (check), or print statistics (stats).",
     "presets": "List the presets, or print one.",
     "explain": "Print what a config computes and which kernels it uses.",

@@ -1,0 +1,255 @@
+"""regard align"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import click
+
+from regard.cli.options import reader_options, reader_settings, resolve_files
+from regard.data.settings import FilesData
+from regard.errors import ConfigError, DataError
+from regard.evaluation.alignment import (
+    SYMMETRIZATIONS,
+    AlignmentSettings,
+    Method,
+    Symmetrization,
+    score_alignments,
+)
+from regard.formatting import quantity, short_path, table, to_json
+from regard.runs.folder import RunFolder, open_model
+
+if TYPE_CHECKING:
+    from regard.data.corpora import Pairs
+    from regard.data.files import Files
+    from regard.data.pharaoh import GoldLinks
+    from regard.evaluation.aligner import Aligner, RankedHead
+    from regard.evaluation.alignment import WordAlignment
+
+log = logging.getLogger(__name__)
+
+EXAMPLES = """\b
+Examples:
+  regard align runs/de-en --pairs test.tsv > test.pharaoh
+  regard align runs/de-en --source test.de --target test.en -o test.pharaoh
+  regard align runs/de-en --pairs test.tsv --method threshold --threshold 0.3
+  regard align runs/de-en --reverse runs/en-de --pairs test.tsv
+  regard align runs/de-en --pairs gold.tsv --gold gold.links --one-based
+  regard align runs/de-en --pairs gold.tsv --gold gold.links --rank
+  regard align runs/de-en --pairs test.tsv --layer 5 --head 2 --json"""
+
+ScoredBy = Literal["gold", "reverse", "entropy"]
+
+_DEFAULTS = AlignmentSettings()
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("model")
+@click.option("--pairs", metavar="FILE", help="File of pairs: TSV, CSV or JSONL, plain or gzipped; - is stdin.")
+@reader_options
+@click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
+@click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
+@click.option("--reverse", metavar="MODEL", help="Model of the opposite direction, to combine both alignments.")
+@click.option(
+    "--symmetrize", type=click.Choice(SYMMETRIZATIONS), default="grow-diag-final", show_default=True,
+    help="How to combine the two alignments; needs --reverse.",
+)  # fmt: skip
+@click.option(
+    "--method", type=click.Choice(get_args(Method)), default=_DEFAULTS.method, show_default=True,
+    help="How to convert weights to links.",
+)  # fmt: skip
+@click.option(
+    "--threshold", metavar="X", type=float, help=f"Minimum weight of a link. [default: {_DEFAULTS.threshold:g}]"
+)
+@click.option("--max-entropy", metavar="X", type=float, help=f"Maximum entropy. [default: {_DEFAULTS.max_entropy:g}]")
+@click.option("--layer", metavar="N", type=click.IntRange(1), help="Layer, from 1. [default: the last]")
+@click.option("--head", metavar="N", type=click.IntRange(1), help="Head, from 1. [default: the average of all heads]")
+@click.option("--attention", metavar="NAME", help="Attention by name, instead of --layer; --rank prints the names.")
+@click.option("--shift", is_flag=True, help="Use the weights of the step that reads a token, not of the one before it.")
+@click.option("--gold", metavar="FILE", help="Print the alignment error rate against this file in Pharaoh format.")
+@click.option("--one-based", is_flag=True, help="Words in the gold file are counted from 1.")
+@click.option("--rank", is_flag=True, help="Print a score of every layer and head, the best first.")
+@click.option(
+    "--batch-size", metavar="N", type=click.IntRange(1), default=64, show_default=True, help="Pairs per batch."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per pair, or one with the scores.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the alignments to FILE instead of stdout.",
+)  # fmt: skip
+def command(
+    model: str,
+    pairs: str | None,
+    columns: tuple[str, str] | None,
+    header: bool | None,
+    source: str | None,
+    target: str | None,
+    reverse: str | None,
+    symmetrize: Symmetrization,
+    method: Method,
+    threshold: float | None,
+    max_entropy: float | None,
+    layer: int | None,
+    head: int | None,
+    attention: str | None,
+    shift: bool,
+    gold: str | None,
+    one_based: bool,
+    rank: bool,
+    batch_size: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Align the words of pairs, from the attention weights with which MODEL predicts the given targets.
+
+    Write one line per pair, in order, in Pharaoh format: i-j links source word i to target word j. Words are separated
+    by white space and counted from 0. The weights of the tokens of a word are merged. A pair with an empty side has an
+    empty line.
+
+    \b
+    argmax      link each target word to the source word with the largest weight
+    threshold   link to all source words with a weight of at least --threshold
+    entropy     as argmax, but leave target words unaligned whose weights are spread
+                out: their entropy, divided by log(source words), is above --max-entropy
+
+    With --gold, print the alignment error rate (Och and Ney 2003), precision and recall instead of the alignments. In
+    the gold file, i-j is a sure link, and i?j or ipj a possible link.
+
+    With --rank, score every head of every layer: against the gold file; else by agreement with the --reverse model;
+    else by the entropy of its weights.
+    """  # noqa: D301 - click needs a literal \b
+    files = resolve_files(pairs, source, target, reader_settings(columns, header))
+    if files is None:
+        raise click.UsageError("Give the pairs to align with --pairs, or with --source and --target.")
+    if rank and output:
+        raise click.UsageError("--rank prints a table and no alignments. Redirect it with > FILE instead of -o.")
+    if rank and gold and reverse:
+        raise click.UsageError("--rank with --gold scores MODEL alone. Omit --reverse.")
+    if one_based and not gold:
+        raise click.UsageError("--one-based needs --gold.")
+    if output and not output.parent.is_dir():
+        raise ConfigError(f"-o {output}: there is no folder {output.parent}. Create it first.")
+    values = {
+        "threshold": threshold,
+        "max_entropy": max_entropy,
+        "layer": layer,
+        "head": head,
+        "attention": attention,
+        "shift": shift or None,
+    }
+    options = {"method": method, **{name: value for name, value in values.items() if value is not None}}
+    opened = [open_model(path) for path in (model, *([reverse] if reverse else ()))]
+
+    from regard.api.alignment import align_pairs, build_aligner
+    from regard.api.model import Model
+    from regard.data.corpora import Pairs, stream_pairs
+
+    stream = stream_pairs(_read_like_training(files, opened[0][0]))
+    loaded, *others = (Model.from_checkpoint(*located) for located in opened)
+    backward = others[0] if others else None
+    if rank:
+        read = Pairs.of(stream)
+        references = _read_gold(gold, read, one_based=one_based) if gold else None
+        if backward is not None:
+            references = _align_reversed(build_aligner(backward, {"method": method}, batch_size), read)
+        ranking = build_aligner(loaded, options, batch_size).rank_heads(read, references)
+        _print_ranking(ranking, "gold" if gold else "reverse" if reverse else "entropy", as_json=as_json)
+        return
+    align = partial(
+        align_pairs, loaded, reverse=backward, symmetrization=symmetrize, options=options, batch_size=batch_size
+    )
+    if gold is None:
+        _write(align(stream), output, as_json=as_json)
+        return
+    read = Pairs.of(stream)
+    references = _read_gold(gold, read, one_based=one_based)
+    alignments = list(align(read))
+    if output:
+        _write(alignments, output, as_json=as_json)
+    score = score_alignments([alignment.links for alignment in alignments], references)
+    click.echo(to_json({"model": model, "pairs": len(read), **score.to_json()}) if as_json else str(score))
+
+
+def _read_like_training(files: "Files", folder: RunFolder) -> "Files":
+    """Use the columns of the training file, unless others are given."""
+    data = folder.settings().data
+    return files.read_like(data.train) if isinstance(data, FilesData) else files
+
+
+def _write(alignments: "Iterable[WordAlignment]", output: Path | None, *, as_json: bool) -> None:
+    """Write a line for each alignment, to a file or to stdout."""
+    with nullcontext() if output is None else output.open("w", encoding="utf-8", newline="\n") as file:
+        for alignment in alignments:
+            click.echo(_to_json(alignment) if as_json else str(alignment), file)
+
+
+def _to_json(alignment: "WordAlignment") -> str:
+    fields = {
+        "source": alignment.source_words,
+        "target": alignment.target_words,
+        "links": sorted(alignment.links),
+    }
+    return to_json(fields, ensure_ascii=False)
+
+
+def _read_gold(path: str, pairs: "Pairs", *, one_based: bool) -> "list[GoldLinks]":
+    """Read a gold file with a line for each pair. Links to words that do not exist are ignored and counted."""
+    from regard.data.pharaoh import read_alignments
+
+    gold = list(read_alignments(path, one_based=one_based))
+    if len(gold) != len(pairs):
+        raise DataError(
+            f"{short_path(path)} has {quantity(len(gold), 'line')}, but there are {quantity(len(pairs), 'pair')}. Line "
+            "n of the gold file must belong to pair n: give the pairs of this gold file."
+        )
+    existing = [
+        links.within(len(source.split()), len(target.split()))
+        for links, (source, target) in zip(gold, pairs, strict=True)
+    ]
+    changed = [number for number, pair in enumerate(zip(gold, existing, strict=True), 1) if pair[0] != pair[1]]
+    if changed:
+        ignored = sum(len(before.possible - after.possible) for before, after in zip(gold, existing, strict=True))
+        counted_from_one = all(min(link) > 0 for links in gold for link in links.possible)
+        hint = " If words are counted from 1 in this file, use --one-based." if counted_from_one else ""
+        log.warning(
+            "%s: ignored %s to words that do not exist, the first in line %d.%s",
+            short_path(path), quantity(ignored, "link"), changed[0], hint,
+        )  # fmt: skip
+    return existing
+
+
+def _align_reversed(reverse: "Aligner", pairs: "Pairs") -> "list[GoldLinks]":
+    """Return the links of a model of the opposite direction, as a reference for the forward model."""
+    from regard.data.pharaoh import GoldLinks
+    from regard.evaluation.alignment import flip
+
+    alignments = reverse.align(zip(pairs.targets, pairs.sources, strict=True))
+    return [GoldLinks.of(flip(alignment.links)) for alignment in alignments]
+
+
+def _print_ranking(ranking: "Sequence[RankedHead]", scored_by: ScoredBy, *, as_json: bool) -> None:
+    """Print the scores of heads."""
+    if as_json:
+        click.echo(to_json({"ranking": [{**entry.head._asdict(), **_scores(entry, scored_by)} for entry in ranking]}))
+        return
+    rows = []
+    for entry in ranking:
+        head = "average" if entry.head.head is None else str(entry.head.head)
+        scores = (f"{value:.1%}" for value in _scores(entry, scored_by).values())
+        rows.append([str(entry.head.layer), head, *scores, entry.head.attention])
+    names = ("AER" if name == "aer" else name for name in _scores(ranking[0], scored_by))
+    click.echo(table(["layer", "head", *names, "attention"], rows))
+
+
+def _scores(entry: "RankedHead", scored_by: ScoredBy) -> dict[str, float]:
+    """Return error rates, or the agreement with the opposite direction (the F1 score of the links); and entropy."""
+    score = entry.score
+    scores = {
+        "gold": {"aer": score.aer, "precision": score.precision, "recall": score.recall},
+        "reverse": {"agreement": 1 - score.aer},
+        "entropy": {},
+    }
+    return {**scores[scored_by], "entropy": entry.entropy}

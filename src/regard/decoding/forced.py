@@ -1,0 +1,112 @@
+"""Forced decoding: the attention weights of given targets.
+
+B rows, T target tokens, S source tokens, H heads.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+from regard.attention.attention import Attention
+from regard.attention.record import record
+from regard.data.batching import pad
+from regard.data.corpora import RawSource
+from regard.data.sampler import batch_by_length
+from regard.data.sources import SourceItem
+from regard.data.tokens.tokenizers import START, TokenizedText
+from regard.decoding.predictor import Predictor
+from regard.decoding.scoring import MAX_LOGITS
+from regard.decoding.search import Weights
+from regard.errors import ConfigError
+from regard.models.seq2seq import Seq2Seq
+
+T = TypeVar("T")
+
+_BATCHES_PER_WINDOW = 16
+"""The pairs of this number of batches are tokenized and sorted by length together."""
+
+
+class ForcedPair(NamedTuple):
+    """A source, the target that was decoded, and the weights of each attention by name. Pairs are counted from 0.
+
+    Weights are (T + 1, S), or (H, T + 1, S) for several heads. Row t is the step that predicts target token t; it reads
+    token t − 1. The last row predicts the end of the target.
+    """
+
+    index: int
+    source: SourceItem
+    target_text: str
+    target: TokenizedText
+    weights: Mapping[str, Weights]
+
+
+def cross_attentions(model: Seq2Seq) -> dict[str, int]:
+    """Return the number of heads of each attention to the source, by its name in the model."""
+    return {
+        name: module.heads
+        for name, module in model.named_modules()
+        if isinstance(module, Attention) and module.role == "cross"
+    }
+
+
+def map_forced(
+    predictor: Predictor,
+    pairs: Iterable[tuple[RawSource, str]],
+    attentions: Collection[str],
+    function: Callable[[ForcedPair], T],
+    *,
+    batch_size: int = 64,
+) -> Iterator[T]:
+    """Decode the target of each pair, and yield `function` of its weights, in the order of the pairs.
+
+    Weights are discarded after each batch, and batches of long pairs are smaller, so that memory use is bounded. A pair
+    with an empty side has no weights.
+    """
+    numbered = enumerate(pairs)
+    while window := list(islice(numbered, _BATCHES_PER_WINDOW * batch_size)):
+        read = _read_pairs(predictor, window)
+        # The number of logits and weights of a pair is an estimate of the memory that it needs.
+        heads, vocabulary = sum(cross_attentions(predictor.model).values()), len(predictor.tokenizer)
+        costs = [(len(pair.target.ids) + 1) * (vocabulary + heads * pair.source.length) for pair in read]
+        results: dict[int, T] = {}
+        with predictor.inference():
+            for rows in batch_by_length(costs, batch_size, MAX_LOGITS):
+                for pair in _decode_batch(predictor, [read[row] for row in rows], attentions):
+                    results[pair.index] = function(pair)
+        yield from (results[index] for index, _ in window)
+
+
+def _read_pairs(predictor: Predictor, pairs: Sequence[tuple[int, tuple[RawSource, str]]]) -> list[ForcedPair]:
+    """Tokenize pairs."""
+    texts = [target for _, (_, target) in pairs]
+    sources = predictor.reader.read([source for _, (source, _) in pairs])
+    targets = predictor.tokenizer.encode([text if text.strip() else "" for text in texts])
+    rows = zip((index for index, _ in pairs), sources, texts, targets, strict=True)
+    return [ForcedPair(*row, {}) for row in rows]
+
+
+def _decode_batch(
+    predictor: Predictor, pairs: Sequence[ForcedPair], attentions: Collection[str]
+) -> Iterator[ForcedPair]:
+    """Yield the pairs with their weights."""
+    yield from (pair for pair in pairs if not (pair.source.length and pair.target.ids))
+    pairs = [pair for pair in pairs if pair.source.length and pair.target.ids]
+    if not pairs:
+        return
+    source = predictor.reader.collate([pair.source for pair in pairs]).to(predictor.device)
+    inputs = pad([[START, *pair.target.ids] for pair in pairs]).to(predictor.device)
+    with record(predictor.model, lambda name: name in attentions) as recording:
+        predictor.model(source, inputs.tokens_BT)
+    longest = max(pair.source.length for pair in pairs)
+    weights = {name: recorded.float().cpu().numpy() for name, recorded in recording.weights.items()}
+    for name, array in weights.items():
+        if array.shape[-1] != longest:
+            raise ConfigError(
+                f"{name} attends to {array.shape[-1]} memory slots, but the longest source has {longest} tokens. Words "
+                "can be aligned only if the encoder has one slot for each token."
+            )
+    for row, pair in enumerate(pairs):
+        end = len(pair.target.ids) + 1
+        yield pair._replace(
+            weights={name: array[row, ..., :end, : pair.source.length] for name, array in weights.items()}
+        )
