@@ -1,18 +1,20 @@
 """Model: predict, score, trace and evaluate with a trained model."""
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self, Unpack, overload
 
 import torch
 
 from regard.api import arguments
+from regard.api.alignment import align_pairs, check_pairs
 from regard.api.arguments import OneSource
 from regard.config import resolve
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
 from regard.errors import ConfigError, ModelError
+from regard.evaluation.alignment import AlignmentOptions, Symmetrization, WordAlignment
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
@@ -310,6 +312,35 @@ class Model:
         arguments.check_source(source, self.predictor.reader)
         settings = self.settings.model.model_dump(mode="json")
         return Trace(self.predict(source, **search), {"step": self.step, **settings})
+
+    def align(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        reverse: "Model | None" = None,
+        symmetrize: Symmetrization = "grow-diag-final",
+        batch_size: int = 64,
+        **options: Unpack[AlignmentOptions],
+    ) -> list[WordAlignment]:
+        """Align the words of each pair of texts, from the attention weights with which the target is predicted.
+
+        Args:
+            pairs: (source, target) pairs of texts. Words are separated by white space.
+            reverse: A model of the opposite direction, to combine the alignments of both.
+            symmetrize: How to combine them: intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.
+            batch_size: The maximum number of pairs that are processed together.
+            options: Which weights are used, and how they are converted to links; see `AlignmentSettings`.
+
+        Returns:
+            The alignment of each pair. `str(alignment)` is in Pharaoh format.
+
+        Raises:
+            ConfigError: An option is unknown or out of range, or the model cannot align words.
+            ArgumentTypeError: A pair does not consist of two texts.
+
+        >>> model.align([("3 mai 2009", "2009-05-03")], method="threshold", threshold=0.3)[0].links
+        """
+        return list(align_pairs(self, check_pairs(pairs), reverse, symmetrize, dict(options), batch_size))
 
     def evaluate(
         self,

@@ -27,13 +27,13 @@ _BATCHES_PER_WINDOW = 16
 
 
 class ForcedPair(NamedTuple):
-    """A source, the target that was decoded, and the weights of each attention by name. Pairs are counted from 0.
+    """A source, the target that was decoded, and the weights of each attention by name. Pairs are numbered from 0.
 
     Weights are (T + 1, S), or (H, T + 1, S) for several heads. Row t is the step that predicts target token t; it reads
     token t − 1. The last row predicts the end of the target.
     """
 
-    index: int
+    number: int
     source: SourceItem
     target_text: str
     target: TokenizedText
@@ -72,8 +72,8 @@ def map_forced(
         with predictor.inference():
             for rows in batch_by_length(costs, batch_size, MAX_LOGITS):
                 for pair in _decode_batch(predictor, [read[row] for row in rows], attentions):
-                    results[pair.index] = function(pair)
-        yield from (results[index] for index, _ in window)
+                    results[pair.number] = function(pair)
+        yield from (results[number] for number, _ in window)
 
 
 def _read_pairs(predictor: Predictor, pairs: Sequence[tuple[int, tuple[RawSource, str]]]) -> list[ForcedPair]:
@@ -81,7 +81,7 @@ def _read_pairs(predictor: Predictor, pairs: Sequence[tuple[int, tuple[RawSource
     texts = [target for _, (_, target) in pairs]
     sources = predictor.reader.read([source for _, (source, _) in pairs])
     targets = predictor.tokenizer.encode([text if text.strip() else "" for text in texts])
-    rows = zip((index for index, _ in pairs), sources, texts, targets, strict=True)
+    rows = zip((number for number, _ in pairs), sources, texts, targets, strict=True)
     return [ForcedPair(*row, {}) for row in rows]
 
 

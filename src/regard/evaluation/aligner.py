@@ -36,10 +36,10 @@ class Head(NamedTuple):
 
     def select(self, pair: ForcedPair) -> Weights:
         """Return the weights of this head."""
-        weights = pair.weights[self.attention]
-        if weights.ndim == 2:
-            return weights
-        return weights.mean(0) if self.head is None else weights[self.head - 1]
+        weights: Weights = pair.weights[self.attention]
+        if weights.ndim == 3:
+            weights = weights.mean(0) if self.head is None else weights[self.head - 1]
+        return weights
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Aligner:
         def add_pair(pair: ForcedPair) -> None:
             for entry in ranked if pair.weights else ():
                 weights_TS = self._merge(pair, entry.head)
-                reference = None if references is None else references[pair.index]
+                reference = None if references is None else references[pair.number]
                 entry.add(weights_TS, self.settings.extract_links(weights_TS), reference)
 
         for _ in map_forced(self.predictor, pairs, attentions, add_pair, batch_size=self.batch_size):

@@ -128,8 +128,8 @@ def normalized_entropy(weights_TS: Weights) -> Weights:
         return np.zeros(len(weights_TS))
     totals_T1 = weights_TS.sum(1, keepdims=True)
     p_TS = weights_TS / np.where(totals_T1 > 0, totals_T1, 1.0)
-    entropy_T: Weights = -(p_TS * np.log(np.where(p_TS > 0, p_TS, 1.0))).sum(1)
-    return entropy_T / np.log(weights_TS.shape[1])
+    entropy_T: Weights = -(p_TS * np.log(np.where(p_TS > 0, p_TS, 1.0))).sum(1) / np.log(weights_TS.shape[1])
+    return entropy_T
 
 
 def flip(links: Links) -> Links:
