@@ -1,15 +1,21 @@
-"""`regard look` in a terminal: with color, without color, and with right-to-left text."""
+"""`regard look`: in a terminal, several texts, the options of a selection, and files."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import regard
 from regard.cli import look
 from regard.runs.folder import RunFolder
+from tests_shared import SMALL
+from tests_svg import read_labels
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -61,3 +67,84 @@ def test_right_to_left_texts_are_isolated_in_the_terminal(cli: Run, small_run: R
     done = cli("look", small_run.path, "3 مايو 2009")
     assert done.stdout.startswith("\u20683 مايو 2009\u2069 → ")
     assert "3 ␣ \u2068م\u2069 \u2068ا\u2069 " in done.stdout
+
+
+@pytest.fixture(scope="module")
+def transformer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a small Transformer with two layers and two heads for a few steps."""
+    path = tmp_path_factory.mktemp("runs") / "transformer"
+    settings = {name: value for name, value in SMALL.items() if not name.startswith("model.")}
+    model = {"kind": "transformer", "size": 16, "feedforward": 16, "layers": 2, "heads": 2}
+    regard.train("dates", {**settings, "model": model, "training.steps": 10}, out=path, quiet=True)
+    return path
+
+
+def test_several_texts_are_drawn_in_one_call(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
+    done = cli("look", small_run.path, "3 mai 2009", "May 3")
+    headings = [line for line in done.stdout.splitlines() if " → " in line]
+    assert [line.split(" → ")[0] for line in headings] == ["3 mai 2009", "May 3"]
+    outputs = [word for extension in ("svg", "png", "pdf", "html", "json") for word in ("-o", f"a.{extension}")]
+    done = cli("look", small_run.path, "3 mai 2009", "--file", "-", *outputs, stdin="May 3\n\n2009\n")
+    assert done.returncode == 0, done.stderr
+    written = [line.removeprefix("wrote ") for line in done.stderr.splitlines()]
+    numbered = [[f"a-{number}.{extension}" for number in (1, 2, 3)] for extension in ("svg", "png", "json")]
+    assert written == [*numbered[0], *numbered[1], "a.pdf", "a.html", *numbered[2]]
+    assert json.loads((tmp_path / "a-2.json").read_text())["source"]["text"] == "May 3"
+    assert {"M", "y"} <= set(read_labels(tmp_path / "a-2.svg"))
+    assert (tmp_path / "a.pdf").read_bytes().count(b"/Type /Page ") == 3
+    assert (tmp_path / "a.html").read_text().count("<table") == 3
+
+
+def test_a_selection_is_drawn_and_printed_as_json(cli: Run, transformer_run: Path) -> None:
+    done = cli("look", transformer_run, "3 mai 2009", "--layer", "1", "--head", "2", "--words", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["columns"] == ["3", "mai", "2009"]
+    assert document["title"] == "Cross-attention, layer 1 of 2, head 2 of 2"
+    [selected] = document["maps"]
+    assert (selected["layer"], selected["head"]) == (1, 2)
+    assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in selected["weights"])
+    grid = json.loads(cli("look", transformer_run, "3 mai 2009", "--view", "grid", "--json").stdout)
+    assert [(part["layer"], part["head"]) for part in grid["maps"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "title", "shown"),
+    [
+        (["--view", "grid"], "Cross-attention", "layer 2, head 1"),
+        (["--view", "lines", "--head", "all"], "Cross-attention, layer 2 of 2", r"head 2 ←  \S+ 0\.\d\d"),
+        (["--layer", "rollout"], "Attention rollout, average of 2 heads", "3 ␣ m a i ␣ 2 0 0 9"),
+        (["--attention", "encoder-self"], "Encoder self-attention, layer 2 of 2, average of 2 heads", " m  "),
+        (["--attention", "decoder-self", "--head", "max"], "Decoder self-attention, layer 2 of 2, maximum", "<s>"),
+    ],
+)
+def test_every_selection_has_a_terminal_view_and_figures(
+    cli: Run, transformer_run: Path, tmp_path: Path, options: list[str], title: str, shown: str
+) -> None:
+    done = cli("look", transformer_run, "3 mai 2009", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].startswith(title)
+    assert re.search(shown, done.stdout)
+    outputs = [word for extension in ("svg", "png", "pdf", "html") for word in ("-o", f"a.{extension}")]
+    done = cli("look", transformer_run, "3 mai 2009", *options, *outputs, "--title", "My title")
+    assert done.returncode == 0, done.stderr
+    assert "My title" in read_labels(tmp_path / "a.svg")
+    assert "My title" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x", "--layer", "none"], "'none' is not a number from 1, mean, max, rollout or all."),
+        (["x", "--head", "7"], "There is no head 7: the attention has 1 head."),
+        (["x", "--colors", "blau"], "'blau' is not a color map."),
+        (["x", "--json", "-o", "a.svg"], "Use -o FILE.json instead."),
+        (["x", "-o", "none/a.svg"], "there is no folder none"),
+        (["--file", "-"], "contains no text"),
+    ],
+)
+def test_errors_say_what_to_do(cli: Run, small_run: RunFolder, arguments: list[str], message: str) -> None:
+    done = cli("look", small_run.path, *arguments)
+    assert done.returncode in {2, 3}
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -64,7 +64,7 @@ def test_a_terminal_shows_the_picture_and_a_panel_for_each_word_in_color() -> No
 
 def test_a_figure_shows_the_caption_the_picture_and_the_words_with_their_largest_weights(tmp_path: Path) -> None:
     for name in ("first.svg", "second.svg"):
-        figures.draw(sheet(note="decoder.attention, average of 4 heads"), tmp_path / name)
+        figures.draw(sheet(title="decoder.attention, average of 4 heads"), tmp_path / name)
     labels = read_labels(tmp_path / "first.svg")
     words = {"a", "red", "ball", "0.17", "0.75", "1.00"}
     assert set(labels) == words | {"a red ball", "a.jpg", "decoder.attention, average of 4 heads"}
@@ -173,23 +173,11 @@ def test_the_weights_of_a_word_are_averaged_over_its_tokens() -> None:
 def test_the_self_attention_of_an_image_encoder_is_averaged_over_the_cells() -> None:
     weights = np.zeros((6, 6), np.float32)
     weights[:4, 5], weights[4:, 0] = 1, 1
-    view = predict(["▁a"]).view_weights(weights, "encoder-self")
+    prediction = replace(predict(["▁a"]), attentions={"self": weights}, roles={"self": "encoder-self"})
+    view = prediction.view(attention="encoder-self")
     assert isinstance(view, ContactSheet)
     assert view.words == ["average over the cells"]
     np.testing.assert_allclose(view.weights_TYX.flatten(), [1 / 3, 0, 0, 0, 0, 2 / 3], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        (["▁a", "▁dog", "."], [(0, 1), (1, 3)]),
-        (["2", "b", "x"], [(0, 1), (1, 2), (2, 3)]),
-        (["un", "▁a"], [(0, 1), (1, 2)]),
-        ([], []),
-    ],
-)
-def test_tokens_are_grouped_into_words(tokens: list[str], words: list[tuple[int, int]]) -> None:
-    assert predict(tokens).words == words
 
 
 def test_an_empty_prediction_shows_the_picture_alone() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from regard.errors import ConfigError, ModelError
 from regard.inspection import curves, terminal_plot
+from regard.inspection.appearance import CATEGORY_COLORS
 from regard.runs.folder import RunFolder
 from tests_svg import read_labels, read_panels
 
@@ -101,7 +102,7 @@ def test_a_figure_contains_a_line_for_each_curve_and_is_reproducible(tmp_path: P
         curves.draw(panels, tmp_path / name)
     assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
     drawn = dict(read_panels(tmp_path / "first.svg"))
-    first, second = curves.COLORS[:2]
+    first, second = CATEGORY_COLORS[:2]
     assert {title: [(line.color, len(line.points)) for line in lines] for title, lines in drawn.items()} == {
         "loss": [(first, 6), (second, 6), (first, 13), (second, 13)],
         "bleu": [(first, 6), (second, 6)],

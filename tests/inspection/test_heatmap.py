@@ -10,7 +10,9 @@ import pytest
 from rich.cells import cell_len
 
 from regard.errors import ConfigError
-from regard.inspection import heatmap
+from regard.inspection.heatmap import HeatMap
+from regard.inspection.labels import Labels, isolate
+from regard.inspection.labels import label as make_label
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 
@@ -59,13 +61,13 @@ class Page(HTMLParser):
 
 
 def test_a_weight_of_one_is_a_full_block_and_zero_is_blank() -> None:
-    lines = heatmap.to_text(WEIGHTS, ["a", "b", "c"], ["x", "y"]).split("\n")
+    lines = HeatMap(WEIGHTS, Labels(["a", "b", "c"], ["x", "y"])).to_text().split("\n")
     assert lines == ["    a b c", " x  ██", " y    ▒▒▒▒"]
 
 
 def test_a_source_that_is_too_wide_is_split_into_parts() -> None:
     weights = np.eye(30, dtype=np.float32)[:2]
-    lines = heatmap.to_text(weights, list("abcdefghijklmnopqrstuvwxyzabcd"), ["1", "2"], width=24).split("\n")
+    lines = HeatMap(weights, Labels(list("abcdefghijklmnopqrstuvwxyzabcd"), ["1", "2"])).to_text(width=24).split("\n")
     assert max(len(line) for line in lines) <= 24
     assert [line.split()[0] if line else "" for line in lines] == [*"a12", "", *"k12", "", *"u12"]
 
@@ -74,23 +76,23 @@ def test_a_source_that_is_too_wide_is_split_into_parts() -> None:
     ("token", "label"), [(" ", "␣"), ("\u0301", "◌\u0301"), ("\u200f", "U+200F"), ("é", "é")], ids=ascii
 )
 def test_every_token_has_a_visible_label(token: str, label: str) -> None:
-    assert heatmap.label(token) == label
+    assert make_label(token) == label
 
 
 def test_right_to_left_tokens_are_isolated_so_that_columns_stay_in_order() -> None:
-    lines = heatmap.to_text(WEIGHTS, ["ab", "كتاب", "!"], ["x", "ספר"]).split("\n")
+    lines = HeatMap(WEIGHTS, Labels(["ab", "كتاب", "!"], ["x", "ספר"])).to_text().split("\n")
     assert lines[0].split() == ["ab", "\u2068كتاب\u2069", "!"]
     assert lines[2].split()[0] == "\u2068ספר\u2069"
     starts = [cell_len(line[: line.index(text)]) for line, text in ((lines[0], "ab"), (lines[1], "█"))]
     assert starts[0] == starts[1]
-    assert heatmap.isolate("٣") == "\u2068٣\u2069"
-    assert heatmap.isolate("3 mai ▁日") == "3 mai ▁日"
+    assert isolate("٣") == "\u2068٣\u2069"
+    assert isolate("3 mai ▁日") == "3 mai ▁日"
 
 
 def test_markup_in_a_token_is_escaped() -> None:
     source, target = ["<", "/script>", '"'], ["<b>", "&"]
     table = Page(prediction(source, target)._repr_html_())
-    assert table.tags == {"table", "tr", "th", "td", "bdi"}
+    assert table.tags == {"div", "table", "style", "tr", "th", "td", "bdi", "span"}
     assert table.headers == ["", *source, *target]
     cells = [re.fullmatch(r"(.+) ← (.+): (\d\.\d+)", title) for title in table.titles]
     expected = [(row, column) for row in target for column in source]
@@ -103,7 +105,7 @@ def test_markup_in_a_token_is_escaped() -> None:
 
 def test_a_prediction_prints_as_its_heat_map() -> None:
     printed = prediction(["a", "b", "c"], ["x", "y"])
-    assert str(printed) == heatmap.to_text(WEIGHTS, ["a", "b", "c"], ["x", "y"])
+    assert str(printed) == HeatMap(WEIGHTS, Labels(["a", "b", "c"], ["x", "y"])).to_text()
     assert repr(printed) == "Prediction('xy', score=-0.5000)"
 
 

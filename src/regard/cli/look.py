@@ -1,51 +1,151 @@
 """regard look"""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
-from regard.errors import ModelError
+from regard.data.lines import parse_lines
+from regard.errors import DataError, ModelError
+from regard.formatting import to_json
 from regard.runs.folder import RunFolder, open_model
 
 if TYPE_CHECKING:
-    from regard.inspection.pictures import Style
+    from regard.inspection.figures import Figure
+    from regard.inspection.prediction import Prediction
+    from regard.inspection.views import ViewOptions
 
 EXAMPLES = """\b
 Examples:
   regard look runs/dates "3 mai 2009"
   regard look runs/dates "2009年5月3日" -o alignment.svg
-  regard look runs/dates "3 mai 2009" -o alignment.pdf -o alignment.html
+  regard look runs/dates "3 mai 2009" "May 3, 2009" -o alignments.pdf -o alignments.html
+  regard look runs/dates --file dates.txt --json
+  regard look runs/transformer "3 mai 2009" --view grid -o heads.pdf
+  regard look runs/transformer "3 mai 2009" --layer 1 --head 3 --words --view lines -o head.svg
+  regard look runs/transformer "3 mai 2009" --attention encoder-self --layer rollout
+  regard look runs/dates "3 mai 2009" --colors Greys --title "" -o plain.png
   regard look runs/captions photo.jpg -o attention.png
   regard look runs/dates
   regard look runs/dates runs/luong -o curves.svg"""
 
 
+class NumberOr(click.ParamType[int | str]):
+    """A number from 1, or one of some words."""
+
+    name = "number"
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        text = str(value)
+        if text in self.words:
+            return text
+        if not text.isdecimal() or int(text) < 1:
+            self.fail(f"'{text}' is not a number from 1, {', '.join(self.words[:-1])} or {self.words[-1]}.", param, ctx)
+        return int(text)
+
+
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
-@click.argument("words", metavar="[TEXT | IMAGE | RUN...]", nargs=-1)
+@click.argument("texts", metavar="[TEXT | IMAGE | RUN]...", nargs=-1)
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    help="Write a figure to FILE: .svg, .png or .pdf. For attention weights also .html, or .json for the numbers.",
-)  # fmt: skip
+    "--file", "file", metavar="FILE", type=click.File("rb"), help="Read texts from FILE, one per line; - is stdin."
+)
 @click.option(
-    "--style", type=click.Choice(["smooth", "grid"]), default="smooth", show_default=True,
+    "--beam", metavar="K", type=click.IntRange(1), default=1, show_default=True, help="Beam size; 1 is greedy search."
+)
+@click.option(
+    "--attention",
+    metavar="ROLE|NAME",
+    default="cross",
+    show_default=True,
+    help="cross, encoder-self, decoder-self, or the name of an attention.",
+)
+@click.option(
+    "--layer",
+    metavar="N|WORD",
+    type=NumberOr("mean", "max", "rollout", "all"),
+    help="Layer, counted from 1, or mean, max, rollout or all. [default: the last]",
+)
+@click.option(
+    "--head",
+    metavar="N|WORD",
+    type=NumberOr("mean", "max", "all"),
+    help="Head, counted from 1, or mean, max or all. [default: mean]",
+)
+@click.option("--words", is_flag=True, help="Combine the tokens of each word: average rows, sum columns.")
+@click.option(
+    "--view",
+    "kind",
+    type=click.Choice(["matrix", "grid", "lines"]),
+    help="A heat map, a grid of layers and heads, or lines. [default: matrix, or grid if several maps are selected]",
+)
+@click.option(
+    "--colors",
+    metavar="NAME",
+    help="Color map: light, dark, or a name that matplotlib knows, such as viridis or Greys. [default: light; dark in "
+    "a terminal]",
+)
+@click.option(
+    "--max-weight",
+    metavar="W",
+    type=float,
+    help="Weight of the strongest color. [default: depends on the largest weight]",
+)
+@click.option("--title", metavar="TEXT", help='Title of the figure; "" for none. [default: which weights are drawn]')
+@click.option(
+    "--style",
+    type=click.Choice(["smooth", "grid"]),
+    default="smooth",
+    show_default=True,
     help="How weights are drawn over an image: interpolated, or as a grid of cells.",
-)  # fmt: skip
-def command(model: str, words: tuple[str, ...], outputs: tuple[Path, ...], style: "Style") -> None:
-    """Draw the attention weights of a prediction: source tokens across, target tokens down. For an IMAGE, draw the
+)
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write a figure to FILE: .svg, .png, .pdf or .html, or .json for all weights. For several texts, a .pdf has a "
+    "page for each, and .svg, .png and .json files are numbered.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object per text: the prediction, and the selected weights."
+)
+def command(
+    model: str,
+    texts: tuple[str, ...],
+    file: BinaryIO | None,
+    beam: int,
+    outputs: tuple[Path, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Draw the attention weights of predictions: source tokens across, target tokens down. For an IMAGE, draw the
     weights of each word over the image.
+
+    By default, the weights of the last cross-attention, averaged over its heads. --layer rollout multiplies the weights
+    of all layers of a Transformer (Abnar and Zuidema 2020).
 
     Without TEXT or IMAGE, draw the learning curves of a run, or of several runs in one figure.
     """
-    others = [RunFolder(Path(word)) for word in words]
+    others = [RunFolder(Path(text)) for text in texts]
     not_runs = [other.path for other in others if not other.exists()]
-    if not not_runs:
+    if not not_runs and file is None:
         _draw_curves([RunFolder(Path(model)), *others], outputs)
-    elif len(words) == 1:
-        _draw_attention(model, words[0], outputs, style)
-    else:
-        raise click.UsageError(f"Give one TEXT, in quotes, or only runs: '{not_runs[0]}' is not a run.")
+        return
+    if runs := [other.path for other in others if other.exists()]:
+        reason = f"'{runs[0]}' is a run, but '{not_runs[0]}' is not a run" if not_runs else f"'{runs[0]}' is a run"
+        raise click.UsageError(f"Give texts, or only runs: {reason}.")
+    sources = [*texts, *(_read_file(file) if file else ())]
+    if outputs and as_json:
+        raise click.UsageError("--json prints to stdout, so it cannot be combined with -o. Use -o FILE.json instead.")
+    view = cast("ViewOptions", options)  # click has checked the values
+    _draw_attention(model, sources, beam, outputs, view, as_json=as_json)
 
 
 def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
@@ -72,31 +172,73 @@ def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
         click.echo("\n".join(line.rstrip() for line in terminal_plot.plot(panels).plain.split("\n")))
 
 
-def _draw_attention(model: str, source: str, outputs: tuple[Path, ...], style: "Style") -> None:
-    folder, checkpoint = open_model(model)
+def _read_file(file: BinaryIO) -> list[str]:
+    """Read one text per line. Blank lines have nothing to draw."""
+    lines = list(parse_lines(file, file.name))
+    for line in lines:
+        if line.problem:
+            raise DataError(f"{file.name}, line {line.number}: {line.problem}. Correct the line.")
+    texts = [line.text for line in lines if line.text.strip()]
+    if not texts:
+        raise DataError(f"{file.name} contains no text.")
+    return texts
 
-    from rich.console import Console
+
+def _draw_attention(
+    model: str,
+    texts: Sequence[str],
+    beam: int,
+    outputs: Sequence[Path],
+    options: "ViewOptions",
+    *,
+    as_json: bool,
+) -> None:
+    """Predict all texts with one model, and draw or print their attention weights."""
+    folder, checkpoint = open_model(model)
 
     from regard.api.model import Model
     from regard.inspection import figures
-    from regard.inspection.heatmap import isolate
 
     for output in outputs:
         figures.check_extension(output)
-    prediction = Model.from_checkpoint(folder, checkpoint).predict(source)
+    loaded = Model.from_checkpoint(folder, checkpoint)
+    predictions = loaded.predict(texts, beam=beam)
+    drawn = [figures.Figure(prediction, prediction.view(**options)) for prediction in predictions]
     for output in outputs:
-        figures.save(prediction, output, style)
-        click.echo(f"wrote {output}", err=True)
-    if outputs:
-        return
+        for path in figures.save_all(drawn, output):
+            click.echo(f"wrote {path}", err=True)
+    if as_json:
+        for prediction in predictions:
+            click.echo(_to_json(prediction, options))
+    elif not outputs:
+        _print_views(drawn)
+
+
+def _to_json(prediction: "Prediction", options: "ViewOptions") -> str:
+    selected = prediction.select(
+        attention=options["attention"],
+        layer=options["layer"],
+        head=options["head"],
+        words=options["words"],
+        kind=options["kind"],
+    )
+    fields = {"source": prediction.source, "text": prediction.text, "score": prediction.score}
+    return to_json({**fields, **selected.document}, ensure_ascii=False)
+
+
+def _print_views(figures: "Sequence[Figure]") -> None:
+    """Print the views on the terminal, in color if it has colors."""
+    from rich.console import Console
+
     console = Console(highlight=False)
-    title = f"{isolate(prediction.source)} → {isolate(prediction.text)}"
-    click.echo(f"{title}   (log-probability {prediction.score:.4f})")
-    if prediction.attention_note:
-        click.echo(prediction.attention_note)
-    click.echo()
-    view = prediction.view(style)
-    if console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}:
-        console.print(view.to_color(console.width))
-    else:
-        click.echo(view.to_text(console.width if console.is_terminal else 100))
+    in_color = console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}
+    for index, (prediction, view) in enumerate(figures):
+        click.echo("\n" * (index > 0) + prediction.heading)
+        notes = [view.title if prediction.map_count > 1 else "", view.scale]
+        if any(notes):
+            click.echo("; ".join(filter(None, notes)))
+        click.echo()
+        if in_color:
+            console.print(view.to_color(console.width))
+        else:
+            click.echo(view.to_text(console.width if console.is_terminal else 100))

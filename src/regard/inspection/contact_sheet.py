@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import numpy as np
-from rich.cells import cell_len
-from rich.color import Color
 from rich.style import Style as TextStyle
 from rich.text import Text
 
 from regard.inspection import drawing
-from regard.inspection.heatmap import AttentionView, Weights, isolate, label
+from regard.inspection.blocks import arrange, draw_half_blocks
+from regard.inspection.heatmap import AttentionView, Weights
+from regard.inspection.labels import isolate, label
 from regard.inspection.pictures import PixelArray, Style, compose, resize, shade, to_data_uri, upsample
 
 _SHADES = "·░▒▓█"
@@ -51,12 +51,12 @@ class ContactSheet(AttentionView):
     caption: str
     words: Sequence[str]
     weights_TYX: Weights
-    note: str = ""
+    title: str = ""
     style: Style = "smooth"
 
     @property
     def characters(self) -> str:
-        return "".join([self.name, self.caption, self.note, *map(label, self.words)])
+        return "".join([self.name, self.caption, self.title, *map(label, self.words)])
 
     def build_figure(self) -> Any:
         picture_HW3 = self._scale_picture(_LONGEST_SIDE)
@@ -73,18 +73,17 @@ class ContactSheet(AttentionView):
                     cell and (cell.column / columns, cell.row / rows, 1 / columns, 1 / rows),
                 )
             )
-        return drawing.build_contact_sheet(panels, self.caption, self.note)
+        return drawing.build_contact_sheet(panels, self.caption, self.title)
 
     def to_text(self, width: int = 100) -> str:
         """Draw a grid of shades for each word, relative to its largest weight."""
-        rows, _ = self._grid
         blocks = []
         for word, weights_YX in self._panels():
             levels_YX = upsample(weights_YX, *self._grid, "grid")
             shades = [[_SHADES[round(level * (len(_SHADES) - 1))] * 2 for level in row] for row in levels_YX.tolist()]
             title = Text(f"{isolate(word)} {_format_weight(weights_YX)}")
             blocks.append([title, *(Text("".join(line)) for line in shades)])
-        return "\n".join(line.plain.rstrip() for line in _arrange(blocks, 1 + rows, width))
+        return "\n".join(line.plain.rstrip() for line in arrange(blocks, width))
 
     def to_color(self, width: int = 100) -> Text:
         """Draw the picture and each panel in half blocks, two pixels above each other in a character."""
@@ -92,11 +91,11 @@ class ContactSheet(AttentionView):
         scale = max(1, round(_TERMINAL_COLUMNS / columns))
         height = scale * rows + scale * rows % 2
         picture_HW3 = resize(self.pixels_HW3, height, scale * columns)
-        blocks = [[Text(isolate(os.path.basename(self.name))), *_draw_half_blocks(picture_HW3)]]
+        blocks = [[Text(isolate(os.path.basename(self.name))), *draw_half_blocks(picture_HW3)]]
         for word, weights_YX in self._panels():
             title = Text(isolate(word)).append(f" {_format_weight(weights_YX)}", TextStyle(dim=True))
-            blocks.append([title, *_draw_half_blocks(compose(picture_HW3, weights_YX, self.style))])
-        return Text("\n").join(_arrange(blocks, 1 + height // 2, width))
+            blocks.append([title, *draw_half_blocks(compose(picture_HW3, weights_YX, self.style))])
+        return Text("\n").join(arrange(blocks, width))
 
     def to_html(self) -> str:
         """Draw the panels as inline SVG. The picture is stored once, and each panel has a layer of its own."""
@@ -166,30 +165,3 @@ def _html_panel(width: int, height: int, content: str, title: str) -> str:
         f'<figcaption style="max-width:{shown}px;overflow-wrap:anywhere">{title}</figcaption>'
         f'<svg viewBox="0 0 {width} {height}" width="{shown}" style="display:block">{content}</svg></figure>'
     )
-
-
-def _draw_half_blocks(pixels_HW3: PixelArray) -> list[Text]:
-    """Draw a picture of even height: the upper half of a character is the foreground, the lower half the background."""
-    lines = []
-    for upper, lower in zip(pixels_HW3[::2].tolist(), pixels_HW3[1::2].tolist(), strict=True):
-        line = Text()
-        for above, below in zip(upper, lower, strict=True):
-            line.append("▀", TextStyle(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
-        lines.append(line)
-    return lines
-
-
-def _arrange(blocks: Sequence[Sequence[Text]], height: int, width: int) -> Iterator[Text]:
-    """Put blocks of lines side by side, up to a width, with a blank line between the rows of blocks."""
-    widest = max((cell_len(line.plain) for block in blocks for line in block), default=0)
-    per_row = max(1, (width + 2) // (widest + 2))
-    for start in range(0, len(blocks), per_row):
-        if start:
-            yield Text()
-        row = blocks[start : start + per_row]
-        for index in range(height):
-            line = Text()
-            for block in row:
-                line.append_text(block[index])
-                line.append(" " * (widest + 2 - cell_len(block[index].plain)))
-            yield line

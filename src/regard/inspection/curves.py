@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ConfigError, ModelError
+from regard.inspection.appearance import CATEGORY_COLORS
 from regard.inspection.figures import FORMATS
 from regard.inspection.fonts import fonts_for
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
-
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Colors that people with color blindness can distinguish (Okabe and Ito)."""
 
 _LOG_SCALE_RATIO = 30.0
 """A loss is drawn on a logarithmic scale if its largest value exceeds its smallest by this factor."""
@@ -125,7 +123,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
 def _draw_panel(axes: Any, panel: Panel, runs: Sequence[str]) -> None:
     for curve in panel.curves:
-        color = COLORS[runs.index(curve.run) % len(COLORS)]
+        color = CATEGORY_COLORS[runs.index(curve.run) % len(CATEGORY_COLORS)]
         axes.plot(
             curve.steps, curve.values, color=color, **_line_style(validated=curve.validated, points=len(curve.steps))
         )
@@ -155,9 +153,9 @@ def _line_style(*, validated: bool, points: int) -> dict[str, Any]:
 def _legend(curves: Sequence[Curve], runs: Sequence[str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    color = "#555555" if len(runs) > 1 else COLORS[0]
+    color = "#555555" if len(runs) > 1 else CATEGORY_COLORS[0]
     handles = [
-        Line2D([], [], color=COLORS[index % len(COLORS)], linewidth=3, label=run)
+        Line2D([], [], color=CATEGORY_COLORS[index % len(CATEGORY_COLORS)], linewidth=3, label=run)
         for index, run in enumerate(runs)
         if len(runs) > 1
     ]

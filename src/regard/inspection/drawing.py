@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.inspection.labels import Labels
 from regard.inspection.pictures import PixelArray
 
 _CELL = 0.28
@@ -22,31 +23,77 @@ _PANEL_SIDE, _MIN_PANEL_WIDTH, _MAX_PANEL_WIDTH, _SHEET_WIDTH = 1.6, 0.8, 2.8, 9
 inches.
 """
 
+_SMALL_CELL, _SMALL_SIZE, _MIN_MAP_SIDE, _MAX_GRID_WIDTH = 0.105, 6.0, 0.6, 14.0
+"""Size of a cell and of its label in a grid of maps, the minimum size of a map, and the width of a grid above which
+cells are smaller and not labeled. Sizes are in inches, except the size of the labels, which is in points.
+"""
+
+_LINES_WIDTH, _LINES_ROW = 1.9, 0.24
+"""Width of lines between tokens, and height of a token, in inches."""
+
 _PANEL_GAP, _TITLE_HEIGHT, _LINE_HEIGHT = 0.12, 0.24, 0.2
 _WORD_SIZE, _MIN_WORD_SIZE, _WEIGHT_SIZE, _CAPTION_SIZE = 10.0, 5.0, 8.0, 11.0
-_GRAY, _OUTLINE = "#666666", "#ffd640"
+_GRAY, _FRAME, _OUTLINE = "#666666", "#b0b0b0", "#ffd640"
 
 
-def build_heat_map(weights_TS: NDArray[np.float32], columns: Sequence[str], rows: Sequence[str], title: str) -> Any:
+class Colors(NamedTuple):
+    """A color map of matplotlib, and the weight of its last color."""
+
+    color_map: Any
+    limit: float
+
+
+class GridPanel(NamedTuple):
+    """A map in a grid, its place, and the titles above it and on its left."""
+
+    weights_TS: NDArray[np.float32]
+    row: int
+    column: int
+    title: str
+    side_title: str
+
+
+class Line(NamedTuple):
+    """A line from a column label to a row label."""
+
+    column: int
+    row: int
+    opacity: float
+    color: str
+
+
+def build_heat_map(weights_TS: NDArray[np.float32], labels: Labels, title: str, colors: Colors) -> Any:
     """Draw a heat map as a figure of its exact size."""
-    width, height = (_CELL * max(1, len(labels)) for labels in (columns, rows))
+    width, height = (_CELL * max(1, len(part)) for part in (labels.columns, labels.rows))
     figure = _new_figure(width, height)
     axes = figure.add_axes((0, 0, 1, 1))
-    image = axes.imshow(
-        weights_TS if weights_TS.size else np.zeros((1, 1)), cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto"
-    )
-    axes.set_yticks(range(len(rows)), rows)
-    _set_column_labels(axes, columns)
-    axes.set_xlabel("source")
-    axes.set_ylabel("output")
-    axes.set_title(title, loc="left", fontsize=9)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    image = _draw_map(axes, weights_TS, colors)
+    axes.set_yticks(range(len(labels.rows)), labels.rows)
+    _set_column_labels(axes, labels.columns)
+    axes.set_xlabel(labels.column_axis, color=_GRAY)
+    axes.set_ylabel(labels.row_axis, color=_GRAY)
+    axes.set_title(title, loc="left", fontsize=_CAPTION_SIZE, pad=8)
     bar_height = min(height, _BAR_HEIGHT)
     bar = figure.add_axes((1 + _BAR_GAP / width, 1 - bar_height / height, _BAR_WIDTH / width, bar_height / height))
-    ticks, name = ([0, 0.5, 1], "attention weight") if bar_height > 1.2 else ([0, 1], "weight")
-    figure.colorbar(image, cax=bar, ticks=ticks, label=name)
+    _draw_color_bar(figure, image, bar, colors.limit, bar_height)
     return figure
+
+
+def _draw_map(axes: Any, weights_TS: NDArray[np.float32], colors: Colors) -> Any:
+    """Draw the cells of a map in a thin frame: cells without weight are as white as the paper."""
+    weights = weights_TS if weights_TS.size else np.zeros((1, 1))
+    image = axes.imshow(weights, cmap=colors.color_map, vmin=0.0, vmax=colors.limit, aspect="auto")
+    axes.tick_params(length=0)
+    axes.spines[:].set(color=_FRAME, linewidth=0.6)
+    return image
+
+
+def _draw_color_bar(figure: Any, image: Any, axes: Any, limit: float, height: float) -> None:
+    ticks, name = ([0, limit / 2, limit], "attention weight") if height > 1.2 else ([0, limit], "weight")
+    bar = figure.colorbar(image, cax=axes, ticks=ticks, format="{x:g}")
+    bar.set_label(name, color=_GRAY, fontsize=_WEIGHT_SIZE)
+    bar.outline.set(edgecolor=_FRAME, linewidth=0.6)
+    axes.tick_params(length=2, color=_FRAME, labelsize=_WEIGHT_SIZE)
 
 
 def _set_column_labels(axes: Any, labels: Sequence[str]) -> None:
@@ -61,6 +108,88 @@ def _set_column_labels(axes: Any, labels: Sequence[str]) -> None:
         axes.tick_params(axis="x", labelrotation=45)
         for tick in texts:
             tick.label2.set(horizontalalignment="left", verticalalignment="baseline", rotation_mode="anchor")
+
+
+def build_grid(panels: Sequence[GridPanel], labels: Labels, title: str, colors: Colors) -> Any:
+    """Draw maps in rows and columns, with one color bar. Tokens are labeled on the left and above, if they fit."""
+    rows, columns = (1 + max(place) for place in zip(*((panel.row, panel.column) for panel in panels), strict=True))
+    across, down = max(1, len(labels.columns)), max(1, len(labels.rows))
+    labeled = columns * across * _SMALL_CELL <= _MAX_GRID_WIDTH
+    cell = _SMALL_CELL if labeled else _MAX_GRID_WIDTH / (columns * across)
+    width, height = max(cell * across, _MIN_MAP_SIDE), max(cell * down, _MIN_MAP_SIDE)
+    gap_above = _TITLE_HEIGHT if any(panel.title and panel.row for panel in panels) else 0.0
+    total_width = columns * (width + _PANEL_GAP) - _PANEL_GAP
+    total_height = rows * (height + _PANEL_GAP + gap_above) - _PANEL_GAP - gap_above
+    figure = _new_figure(total_width, total_height)
+    image = None
+    for panel in panels:
+        left = panel.column * (width + _PANEL_GAP)
+        bottom = total_height - height - panel.row * (height + _PANEL_GAP + gap_above)
+        axes = figure.add_axes((left / total_width, bottom / total_height, width / total_width, height / total_height))
+        image = _draw_map(axes, panel.weights_TS, colors)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.xaxis.set_label_position("top")
+        axes.set_title(panel.title, fontsize=_WEIGHT_SIZE, pad=3)
+        axes.set_ylabel(panel.side_title, fontsize=_WEIGHT_SIZE)
+        if labeled and panel.row == 0:
+            axes.xaxis.tick_top()
+            axes.set_xticks(range(across), labels.columns, rotation=90, fontsize=_SMALL_SIZE)
+        if labeled and panel.column == 0:
+            axes.set_yticks(range(down), labels.rows, fontsize=_SMALL_SIZE)
+    bar_height = min(total_height, _BAR_HEIGHT)
+    box = (
+        1 + _BAR_GAP / total_width,
+        1 - bar_height / total_height,
+        _BAR_WIDTH / total_width,
+        bar_height / total_height,
+    )
+    _draw_color_bar(figure, image, figure.add_axes(box), colors.limit, bar_height)
+    _add_title(figure, title)
+    return figure
+
+
+def build_lines(lines: Sequence[Line], labels: Labels, title: str, legend: Sequence[tuple[str, str]]) -> Any:
+    """Draw column labels on the left, row labels on the right, and lines between them."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgba
+    from matplotlib.lines import Line2D
+
+    columns, rows = len(labels.columns), len(labels.rows)
+    figure = _new_figure(_LINES_WIDTH, _LINES_ROW * max(1, columns, rows))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(1, 0)
+    segments = [[(0.0, (line.column + 0.5) / columns), (1.0, (line.row + 0.5) / rows)] for line in lines]
+    shown = [to_rgba(line.color, line.opacity) for line in lines]
+    axes.add_collection(LineCollection(segments, colors=shown, linewidths=1.6, capstyle="round"), autolim=False)
+    for x, side, tokens, name in (
+        (-0.02, "right", labels.columns, labels.column_axis),
+        (1.02, "left", labels.rows, labels.row_axis),
+    ):
+        for index, token in enumerate(tokens):
+            axes.text(x, (index + 0.5) / len(tokens), token, ha=side, va="center_baseline", fontsize=_WORD_SIZE)
+        axes.annotate(
+            name, (x, 0), (0, 6), textcoords="offset points", ha=side, va="bottom", color=_GRAY, annotation_clip=False
+        )
+    if legend:
+        handles = [Line2D([], [], color=color, linewidth=2, label=name) for name, color in legend]
+        figure.legend(
+            handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=min(4, len(handles)), frameon=False,
+            fontsize=_WEIGHT_SIZE, handlelength=1.2, columnspacing=1.2,
+        )  # fmt: skip
+    _add_title(figure, title)
+    return figure
+
+
+def _add_title(figure: Any, title: str) -> None:
+    """Write a title above everything else in a figure, at the left edge of its contents."""
+    if not title:
+        return
+    box = figure.get_tightbbox(figure.canvas.get_renderer())
+    width, height = figure.get_size_inches()
+    figure.text(box.x0 / width, (box.y1 + 0.1) / height, title, va="bottom", fontsize=_CAPTION_SIZE)
 
 
 @dataclass(frozen=True, eq=False)

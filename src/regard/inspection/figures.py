@@ -1,42 +1,120 @@
-"""Figures of attention weights as SVG, PNG or PDF, in fonts that contain the characters of the tokens."""
+"""Figures of attention weights as SVG, PNG, PDF or HTML, in fonts that contain the characters of the tokens."""
 
+import html as markup
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.errors import ConfigError
 from regard.inspection.fonts import fonts_for
 from regard.inspection.heatmap import AttentionView
-from regard.inspection.pictures import Style
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 
 FORMATS = (".svg", ".png", ".pdf")
+ONE_FILE_FORMATS = (".pdf", ".html")
+"""The formats in which one file contains the figures of several predictions, on pages or below each other."""
+
+_ALL_FORMATS = (*FORMATS, ".html", ".json")
+
+
+class Figure(NamedTuple):
+    """A prediction, and the view of its attention weights that is drawn."""
+
+    prediction: Prediction
+    view: AttentionView
 
 
 def check_extension(path: Path) -> None:
-    """Raise ConfigError if the extension of a file is not a known format."""
-    known = (*FORMATS, ".html", ".json")
-    if path.suffix.lower() not in known:
-        raise ConfigError(f"{path}: the extension selects the format, and must be one of {', '.join(known)}.")
+    """Raise ConfigError if the extension of a file is not a known format, or if its folder does not exist."""
+    if path.suffix.lower() not in _ALL_FORMATS:
+        raise ConfigError(f"{path}: the extension selects the format, and must be one of {', '.join(_ALL_FORMATS)}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}. Create it first.")
 
 
-def save(prediction: Prediction, path: Path, style: Style = "smooth") -> None:
-    """Write the attention weights in the format that the file's extension selects.
+def save(prediction: Prediction, path: str | Path, view: AttentionView | None = None) -> None:
+    """Write the attention weights of a prediction in the format that the file's extension selects.
 
-    `style` sets how weights are drawn over a picture.
+    Args:
+        prediction: The prediction.
+        path: A .svg, .png, .pdf or .html file for a figure, or a .json file for all weights.
+        view: The view that is drawn. By default `prediction.view()`.
+
+    Raises:
+        ConfigError: The path has another extension, or its folder does not exist.
+
+    >>> figures.save(prediction, "heads.pdf", prediction.view(kind="grid"))
     """
+    save_all([Figure(prediction, prediction.view() if view is None else view)], path)
+
+
+def save_all(figures: Sequence[Figure], path: str | Path) -> list[Path]:
+    """Write the figures of several predictions, and return the files.
+
+    A .pdf file has a page for each, and an .html file contains all. For the other formats, each figure is written to a
+    file of its own: `figure-1.svg`, `figure-2.svg`, ….
+
+    >>> figures.save_all([Figure(prediction, prediction.view()) for prediction in predictions], "figures.pdf")
+    """
+    path = Path(path)
     check_extension(path)
-    if path.suffix.lower() in FORMATS:
-        draw(prediction.view(style), path)
-    else:
-        Trace(prediction, style=style).save(path)
+    extension = path.suffix.lower()
+    if extension == ".html":
+        path.write_text(to_page(figures), "utf-8")
+        return [path]
+    if extension == ".pdf":
+        _draw_pages([figure.view for figure in figures], path)
+        return [path]
+    paths = [path] if len(figures) == 1 else [path.with_stem(f"{path.stem}-{n + 1}") for n in range(len(figures))]
+    for figure, file in zip(figures, paths, strict=True):
+        if extension == ".json":
+            Trace(figure.prediction).save(file)
+        else:
+            draw(figure.view, file)
+    return paths
 
 
 def draw(view: AttentionView, path: Path) -> None:
     """Draw attention weights to a file. Text stays text in SVG and PDF."""
-    from matplotlib import rc_context
-
-    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "regard", "text.parse_math": False}
-    with rc_context(settings), fonts_for(view.characters):
+    with drawing_settings(view.characters):
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
         view.build_figure().savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.1, metadata=metadata)
+
+
+def _draw_pages(views: Sequence[AttentionView], path: Path) -> None:
+    """Draw each view on a page of a PDF file."""
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    with drawing_settings("".join(view.characters for view in views)), PdfPages(path) as pages:
+        for view in views:
+            pages.savefig(view.build_figure(), bbox_inches="tight", pad_inches=0.1)
+
+
+@contextmanager
+def drawing_settings(characters: str) -> Iterator[None]:
+    """Draw with fonts that contain some characters. Text stays text, and is not parsed as mathematics."""
+    from matplotlib import rc_context
+
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "regard",
+        "pdf.fonttype": 42,  # publishers reject the Type 3 fonts that are matplotlib's default
+        "text.parse_math": False,
+    }
+    with rc_context(settings), fonts_for(characters):
+        yield
+
+
+def to_page(figures: Sequence[Figure]) -> str:
+    """Return an HTML page that works offline, with the figures below each other."""
+    body = "".join(
+        f'<h1 style="font-size:1.2em;margin:1.5em 0 0.5em">{markup.escape(figure.prediction.heading)}</h1>'
+        f"{figure.view.to_html()}"
+        for figure in figures
+    )
+    return (
+        '<!doctype html><html><head><meta charset="utf-8"><title>regard</title></head>'
+        f'<body style="font-family:sans-serif;margin:2em">{body}</body></html>\n'
+    )

@@ -107,5 +107,7 @@ def _add_new_fonts() -> bool:
 
 def _package(character: str) -> str:
     """Return the Debian package with a font for a character."""
-    wide = unicodedata.east_asian_width(character) in {"W", "F"} and unicodedata.category(character) != "So"
+    if unicodedata.category(character) in {"So", "Sk"}:  # matplotlib cannot draw the color bitmaps of other emoji fonts
+        return "fonts-symbola"
+    wide = unicodedata.east_asian_width(character) in {"W", "F"}
     return "fonts-noto-cjk" if wide else "fonts-noto-core"

@@ -1,10 +1,9 @@
 """Heat maps of attention weights (T target tokens × S source tokens) as text, in color, and as HTML."""
 
 import html as markup
-import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -15,15 +14,22 @@ from rich.style import Style
 from rich.text import Text
 
 from regard.inspection import drawing
+from regard.inspection.appearance import Appearance
+from regard.inspection.labels import Labels, isolate
 
 Weights = NDArray[np.float32]
 
 
 class AttentionView(ABC):
-    """How attention weights are shown: as a heat map, or over a picture."""
+    """How attention weights are shown: as a heat map, a grid of heat maps, lines, or over a picture."""
 
-    note: str
-    """What the weights are, if the model has several attentions or heads."""
+    title: str
+    """Which weights are shown."""
+
+    @property
+    def scale(self) -> str:
+        """Describe the scale of the colors, if it does not end at 1."""
+        return ""
 
     @property
     @abstractmethod
@@ -53,116 +59,111 @@ class HeatMap(AttentionView):
     """Attention weights with a column for each source token and a row for each target token."""
 
     weights_TS: Weights
-    columns: Sequence[str]
-    rows: Sequence[str]
-    note: str = ""
+    labels: Labels
+    title: str = ""
+    appearance: Appearance = field(default_factory=Appearance)
 
     @property
     def characters(self) -> str:
-        return "".join(map(label, [*self.columns, *self.rows]))
+        labels = self.labels.drawn
+        return "".join([self.title, *labels.columns, *labels.rows])
+
+    @property
+    def scale(self) -> str:
+        return describe_scale(self._limit)
 
     def to_text(self, width: int = 100) -> str:
-        return to_text(self.weights_TS, self.columns, self.rows, width)
+        return "\n".join(line.plain.rstrip() for line in self._draw_lines(width, color=False))
 
     def to_color(self, width: int = 100) -> Text:
-        return to_color(self.weights_TS, self.columns, self.rows, width)
+        return Text("\n").join(self._draw_lines(width, color=True))
 
     def to_html(self) -> str:
-        return to_html(self.weights_TS, self.columns, self.rows)
+        """Draw a table. The title of each cell, which browsers show under the pointer, is its weight."""
+        labels = self.labels.visible
+        columns, rows = ([markup.escape(token) for token in tokens] for tokens in (labels.columns, labels.rows))
+        upright = max(map(cell_len, labels.columns), default=0) <= 3
+        header = "".join(f"<th{'' if upright else _VERTICAL}><bdi>{column}</bdi></th>" for column in columns)
+        body = []
+        colors_TS3 = self.appearance.to_rgb(self.weights_TS, self._limit)
+        for row, weights_S, colors_S3 in zip(rows, self.weights_TS.tolist(), colors_TS3.tolist(), strict=True):
+            cells = "".join(
+                f'<td title="{row} ← {column}: {weight:.3f}" style="background:#{bytes(color).hex()}"></td>'
+                for column, weight, color in zip(columns, weights_S, colors_S3, strict=True)
+            )
+            body.append(f'<tr><th style="text-align:right"><bdi>{row}</bdi></th>{cells}</tr>')
+        table = f'<table class="regard">{_CSS}<tr><th></th>{header}</tr>{"".join(body)}</table>'
+        return f"{to_html_title(self.title)}{table}{to_html_scale(self.appearance, self._limit)}"
 
     def build_figure(self) -> Any:
-        columns, rows = list(map(label, self.columns)), list(map(label, self.rows))
-        return drawing.build_heat_map(self.weights_TS, columns, rows, self.note)
+        colors = drawing.Colors(self.appearance.build_color_map(), self._limit)
+        return drawing.build_heat_map(self.weights_TS, self.labels.drawn, self.title, colors)
+
+    @property
+    def _limit(self) -> float:
+        return self.appearance.find_limit([self.weights_TS])
+
+    def _draw_lines(self, width: int, *, color: bool) -> Iterator[Text]:
+        """Draw a header of source tokens and a line for each target token. Split a source that is too wide."""
+        labels = self.labels.visible
+        columns, rows = ([isolate(token) for token in tokens] for tokens in (labels.columns, labels.rows))
+        margin = max([2, *map(cell_len, rows)])
+        cell = max([2, *(cell_len(column) + 1 for column in columns)])
+        per_part = max(1, (width - margin - 2) // cell)
+        for start in range(0, max(1, len(columns)), per_part):
+            if start:
+                yield Text()
+            part = slice(start, start + per_part)
+            header = "".join(_pad(column, cell) for column in columns[part])
+            yield Text(" " * (margin + 2) + header)
+            for row, weights_S in zip(rows, self.weights_TS, strict=True):
+                line = Text(" " * (margin - cell_len(row)) + row + "  ")
+                for weight in weights_S[part].tolist():
+                    line.append_text(self._draw_cell(weight, cell, color=color))
+                yield line
+
+    def _draw_cell(self, weight: float, width: int, *, color: bool) -> Text:
+        if color:
+            rgb = self.appearance.to_rgb(weight, self._limit, terminal=True).tolist()
+            return Text(" " * width, Style(bgcolor=Color.from_rgb(*rgb)))
+        return Text(shade(weight / self._limit) * width)
 
 
 _SHADES = " ░▒▓█"
-_DARK, _BRIGHT = np.array([24, 24, 60]), np.array([255, 214, 64])
+_VERTICAL = ' class="vertical"'
+_CSS = (
+    "<style>table.regard{border-collapse:collapse;font:13px sans-serif;color:inherit}"
+    "table.regard th{padding:1px 5px;font-weight:normal;text-align:center;white-space:nowrap}"
+    "table.regard td{min-width:19px;height:19px;padding:0;border:1px solid #ddd}"
+    "table.regard th.vertical{vertical-align:bottom}"
+    "table.regard th.vertical bdi{writing-mode:vertical-rl;text-orientation:sideways;transform:rotate(180deg)}"
+    "</style>"
+)
+
+_SCALE = "display:inline-block;width:120px;height:9px;margin:0 6px;border:1px solid #ddd"
 
 
-def label(token: str) -> str:
-    """Return a visible label of a token: ␣ for white space, and a dotted circle before a combining character."""
-    if token.isspace():
-        return "␣"
-    if token and unicodedata.category(token[0]) in {"Mn", "Me", "Mc"}:
-        return "◌" + token
-    if token and unicodedata.category(token[0]) in {"Cf", "Cc"}:
-        return f"U+{ord(token[0]):04X}"
-    return token
+def shade(level: float) -> str:
+    """Return the block character for a level from 0 to 1."""
+    return _SHADES[round(max(0.0, min(1.0, level)) * (len(_SHADES) - 1))]
 
 
-_REORDERED = {"R", "AL", "AN", "RLE", "RLO", "RLI", "LRE", "LRO", "LRI", "FSI"}
-"""Bidirectional classes of characters that reorder the text around them."""
+def describe_scale(limit: float) -> str:
+    """Describe the scale of the colors, if it does not end at 1."""
+    return "" if limit == 1 else f"colors from 0 to {limit:g}"
 
 
-def isolate(text: str) -> str:
-    """Isolate a text with right-to-left parts (U+2068, U+2069), so that the rest of the line stays in order."""
-    if any(unicodedata.bidirectional(character) in _REORDERED for character in text):
-        return f"\u2068{text}\u2069"
-    return text
+def to_html_title(title: str) -> str:
+    """Return a title as HTML; nothing if it is empty."""
+    return f'<div style="font:13px sans-serif;margin:4px 0">{markup.escape(title)}</div>' if title else ""
 
 
-def to_text(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> str:
-    """Draw the heat map in block characters, for files and pipes."""
-    return "\n".join(line.plain.rstrip() for line in _draw_lines(weights_TS, source, target, width, color=False))
-
-
-def to_color(weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int = 100) -> Text:
-    """Draw the heat map in colors, for a terminal."""
-    return Text("\n").join(_draw_lines(weights_TS, source, target, width, color=True))
-
-
-def _draw_lines(
-    weights_TS: Weights, source: Sequence[str], target: Sequence[str], width: int, *, color: bool
-) -> Iterator[Text]:
-    """Draw a header of source tokens and a line for each target token. Split a source that is too wide into parts."""
-    columns, rows = ([isolate(label(token)) for token in tokens] for tokens in (source, target))
-    margin = max([2, *map(cell_len, rows)])
-    cell = max([2, *(cell_len(column) + 1 for column in columns)])
-    per_part = max(1, (width - margin - 2) // cell)
-    for start in range(0, max(1, len(columns)), per_part):
-        if start:
-            yield Text()
-        part = slice(start, start + per_part)
-        header = "".join(_pad(column, cell) for column in columns[part])
-        yield Text(" " * (margin + 2) + header)
-        for row, weights_S in zip(rows, weights_TS, strict=True):
-            line = Text(" " * (margin - cell_len(row)) + row + "  ")
-            for weight in weights_S[part]:
-                line.append_text(_cell(float(weight), cell, color=color))
-            yield line
+def to_html_scale(appearance: Appearance, limit: float) -> str:
+    """Return the scale of the colors as HTML."""
+    colors = [f"#{bytes(color).hex()}" for color in appearance.to_rgb(np.linspace(0, limit, 9), limit).tolist()]
+    style = f"{_SCALE};background:linear-gradient(to right,{','.join(colors)})"
+    return f'<div style="font:11px sans-serif;margin:6px 0">weight 0<span style="{style}"></span>{limit:g}</div>'
 
 
 def _pad(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
-
-
-def _cell(weight: float, width: int, *, color: bool) -> Text:
-    if color:
-        return Text(" " * width, Style(bgcolor=Color.from_rgb(*_blend(weight))))
-    return Text(_SHADES[round(max(0.0, min(1.0, weight)) * (len(_SHADES) - 1))] * width)
-
-
-def _blend(weight: float) -> list[int]:
-    share = max(0.0, min(1.0, weight)) ** 0.7
-    return [round(value) for value in _DARK + (_BRIGHT - _DARK) * share]
-
-
-def to_html(weights_TS: Weights, source: Sequence[str], target: Sequence[str]) -> str:
-    """Draw the heat map as a self-contained HTML table. Tokens are escaped."""
-
-    def header_cell(token: str) -> str:
-        return f'<th style="padding:2px 5px;font-weight:normal"><bdi>{markup.escape(label(token))}</bdi></th>'
-
-    header = "".join(map(header_cell, source))
-    body = []
-    for token, weights_S in zip(target, weights_TS, strict=True):
-        cells = "".join(
-            f'<td title="{markup.escape(label(token))} ← {markup.escape(label(other))}: {weight:.3f}" '
-            f'style="background:rgb{tuple(_blend(float(weight)))};min-width:1.2em"></td>'
-            for other, weight in zip(source, weights_S, strict=True)
-        )
-        body.append(f"<tr>{header_cell(token)}{cells}</tr>")
-    return (
-        '<table style="border-collapse:collapse;font-family:sans-serif">'
-        f"<tr><th></th>{header}</tr>{''.join(body)}</table>"
-    )

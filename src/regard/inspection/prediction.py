@@ -1,24 +1,24 @@
 """Prediction: the output of a model with its attention weights."""
 
+import html as markup
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from regard.attention.record import Role
 from regard.data.sources import SourceItem
-from regard.data.tokens.pretokenization import MARK
 from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.search import Hypothesis, Weights
-from regard.inspection.contact_sheet import ContactSheet
-from regard.inspection.heatmap import AttentionView, HeatMap
+from regard.inspection.appearance import Appearance
+from regard.inspection.heatmap import AttentionView
+from regard.inspection.labels import isolate
 from regard.inspection.pictures import PixelArray, Style
+from regard.inspection.selection import Head, Layer, Selection
+from regard.inspection.views import SelectedAttention, ViewKind, build_view, select_attention
+from regard.inspection.words import Span, find_words
 from regard.models.contracts import Grid
-
-_PIXELS_PER_CELL = 16
-"""The size of the gray picture that replaces a source without pixels."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,6 +109,11 @@ class Prediction:
         return weights if weights.ndim == 2 else weights.mean(0)
 
     @property
+    def map_count(self) -> int:
+        """The number of maps in `attentions`: one for each attention and head."""
+        return sum(1 if weights.ndim == 2 else len(weights) for weights in self.attentions.values())
+
+    @property
     def slot_labels(self) -> list[str]:
         """The labels of the columns of `attention`."""
         return self.label_slots(self.attention.shape[1])
@@ -124,63 +129,70 @@ class Prediction:
         return [str(1 + slot) for slot in range(count)]
 
     @property
-    def words(self) -> list[tuple[int, int]]:
-        """The tokens of each word, as spans. If no token starts with "▁", each token is a word."""
-        starts = [index for index, token in enumerate(self.tokens) if token.startswith(MARK)] or range(len(self.tokens))
-        edges = [*({0, *starts} if self.tokens else ()), len(self.tokens)]
-        return list(pairwise(sorted(edges)))
+    def words(self) -> list[Span]:
+        """The tokens of each word, as spans. If no token starts a word with "▁" or a space, each token is a word."""
+        return find_words(self.tokens)
 
     @property
     def pixels(self) -> PixelArray | None:
         """The picture as the encoder reads it (height, width, 3); None if the source is not a picture."""
         return None if self.item is None else self.item.pixels
 
-    @property
-    def attention_note(self) -> str:
-        """Describe which weights are in `attention`; empty if the model has no others."""
-        name = self.attention_name
-        if name is None:
-            return "The model has no cross-attention."
-        count = sum(1 if weights.ndim == 2 else len(weights) for weights in self.attentions.values())
-        if count == 1:
-            return ""
-        heads = "" if self.attentions[name].ndim == 2 else f", average of {len(self.attentions[name])} heads"
-        return f"{name}{heads}\n(save as .html to see all {count} maps)"
+    def view(
+        self,
+        *,
+        attention: str = "cross",
+        layer: Layer | None = None,
+        head: Head | None = None,
+        words: bool = False,
+        kind: ViewKind | None = None,
+        colors: str | None = None,
+        max_weight: float | None = None,
+        title: str | None = None,
+        style: Style = "smooth",
+    ) -> AttentionView:
+        """Select attention weights, and return how they are shown: `print` it, or save it with `figures.save`.
 
-    def view(self, style: Style = "smooth") -> AttentionView:
-        """Return how the weights in `attention` are shown: over a picture, or as a heat map."""
-        return self.view_weights(self.attention, "cross", self.attention_note, style)
+        Args:
+            attention: A role (`cross`, `encoder-self` or `decoder-self`), or the name of an attention in `attentions`.
+            layer: A layer of this role, counted from 1; `mean` or `max` over the layers; `rollout` (Abnar and Zuidema
+                2020); `all`. By default the last layer.
+            head: A head, counted from 1; `mean` or `max` over the heads; `all`. By default `mean`.
+            words: Whether to combine the tokens of each word: rows are averaged, columns are summed.
+            kind: `matrix`, `grid` (a map for each layer and head) or `lines`. By default a matrix, or a grid if several
+                maps are selected.
+            colors: A color map: `light`, `dark`, or a name that matplotlib knows.
+            max_weight: The weight of the strongest color. By default, it depends on the largest weight.
+            title: The title. By default, which weights are shown; "" for none.
+            style: How weights are drawn over a picture: `smooth` or `grid`.
 
-    def view_weights(self, weights_TS: Weights, role: Role, note: str = "", style: Style = "smooth") -> AttentionView:
-        """Return how some of the weights of the model are shown."""
-        grid, slots = self.layout, weights_TS.shape[1]
-        if grid is not None and slots == grid.height * grid.width:
-            if role == "encoder-self":  # a panel for each cell would be too many
-                return self._view_over_picture(
-                    ["average over the cells"], weights_TS.mean(0, keepdims=True), note, style
-                )
-            if role == "cross":
-                words = ["".join(self.tokens[start:end]).removeprefix(MARK) for start, end in self.words]
-                weights = [weights_TS[start:end].mean(0) for start, end in self.words]
-                return self._view_over_picture(words, np.array(weights, np.float32), note, style)
-        labels = self.label_slots(slots)
-        inputs = ["<s>", *self.tokens[:-1]] if self.tokens else []
-        axes: dict[Role, tuple[list[str], list[str]]] = {
-            "encoder-self": (labels, labels),
-            "decoder-self": (inputs, self.tokens),
-            "cross": (labels, self.tokens),
-        }
-        return HeatMap(weights_TS, *axes[role], note)
+        Returns:
+            The view: a heat map, a grid, lines, or a contact sheet of a picture.
 
-    def _view_over_picture(self, words: Sequence[str], weights: Weights, note: str, style: Style) -> ContactSheet:
-        """Return a panel for each of some words, given the weights of all memory slots for each word."""
-        assert self.layout is not None
-        rows, columns = self.layout
-        pixels_HW3 = self.pixels
-        if pixels_HW3 is None:
-            pixels_HW3 = np.full((_PIXELS_PER_CELL * rows, _PIXELS_PER_CELL * columns, 3), 160, np.uint8)
-        weights_TYX = weights.reshape(len(words), rows, columns)
-        return ContactSheet(pixels_HW3, self.source, self.text, words, weights_TYX, note, style)
+        Raises:
+            ConfigError: The model has no such attention, layer or head, or the color map is unknown.
+
+        >>> print(prediction.view(head="max", words=True))
+        >>> prediction.view(kind="grid").build_figure().savefig("heads.pdf", bbox_inches="tight")
+        """
+        selection = Selection(attention, layer, head, words)
+        return build_view(self, selection, kind, Appearance(colors, max_weight, title, style))
+
+    def select(
+        self,
+        *,
+        attention: str = "cross",
+        layer: Layer | None = None,
+        head: Head | None = None,
+        words: bool = False,
+        kind: ViewKind | None = None,
+    ) -> SelectedAttention:
+        """Return the weights that `view` shows, with the labels of their rows and columns. For the arguments, see
+        `view`.
+
+        >>> prediction.select(layer="rollout", words=True).maps[0].weights_TS
+        """
+        return select_attention(self, Selection(attention, layer, head, words), kind)
 
     def __repr__(self) -> str:
         return f"Prediction({self.text!r}, score={self.score:.4f})"
@@ -188,5 +200,11 @@ class Prediction:
     def __str__(self) -> str:
         return self.view().to_text()
 
+    @property
+    def heading(self) -> str:
+        """The source, the prediction and its log-probability."""
+        return f"{isolate(self.source)} → {isolate(self.text)}   (log-probability {self.score:.4f})"
+
     def _repr_html_(self) -> str:
-        return self.view().to_html()
+        heading = f'<div style="font:14px sans-serif;margin:4px 0">{markup.escape(self.heading)}</div>'
+        return f"{heading}{self.view().to_html()}"

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 from rich.text import Text
 
-from regard.inspection.curves import COLORS, Curve, Panel, run_names
+from regard.inspection.appearance import CATEGORY_COLORS
+from regard.inspection.curves import Curve, Panel, run_names
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bit of each dot in a braille character, by row and column."""
@@ -80,7 +81,7 @@ def _marker(run: int) -> str:
 
 def _style(run: int) -> str:
     # The last color is black, which is invisible on a dark terminal.
-    return COLORS[run % (len(COLORS) - 1)]
+    return CATEGORY_COLORS[run % (len(CATEGORY_COLORS) - 1)]
 
 
 def _draw_panel(panel: Panel, runs: Sequence[str], last_step: int, width: int) -> list[Text]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.decoding.search import Weights
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import quantity, to_json
 from regard.inspection.pictures import Style
@@ -50,7 +49,7 @@ class Trace:
             f"<li>{markup.escape(name)}: {' × '.join(map(str, weights.shape))}</li>"
             for name, weights in self.prediction.attentions.items()
         )
-        return f"<p>{self._title}</p>{self.prediction.view(self.style).to_html()}<ul>{shapes}</ul>"
+        return f"<p>{self._title}</p>{self.prediction.view(style=self.style).to_html()}<ul>{shapes}</ul>"
 
     @property
     def _title(self) -> str:
@@ -93,8 +92,8 @@ class Trace:
         prediction = self.prediction
         views = "".join(
             f"<h2>{markup.escape(label)}</h2>"
-            f"{prediction.view_weights(weights, prediction.roles[name], style=self.style).to_html()}"
-            for name, label, weights in _maps(prediction)
+            f"{prediction.view(attention=name, head=head, title='', style=self.style).to_html()}"
+            for name, head, label in _maps(prediction)
         )
         return (
             '<!doctype html><html><head><meta charset="utf-8"><title>regard</title></head>'
@@ -131,10 +130,10 @@ def _describe_slots(prediction: Prediction) -> str:
     return quantity(len(prediction.source_tokens), "token")
 
 
-def _maps(prediction: Prediction) -> Iterator[tuple[str, str, Weights]]:
-    """Yield the name of each attention, a label, and the weights: one map, or one for each head."""
+def _maps(prediction: Prediction) -> Iterator[tuple[str, int, str]]:
+    """Yield the name, the head and a label of each map: one for each attention and head."""
     for name, weights in prediction.attentions.items():
         if weights.ndim == 2:
-            yield name, name, weights
+            yield name, 1, name
         else:
-            yield from ((name, f"{name}, head {head + 1}", weights_TS) for head, weights_TS in enumerate(weights))
+            yield from ((name, head, f"{name}, head {head}") for head in range(1, len(weights) + 1))
