@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.decoding.beam import BeamOptions, BeamStep, _order_by_bank, beam_search, blockwise_topk
+from regard.decoding.beam import BeamOptions, _order_by_bank, beam_search, blockwise_topk
 from regard.decoding.constraints import RequiredPhrases
+from regard.decoding.history import BeamStep
 from regard.decoding.rules import (
     BannedPhrases,
     ForcedPrefix,
@@ -204,6 +205,39 @@ def test_the_history_holds_tokens_and_parents_of_each_step() -> None:
     for step in history:
         assert all(len(tokens) == 3 for tokens in step.tokens_BK)
         assert all(0 <= parent < 3 for parents in step.parents_BK for parent in parents)
+
+
+@pytest.mark.parametrize(("width", "groups"), [(3, 1), (4, 2)])
+def test_the_history_holds_every_candidate_with_its_outcome(width: int, groups: int) -> None:
+    history: list[BeamStep] = []
+    sentences = range(4)
+    limits = torch.full((4,), 6)
+    options = BeamOptions(width, width, groups=groups, history=history)
+    nbest = beam_search(RandomDecoder(6, 3), memory(*sentences), SPECIAL, limits, options)
+    for sentence in sentences:
+        beam: dict[int, tuple[list[int], float]] = {slot: ([], 0.0) for slot in range(width)}
+        finished = {}
+        for step in history:
+            if sentence not in step.sentences:
+                continue
+            row, extended = step.sentences.index(sentence), {}
+            for candidate in step.candidates_B[row]:
+                tokens, score = beam[candidate.parent]
+                assert candidate.score <= score + 1e-6  # log-probabilities only decrease
+                if candidate.outcome == "finished":
+                    assert candidate.token == SPECIAL.end
+                    finished[tuple(tokens)] = candidate.log_prob
+                elif candidate.outcome == "kept":
+                    assert candidate.slot is not None
+                    extended[candidate.slot] = ([*tokens, candidate.token], candidate.score)
+                    assert step.tokens_BK[row][candidate.slot] == candidate.token
+                    assert step.parents_BK[row][candidate.slot] == candidate.parent
+                    assert step.scores_BK[row][candidate.slot] == candidate.score
+            beam = extended
+        ended = [hypothesis for hypothesis in nbest[sentence] if not hypothesis.truncated]
+        assert ended
+        for hypothesis in ended:
+            assert finished[tuple(hypothesis.tokens)] == pytest.approx(hypothesis.score)
 
 
 def search_with(rule: Rule, width: int, limit: int = 8) -> list[list[Hypothesis]]:

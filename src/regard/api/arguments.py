@@ -6,9 +6,11 @@ from typing import Any, Protocol, get_type_hints
 
 from numpy.typing import NDArray
 
+from regard.config import resolve
 from regard.data.corpora import RawSource
 from regard.data.sources import SourceReader
 from regard.decoding.predictor import Constraints
+from regard.decoding.settings import SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
 
@@ -130,6 +132,26 @@ def check_metrics(metrics: Any) -> list[Any]:
     if not listed:
         raise ConfigError("metrics is empty. Name at least one, for example metrics=['bleu'], or omit it.")
     return listed
+
+
+_CONSTRAINTS = ("prefix", "must_contain", "banned")
+
+
+def parse_search(options: Mapping[str, Any], texts: int | None = None) -> tuple[SearchSettings, Constraints]:
+    """Return the settings of the search and the constraints among the options of a prediction."""
+    constraints = parse_constraints(options, texts)
+    settings = {name: value for name, value in options.items() if name not in _CONSTRAINTS}
+    return resolve(SearchSettings, settings, {}), constraints
+
+
+def describe_search(settings: SearchSettings, constraints: Constraints) -> dict[str, Any]:
+    """Return the settings and the constraints of the search for a single text, for a trace."""
+    return {
+        **settings.model_dump(mode="json"),
+        "prefix": "".join(constraints.prefixes),
+        "must_contain": [phrase for phrases in constraints.phrases for phrase in phrases],
+        "banned": list(constraints.banned),
+    }
 
 
 def parse_constraints(options: Mapping[str, Any], texts: int | None) -> Constraints:

@@ -1,18 +1,18 @@
 """Model: predict, score, trace and evaluate with a trained model."""
 
-import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self, Unpack, overload
 
 import torch
 
-from regard.api import arguments
+from regard.api import arguments, description
 from regard.api.alignment import align_pairs, check_pairs
 from regard.api.arguments import OneSource
 from regard.config import resolve
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
+from regard.decoding.tracing import TraceOptions
 from regard.errors import ConfigError, ModelError
 from regard.evaluation.alignment import AlignmentOptions, Symmetrization, WordAlignment
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
@@ -28,8 +28,6 @@ from regard.ops.devices import check_device, check_dtype
 from regard.runs import checkpoints
 from regard.runs.folder import Checkpoint, RunFolder
 from regard.runs.settings import RunSettings
-
-_CONSTRAINTS = ("prefix", "must_contain", "banned")
 
 
 class Model:
@@ -95,35 +93,11 @@ class Model:
         )
         return cls(predictor, models[0].settings, models[0].step, members=len(models))
 
-    @property
-    def _summary(self) -> dict[str, str]:
-        """Names and values for `repr` and for the table in notebooks."""
-        reader, tokenizer = self.predictor.reader, self.predictor.tokenizer
-        source_tokens = "" if reader.vocabulary_size is None else f"{reader.vocabulary_size:,} source tokens, "
-        prefix = f"ensemble of {self.members} models, the first: " if self.members > 1 else ""
-        summary = {
-            "architecture": prefix + self.settings.model.architecture,
-            "parameters": f"{sum(parameter.numel() for parameter in self.network.parameters()):,}",
-            "vocabulary": f"{source_tokens}{len(tokenizer):,} target tokens",
-            "step": f"{self.step:,}",
-            "device": str(self.device),
-        }
-        if self.dtype != torch.float32:
-            summary["dtype"] = str(self.dtype).removeprefix("torch.")
-        if self.scores is not None:
-            summary["validation"] = self.scores.describe(self.settings.training.metric)
-        return summary
-
     def __repr__(self) -> str:
-        lines = (f"  {name + ':':<14}{value}\n" for name, value in self._summary.items())
-        return f"Model(\n{''.join(lines)})"
+        return description.to_text(self)
 
     def _repr_html_(self) -> str:
-        rows = (
-            f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{html.escape(value)}</td></tr>'
-            for name, value in self._summary.items()
-        )
-        return f"<table><caption>regard.Model</caption>{''.join(rows)}</table>"
+        return description.to_html(self)
 
     @property
     def network(self) -> Seq2Seq:
@@ -241,9 +215,7 @@ class Model:
         check_flag("attention", attention)
         predictor = self.predictor
         sources, single = arguments.check_sources(source, predictor.reader)
-        constraints = arguments.parse_constraints(search, None if single else len(sources))
-        settings = {name: value for name, value in search.items() if name not in _CONSTRAINTS}
-        options = resolve(SearchSettings, settings, {})
+        options, constraints = arguments.parse_search(search, None if single else len(sources))
         items = predictor.reader.read(sources)
         hypotheses = predictor.predict(items, options, constraints, batch_size=batch_size, attention=attention)
         tokenizer, roles = predictor.tokenizer, predictor.attention_roles
@@ -293,11 +265,23 @@ class Model:
             )
         return self.predictor.score(sources, targets, batch_size=batch_size)
 
-    def trace(self, source: OneSource, **search: Unpack[PredictionOptions]) -> Trace:
-        """Predict the output for a text, and return it with all attention weights of the model.
+    def trace(
+        self,
+        source: OneSource,
+        *,
+        queries: bool = False,
+        states: bool = False,
+        candidates: int = 10,
+        **search: Unpack[PredictionOptions],
+    ) -> Trace:
+        """Predict the output for a text, and return it with all attention weights and how it was computed.
 
         Args:
             source: A text.
+            queries: Whether to record everything that the weights are computed from: queries, keys, values, scores,
+                masks and parameters.
+            states: Whether to record the states and gates of recurrent layers.
+            candidates: The number of most likely tokens that are listed at each step.
             search: Settings of the search and constraints, as for `predict`.
 
         Returns:
@@ -305,13 +289,22 @@ class Model:
 
         Raises:
             ConfigError: A search setting is unknown or out of range.
-            ArgumentTypeError: The source is not a str.
+            ArgumentTypeError: The source is not a str, or another argument has the wrong type.
 
         >>> model.trace("3 mai 2009", beam=5).save("trace.html")
+        >>> model.trace("3 mai 2009", queries=True, states=True).states[0].gates
         """
-        arguments.check_source(source, self.predictor.reader)
-        settings = self.settings.model.model_dump(mode="json")
-        return Trace(self.predict(source, **search), {"step": self.step, **settings})
+        arguments.check_search(search, PredictionOptions)
+        request = TraceOptions(
+            check_integer("candidates", candidates), check_flag("queries", queries), check_flag("states", states)
+        )
+        predictor = self.predictor
+        arguments.check_source(source, predictor.reader)
+        options, constraints = arguments.parse_search(search)
+        [item] = predictor.reader.read([source])
+        traced = predictor.trace(item, options, constraints, request)
+        settings = arguments.describe_search(options, constraints)
+        return Trace.from_search(item, traced, predictor.tokenizer, description.describe(self), settings)
 
     def align(
         self,

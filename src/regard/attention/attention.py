@@ -4,17 +4,18 @@ B rows, T queries, S memory slots, D width, H heads.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention import checks, dispatch, equation
 from regard.attention.mechanisms import find_mechanism, mechanisms
+from regard.attention.memory import Attended, Keys, Past
 from regard.attention.record import Recordable, Role
 from regard.attention.scopes import Scope, ScopeInput, ScopeOutput, build_scope, check_self_attention, fold
 from regard.attention.scores import InnerProduct, Score, build_score
-from regard.attention.selections import SampledPosition, Selected, Selection, build_selection, join_samples
+from regard.attention.selections import Selected, Selection, build_selection, join_samples
 from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
@@ -34,49 +35,6 @@ def _check_part(name: str, part: object, kind: type[nn.Module]) -> None:
         raise ArgumentTypeError(
             f"{name} must be a name, a mapping or a regard.{kind.__name__}, not {type(part).__name__}."
         )
-
-
-class Keys(NamedTuple):
-    """A prepared memory: everything that depends only on the source, computed once."""
-
-    prepared: Tensor
-    values_BHSD: Tensor
-    allowed_BTS: Tensor | None
-    """The mask of the memory; None if all slots are visible."""
-    lengths_B: Tensor
-    score_bias: ScoreBias | None = None
-    """The mask for the fused path, if that is supported and all queries share the mask."""
-
-    def for_query(self, query: int) -> "Keys":
-        """Return the memory with the mask of one of the queries."""
-        if self.allowed_BTS is None or self.allowed_BTS.shape[1] == 1:
-            return self
-        return self._replace(allowed_BTS=self.allowed_BTS[:, query : query + 1])
-
-
-class Past(NamedTuple):
-    """The state of an attention between steps. What the mechanism does not use is None."""
-
-    position_B: Tensor
-    """The target position of each row."""
-    weights_BHS: Tensor | None = None
-    """The weights of the last step, or the sum over all steps."""
-    belief_BHS: Tensor | None = None
-    """The probability of each slot to be the last position."""
-
-    def positions(self, steps: int) -> Tensor:
-        """Return the positions of the next queries of each row, (B, T)."""
-        return self.position_B.unsqueeze(1) + torch.arange(steps, device=self.position_B.device)
-
-
-class Attended(NamedTuple):
-    """The context of each query, and the attention weights if requested."""
-
-    context_BTD: Tensor
-    weights: Tensor | None
-    """(B, T, S) for a single head, (B, H, T, S) for several."""
-    past: Past
-    sample: SampledPosition | None = None
 
 
 @final
@@ -135,6 +93,11 @@ class Attention(Recordable):
             raise ConfigError(f"The selection {type(self.select).__name__} {RESTRICTS_SLOTS}")
         self.query_size, self.key_size = query_size, key_size
         self.heads = heads
+        self.settings: dict[str, dict[str, Any]] = {
+            name: getattr(settings, name).model_dump(mode="json") if name in tree else {"kind": type(part).__name__}
+            for name, part in (("score", self.score), ("scope", self.scope), ("select", self.select))
+        }
+        """The name and the options of each part; the name of its class if it was passed as a module."""
         self.dropout = Dropout(dropout)
 
     @classmethod
@@ -190,6 +153,8 @@ class Attention(Recordable):
         ends_S = torch.arange(1, keys_BSD.shape[1] + 1, device=keys_BSD.device)
         ends_BS = ends_S.expand(keys_BSD.shape[:2]) if allowed_BTS is None else allowed_BTS.any(1) * ends_S
         prepared, values_BHSD = self.score.prepare(keys), self.score.values(values)
+        if self.records_details:
+            self.record_details({"key": keys, "value": values})
         score_bias = None
         if allowed_BTS is not None and allowed_BTS.shape[1] == 1 and self.fused:
             score_bias = ScoreBias.from_mask(allowed_BTS.unsqueeze(1), values_BHSD.dtype)
@@ -234,6 +199,8 @@ class Attention(Recordable):
             self.record_weights(self._per_head(dot_product_weights(query_BHTD, prepared, mask, scale=scale)))
 
     def _read(self, query_BTD: Tensor, keys: Keys, past: Past, steps: int, *, weights: bool) -> Attended:
+        if self.records_details:
+            self._record_inputs(query_BTD, keys, past)
         # Only scopes use the target positions, and the global scope does not.
         is_global = self.scope.is_global
         new_past = past if is_global else past._replace(position_B=past.position_B + steps)
@@ -334,10 +301,7 @@ class Attention(Recordable):
     def _apply_scope(self, query_BTD: Tensor, keys: Keys, past: Past) -> ScopeOutput:
         """Evaluate the scope and combine it with the mask of the memory, with an axis for heads."""
         slots_S = torch.arange(keys.values_BHSD.shape[2], device=query_BTD.device)
-        rows, queries = query_BTD.shape[:2]
-        # Queries are consecutive steps of a row, or the hypotheses of a sentence, each with its own position.
-        are_hypotheses = len(past.position_B) != rows
-        positions_BT = past.position_B.view(rows, queries) if are_hypotheses else past.positions(queries)
+        positions_BT = past.positions(*query_BTD.shape[:2])
         scope: ScopeOutput = self.scope(ScopeInput(query_BTD, positions_BT, keys.lengths_B, slots_S))
         allowed_BTS = fold([keys.allowed_BTS, scope.allowed_BTS], torch.logical_and)
         tensors = (allowed_BTS, scope.bias_BTS, scope.factor_BTS)
@@ -351,6 +315,29 @@ class Attention(Recordable):
         if scope.factor_BTS is None:
             return selected
         return selected._replace(weights_BHTS=selected.weights_BHTS * scope.factor_BTS)
+
+    def _record_inputs(self, query_BTD: Tensor, keys: Keys, past: Past) -> None:
+        """Record what the weights are computed from; `prepare` records the keys and values."""
+        scope = self._apply_scope(query_BTD, keys, past)
+        scores_BHTS = self.score(query_BTD, keys.prepared, past.weights_BHS)
+        scores_BTS = scores_BHTS[:, 0]
+        belief_BHS = past.belief_BHS
+        if self.select.uses_past and belief_BHS is None:
+            # At the first step every slot can be reached, as from the first slot.
+            belief_BHS = torch.zeros_like(scores_BHTS[:, :, 0]).index_fill(-1, query_BTD.new_zeros(1).long(), 1.0)
+        allowed_BTS = torch.ones_like(scores_BTS) if scope.allowed_BTS is None else scope.allowed_BTS.squeeze(1)
+        self.record_details(
+            {
+                "query": query_BTD,
+                "position": past.positions(*query_BTD.shape[:2]),
+                "scores": scores_BHTS,
+                "mask": allowed_BTS.bool().expand_as(scores_BTS),
+                "bias": None if scope.bias_BTS is None else scope.bias_BTS.squeeze(1),
+                "factor": None if scope.factor_BTS is None else scope.factor_BTS.squeeze(1),
+                "past": None if past.weights_BHS is None else past.weights_BHS.unsqueeze(2),
+                "belief": None if belief_BHS is None else belief_BHS.unsqueeze(2),
+            }
+        )
 
     def _update_past(self, past: Past, weights_BHTS: Tensor) -> Past:
         if past.weights_BHS is not None:

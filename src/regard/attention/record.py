@@ -1,8 +1,7 @@
-"""Recording of attention weights. Attention that is not recorded runs at full speed."""
+"""Recording of attention weights, and on request of what they are computed from, and of recurrent states."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args, runtime_checkable
 
@@ -10,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentTypeError, ConfigError
+from regard.ops.arguments import check_flag
+from regard.ops.recording import ModuleRecord, Parts, RecordableModule, record_modules
 
 Role = Literal["encoder-self", "decoder-self", "cross"]
 """What attends to what: the source to itself, the target to itself, or the target to the source."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
-
-_sinks: ContextVar[dict[nn.Module, list[list[Tensor]]] | None] = ContextVar("sinks", default=None)
 
 
 @runtime_checkable
@@ -26,7 +25,7 @@ class HasModules(Protocol):
     def named_modules(self) -> Iterable[tuple[str, nn.Module]]: ...
 
 
-class Recordable(nn.Module):
+class Recordable(RecordableModule):
     """A module whose weights can be recorded, with its role in the model."""
 
     def __init__(self, role: Role = "cross") -> None:
@@ -35,22 +34,9 @@ class Recordable(nn.Module):
             raise ConfigError(f"{role!r} is not a valid role. Available: {', '.join(ROLES)}.")
         self.role: Role = role
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether this module is being recorded."""
-        sinks = _sinks.get()
-        return sinks is not None and self in sinks
-
     def record_weights(self, weights: Tensor) -> None:
         """Append the weights to every active recording of this module."""
-        sinks = _sinks.get()
-        for calls in (sinks or {}).get(self, ()):
-            calls.append(weights.detach())
-
-
-def is_recording() -> bool:
-    """Whether any recording is active."""
-    return _sinks.get() is not None
+        self.record_part("weights", weights)
 
 
 @dataclass
@@ -60,10 +46,14 @@ class Recording:
     Attributes:
         calls: The weights of each call of each attention.
         roles: The role of each attention: `encoder-self`, `decoder-self` or `cross`.
+        inputs: If requested, what the weights of each attention are computed from, call by call: `query`, `key`, ...
+        states: If requested, the states and gates of each recurrent cell, call by call: `state.h`, `gate.update`, ...
     """
 
     calls: dict[str, list[Tensor]] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
+    inputs: dict[str, Parts] = field(default_factory=dict)
+    states: dict[str, Parts] = field(default_factory=dict)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -72,12 +62,20 @@ class Recording:
 
 
 @contextmanager
-def record(model: HasModules, chosen: Callable[[str], bool] = lambda _: True) -> Iterator[Recording]:
+def record(
+    model: HasModules,
+    chosen: Callable[[str], bool] = lambda _: True,
+    *,
+    queries: bool = False,
+    states: bool = False,
+) -> Iterator[Recording]:
     """Record the attention weights of `model` within the block, in this thread only.
 
     Args:
         model: A `regard.Model`, or a torch module.
-        chosen: Selects attentions by their name in the model. The others run at full speed.
+        chosen: Selects attentions and cells by their name in the model. The others run at full speed.
+        queries: Whether to record everything that the weights are computed from: queries, keys, scores, masks.
+        states: Whether to record the states and gates of recurrent cells.
 
     Returns:
         A context manager that returns the recording.
@@ -93,16 +91,21 @@ def record(model: HasModules, chosen: Callable[[str], bool] = lambda _: True) ->
         raise ArgumentTypeError(f"model must be a regard.Model or a torch.nn.Module, not {type(model).__name__}.")
     if not callable(chosen):
         raise ArgumentTypeError(f"chosen must be a function of a name, not {type(chosen).__name__}.")
-    modules = {name: module for name, module in _recordable_modules(model) if chosen(name)}
-    recording = Recording({name: [] for name in modules}, {name: module.role for name, module in modules.items()})
-    sinks = {module: list(calls) for module, calls in (_sinks.get() or {}).items()}
-    for name, module in modules.items():
-        sinks.setdefault(module, []).append(recording.calls[name])
-    token = _sinks.set(sinks)
-    try:
+    check_flag("queries", queries)
+    check_flag("states", states)
+    recording = Recording()
+    records: dict[nn.Module, ModuleRecord] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Recordable) and chosen(name):
+            calls: list[Tensor] = []
+            records[module] = ModuleRecord({"weights": calls}, detailed=queries)
+            recording.calls[name], recording.roles[name] = calls, module.role
+            recording.inputs |= {name: records[module].parts} if queries else {}
+        elif isinstance(module, RecordableModule) and states and chosen(name):
+            records[module] = ModuleRecord(detailed=True)
+            recording.states[name] = records[module].parts
+    with record_modules(records):
         yield recording
-    finally:
-        _sinks.reset(token)
 
 
 def attention_roles(model: HasModules) -> dict[str, Role]:

@@ -16,20 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.decoding.history import BeamStep, describe_candidates
 from regard.decoding.rules import ConstraintProgress, Rule
 from regard.decoding.search import Hypothesis, SearchBatch, SpecialTokens, worth_compacting
 from regard.models.contracts import Decoder, Memory
 
 Array = NDArray[Any]
-
-
-class BeamStep(NamedTuple):
-    """The hypotheses in the beam after a step: their sentences, last tokens, parents in the beam before, and scores."""
-
-    sentences: list[int]
-    tokens_BK: list[list[int]]
-    parents_BK: list[list[int]]
-    scores_BK: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ def beam_search(
     hypotheses by their progress (`_order_by_bank`). Hypotheses are ranked by the log-probability that the rules have
     adjusted; their score is the model's log-probability.
     """
-    tracker = _BeamTracker(limits_B.cpu().numpy(), options)
+    tracker = _BeamTracker(limits_B.cpu().numpy(), options, special.end)
     batch = SearchBatch.begin(decoder, memory, special, rules, limits_B, options.beam)
     device = limits_B.device
     adjusted_BGK = torch.full((len(limits_B), options.groups, options.width), -torch.inf, device=device)
@@ -87,7 +79,7 @@ def beam_search(
             if runs_asynchronously(device) and tracker.step + 1 < tracker.max_limit:
                 # Start the next step, which may not be needed, while the host processes the last one.
                 next_log_p = batch.next_log_p()
-            tracker.update(transfer.read())
+            tracker.update(transfer.read(), transfer.candidates)
         rows = tracker.compact()
         if not len(rows):
             return tracker.nbest()
@@ -103,7 +95,7 @@ def beam_search(
         first_B = torch.arange(len(adjusted_BGK), device=device) * options.beam
         batch.append(active.token.flatten(), (first_B.view(-1, 1, 1) + active.parent).flatten())
         adjusted_BGK, score_BGK = active.adjusted, active.score
-        transfer = _HostTransfer.start(active, finished)
+        transfer = _HostTransfer.start(active, finished, None if options.history is None else candidates)
 
 
 def runs_asynchronously(device: torch.device) -> bool:
@@ -245,20 +237,22 @@ class _HostTransfer(NamedTuple):
     """An asynchronous copy to the host of the values of a step that the host needs."""
 
     values: Tensor
+    candidates: _Candidates | None = None
+    """All candidates of the step, if the search has a history. They are not copied."""
     done: Any = None
     """A CUDA event; None on a CPU."""
 
     @classmethod
-    def start(cls, active: _Candidates, finished: _Candidates) -> "_HostTransfer":
+    def start(cls, active: _Candidates, finished: _Candidates, candidates: _Candidates | None) -> "_HostTransfer":
         indices = torch.stack([active.token, active.parent, finished.parent]).float()  # exact below 2²⁴
         scores = torch.stack([active.adjusted, active.score, finished.adjusted, finished.score])
         values = torch.cat([indices, scores])
         if not values.is_cuda:
-            return cls(values.cpu())
+            return cls(values.cpu(), candidates)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
         done.record(torch.cuda.current_stream(values.device))
-        return cls(on_host, done)
+        return cls(on_host, candidates, done)
 
     def read(self) -> Array:
         """Wait for the copy and return it, (7, B, G, K)."""
@@ -270,8 +264,8 @@ class _HostTransfer(NamedTuple):
 class _BeamTracker:
     """Tracks on the host the tokens of the hypotheses in the beam, and the finished hypotheses of each sentence."""
 
-    def __init__(self, limits: Array, options: BeamOptions) -> None:
-        self.options, self.step = options, 0
+    def __init__(self, limits: Array, options: BeamOptions, end: int) -> None:
+        self.options, self.end, self.step = options, end, 0
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(options.groups)] for _ in limits]
         self.sentence_B, self.limits_B = np.arange(len(limits)), limits
         self.tokens_BKT = np.zeros((len(limits), options.beam, 0), dtype=np.int64)
@@ -286,19 +280,23 @@ class _BeamTracker:
         """The largest length limit of a sentence in the batch."""
         return int(self.limits_B.max(initial=0))
 
-    def update(self, values: Array) -> None:
-        """Process the values of a step, as `_HostTransfer` stacks them."""
+    def update(self, values: Array, candidates: _Candidates | None) -> None:
+        """Process the values of a step, as `_HostTransfer` stacks them; and its candidates, for the history."""
         rows = values.shape[1]
         token, parent, adjusted, score = values[[0, 1, 3, 4]].reshape(4, rows, -1)
         self.step += 1
         self._add_finished(*values[[2, 5, 6]], penalty=self.options.penalty(self.step))
         parents_BKT = np.take_along_axis(self.tokens_BKT, parent.astype(np.int64)[..., None], axis=1)
         self.tokens_BKT = np.concatenate([parents_BKT, token.astype(np.int64)[..., None]], axis=2)
-        if self.options.history is not None:
+        if self.options.history is not None and candidates is not None:
             active = ~self.done_B
             tokens, parents = (part[active].astype(np.int64).tolist() for part in (token, parent))
             sentences, scores = self.sentence_B[active].tolist(), adjusted[active].tolist()
-            self.options.history.append(BeamStep(sentences, tokens, parents, scores))
+            described = [
+                describe_candidates([part[row] for part in candidates], self.end, self.options.width)
+                for row in np.flatnonzero(active)
+            ]
+            self.options.history.append(BeamStep(sentences, tokens, parents, scores, described))
         at_limit_B = self.step >= self.limits_B
         self._add_truncated(at_limit_B & ~self.done_B, adjusted, score)
         self.done_B |= at_limit_B | self._decided(adjusted.reshape(rows, self.options.groups, -1).max(-1))

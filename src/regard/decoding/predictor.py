@@ -16,13 +16,15 @@ from regard.data.corpora import RawSource
 from regard.data.sampler import batch_by_length
 from regard.data.sources import SourceItem, SourceReader
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer
-from regard.decoding.beam import BeamOptions, BeamStep, beam_search
+from regard.decoding.beam import BeamOptions, beam_search
 from regard.decoding.constraints import RequiredPhrases
+from regard.decoding.history import BeamStep
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
 from regard.decoding.sampling import Sampler, rank_by_risk
 from regard.decoding.scoring import MAX_LOGITS, target_log_probs
 from regard.decoding.search import Hypothesis, SpecialTokens, choose_most_likely, decode_stepwise
 from regard.decoding.settings import DecodingSettings, SearchSettings
+from regard.decoding.tracing import TracedSearch, TraceOptions, trace_hypotheses
 from regard.decoding.weights import BatchWeights, RecordedDecoder
 from regard.errors import ConfigError, ModelError
 from regard.models.contracts import Decoder, Memory, Source
@@ -31,6 +33,7 @@ from regard.ops.reference_mode import full_precision
 
 SPECIAL_TOKENS = SpecialTokens(START, END, suppressed=(PAD, UNKNOWN, START))
 GREEDY = SearchSettings()
+DEFAULT_TRACE = TraceOptions()
 
 _BATCHES_PER_WINDOW = 64
 """When pairs are scored, the pairs of this number of batches are tokenized and sorted by length together."""
@@ -101,6 +104,21 @@ class Predictor:
                 nbest = self._predict_batch(source, task, attention=attention)
                 predictions.update(zip(rows, nbest, strict=True))
         return [predictions[row] for row in range(len(sources))]
+
+    def trace(
+        self,
+        source: SourceItem,
+        search: SearchSettings = GREEDY,
+        constraints: Constraints = NO_CONSTRAINTS,
+        options: TraceOptions = DEFAULT_TRACE,
+    ) -> TracedSearch:
+        """Return the `nbest` hypotheses for one source with their attention weights, and how they were computed."""
+        history: list[BeamStep] = []
+        [nbest] = self.predict([source], search, constraints, history=history)
+        with self.inference():
+            batch = self.reader.collate([source]).to(self.device)
+            steps = history if search.uses_beam else None
+            return trace_hypotheses(self.model, batch, nbest, steps, self.tokenizer, options)
 
     def score(self, sources: Iterable[RawSource], targets: Iterable[str], *, batch_size: int = 64) -> list[float]:
         """Return log p(target | source) of each pair. Memory use does not depend on the number of pairs."""
@@ -173,7 +191,7 @@ class Predictor:
             sampler = Sampler(task.generator, search.temperature, search.top_k, search.top_p, search.min_p)
             nbest = decode_stepwise(*inputs, sampler, rules, search.mbr_samples or search.nbest)
             nbest = [sorted(samples, key=lambda sample: -sample.score) for samples in nbest]
-        elif search.beam == 1:
+        elif not search.uses_beam:
             nbest = decode_stepwise(*inputs, choose_most_likely, rules)
         else:
             count = search.beam if search.coverage_penalty else search.nbest

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.attention.record import is_recording
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
 from regard.models.contracts import Decoder, Grid, Keys, Memory, State, reorder
+from regard.ops.recording import is_recording
 
 Weights = NDArray[np.float32]
 

@@ -53,6 +53,11 @@ class SearchSettings(Settings):
         """Whether the search follows a single hypothesis of each source."""
         return self.beam == self.nbest == 1 and not self.mbr_samples
 
+    @property
+    def uses_beam(self) -> bool:
+        """Whether the search keeps a beam of hypotheses; otherwise it is greedy, or samples."""
+        return self.beam > 1 and not self.sample and not self.mbr_samples
+
     @model_validator(mode="before")
     @classmethod
     def _set_default_beam(cls, values: Any) -> Any:

@@ -99,6 +99,11 @@ class BatchWeights:
         inputs = pad([[START, *hypothesis.tokens] for hypotheses in nbest for hypothesis in hypotheses]).to(device)
         with record(model) as decoding:
             model.decoder(inputs.tokens_BT, reorder(memory, rows_N))
+        return cls.from_recordings(encoding, decoding, memory)
+
+    @classmethod
+    def from_recordings(cls, encoding: Recording, decoding: Recording, memory: Memory) -> "BatchWeights":
+        """Return the recorded weights of the encoder, and of a decoder that ran over all hypotheses."""
         return cls(
             _select(encoding, ("encoder-self",)),
             _select(decoding, ("decoder-self", "cross")),

@@ -1,37 +1,119 @@
-"""Trace: a prediction with all attention weights of the model, as a JSON document or an HTML page."""
+"""Trace: a prediction with all attention weights of the model and how it was computed, as a JSON document or an HTML
+page.
+"""
 
 import html as markup
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.data.sources import SourceItem
+from regard.data.tokens.tokenizers import Tokenizer
+from regard.decoding.tracing import (
+    AttentionInputs,
+    BeamNode,
+    CellStates,
+    MechanismRecord,
+    Step,
+    TracedSearch,
+)
+from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.formatting import quantity, to_json
 from regard.inspection.pictures import Style
 from regard.inspection.prediction import Prediction
+from regard.inspection.trace_document import Document, TraceParts, parse_document, read_document, write_document
+from regard.inspection.trace_page import render_page, render_title
 
-FORMAT = 2
-"""The version of the JSON document."""
+EXTENSIONS = (".json", ".html")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Trace:
-    """A prediction with all attention weights of the model.
+    """A prediction with all attention weights of the model, and how it was computed.
+
+    `Model.trace` returns one. Two traces are equal if their documents are equal: `docs/trace.md` describes the format.
 
     Attributes:
-        prediction: The prediction.
-        model: The settings of the model and its training step.
+        prediction: The prediction, with the other hypotheses as its `alternatives`.
+        model: The model: its architecture, settings, training step and dtype.
         style: How weights are drawn over a picture: `smooth` or `grid`.
+        settings: The settings of the search, and the constraints.
+        steps: The steps of each hypothesis, the end token included: each token with its log-probability, the entropy of
+            the distribution, and the most likely tokens.
+        beam: The candidates of each step of beam search: kept, finished or pruned. None for another search.
+        mechanisms: The score, scope and selection of each attention, by name; and their parameters, with `queries`.
+        inputs: What the weights of each attention are computed from, with `queries`.
+        states: The states and gates of each recurrent cell, with `states`.
+        edits: Changes of the source, the weights or the output that the trace was computed with. Currently empty.
 
-    >>> trace = model.trace("3 mai 2009")
-    >>> trace.save("trace.html")
-    >>> trace.document["attention"][0]["shape"]
+    >>> trace = model.trace("3 mai 2009", beam=3)
+    >>> trace.steps[0][0].top
+    >>> trace.save("trace.json")
+    >>> regard.Trace.load("trace.json") == trace
     """
 
     prediction: Prediction
     model: dict[str, Any] = field(default_factory=dict)
     style: Style = "smooth"
+    settings: dict[str, Any] = field(default_factory=dict)
+    steps: list[list[Step]] = field(default_factory=list)
+    beam: list[list[BeamNode]] | None = None
+    mechanisms: dict[str, MechanismRecord] = field(default_factory=dict)
+    inputs: list[AttentionInputs] = field(default_factory=list)
+    states: list[CellStates] = field(default_factory=list)
+    edits: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def from_search(
+        cls,
+        source: SourceItem,
+        traced: TracedSearch,
+        tokenizer: Tokenizer,
+        model: dict[str, Any],
+        settings: dict[str, Any],
+    ) -> "Trace":
+        """Return the trace of a search for one source."""
+        roles = {name: mechanism.role for name, mechanism in traced.mechanisms.items()}
+        prediction = Prediction.from_nbest(source, traced.nbest, tokenizer, roles)
+        return cls(prediction, model, "smooth", settings, *traced[1:])
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Trace":
+        """Read a trace from a .json or .html file that `save` has written.
+
+        The trace is equal to the saved one. Its attention weights are rounded to float16, unless the trace was recorded
+        with `queries`.
+
+        Args:
+            path: The path of the file.
+
+        Returns:
+            The trace.
+
+        Raises:
+            DataError: The file cannot be read, or does not contain a trace in the format of this version.
+            ArgumentTypeError: The argument is not a path.
+
+        >>> trace = model.trace("3 mai 2009")
+        >>> trace.save("trace.html")
+        >>> regard.Trace.load("trace.html").prediction
+        """
+        _check_path(path)
+        try:
+            parts = read_document(parse_document(Path(path).read_text("utf-8")))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            missing = f"it has no field {error}" if isinstance(error, KeyError) else str(error)
+            raise DataError(
+                f"{path} is not a valid trace: {missing}. Write it again with `Trace.save` or `regard look`."
+            ) from error
+        return cls(**parts._asdict())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and self.document == other.document
+
+    __hash__ = None  # type: ignore[assignment] # as for any other mutable content
 
     def __repr__(self) -> str:
         prediction = self.prediction
@@ -49,63 +131,37 @@ class Trace:
             f"<li>{markup.escape(name)}: {' × '.join(map(str, weights.shape))}</li>"
             for name, weights in self.prediction.attentions.items()
         )
-        return f"<p>{self._title}</p>{self.prediction.view(style=self.style).to_html()}<ul>{shapes}</ul>"
+        title = render_title(self.prediction)
+        return f"<p>{title}</p>{self.prediction.view(style=self.style).to_html()}<ul>{shapes}</ul>"
 
     @property
-    def _title(self) -> str:
-        prediction = self.prediction
-        return (
-            f"<bdi>{markup.escape(prediction.source)}</bdi> → <bdi>{markup.escape(prediction.text)}</bdi>, "
-            f"log-probability {prediction.score:.4f}"
+    def _parts(self) -> TraceParts:
+        return TraceParts(
+            self.prediction,
+            self.model,
+            self.settings,
+            self.steps,
+            self.beam,
+            self.mechanisms,
+            self.inputs,
+            self.states,
+            self.edits,
         )
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """The trace as `save` writes it to a JSON file."""
-        prediction = self.prediction
-        return {
-            "format": FORMAT,
-            "model": self.model,
-            "source": {
-                "text": prediction.source,
-                "tokens": prediction.source_tokens,
-                "offsets": prediction.offsets,
-                **({} if prediction.layout is None else {"grid": list(prediction.layout)}),
-            },
-            "hypotheses": [
-                {
-                    "text": hypothesis.text,
-                    "tokens": hypothesis.tokens,
-                    "score": hypothesis.score,
-                    "truncated": hypothesis.truncated,
-                }
-                for hypothesis in (prediction, *prediction.alternatives)
-            ],
-            "attention": [
-                {"name": name, "role": prediction.roles[name], "shape": list(weights.shape), "data": weights.tolist()}
-                for name, weights in prediction.attentions.items()
-            ],
-        }
+        return write_document(self._parts)
 
     def to_html(self) -> str:
-        """Return an HTML page that works offline, with a view of each attention and head."""
-        prediction = self.prediction
-        views = "".join(
-            f"<h2>{markup.escape(label)}</h2>"
-            f"{prediction.view(attention=name, head=head, title='', style=self.style).to_html()}"
-            for name, head, label in _maps(prediction)
-        )
-        return (
-            '<!doctype html><html><head><meta charset="utf-8"><title>regard</title></head>'
-            '<body style="font-family:sans-serif;margin:2em">'
-            f'<h1 style="font-size:1.3em">{self._title}</h1>{views}</body></html>\n'
-        )
+        """Return an HTML page that works offline: steps, beam, a view of each attention and head, and the document."""
+        return render_page(self._parts, self.document, self.style)
 
     def save(self, path: str | Path) -> None:
         """Write the trace to a file.
 
         Args:
-            path: The path of a .json or .html file.
+            path: The path of a .json or .html file. The page contains the JSON document, so that `load` reads both.
 
         Raises:
             ConfigError: The path has another extension, or its folder does not exist.
@@ -113,27 +169,22 @@ class Trace:
 
         >>> model.trace("3 mai 2009").save("trace.html")
         """
-        if not isinstance(path, str | Path):
-            raise ArgumentTypeError(f"path must be the path of a file, not {type(path).__name__}.")
+        _check_path(path)
         path = Path(path)
         if not path.parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.parent}. Create it first.")
-        if path.suffix not in {".json", ".html"}:
+        if path.suffix not in EXTENSIONS:
             raise ConfigError(f"{path}: a trace is saved as .json or .html. Use one of these extensions.")
         text = self.to_html() if path.suffix == ".html" else to_json(self.document, ensure_ascii=False)
         path.write_text(text, "utf-8")
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | Path):
+        raise ArgumentTypeError(f"path must be the path of a file, not {type(path).__name__}.")
 
 
 def _describe_slots(prediction: Prediction) -> str:
     if prediction.layout is not None:
         return f"{prediction.layout.height} × {prediction.layout.width} slots"
     return quantity(len(prediction.source_tokens), "token")
-
-
-def _maps(prediction: Prediction) -> Iterator[tuple[str, int, str]]:
-    """Yield the name, the head and a label of each map: one for each attention and head."""
-    for name, weights in prediction.attentions.items():
-        if weights.ndim == 2:
-            yield name, 1, name
-        else:
-            yield from ((name, head, f"{name}, head {head}") for head in range(1, len(weights) + 1))

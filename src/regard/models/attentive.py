@@ -11,7 +11,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.attention.attention import Attended, Attention, Keys, Past
+from regard.attention.attention import Attention
+from regard.attention.memory import Attended, Keys, Past
 from regard.attention.selections import join_samples
 from regard.models.contracts import Decoded, Decoder, LossTerm, Memory, repeat_for_hypotheses
 from regard.models.readout import CopyAttention, Readout

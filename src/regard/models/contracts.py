@@ -184,6 +184,11 @@ class Encoder(nn.Module, ABC, Generic[SourceT]):
         """The part whose output training caches, if there is one."""
         return None
 
+    @property
+    def reads_backward(self) -> bool:
+        """Whether recurrent layers read the source from its end. Memory slots are in the order of the source."""
+        return False
+
     def load_pretrained(self) -> None:
         """Load pretrained weights, if there are any. Called when a run starts; checkpoints contain all weights."""
 

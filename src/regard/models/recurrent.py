@@ -44,6 +44,10 @@ class RecurrentEncoder(Encoder[Tokens]):
     def token_embedding(self) -> nn.Embedding:
         return self.embedding
 
+    @property
+    def reads_backward(self) -> bool:
+        return self.reverse
+
     def forward(self, source: Tokens) -> Memory:
         embedded_BSD = self.dropout(self.embedding(source.tokens_BT))
         if self.reverse:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.attention.attention import Keys, Past
 from regard.attention.kv_cache import (
     CacheIndirection,
     KVCache,
@@ -19,6 +18,7 @@ from regard.attention.kv_cache import (
     PreallocatedIndirection,
     PreallocatedKVCache,
 )
+from regard.attention.memory import Keys, Past
 from regard.attention.multihead import MultiHeadAttention, PackedProjection
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.record import Role

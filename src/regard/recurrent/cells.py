@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.ops.recording import RecordableModule
 from regard.recurrent import settings
 from regard.recurrent.settings import LSTMVariant, RecurrentSettings
 
@@ -20,7 +21,7 @@ State = tuple[Tensor, ...]
 """The state that a cell carries from step to step, rows on axis 0. The first tensor is the output."""
 
 
-class Cell(nn.Module, ABC):
+class Cell(RecordableModule, ABC):
     """One step of recurrence.
 
     A subclass calls `super().__init__(input_size, hidden_size, width, layer_norm)` with the width of all its gates
@@ -107,6 +108,12 @@ class Cell(nn.Module, ABC):
         it is the same at every step.
         """
 
+    def trace_step(
+        self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None
+    ) -> tuple[State, dict[str, Tensor]]:
+        """Return the next state, and the activations of the gates by name, for recordings."""
+        return self.step(gates_BG, state, mask_BH), {}
+
 
 @settings.Cell.registry.implement(settings.RNN)
 @final
@@ -164,6 +171,11 @@ class GRUCell(Cell):
         return product_BG if self.bias_state is None else product_BG + self.bias_state
 
     def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
+        return self.trace_step(gates_BG, state, mask_BH)[0]
+
+    def trace_step(
+        self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None
+    ) -> tuple[State, dict[str, Tensor]]:
         size = self.hidden_size
         (previous_BH,) = state
         h_BH = apply_mask(previous_BH, mask_BH)
@@ -176,7 +188,8 @@ class GRUCell(Cell):
             reset, update = torch.sigmoid(gates_BG[:, : 2 * size] + recurrent_rz).chunk(2, dim=-1)
             recurrent_n = self._project_state_rows(reset * h_BH, slice(2 * size, None))
             candidate = torch.tanh(gates_BG[:, 2 * size :] + recurrent_n)
-        return (torch.lerp(candidate, previous_BH, update),)
+        gates = {"reset": reset, "update": update, "candidate": candidate}
+        return (torch.lerp(candidate, previous_BH, update),), gates
 
     def _project_state_rows(self, h_BH: Tensor, rows: slice) -> Tensor:
         product = h_BH @ self.weight_state[rows].t()
@@ -243,6 +256,11 @@ class LSTMCell(Cell):
         return f"torch.nn supports only the standard LSTM, and this one differs in {changed}"
 
     def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
+        return self.trace_step(gates_BG, state, mask_BH)[0]
+
+    def trace_step(
+        self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None
+    ) -> tuple[State, dict[str, Tensor]]:
         variant = self.variant
         output_BH, previous_BH = state[:2]
         total_BG = gates_BG + self.project_state(apply_mask(output_BH, mask_BH))
@@ -267,7 +285,8 @@ class LSTMCell(Cell):
             gates["output"] = torch.sigmoid(self._add_peephole("output", preactivations["output"], cell_BH))
             output_BH = output_BH * gates["output"]
         gate_state = (torch.cat(list(gates.values()), dim=-1),) if variant.gate_recurrence else ()
-        return (output_BH, cell_BH, *gate_state)
+        derived = {"candidate": candidate} | ({"forget": forget} if variant.coupled and forget is not None else {})
+        return (output_BH, cell_BH, *gate_state), gates | derived
 
     def _add_peephole(self, gate: str, preactivation_BH: Tensor, cell_BH: Tensor) -> Tensor:
         if self.peepholes is None:

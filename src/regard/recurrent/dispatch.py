@@ -20,7 +20,7 @@ from regard.ops.triton import dtype_unsupported_reason, triton_unsupported_reaso
 from regard.recurrent.cells import Cell, State
 from regard.recurrent.fast.cudnn import scan_torch
 from regard.recurrent.fast.kernels import KERNELS, stack_present
-from regard.recurrent.scan import CellInput, ScanOutput, scan, select_last_valid
+from regard.recurrent.scan import CellInput, ScanOutput, record_scan, record_step, scan, select_last_valid
 
 FUSED_MAX_ROWS = 64
 """Up to this many rows, the fused LSTM kernel is faster than cuDNN in float32 (benchmarks/recurrent.py)."""
@@ -97,6 +97,10 @@ def dispatch_layer(
 def scan_layer(inputs: Sequence[CellInput], lengths_B: Tensor | None) -> list[ScanOutput]:
     """Run each cell of a layer over its input, on the fastest path that supports it."""
     cell, x_BTD, _, mask_BH = inputs[0]
+    if cell.records_details:
+        # The result still comes from the fast path, so that recording does not change it.
+        for cell_input in inputs:
+            record_scan(cell_input)
     if reference_mode.in_reference_mode() or 0 in x_BTD.shape[:2]:
         return [scan(cell_input, lengths_B) for cell_input in inputs]
     state_dropout, ragged = mask_BH is not None, lengths_B is not None
@@ -112,6 +116,8 @@ def scan_layer(inputs: Sequence[CellInput], lengths_B: Tensor | None) -> list[Sc
 
 def step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
     """Return the next state of a cell, from the normalized projection of its input."""
+    if cell.records_details:
+        record_step(cell, gates_BG, state, mask_BH)
     kernels = KERNELS.get(type(cell))
     if kernels is None or cell.layer_norm or mask_BH is not None or reference_mode.in_reference_mode():
         return cell.step(gates_BG, state, mask_BH)

@@ -43,6 +43,22 @@ def scan(cell_input: CellInput, lengths_B: Tensor | None) -> ScanOutput:
     return ScanOutput(torch.stack(outputs, dim=1) if outputs else empty_B0H, state)
 
 
+def record_scan(cell_input: CellInput) -> None:
+    """Record the states and gates of a cell at every step. Steps past the end of a row are recorded too."""
+    cell, x_BTD, state, mask_BH = cell_input
+    for gates_BG in cell.normalize_projection(cell.project(x_BTD)).unbind(1):
+        state = record_step(cell, gates_BG, state, mask_BH)
+
+
+def record_step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None) -> State:
+    """Record the state before a step, the state after it, and the gates. Return the next state."""
+    next_state, gates = cell.trace_step(gates_BG, state, mask_BH)
+    for name, before_BH, after_BH in zip(cell.state_parts, state, next_state, strict=False):
+        cell.record_details({f"previous.{name}": before_BH.unsqueeze(1), f"state.{name}": after_BH.unsqueeze(1)})
+    cell.record_details({f"gate.{name}": gate_BH.unsqueeze(1) for name, gate_BH in gates.items()})
+    return next_state
+
+
 def select_last_valid(states_BTH: Tensor, lengths_B: Tensor | None, initial_BH: Tensor) -> Tensor:
     """Return the state after the last step of each row, or the initial state for a row of length 0."""
     if lengths_B is None:

@@ -1,0 +1,59 @@
+"""A prepared memory, the state of an attention between steps, and the result of reading the memory.
+
+B rows, T queries, S memory slots, D width, H heads.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.selections import SampledPosition
+from regard.ops.dot_product_attention import ScoreBias
+
+
+class Keys(NamedTuple):
+    """A prepared memory: everything that depends only on the source, computed once."""
+
+    prepared: Tensor
+    values_BHSD: Tensor
+    allowed_BTS: Tensor | None
+    """The mask of the memory; None if all slots are visible."""
+    lengths_B: Tensor
+    score_bias: ScoreBias | None = None
+    """The mask for the fused path, if that is supported and all queries share the mask."""
+
+    def for_query(self, query: int) -> "Keys":
+        """Return the memory with the mask of one of the queries."""
+        if self.allowed_BTS is None or self.allowed_BTS.shape[1] == 1:
+            return self
+        return self._replace(allowed_BTS=self.allowed_BTS[:, query : query + 1])
+
+
+class Past(NamedTuple):
+    """The state of an attention between steps. What the mechanism does not use is None."""
+
+    position_B: Tensor
+    """The target position of each row."""
+    weights_BHS: Tensor | None = None
+    """The weights of the last step, or the sum over all steps."""
+    belief_BHS: Tensor | None = None
+    """The probability of each slot to be the last position."""
+
+    def positions(self, rows: int, queries: int) -> Tensor:
+        """Return the positions of the next queries, (B, T): consecutive steps of a row, or the hypotheses of a
+        sentence, each with its own position.
+        """
+        if len(self.position_B) != rows:
+            return self.position_B.view(rows, queries)
+        return self.position_B.unsqueeze(1) + torch.arange(queries, device=self.position_B.device)
+
+
+class Attended(NamedTuple):
+    """The context of each query, and the attention weights if requested."""
+
+    context_BTD: Tensor
+    weights: Tensor | None
+    """(B, T, S) for a single head, (B, H, T, S) for several."""
+    past: Past
+    sample: SampledPosition | None = None
