@@ -178,3 +178,66 @@ def test_evaluation_uses_the_metrics_and_search_of_validation(cli: Run, small_ru
     assert list(scores["values"]) == ["ser", "per", "accuracy", "chrf", "loss"]
     assert scores["search"]["beam"] == 2
     assert json.loads(cli("evaluate", "model", "--json", "--beam", "1").stdout)["search"]["beam"] == 1
+
+
+def test_breakdowns_cover_all_sentences_and_the_worst_are_listed(
+    cli: Run, small_run: RunFolder, predictions: list[str]
+) -> None:
+    options = ("--pairs", "all.tsv", "--metric", "accuracy", "cer", "--worst", "2")
+    done = cli("evaluate", small_run.path, *options, "--breakdown", "length", "frequency", "unseen", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert list(result["breakdown"]) == ["length", "frequency", "unseen"]
+    for part in result["breakdown"].values():
+        assert sum(group["sentences"] for group in part["groups"]) == 3  # distinct sources
+        correct = sum(group["sentences"] * group["values"]["accuracy"] for group in part["groups"])
+        assert correct == pytest.approx(3 * result["values"]["accuracy"])
+    assert result["breakdown"]["frequency"]["words"]
+    worst = result["worst"]
+    assert [sentence["accuracy"] for sentence in worst] == [0.0, 0.0]
+    assert {sentence["line"] for sentence in worst} == {2, 3}
+    assert all(sentence["prediction"] == predictions[sentence["line"] - 1] for sentence in worst)
+    text = cli("evaluate", small_run.path, *options, "--breakdown").stdout
+    assert "source length in characters" in text
+    assert "training frequency of target words" in text
+    assert "source words not in the training data" in text
+    assert f"  prediction  {worst[0]['prediction']}" in text
+
+
+def test_words_are_counted_in_another_training_file(
+    cli: Run, small_run: RunFolder, predictions: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.tsv").write_text("3 mai 2009\t2009-05-03\n")
+    options = ("--pairs", "half.tsv", "--breakdown", "unseen", "--train", "train.tsv", "--json")
+    groups = json.loads(cli("evaluate", small_run.path, *options).stdout)["breakdown"]["unseen"]["groups"]
+    assert [(group["from"], group["to"], group["sentences"]) for group in groups] == [(0, 0, 1), (1, 1, 1)]
+
+
+def test_the_worst_sentences_can_be_ranked_by_the_probability_of_the_reference(
+    cli: Run, small_run: RunFolder, predictions: list[str]
+) -> None:
+    options = ("--pairs", "all.tsv", "--metric", "accuracy", "--worst", "4", "--worst-by", "loss", "--json")
+    worst = json.loads(cli("evaluate", small_run.path, *options).stdout)["worst"]
+    losses = [sentence["loss"] for sentence in worst]
+    assert losses == sorted(losses, reverse=True)
+    model = regard.load(small_run.path)
+    log_p = model.score(worst[0]["source"], worst[0]["references"][0])
+    assert losses[0] == pytest.approx(-log_p / (len(worst[0]["references"][0]) + 1), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--train", "all.tsv"), "--train needs --breakdown frequency"),
+        (("--worst-by", "loss"), "--worst-by needs --worst"),
+        (("--breakdown", "lenght"), "lenght"),
+        (("--breakdown", "unseen", "--train", "missing.tsv"), "missing.tsv"),
+    ],
+)
+def test_invalid_breakdowns_are_reported(
+    cli: Run, small_run: RunFolder, predictions: list[str], options: tuple[str, ...], message: str
+) -> None:
+    done = cli("evaluate", small_run.path, "--pairs", "half.tsv", *options)
+    assert done.returncode in {2, 3}
+    assert message in done.stderr
+    assert not done.stdout

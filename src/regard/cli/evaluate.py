@@ -11,24 +11,24 @@ from regard.cli.options import (
     IMAGES,
     MultiValueCommand,
     ensemble_option,
+    file_settings,
     reader_options,
     reader_settings,
     resolve_files,
 )
 from regard.config import parse_override, resolve
 from regard.data.files import Files
-from regard.data.images.settings import CaptionsData
-from regard.data.settings import DataSettings, FilesData
 from regard.decoding.settings import SearchSettings
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError
 from regard.evaluation.settings import Metric, metric_names, parse_metric, parse_metrics
-from regard.formatting import short_path, to_json
-from regard.models.vision.settings import IMAGE
-from regard.runs.folder import Checkpoint, RunFolder, open_models
+from regard.formatting import replace_nonfinite, to_json
+from regard.runs.folder import RunFolder, open_models
 
 if TYPE_CHECKING:
-    from regard.data.corpora import Pairs
+    from regard.evaluation.breakdown import Breakdown, BreakdownName
     from regard.evaluation.validation import Evaluation
+
+BREAKDOWNS = ("length", "frequency", "unseen")
 
 EXAMPLES = """\b
 Examples:
@@ -39,11 +39,12 @@ Examples:
   regard evaluate runs/words --pairs test.tsv --columns 1 3 --metric ser per --max ser=25 --json
   regard evaluate runs/one --with runs/other --beam 5
   regard evaluate runs/dates --pairs test.tsv --out predictions.txt
-  regard evaluate runs/captions --images photos --pairs test.tsv --beam 5"""
+  regard evaluate runs/captions --images photos --pairs test.tsv --beam 5
+  regard evaluate runs/german --pairs test.tsv --breakdown length frequency unseen --worst 10"""
 
 
-def _is_metric(word: str) -> bool:
-    return word.partition(":")[0].partition("=")[0] in metric_names()
+def _is_value(word: str) -> bool:
+    return word in BREAKDOWNS or word.partition(":")[0].partition("=")[0] in metric_names()
 
 
 class Limit(NamedTuple):
@@ -61,7 +62,12 @@ class Limit(NamedTuple):
         return None if within else f"{self.metric.label} is {reached:.4f}, {side} {self.value:g}"
 
 
-@click.command(cls=MultiValueCommand, multi_value=("--metric", "--min", "--max"), is_value=_is_metric, epilog=EXAMPLES)
+@click.command(
+    cls=MultiValueCommand,
+    multi_value=("--metric", "--min", "--max", "--breakdown"),
+    is_value=_is_value,
+    epilog=EXAMPLES,
+)
 @click.argument("model")
 @click.option("--pairs", metavar="FILE", help="Evaluate on this file: TSV, CSV or JSONL, plain or gzipped.")
 @click.option("--images", metavar="FOLDER", help=IMAGES)
@@ -84,6 +90,19 @@ class Limit(NamedTuple):
 @click.option("--min", "minima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if METRIC is below VALUE.")
 @click.option("--max", "maxima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if METRIC is above VALUE.")
 @click.option("--confidence", is_flag=True, help="Print 95 % confidence intervals, from 1,000 bootstrap resamples.")
+@click.option(
+    "--breakdown", "breakdowns", multiple=True, metavar="[length frequency unseen]", is_flag=False, flag_value="all",
+    type=click.Choice(["all", *BREAKDOWNS]),
+    help="Print the metrics by source length, by the training frequency of the rarest source word (also F1 of words by "
+    "frequency), or by the number of source words that are not in the training data. Without a value, all three.",
+)  # fmt: skip
+@click.option(
+    "--train", metavar="FILE", help="Count word frequencies in FILE instead of in the training data of the run."
+)
+@click.option("--worst", metavar="N", type=click.IntRange(1), help="Print the N worst sentences.")
+@click.option(
+    "--worst-by", metavar="METRIC", help="Metric that ranks sentences; by default the first that uses predictions."
+)
 @click.option(
     "--batch-size", metavar="N", type=click.IntRange(1), default=256, show_default=True, help="Texts per batch."
 )
@@ -108,6 +127,10 @@ def command(
     minima: tuple[str, ...],
     maxima: tuple[str, ...],
     confidence: bool,
+    breakdowns: tuple[str, ...],
+    train: str | None,
+    worst: int | None,
+    worst_by: str | None,
     batch_size: int,
     out: Path | None,
     as_json: bool,
@@ -132,6 +155,12 @@ def command(
     references=by_source.
     """  # noqa: D301 - click needs a literal \b
     requested = parse_metrics(metrics)
+    by = _parse_breakdowns(breakdowns)
+    if train and not {"frequency", "unseen"} & set(by):
+        raise click.UsageError("--train needs --breakdown frequency or --breakdown unseen.")
+    if worst_by and not worst:
+        raise click.UsageError("--worst-by needs --worst N.")
+    ranking = [parse_metric(worst_by)] if worst_by else []
     limits = [_parse_limit("--min", text, requested) for text in minima]
     limits += [_parse_limit("--max", text, requested) for text in maxima]
     files = resolve_files(pairs, source, target, reader_settings(columns, header))
@@ -142,24 +171,33 @@ def command(
     folder, checkpoint = opened[0]
     training = folder.settings().training
     resolve(SearchSettings, training.validation_search.model_dump(), search)
-    requested = list(dict.fromkeys([*(requested or training.default_metrics), *(limit.metric for limit in limits)]))
+    requested = list(
+        dict.fromkeys([*(requested or training.default_metrics), *(limit.metric for limit in limits), *ranking])
+    )
     if out:
         _check_output(out, requested)
 
+    from regard.api.evaluation_data import read_test_set
     from regard.api.model import Model
 
-    test = _read_test(folder, checkpoint, files, images)
+    test = read_test_set(folder, checkpoint, files, images)
     result = Model.from_checkpoints(opened).evaluate(
         test.sources, test.targets, metrics=requested, batch_size=batch_size, confidence=confidence, **search
     )
+    parts = _compute_breakdowns(result, by, folder, train)
+    worst_sentences = result.worst(worst, ranking[0].label if ranking else None) if worst else []
     if out:
         out.write_text("".join(text.replace("\n", " ") + "\n" for text in result.predictions), "utf-8")
     if as_json:
         members = [{"model": path, "step": member.step} for path, (_, member) in zip(others, opened[1:], strict=True)]
         ensemble = {"with": members} if members else {}
-        click.echo(to_json({"model": model, "step": checkpoint.step, **ensemble, **result.to_json()}))
+        details: dict[str, Any] = {"breakdown": {part.name: part.to_json() for part in parts}} if parts else {}
+        if worst:
+            details["worst"] = [sentence.to_json() for sentence in worst_sentences]
+        head = {"model": model, "step": checkpoint.step, **ensemble}
+        click.echo(to_json({**head, **result.to_json(), **replace_nonfinite(details)}))
     else:
-        click.echo(str(result))
+        click.echo("\n\n".join([str(result), *map(str, parts), *map(str, worst_sentences)]))
         members_by_path = zip((model, *others), opened, strict=True)
         names = ", with ".join(f"{path}, step {member.step}" for path, (_, member) in members_by_path)
         click.echo(f"{names}, {_describe_search(result)}", err=True)
@@ -187,43 +225,24 @@ def _parse_limit(option: str, text: str, requested: Sequence[Metric]) -> Limit:
     return Limit(metric, value)
 
 
-def _read_test(folder: RunFolder, checkpoint: Checkpoint, files: Files | None, images: str | None) -> "Pairs":
-    """Read the pairs of files, with the columns of the training file; without files, the run's test set."""
-    from regard.data.corpora import Pairs, Stream, load_corpus, read_pairs
-
-    data = folder.settings().data
-    if images or (files and data.source_kind == IMAGE):
-        return _read_captions(data, files, images)
-    if files is not None:
-        return read_pairs(files.read_like(data.train) if isinstance(data, FilesData) else files)
-    corpus = load_corpus(data)
-    if corpus.test is None:
-        raise DataError(
-            f"{folder.path} was trained without a test set. Give one with --pairs, or --source and --target."
-        )
-    if isinstance(corpus.test, Stream):
-        # Changed files give a different test split, which may contain pairs that the model was trained on.
-        before = set(checkpoint.state["data"].values())
-        changed = [path for path, fingerprint in corpus.hash_files().items() if fingerprint not in before]
-        if changed:
-            raise DataError(
-                f"{' and '.join(map(short_path, changed))} changed since {folder.path} was trained, so its test set "
-                "can no longer be separated from its training pairs. Restore the file, or give a test set with --pairs."
-            )
-    return Pairs.of(corpus.test)
+def _parse_breakdowns(names: Sequence[str]) -> "list[BreakdownName]":
+    return list(BREAKDOWNS if "all" in names else dict.fromkeys(names))  # type: ignore[arg-type] # checked by click
 
 
-def _read_captions(data: DataSettings, files: Files | None, images: str | None) -> "Pairs":
-    """Read images with their captions."""
-    from regard.data.corpora import Pairs
-    from regard.data.images.captions import read_pairs
+def _compute_breakdowns(
+    result: "Evaluation", by: "Sequence[BreakdownName]", folder: RunFolder, train: str | None
+) -> "list[Breakdown]":
+    """Compute breakdowns, and count the words of the training data if one of them needs this."""
+    from regard.api.evaluation_data import read_training_pairs
+    from regard.evaluation.breakdown import WordCounts, compute_breakdown
 
-    if data.source_kind != IMAGE:
-        raise click.UsageError(f"--images: the model reads {data.source_kind}, not images. Use --pairs alone.")
-    if images is None:
-        raise click.UsageError("The model reads images. Give the folder or the zip file of the images with --images.")
-    policy = data.bad_images if isinstance(data, CaptionsData) else "error"
-    return Pairs.of(read_pairs(CaptionsData(images=images, captions=files, bad_images=policy)))
+    counts = None
+    if {"frequency", "unseen"} & set(by):
+        files = resolve(Files, file_settings(train, {}), {}) if train else None
+        counts = WordCounts.of(read_training_pairs(folder, files))
+    return [
+        compute_breakdown(name, result.statistics, result.evaluation_set, result.predictions, counts) for name in by
+    ]
 
 
 def _check_output(out: Path, metrics: Sequence[Metric]) -> None:

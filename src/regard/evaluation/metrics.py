@@ -10,6 +10,7 @@ import logging
 import math
 import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,6 +114,8 @@ class MetricStatistics:
     statistics_NK: Statistics
     compute_value: Callable[[list[float]], float]
     signature: str
+    compute_sentence_value: Callable[[list[float]], float] | None = None
+    """Computes the value of a single sentence, for metrics that define it differently, such as BLEU."""
 
     @classmethod
     def average(cls, values: Sequence[float], signature: str = "") -> "MetricStatistics":
@@ -132,14 +135,33 @@ class MetricStatistics:
         The resamples depend only on the seed and the number of sentences, so two models evaluated on the same set are
         resampled in the same way.
         """
+        return percentile_interval(self.resample(resamples, seed), level)
+
+    def resample(self, resamples: int = RESAMPLES, seed: int = 0) -> Statistics:
+        """Return the value on each of R resamples of the sentences, drawn with replacement."""
         generator = np.random.default_rng(seed)
         count = len(self.statistics_NK)
-        values_R = [
-            self.compute_value(self.statistics_NK[generator.integers(count, size=count)].sum(0).tolist())
-            for _ in range(resamples)
-        ]
-        low, high = np.quantile(values_R, [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
+        sums_RK = np.empty((resamples, self.statistics_NK.shape[1]))
+        for resample in range(resamples):
+            counts_N = np.bincount(generator.integers(count, size=count), minlength=count)
+            sums_RK[resample] = counts_N @ self.statistics_NK
+        return self.compute_values(sums_RK)
+
+    def compute_values(self, sums_RK: Statistics) -> Statistics:
+        """Return the value of each row of sums."""
+        return np.array([self.compute_value(sums) for sums in sums_RK.tolist()])
+
+    @property
+    def sentence_values(self) -> Statistics:
+        """The value of each sentence by itself."""
+        compute = self.compute_sentence_value or self.compute_value
+        return np.array([compute(row) for row in self.statistics_NK.tolist()])
+
+
+def percentile_interval(values_R: Statistics, level: float = 0.95) -> tuple[float, float]:
+    """Return the interval that contains this share of resampled values, with equal shares below and above."""
+    low, high = np.quantile(values_R, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def compute_statistics(metric: Metric, outputs: ModelOutputs) -> MetricStatistics:
@@ -274,7 +296,14 @@ def _compute_bleu(settings: Bleu, outputs: ModelOutputs) -> MetricStatistics:
         scorer.tokenizer, scorer.tokenizer_signature = _CocoTokenizer(), _CocoTokenizer().signature()
     statistics = _compute_with_sacrebleu(scorer, outputs, settings.references)
     order = "" if settings.max_order == 4 else f"|order:{settings.max_order}"
-    return replace(statistics, signature=statistics.signature + order)
+    # As sacrebleu does for one sentence, ignore n-gram orders that are longer than the sentence.
+    sentence_scorer = copy(scorer)
+    sentence_scorer.effective_order = True
+    return replace(
+        statistics,
+        signature=statistics.signature + order,
+        compute_sentence_value=lambda row: float(sentence_scorer._compute_score_from_stats(list(map(int, row))).score),
+    )
 
 
 class _CocoTokenizer:

@@ -4,19 +4,27 @@ N pairs.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
 from regard.data.batching import EncodedCorpus
-from regard.data.corpora import Pairs, identify
+from regard.data.corpora import Pairs, RawSource, identify
 from regard.data.sampler import batch_by_length
 from regard.decoding.predictor import Predictor
 from regard.decoding.scoring import target_log_probs
 from regard.decoding.settings import SearchSettings
-from regard.errors import DivergedError, ModelError
+from regard.errors import ConfigError, DivergedError, ModelError
+from regard.evaluation.breakdown import (
+    Breakdown,
+    BreakdownName,
+    ScoredSentence,
+    WordCounts,
+    compute_breakdown,
+    find_worst,
+)
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, Statistics, compute_statistics
 from regard.evaluation.settings import Metric
 from regard.evaluation.values import MetricValues
@@ -49,6 +57,40 @@ class Evaluation:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    def breakdown(
+        self, by: BreakdownName = "length", training_pairs: Iterable[tuple[RawSource, str]] | None = None
+    ) -> Breakdown:
+        """Compute the metrics for groups of sentences. `print` shows them as a table.
+
+        Args:
+            by: `length` (of the source), `frequency` (of its rarest word in the training data; also F1 of the words of
+                the predictions by frequency), or `unseen` (the number of its words that are not in the training data).
+            training_pairs: The training data, for `frequency` and `unseen`.
+
+        >>> print(model.evaluate(pairs).breakdown("length"))
+        """
+        counts = None if training_pairs is None else WordCounts.of(training_pairs)
+        return compute_breakdown(by, self.statistics, self.evaluation_set, self.predictions, counts)
+
+    def worst(self, count: int = 10, metric: str | None = None) -> list[ScoredSentence]:
+        """Return the sentences with the worst value of a metric, by default of the first that uses predictions.
+
+        >>> for sentence in model.evaluate(pairs).worst(5, "chrf"):
+        ...     print(sentence.source, sentence.prediction, sentence.references)
+        """
+        chosen = self._find_metric(metric)
+        return find_worst(chosen, self.statistics[chosen], self.evaluation_set, self.predictions, count)
+
+    def _find_metric(self, label: str | None) -> Metric:
+        """Return the metric with this label, or the only one of this kind."""
+        if label is None:
+            return min(self.statistics, key=lambda metric: not metric.needs_predictions)
+        matches = [metric for metric in self.statistics if label in (metric.label, metric.kind)]
+        if len(matches) != 1:
+            computed = ", ".join(metric.label for metric in self.statistics)
+            raise ConfigError(f"'{label}' is not one of the computed metrics. Choose one of {computed}.")
+        return matches[0]
 
     def __repr__(self) -> str:
         values = [f"{metric.label} {metric.format(self[metric.label])}" for metric in self.statistics]
