@@ -37,6 +37,8 @@ PRELOADED = (
     "regard.cli.train",
     "regard.cli.predict",
     "regard.cli.evaluate",
+    "regard.cli.compare",
+    "regard.api.comparing",
     "regard.inspection.explain",
 )
 

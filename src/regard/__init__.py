@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from regard.api.comparing import compare
     from regard.api.loading import load
     from regard.api.model import Model
     from regard.api.training import Run, train
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         RunInUseError,
     )
     from regard.evaluation.metrics import MetricStatistics, ModelOutputs, register_metric
+    from regard.inspection.comparison import Comparison
     from regard.inspection.prediction import Prediction
     from regard.inspection.trace import Trace
     from regard.models.contracts import Decoded, Decoder, Encoder, Grid, Memory, Source, Tokens
@@ -54,6 +56,7 @@ _MODULES = {
     "Callback": "regard.runs.callbacks",
     "Cell": "regard.recurrent.cells",
     "ConfigError": "regard.errors",
+    "Comparison": "regard.inspection.comparison",
     "Corpus": "regard.data.corpora",
     "DataError": "regard.errors",
     "Decoded": "regard.models.contracts",
@@ -95,6 +98,7 @@ _MODULES = {
     "ValidationInfo": "regard.runs.callbacks",
     "attend": "regard.attention.equation",
     "choose": "regard.training.planning",
+    "compare": "regard.api.comparing",
     "load": "regard.api.loading",
     "mechanisms": "regard.attention.mechanisms",
     "record": "regard.attention.record",
@@ -121,6 +125,7 @@ __all__ = [
     "Attention",
     "Callback",
     "Cell",
+    "Comparison",
     "ConfigError",
     "Corpus",
     "DataError",
@@ -163,6 +168,7 @@ __all__ = [
     "ValidationInfo",
     "attend",
     "choose",
+    "compare",
     "load",
     "mechanisms",
     "record",

@@ -158,7 +158,7 @@ def test_public_names_are_sorted_and_all_there() -> None:
     [
         "import regard",
         "import regard.cli.train, regard.cli.predict, regard.cli.evaluate, regard.cli.look",
-        "import regard.cli.presets, regard.cli.mechanisms, regard.cli.data",
+        "import regard.cli.presets, regard.cli.mechanisms, regard.cli.data, regard.cli.compare",
         "from regard.runs.settings import RunSettings",
         "import regard; regard.mechanisms()",
     ],

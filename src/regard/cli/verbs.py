@@ -14,6 +14,7 @@ VERBS = {
     "train": "Train a model, or resume one.",
     "predict": "Predict the output of texts, from arguments or from stdin.",
     "evaluate": "Score a model on pairs.",
+    "compare": "Compare runs, or outputs in files, with significance tests.",
     "look": "Draw the attention weights of a prediction, or learning curves.",
     "align": "Align the words of pairs, and compute alignment error rate.",
     "data": "Check pairs for problems (check), or print statistics (stats).",

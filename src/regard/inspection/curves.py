@@ -92,33 +92,39 @@ def check_extension(path: Path) -> None:
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """Draw the panels in a grid. Training is a thin line, validation has points, and the best checkpoint is marked."""
+    """Draw the panels to a file."""
     from matplotlib import rc_context
+
+    check_extension(path)
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 9}
+    with rc_context(settings), fonts_for("".join(run_names(panels))):
+        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
+        build_figure(panels).savefig(path, dpi=160, metadata=metadata)
+
+
+def build_figure(panels: Sequence[Panel]) -> Any:
+    """Draw the panels in a grid. Training is a thin line, validation has points, and the best checkpoint is marked."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    check_extension(path)
     runs = run_names(panels)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 9}
-    with rc_context(settings), fonts_for("".join(runs)):
-        handles = _legend([curve for panel in panels for curve in panel.curves], runs)
-        width = 3.9 * columns
-        # An inch fits about twelve characters; a legend entry has a handle of 0.7 inches.
-        label_width = max(len(entry.get_label()) for entry in handles) / 12
-        legend_columns = max(1, min(len(handles), int(width / (0.7 + label_width))))
-        legend_rows = -(-len(handles) // legend_columns)
-        figure = Figure(figsize=(width, 2.8 * rows + 0.2 * legend_rows), layout="constrained")
-        FigureCanvasAgg(figure)
-        last_step = max(step for panel in panels for curve in panel.curves for step in curve.steps)
-        for index, panel in enumerate(panels, start=1):
-            axes = figure.add_subplot(rows, columns, index)
-            _draw_panel(axes, panel, runs)
-            axes.set_xlim(0, last_step * 1.03)
-        figure.legend(handles=handles, loc="outside upper left", ncols=legend_columns, frameon=False)
-        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        figure.savefig(path, dpi=160, metadata=metadata)
+    handles = _legend([curve for panel in panels for curve in panel.curves], runs)
+    width = 3.9 * columns
+    # An inch fits about twelve characters; a legend entry has a handle of 0.7 inches.
+    label_width = max(len(entry.get_label()) for entry in handles) / 12
+    legend_columns = max(1, min(len(handles), int(width / (0.7 + label_width))))
+    legend_rows = -(-len(handles) // legend_columns)
+    figure = Figure(figsize=(width, 2.8 * rows + 0.2 * legend_rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    last_step = max(step for panel in panels for curve in panel.curves for step in curve.steps)
+    for index, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, index)
+        _draw_panel(axes, panel, runs)
+        axes.set_xlim(0, last_step * 1.03)
+    figure.legend(handles=handles, loc="outside upper left", ncols=legend_columns, frameon=False)
+    return figure
 
 
 def _draw_panel(axes: Any, panel: Panel, runs: Sequence[str]) -> None:

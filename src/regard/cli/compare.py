@@ -1,0 +1,180 @@
+"""regard compare"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regard.cli.options import IMAGES, MultiValueCommand, reader_options, reader_settings, resolve_files
+from regard.config import parse_override
+from regard.errors import ConfigError
+from regard.evaluation.settings import metric_names, parse_metrics
+from regard.formatting import to_json
+
+if TYPE_CHECKING:
+    from regard.data.files import Files
+    from regard.evaluation.metrics import EvaluationSet
+    from regard.inspection.comparison import Comparison
+
+EXAMPLES = """\b
+Examples:
+  regard compare runs/dates runs/luong
+  regard compare runs/dates runs/luong runs/fixed --pairs test.tsv --metric accuracy cer --html report.html
+  regard compare runs/dates/seed-* runs/luong/seed-* --pairs test.tsv
+  regard compare runs/german runs/other --pairs test.tsv --beam 5 --test randomization --format latex
+  regard compare --outputs ours.txt theirs.txt --references test.de --sources test.en
+  regard compare runs/german --outputs theirs.txt --pairs test.tsv --baseline theirs --json"""
+
+
+def _is_value(word: str) -> bool:
+    """Whether a word is a metric or a file, as opposed to the folder of a run."""
+    path = Path(word)
+    return word.partition(":")[0] in metric_names() or (bool(path.suffix) and not path.is_dir())
+
+
+@click.command(
+    cls=MultiValueCommand,
+    multi_value=("--metric", "--outputs", "--references"),
+    is_value=_is_value,
+    epilog=EXAMPLES,
+)
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.option("--outputs", multiple=True, metavar="FILE...", help="Outputs of other systems, one text per line.")
+@click.option("--pairs", metavar="FILE", help="Compare on this file: TSV, CSV or JSONL, plain or gzipped.")
+@click.option("--images", metavar="FOLDER", help=IMAGES)
+@reader_options
+@click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
+@click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
+@click.option(
+    "--references", multiple=True, metavar="FILE...",
+    help="References, one per line. Give several files if a sentence has several references.",
+)  # fmt: skip
+@click.option("--sources", metavar="FILE", help="Sources of --references, one per line.")
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="METRIC...",
+    help=f"One or more of {', '.join(metric_names())}. By default those of the first run; without runs, bleu and chrf.",
+)  # fmt: skip
+@click.option("--baseline", metavar="SYSTEM", help="Compare the others with this run or file; by default the first.")
+@click.option(
+    "--test", type=click.Choice(["bootstrap", "randomization"]), default="bootstrap", show_default=True,
+    help="Paired bootstrap (Koehn 2004), or approximate randomization (Riezler and Maxwell 2005).",
+)  # fmt: skip
+@click.option(
+    "--correction", type=click.Choice(["holm", "bh", "none"]), default="holm", show_default=True,
+    help="Correct p-values for several comparisons: Holm, Benjamini–Hochberg, or not.",
+)  # fmt: skip
+@click.option(
+    "--resamples", metavar="N", type=click.IntRange(10),
+    help="Bootstrap resamples (default 1,000), or trials of randomization (default 10,000).",
+)  # fmt: skip
+@click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Seed of the test.")
+@click.option(
+    "--beam", metavar="K", type=click.IntRange(1), help="Beam size. By default that of the validation of each run."
+)
+@click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting; see regard predict -h."
+)
+@click.option(
+    "--batch-size", metavar="N", type=click.IntRange(1), default=64, show_default=True,
+    help="Texts per batch. It affects the measured speed.",
+)  # fmt: skip
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json", "markdown", "latex"]), default="text",
+    show_default=True, help="Format of the tables on stdout. LaTeX needs the package booktabs.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@click.option(
+    "--html", "report", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write a report with plots and examples: one HTML file that works offline.",
+)  # fmt: skip
+def command(
+    runs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    pairs: str | None,
+    images: str | None,
+    columns: tuple[str, str] | None,
+    header: bool | None,
+    source: str | None,
+    target: str | None,
+    references: tuple[str, ...],
+    sources: str | None,
+    metrics: tuple[str, ...],
+    baseline: str | None,
+    test: Any,
+    correction: Any,
+    resamples: int | None,
+    seed: int,
+    beam: int | None,
+    settings: tuple[str, ...],
+    batch_size: int,
+    output_format: str,
+    as_json: bool,
+    report: Path | None,
+) -> None:
+    """Compare runs, or outputs in files, on the same sentences.
+
+    Prints each metric with a 95 % confidence interval, the difference to the baseline with its interval and p-value,
+    speed, size, and the entropy of the attention weights. Runs that differ only in their seed are also compared over
+    seeds. Without files, the test set of the runs is used.
+    """
+    if references and (pairs or source or target or images):
+        raise click.UsageError("Give --references, or --pairs, or --source and --target.")
+    if sources and not references:
+        raise click.UsageError("--sources needs --references. For two parallel files, use --source and --target.")
+    files = resolve_files(pairs, source, target, reader_settings(columns, header))
+    if images and source:
+        raise click.UsageError("--images needs --pairs, not --source and --target.")
+    requested = parse_metrics(metrics) or None
+    if report:
+        _check_report(report)
+    search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
+
+    from regard.api.comparing import ComparisonOptions, compare_systems, make_test, name_paths, open_runs, read_texts
+    from regard.ops.devices import check_device
+
+    opened = open_runs(runs)
+    texts = {name: read_texts(path) for name, path in zip(name_paths(outputs), outputs, strict=True)}
+    evaluation_set = _read_sentences(opened, files, images, references, sources)
+    options = ComparisonOptions(
+        requested, baseline, make_test(test, resamples, seed), correction, batch_size, check_device("auto"), search
+    )
+    comparison = compare_systems(opened, texts, evaluation_set, options)
+    click.echo(_format(comparison, "json" if as_json else output_format))
+    if report:
+        comparison.save(report)
+        click.echo(f"wrote {report}", err=True)
+
+
+def _read_sentences(
+    opened: Any, files: "Files | None", images: str | None, references: tuple[str, ...], sources: str | None
+) -> "EvaluationSet":
+    """Read the sources and references that the systems are compared on."""
+    from regard.api.comparing import make_evaluation_set, read_evaluation_set, read_texts
+
+    if not references:
+        return read_evaluation_set(opened, files, images)
+    columns = {path: read_texts(path) for path in (*([sources] if sources else []), *references)}
+    lengths = {path: len(lines) for path, lines in columns.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{path} has {length:,}" for path, length in lengths.items())
+        raise ConfigError(f"The files have different numbers of lines: {listed}. Line n of each file must correspond.")
+    by_line = [list(texts) for texts in zip(*(columns[path] for path in references), strict=True)]
+    return make_evaluation_set(columns[sources] if sources else None, by_line)
+
+
+def _check_report(report: Path) -> None:
+    """Report a path that cannot be written before the systems are evaluated."""
+    if report.suffix != ".html":
+        raise ConfigError(f"--html {report}: the report is an HTML file. Use the extension .html.")
+    if not report.parent.is_dir():
+        raise ConfigError(f"--html {report}: there is no folder {report.parent}. Create it first.")
+
+
+def _format(comparison: "Comparison", output_format: str) -> str:
+    writers = {
+        "text": comparison.to_text,
+        "json": lambda: to_json(comparison.to_json(), ensure_ascii=False),
+        "markdown": comparison.to_markdown,
+        "latex": comparison.to_latex,
+    }
+    return writers[output_format]()
