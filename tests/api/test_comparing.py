@@ -131,3 +131,23 @@ def test_runs_need_sources_and_a_model(small_run: RunFolder, tmp_path: Path) -> 
         regard.compare(small_run.path, 3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"outputs\['a'\]\[1\] must be a text"):
         regard.compare(outputs={"a": ["x", 1], "b": ["x", "y"]}, references=["x", "y"])  # type: ignore[list-item]
+
+
+def test_the_alignment_error_rate_is_that_of_align(small_run: RunFolder, second_run: RunFolder, tmp_path: Path) -> None:
+    """The gold alignments are those of the first run, so only the second makes errors."""
+    pairs = [("3 mai 2009", "2009 05 03"), ("May 3, 2009", "2009 05 03")]
+    gold = tmp_path / "gold.links"
+    gold.write_text("".join(f"{alignment}\n" for alignment in regard.load(small_run.path).align(pairs)))
+    comparison = regard.compare(
+        small_run.path, second_run.path, outputs={"x": ["a", "b"]}, pairs=pairs, alignments=gold, resamples=20
+    )
+    first, second, third = (system.alignment_error_rate for system in comparison.systems)
+    assert first == 0.0
+    assert second is not None
+    assert third is None
+    assert "AER" in comparison.to_text()
+    gold.write_text("0-0\n")
+    with pytest.raises(DataError, match="has 1 line, but there are 2 pairs"):
+        regard.compare(small_run.path, second_run.path, pairs=pairs, alignments=gold)
+    with pytest.raises(ConfigError, match="need sources that are text"):
+        regard.compare(outputs={"a": ["x"], "b": ["y"]}, references=["x"], alignments=gold)

@@ -70,13 +70,18 @@ def test_runs_and_outputs_on_a_file(cli: Run, files: Path, small_run: RunFolder)
     pairs = [("3 mai 2009", "2009-05-03"), ("May 3, 2009", "2009-05-03")]
     (files / "test.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
     (files / "theirs.txt").write_text("2009-05-03\n2009-03-05\n")
-    done = cli("compare", small_run.path, "--outputs", "theirs.txt", "--pairs", "test.tsv", "--json", "--beam", "2")
+    (files / "gold.links").write_text("1-1\n1?1 2-1\n")
+    gold = ("--alignments", "gold.links", "--one-based")
+    options = ("--pairs", "test.tsv", "--json", "--beam", "2", *gold)
+    done = cli("compare", small_run.path, "--outputs", "theirs.txt", *options)
     assert done.returncode == 0, done.stderr
     ours, theirs = json.loads(done.stdout)["systems"]
     assert (ours["name"], theirs["name"]) == ("small", "theirs")
     assert ours["search"]["beam"] == 2
     assert ours["parameters"] > 1000
     assert ours["sentences_per_second"] > 0
+    assert 0 <= ours["aer"] <= 1
+    assert theirs["aer"] is None
     assert theirs["values"]["accuracy"]["value"] == 0.5
 
 
@@ -93,6 +98,11 @@ def test_runs_and_outputs_on_a_file(cli: Run, files: Path, small_run: RunFolder)
         (("--outputs", "a.txt", "b.txt", "--references", "ref.txt", "--metric", "blue"), 2, "bleu"),
         (("--outputs", "a.txt", "b.txt", "--references", "ref.txt", "--html", "r.pdf"), 2, "extension .html"),
         (("--outputs", "a.txt", "b.txt", "--references", "ref.txt", "--html", "no/r.html"), 2, "there is no folder"),
+        (
+            ("--outputs", "a.txt", "b.txt", "--references", "ref.txt", "--one-based"),
+            2,
+            "--one-based needs --alignments",
+        ),
         (("nowhere", "a.txt"), 4, "There is no model at nowhere"),
     ],
 )

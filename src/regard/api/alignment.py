@@ -1,16 +1,23 @@
 """Word alignments of pairs, by forced decoding with one model, or with two models of opposite directions."""
 
+import logging
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.config import resolve
-from regard.errors import ArgumentTypeError
+from regard.data.corpora import Pairs
+from regard.data.pharaoh import GoldLinks, read_alignments
+from regard.errors import ArgumentTypeError, DataError
 from regard.evaluation.aligner import Aligner, Pair
 from regard.evaluation.alignment import AlignmentSettings, Symmetrization, WordAlignment
+from regard.formatting import quantity, short_path
 from regard.ops.arguments import check_integer
 
 if TYPE_CHECKING:
     from regard.api.model import Model
+
+log = logging.getLogger(__name__)
 
 
 def build_aligner(model: "Model", options: dict[str, Any], batch_size: int = 64) -> Aligner:
@@ -37,6 +44,30 @@ def align_pairs(
     selected = {"attention", "layer", "head"}
     shared = {name: value for name, value in options.items() if name not in selected}
     return aligner.align_symmetrized(build_aligner(reverse, shared, batch_size), pairs, symmetrization)
+
+
+def read_gold_alignments(path: str | Path, pairs: Pairs, *, one_based: bool = False) -> list[GoldLinks]:
+    """Read a gold file with a line for each pair. Links to words that do not exist are ignored and counted."""
+    gold = list(read_alignments(path, one_based=one_based))
+    if len(gold) != len(pairs):
+        raise DataError(
+            f"{short_path(path)} has {quantity(len(gold), 'line')}, but there are {quantity(len(pairs), 'pair')}. Line "
+            "n of the gold file must belong to pair n: give the pairs of this gold file."
+        )
+    existing = [
+        links.within(len(source.split()), len(target.split()))
+        for links, (source, target) in zip(gold, pairs, strict=True)
+    ]
+    changed = [number for number, pair in enumerate(zip(gold, existing, strict=True), 1) if pair[0] != pair[1]]
+    if changed:
+        ignored = sum(len(before.possible - after.possible) for before, after in zip(gold, existing, strict=True))
+        counted_from_one = all(min(link) > 0 for links in gold for link in links.possible)
+        hint = " If words are counted from 1 in this file, use --one-based." if counted_from_one else ""
+        log.warning(
+            "%s: ignored %s to words that do not exist, the first in line %d.%s",
+            short_path(path), quantity(ignored, "link"), changed[0], hint,
+        )  # fmt: skip
+    return existing
 
 
 def check_pairs(pairs: Any) -> list[Pair]:

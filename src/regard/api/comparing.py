@@ -4,25 +4,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
-import numpy as np
 import torch
 
 from regard.api import arguments
+from regard.api.alignment import read_gold_alignments
 from regard.api.arguments import OneSource
 from regard.api.evaluation_data import read_test_set
-from regard.api.model import Model
+from regard.api.systems import OpenedRun, evaluate_outputs, evaluate_run, open_runs
 from regard.api.training import Run
 from regard.config import resolve
 from regard.data.corpora import Pairs, read_pairs
 from regard.data.files import Files
 from regard.data.lines import read_lines
+from regard.data.pharaoh import GoldLinks
 from regard.decoding.settings import SearchOptions, SearchSettings
-from regard.errors import ArgumentTypeError, ConfigError, DataError
-from regard.evaluation.attention_entropy import compute_attention_entropy
-from regard.evaluation.comparison import System, SystemComparison
-from regard.evaluation.metrics import EvaluationSet, ModelOutputs, compute_statistics, warn_if_tokenized
+from regard.errors import ConfigError, DataError
+from regard.evaluation.comparison import SystemComparison
+from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import Bleu, Chrf, Metric, parse_metrics
 from regard.evaluation.significance import (
     CORRECTIONS,
@@ -36,7 +36,6 @@ from regard.inspection.comparison import Comparison
 from regard.ops.arguments import check_integer
 from regard.ops.devices import check_device
 from regard.registry import import_plugins
-from regard.runs.folder import Checkpoint, RunFolder, open_model
 
 Outputs = Sequence[str] | str | Path
 """The outputs of a system: a text for each sentence, or the path of a file with one on each line."""
@@ -55,6 +54,8 @@ def compare(
     resamples: int | None = None,
     test_seed: int = 0,
     batch_size: int = 64,
+    alignments: str | Path | None = None,
+    one_based: bool = False,
     device: str | torch.device | None = None,
     imports: str | Iterable[str] = (),
     **search: Unpack[SearchOptions],
@@ -77,6 +78,8 @@ def compare(
             10,000).
         test_seed: The seed of the resamples or trials.
         batch_size: The number of texts that are processed together. It affects the measured speed.
+        alignments: A file in Pharaoh format with the gold alignments of the pairs, to compute the alignment error rate.
+        one_based: Whether words are counted from 1 in this file.
         device: "cpu", "cuda", … By default the GPU if there is one, else the CPU.
         imports: Plugins to import, as for `regard.load`.
         search: Settings of the search, by default those of the validation of each run.
@@ -111,16 +114,9 @@ def compare(
         batch_size,
         check_device("auto" if device is None else device),
         dict(search),
+        read_gold(alignments, evaluation_set, one_based=one_based),
     )
     return compare_systems(opened, read, evaluation_set, options)
-
-
-class OpenedRun(NamedTuple):
-    """A run with the name under which it is shown, and the checkpoint to use."""
-
-    name: str
-    folder: RunFolder
-    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True)
@@ -134,6 +130,8 @@ class ComparisonOptions:
     batch_size: int = 64
     device: torch.device = field(default_factory=partial(torch.device, "cpu"))
     search: dict[str, Any] = field(default_factory=dict)
+    gold: Sequence[GoldLinks] | None = None
+    """The gold alignments of the first references."""
 
 
 def make_test(name: TestName, resamples: int | None, seed: int) -> SignificanceTest:
@@ -145,21 +143,6 @@ def make_test(name: TestName, resamples: int | None, seed: int) -> SignificanceT
     if name == "bootstrap":
         return SignificanceTest(name, resamples=resamples, seed=seed)
     return SignificanceTest(name, trials=resamples, seed=seed)
-
-
-def open_runs(paths: Sequence[str | Path]) -> list[OpenedRun]:
-    """Open runs, and name them after their folders."""
-    for path in paths:
-        if not isinstance(path, str | Path):
-            raise ArgumentTypeError(f"runs must be paths of run folders, not {type(path).__name__}.")
-    opened = [open_model(path) for path in paths]
-    return [OpenedRun(name, *run) for name, run in zip(name_paths(paths), opened, strict=True)]
-
-
-def name_paths(paths: Sequence[str | Path]) -> list[str]:
-    """Return the last part of each path, without a text extension; the whole paths if these are not distinct."""
-    short = [Path(path).name.removesuffix(".txt") for path in paths]
-    return short if len(set(short)) == len(short) and all(short) else [str(path) for path in paths]
 
 
 def read_texts(path: str | Path) -> list[str]:
@@ -213,6 +196,15 @@ def read_evaluation_set(
     return EvaluationSet.from_pairs(test)
 
 
+def read_gold(path: str | Path | None, evaluation_set: EvaluationSet, *, one_based: bool) -> list[GoldLinks] | None:
+    """Read the gold alignments of the first references, if there is a file."""
+    if path is None:
+        return None
+    if not all(isinstance(source, str) for source in evaluation_set.sources):
+        raise ConfigError("Gold alignments need sources that are text. Give them with --pairs or --sources.")
+    return read_gold_alignments(path, evaluation_set.first_pairs, one_based=one_based)
+
+
 def _check_same_test_set(first: OpenedRun, expected: Pairs, other: OpenedRun, found: Pairs) -> None:
     if (found.sources, found.targets) != (expected.sources, expected.targets):
         sizes = f"{quantity(len(expected), 'pair')} and {quantity(len(found), 'pair')}"
@@ -242,8 +234,19 @@ def compare_systems(
         training = run.folder.settings().training
         resolve(SearchSettings, training.validation_search.model_dump(), options.search)
     warn_if_tokenized(evaluation_set, metrics)
-    systems = [_evaluate_run(run, evaluation_set, metrics, options) for run in runs]
-    systems += [_evaluate_outputs(name, list(texts), evaluation_set, metrics) for name, texts in outputs.items()]
+    systems = [
+        evaluate_run(
+            run,
+            evaluation_set,
+            metrics,
+            search=options.search,
+            gold=options.gold,
+            batch_size=options.batch_size,
+            device=options.device,
+        )
+        for run in runs
+    ]
+    systems += [evaluate_outputs(name, list(texts), evaluation_set, metrics) for name, texts in outputs.items()]
     numbers = SystemComparison(
         systems, evaluation_set, metrics, systems[names.index(baseline)], options.test, options.correction
     )
@@ -303,40 +306,3 @@ def _check_sources_given(runs: Sequence[OpenedRun], evaluation_set: EvaluationSe
         raise ConfigError(
             f"{runs[0].folder.path} needs sources to predict from. Give them with --sources, or use --pairs."
         )
-
-
-def _evaluate_run(
-    run: OpenedRun, evaluation_set: EvaluationSet, metrics: list[Metric], options: ComparisonOptions
-) -> System:
-    model = Model.from_checkpoint(run.folder, run.checkpoint, options.device)
-    sources, references = evaluation_set.sources, evaluation_set.references
-    # The first batch includes the time for initialization, so it is not timed.
-    model.evaluate(sources[: options.batch_size], references[: options.batch_size], metrics=metrics, **options.search)
-    result = model.evaluate(sources, references, metrics=metrics, batch_size=options.batch_size, **options.search)
-    first_references = Pairs(list(sources), [texts[0] for texts in references])
-    decoded = bool(result.predictions) and result.seconds > 0
-    return System(
-        run.name,
-        result.predictions,
-        result.statistics,
-        path=str(run.folder.path),
-        step=run.checkpoint.step,
-        settings=model.settings.model_dump(mode="json"),
-        search=result.search,
-        parameters=sum(parameter.numel() for parameter in model.network.parameters()),
-        disk_bytes=measure_model_files(run.folder, run.checkpoint),
-        sentences_per_second=evaluation_set.distinct_sources / result.seconds if decoded else None,
-        tokens_per_second=result.tokens_per_second if decoded else None,
-        attention_entropy=compute_attention_entropy(model.predictor, first_references),
-    )
-
-
-def _evaluate_outputs(name: str, texts: list[str], evaluation_set: EvaluationSet, metrics: list[Metric]) -> System:
-    outputs = ModelOutputs(evaluation_set, texts, np.zeros((0, 2)))
-    return System(name, texts, {metric: compute_statistics(metric, outputs) for metric in metrics})
-
-
-def measure_model_files(folder: RunFolder, checkpoint: Checkpoint) -> int:
-    """Return the bytes that are needed to use a model: weights, settings and tokenizers, without the optimizer."""
-    files = [folder.config, *folder.path.glob("tokenizer*"), *checkpoint.path.iterdir()]
-    return sum(file.stat().st_size for file in files if file.is_file() and file.name != "optimizer.safetensors")

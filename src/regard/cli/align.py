@@ -1,6 +1,5 @@
 """regard align"""
 
-import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -11,7 +10,7 @@ import click
 
 from regard.cli.options import reader_options, reader_settings, resolve_files
 from regard.data.settings import FilesData
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError
 from regard.evaluation.alignment import (
     SYMMETRIZATIONS,
     AlignmentSettings,
@@ -19,7 +18,7 @@ from regard.evaluation.alignment import (
     Symmetrization,
     score_alignments,
 )
-from regard.formatting import quantity, short_path, table, to_json
+from regard.formatting import table, to_json
 from regard.runs.folder import RunFolder, open_model
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from regard.data.pharaoh import GoldLinks
     from regard.evaluation.aligner import Aligner, RankedHead
     from regard.evaluation.alignment import WordAlignment
-
-log = logging.getLogger(__name__)
 
 EXAMPLES = """\b
 Examples:
@@ -143,7 +140,7 @@ def command(
     options = {"method": method, **{name: value for name, value in values.items() if value is not None}}
     opened = [open_model(path) for path in (model, *([reverse] if reverse else ()))]
 
-    from regard.api.alignment import align_pairs, build_aligner
+    from regard.api.alignment import align_pairs, build_aligner, read_gold_alignments
     from regard.api.model import Model
     from regard.data.corpora import Pairs, stream_pairs
 
@@ -152,7 +149,7 @@ def command(
     backward = others[0] if others else None
     if rank:
         read = Pairs.of(stream)
-        references = _read_gold(gold, read, one_based=one_based) if gold else None
+        references = read_gold_alignments(gold, read, one_based=one_based) if gold else None
         if backward is not None:
             references = _align_reversed(build_aligner(backward, {"method": method}, batch_size), read)
         ranking = build_aligner(loaded, options, batch_size).rank_heads(read, references)
@@ -165,7 +162,7 @@ def command(
         _write(align(stream), output, as_json=as_json)
         return
     read = Pairs.of(stream)
-    references = _read_gold(gold, read, one_based=one_based)
+    references = read_gold_alignments(gold, read, one_based=one_based)
     alignments = list(align(read))
     if output:
         _write(alignments, output, as_json=as_json)
@@ -193,32 +190,6 @@ def _to_json(alignment: "WordAlignment") -> str:
         "links": sorted(alignment.links),
     }
     return to_json(fields, ensure_ascii=False)
-
-
-def _read_gold(path: str, pairs: "Pairs", *, one_based: bool) -> "list[GoldLinks]":
-    """Read a gold file with a line for each pair. Links to words that do not exist are ignored and counted."""
-    from regard.data.pharaoh import read_alignments
-
-    gold = list(read_alignments(path, one_based=one_based))
-    if len(gold) != len(pairs):
-        raise DataError(
-            f"{short_path(path)} has {quantity(len(gold), 'line')}, but there are {quantity(len(pairs), 'pair')}. Line "
-            "n of the gold file must belong to pair n: give the pairs of this gold file."
-        )
-    existing = [
-        links.within(len(source.split()), len(target.split()))
-        for links, (source, target) in zip(gold, pairs, strict=True)
-    ]
-    changed = [number for number, pair in enumerate(zip(gold, existing, strict=True), 1) if pair[0] != pair[1]]
-    if changed:
-        ignored = sum(len(before.possible - after.possible) for before, after in zip(gold, existing, strict=True))
-        counted_from_one = all(min(link) > 0 for links in gold for link in links.possible)
-        hint = " If words are counted from 1 in this file, use --one-based." if counted_from_one else ""
-        log.warning(
-            "%s: ignored %s to words that do not exist, the first in line %d.%s",
-            short_path(path), quantity(ignored, "link"), changed[0], hint,
-        )  # fmt: skip
-    return existing
 
 
 def _align_reversed(reverse: "Aligner", pairs: "Pairs") -> "list[GoldLinks]":

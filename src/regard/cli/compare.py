@@ -22,6 +22,7 @@ Examples:
   regard compare runs/dates runs/luong runs/fixed --pairs test.tsv --metric accuracy cer --html report.html
   regard compare runs/dates/seed-* runs/luong/seed-* --pairs test.tsv
   regard compare runs/german runs/other --pairs test.tsv --beam 5 --test randomization --format latex
+  regard compare runs/de-en runs/other --pairs gold.tsv --alignments gold.links --metric bleu
   regard compare --outputs ours.txt theirs.txt --references test.de --sources test.en
   regard compare runs/german --outputs theirs.txt --pairs test.tsv --baseline theirs --json"""
 
@@ -79,6 +80,11 @@ def _is_value(word: str) -> bool:
     help="Texts per batch. It affects the measured speed.",
 )  # fmt: skip
 @click.option(
+    "--alignments", metavar="GOLD",
+    help="Gold alignments of the pairs in Pharaoh format: print the alignment error rate (AER) of the runs.",
+)  # fmt: skip
+@click.option("--one-based", is_flag=True, help="Words in the gold file are counted from 1.")
+@click.option(
     "--format", "output_format", type=click.Choice(["text", "json", "markdown", "latex"]), default="text",
     show_default=True, help="Format of the tables on stdout. LaTeX needs the package booktabs.",
 )  # fmt: skip
@@ -107,6 +113,8 @@ def command(
     beam: int | None,
     settings: tuple[str, ...],
     batch_size: int,
+    alignments: str | None,
+    one_based: bool,
     output_format: str,
     as_json: bool,
     report: Path | None,
@@ -121,6 +129,8 @@ def command(
         raise click.UsageError("Give --references, or --pairs, or --source and --target.")
     if sources and not references:
         raise click.UsageError("--sources needs --references. For two parallel files, use --source and --target.")
+    if one_based and not alignments:
+        raise click.UsageError("--one-based needs --alignments.")
     files = resolve_files(pairs, source, target, reader_settings(columns, header))
     if images and source:
         raise click.UsageError("--images needs --pairs, not --source and --target.")
@@ -129,14 +139,22 @@ def command(
         _check_report(report)
     search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
 
-    from regard.api.comparing import ComparisonOptions, compare_systems, make_test, name_paths, open_runs, read_texts
+    from regard.api.comparing import ComparisonOptions, compare_systems, make_test, read_gold, read_texts
+    from regard.api.systems import name_paths, open_runs
     from regard.ops.devices import check_device
 
     opened = open_runs(runs)
     texts = {name: read_texts(path) for name, path in zip(name_paths(outputs), outputs, strict=True)}
     evaluation_set = _read_sentences(opened, files, images, references, sources)
     options = ComparisonOptions(
-        requested, baseline, make_test(test, resamples, seed), correction, batch_size, check_device("auto"), search
+        requested,
+        baseline,
+        make_test(test, resamples, seed),
+        correction,
+        batch_size,
+        check_device("auto"),
+        search,
+        read_gold(alignments, evaluation_set, one_based=one_based),
     )
     comparison = compare_systems(opened, texts, evaluation_set, options)
     click.echo(_format(comparison, "json" if as_json else output_format))

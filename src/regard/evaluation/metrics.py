@@ -82,6 +82,11 @@ class EvaluationSet:
         )
 
     @property
+    def first_pairs(self) -> Pairs:
+        """Each source paired with the first of its references."""
+        return Pairs(list(self.sources), [references[0] for references in self.references])
+
+    @property
     def distinct_sources(self) -> int:
         """The number of distinct sources."""
         return len(set(map(identify, self.sources)))

@@ -88,7 +88,7 @@ class Comparison:
             "parameters": ([system.parameters for system in self.systems], "{:,.0f}".format),
             "size": ([system.disk_bytes for system in self.systems], format_bytes),
             "attention entropy": ([system.attention_entropy for system in self.systems], "{:.3f}".format),
-            "AER": ([system.alignment_error_rate for system in self.systems], "{:.3f}".format),
+            "AER": ([system.alignment_error_rate for system in self.systems], "{:.1%}".format),
         }
         shown = {name: column for name, column in columns.items() if any(value is not None for value in column[0])}
         rows = [
@@ -136,6 +136,8 @@ class Comparison:
             notes.append(f"Speed was measured in this process, with batches of {self.batch_size} on {self.device}.")
         if any(system.attention_entropy is not None for system in self.systems):
             notes.append("Attention entropy: of cross-attention, divided by log S; 0 is one slot, 1 is uniform.")
+        if any(system.alignment_error_rate is not None for system in self.systems):
+            notes.append("AER: alignment error rate of the attention that `regard align` uses by default.")
         return notes
 
     def to_text(self) -> str:
