@@ -12,7 +12,7 @@ from regard.data.ragged import Ragged
 from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq
 from regard.models.settings import ModelSettings
-from regard.runs.settings import Teachers
+from regard.runs.objective_settings import Teachers
 from regard.training import loop
 from regard.training.distillation import Distillation
 from regard.training.state import TrainingState

@@ -1,7 +1,7 @@
 """Word alignments of pairs, by forced decoding with one model, or with two models of opposite directions."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_HEAD_OPTIONS = {"attention", "layer", "head"}
+"""The options that select attention weights."""
+
 
 def build_aligner(model: "Model", options: dict[str, Any], batch_size: int = 64) -> Aligner:
     """Return the aligner of a model, with options from `AlignmentSettings`."""
     check_integer("batch_size", batch_size)
-    return Aligner.of(model.predictor, resolve(AlignmentSettings, {}, options), batch_size=batch_size)
+    settings = resolve(AlignmentSettings, {}, {**_supervised_head(model, options), **options})
+    return Aligner.of(model.predictor, settings, batch_size=batch_size)
+
+
+def _supervised_head(model: "Model", options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that select the head that guided alignment supervised, unless others are given."""
+    guided = model.settings.training.guided_alignment
+    if guided is None or model.members > 1 or _HEAD_OPTIONS & options.keys():
+        return {}
+    return {"layer": guided.find_layer(model.settings.model), "head": guided.head, "shift": guided.shift}
 
 
 def align_pairs(
@@ -41,8 +53,7 @@ def align_pairs(
     aligner = build_aligner(model, options, batch_size)
     if reverse is None:
         return aligner.align(pairs)
-    selected = {"attention", "layer", "head"}
-    shared = {name: value for name, value in options.items() if name not in selected}
+    shared = {name: value for name, value in options.items() if name not in _HEAD_OPTIONS}
     return aligner.align_symmetrized(build_aligner(reverse, shared, batch_size), pairs, symmetrization)
 
 

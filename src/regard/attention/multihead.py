@@ -151,10 +151,11 @@ class MultiHeadAttention(nn.Module):
         check_sequence(name, tensor, self.attention.query_size)
         check_floating(self.to_query.weight, "the module is", **{name: tensor})
 
-    def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, start: int = 0) -> Attended:
-        """Attend to a prepared memory. The first query has position `start`."""
+    def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, start: int = 0, weights: bool = False) -> Attended:
+        """Attend to a prepared memory. The first query has position `start`. The weights are returned if requested."""
         query = self.to_query(query_BTD)
-        attended = self.attention.read(self._rotate(query, start) if self.rotary else query, keys, past)
+        query = self._rotate(query, start) if self.rotary else query
+        attended = self.attention.read(query, keys, past, weights=weights)
         return attended._replace(context_BTD=self.output(attended.context_BTD))
 
     def packed(self) -> PackedProjection | None:

@@ -62,8 +62,8 @@ _DEFAULTS = AlignmentSettings()
     "--threshold", metavar="X", type=float, help=f"Minimum weight of a link. [default: {_DEFAULTS.threshold:g}]"
 )
 @click.option("--max-entropy", metavar="X", type=float, help=f"Maximum entropy. [default: {_DEFAULTS.max_entropy:g}]")
-@click.option("--layer", metavar="N", type=click.IntRange(1), help="Layer, from 1. [default: the last]")
-@click.option("--head", metavar="N", type=click.IntRange(1), help="Head, from 1. [default: the average of all heads]")
+@click.option("--layer", metavar="N", type=click.IntRange(1), help="Layer, from 1.")
+@click.option("--head", metavar="N", type=click.IntRange(1), help="Head, from 1.")
 @click.option("--attention", metavar="NAME", help="Attention by name, instead of --layer; --rank prints the names.")
 @click.option("--shift", is_flag=True, help="Use the weights of the step that reads a token, not of the one before it.")
 @click.option("--gold", metavar="FILE", help="Print the alignment error rate against this file in Pharaoh format.")
@@ -111,6 +111,9 @@ def command(
     threshold   link to all source words with a weight of at least --threshold
     entropy     as argmax, but leave target words unaligned whose weights are spread
                 out: their entropy, divided by log(source words), is above --max-entropy
+
+    The default weights are those of the head that training.guided_alignment supervised; else the average over the heads
+    of the last layer.
 
     With --gold, print the alignment error rate (Och and Ney 2003), precision and recall instead of the alignments. In
     the gold file, i-j is a sure link, and i?j or ipj a possible link.

@@ -10,24 +10,26 @@ import numpy as np
 import torch
 
 from regard.data.corpora import RawSource
+from regard.data.guidance import EncodedAlignments
 from regard.data.ragged import Ids, Ragged
 from regard.data.sampler import round_up_lengths
 from regard.data.sources import EncodedSources, SourceReader
 from regard.data.tokens.tokenizers import END, PAD, START, Tokenizer
-from regard.models.contracts import Source, Tokens
+from regard.models.contracts import Source, Tokens, move_tensor
 
 log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
     """Sources, and padded targets, which end in END. `ids` are the indices of the pairs in the corpus; `tokens` is the
-    number of target tokens.
+    number of target tokens. With guided alignment, `alignment_BTS` is a distribution over source tokens for each step.
     """
 
     source: Source
     target: Tokens
     ids: list[int]
     tokens: int
+    alignment_BTS: torch.Tensor | None = None
 
     @property
     def decoder_inputs(self) -> torch.Tensor:
@@ -44,7 +46,19 @@ class Batch(NamedTuple):
 
     def _rows(self, rows: slice) -> "Batch":
         target = self.target.rows(rows)
-        return Batch(self.source.rows(rows), target, self.ids[rows], int(target.lengths_B.sum()))
+        alignment_BTS = None if self.alignment_BTS is None else self.alignment_BTS[rows]
+        return Batch(self.source.rows(rows), target, self.ids[rows], int(target.lengths_B.sum()), alignment_BTS)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All tensors of the batch."""
+        alignment = () if self.alignment_BTS is None else (self.alignment_BTS,)
+        return *self.source.tensors, *self.target.tensors, *alignment
+
+    def clone(self) -> "Batch":
+        """Copy all tensors."""
+        alignment_BTS = None if self.alignment_BTS is None else self.alignment_BTS.clone()
+        return self._replace(source=self.source.clone(), target=self.target.clone(), alignment_BTS=alignment_BTS)
 
 
 class TokenRows(Protocol):
@@ -93,6 +107,7 @@ class EncodedCorpus:
 
     sources: EncodedSources
     targets: EncodedTexts
+    alignments: EncodedAlignments | None = None
 
     @classmethod
     def of(
@@ -128,7 +143,12 @@ class EncodedCorpus:
         """
         source = self.sources.batch(ids, epoch, bucketed_shapes=bucketed_shapes)
         target = self.targets.batch(ids, epoch, bucketed_shapes=bucketed_shapes)
-        return Batch(source.to(device), target.to(device), list(ids), int(target.lengths_B.sum()))
+        alignment_BTS = None
+        if self.alignments is not None:
+            widths = source.tensors[0].shape[1], target.tokens_BT.shape[1]
+            alignment_BTS = move_tensor(self.alignments.batch(ids, *widths), device)
+        tokens = int(target.lengths_B.sum())
+        return Batch(source.to(device), target.to(device), list(ids), tokens, alignment_BTS)
 
 
 @lru_cache(maxsize=1)

@@ -86,6 +86,10 @@ class Corpus:
     """The training files with one line per pair."""
     augment: Augment | None = None
     """Changes the sources of training batches at random."""
+    train_rows: Callable[[], Iterator[tuple[str, str] | None]] | None = None
+    """All rows of the training files in order, to read files that are parallel to them: the pair, or None for a row
+    that is not used for training. Without this function, all rows are the training pairs.
+    """
 
     @property
     def lines(self) -> int:
@@ -200,19 +204,24 @@ def _load_files(settings: FilesData) -> Corpus:
     files = (*train_files.paths, *(dev_files.paths if dev_files else ()))
     reject_pipes(files)
     source_files = tuple(language_files.paths[0] for language_files in train_files.by_language.values())
-    stream_all = partial(stream_pairs, train_files, skip_bad_lines=skip_bad_lines, drop_empty=True)
+    all_rows = partial(stream_rows, train_files, skip_bad_lines=skip_bad_lines, drop_empty=True)
+    stream_all = partial(_without_none, all_rows)
     if dev_files:
         pairs = read_pairs(dev_files, skip_bad_lines=skip_bad_lines, drop_empty=True)
         dev = Stream(partial(_unseen, pairs, stream_all, str(dev_files))) if settings.dev_unseen else pairs
-        return Corpus(Stream(stream_all), dev, test, files, source_files)
+        return Corpus(Stream(stream_all), dev, test, files, source_files, train_rows=all_rows)
     held_out = _held_out_shares(settings, _count_lines(source_files))
 
     def stream_split(name: SplitName) -> Iterator[tuple[str, str]]:
         """Split by a hash of the source: no source is in two splits, and the order of the lines does not matter."""
         return (pair for pair in stream_all() if held_out.split_of(pair[0]) == name)
 
+    def train_rows() -> Iterator[tuple[str, str] | None]:
+        return (pair if pair and held_out.split_of(pair[0]) == "train" else None for pair in all_rows())
+
     train_part, dev_part, test_part = (Stream(partial(stream_split, name)) for name in SPLITS)
-    return Corpus(train_part, dev_part, test_part if held_out.test else test, files, source_files)
+    tested = test_part if held_out.test else test
+    return Corpus(train_part, dev_part, tested, files, source_files, train_rows=train_rows)
 
 
 def _held_out_shares(settings: FilesData, pairs: int) -> HeldOutShares:
@@ -255,6 +264,17 @@ def read_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool =
 
 def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False) -> Iterator[tuple[str, str]]:
     """Stream the pairs of one file or two. A line without a pair raises an error, or is skipped and counted."""
+    return _without_none(partial(stream_rows, files, skip_bad_lines=skip_bad_lines, drop_empty=drop_empty))
+
+
+def _without_none(rows: Callable[[], Iterator[tuple[str, str] | None]]) -> Iterator[tuple[str, str]]:
+    return (pair for pair in rows() if pair is not None)
+
+
+def stream_rows(
+    files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False
+) -> Iterator[tuple[str, str] | None]:
+    """As `stream_pairs`, but yield None for each line that is skipped."""
     bad: list[str] = []
     empty: list[str] = []
     used = False
@@ -264,8 +284,10 @@ def stream_pairs(files: Files, *, skip_bad_lines: bool = False, drop_empty: bool
                 remedy = row.remedy or "Correct the line, or choose the columns to read (--columns A B)."
                 raise DataError(f"{row.location}: {row.problem}. {remedy} data.bad_lines=skip ignores such lines.")
             bad.append(row.location)
+            yield None
         elif drop_empty and not (row.source.strip() and row.target.strip()):
             empty.append(row.location)
+            yield None
         else:
             used = True
             yield row.source, row.target

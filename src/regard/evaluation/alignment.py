@@ -26,7 +26,10 @@ SYMMETRIZATIONS: tuple[Symmetrization, ...] = get_args(Symmetrization)
 
 
 class AlignmentSettings(Settings):
-    """Which attention weights are used, and how they are converted to links."""
+    """Which attention weights are used, and how they are converted to links.
+
+    The default is the head that guided alignment supervised, else the average over the heads of the last layer.
+    """
 
     method: Method = Field(
         "argmax",
@@ -37,9 +40,9 @@ class AlignmentSettings(Settings):
     max_entropy: float = Field(
         0.7, gt=0, le=1, description="with method entropy: maximum entropy, as a share of that of uniform weights"
     )
-    attention: str | None = Field(None, description="name of the attention in the model; default: the last one")
+    attention: str | None = Field(None, description="name of the attention in the model")
     layer: PositiveInt | None = Field(None, description="instead of attention: number of the layer, counted from 1")
-    head: PositiveInt | None = Field(None, description="number of the head, counted from 1; default: the average")
+    head: PositiveInt | None = Field(None, description="number of the head, counted from 1; by default the average")
     shift: bool = Field(
         False, description="use the weights of the step that reads a token, not those of the step that predicts it"
     )

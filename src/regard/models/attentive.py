@@ -5,6 +5,7 @@ B rows, T target steps, S memory slots, D width, H width of a state, G width of 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, final
 
@@ -14,7 +15,14 @@ from torch import Tensor, nn
 from regard.attention.attention import Attention
 from regard.attention.memory import Attended, Keys, Past
 from regard.attention.selections import join_samples
-from regard.models.contracts import Decoded, Decoder, LossTerm, Memory, repeat_for_hypotheses
+from regard.models.contracts import (
+    Decoded,
+    Decoder,
+    LossTerm,
+    Memory,
+    check_supervised_head,
+    repeat_for_hypotheses,
+)
 from regard.models.readout import CopyAttention, Readout
 from regard.models.settings import RecurrentModel
 from regard.ops.dropout import Dropout
@@ -99,6 +107,8 @@ class AttentiveDecoder(Decoder, ABC):
         )
         self.gate = nn.Linear(hidden, 1) if settings.decoder.gate else None
         self.doubly_stochastic = settings.decoder.doubly_stochastic
+        self.supervised_head: int | None = None
+        """The head whose weights are returned in training, from 0."""
         if settings.tied != "none":
             self.readout.tie_to(self.embedding)
 
@@ -115,6 +125,10 @@ class AttentiveDecoder(Decoder, ABC):
     def stepwise_modules(self) -> tuple[nn.Module, ...]:
         return self.stacks if self.stepwise else ()
 
+    def supervise_attention(self, layer: int | None, head: int) -> None:
+        check_supervised_head(layer or 1, head, 1, self.attention.heads)
+        self.supervised_head = head - 1
+
     @property
     def _can_copy(self) -> bool:
         return self.readout.generate is not None
@@ -122,6 +136,10 @@ class AttentiveDecoder(Decoder, ABC):
     @property
     def _has_penalty(self) -> bool:
         return self.training and self.doubly_stochastic > 0
+
+    @property
+    def _is_supervised(self) -> bool:
+        return self.training and self.supervised_head is not None
 
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
         keys = self.attention.prepare(self.memory_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
@@ -152,9 +170,9 @@ class AttentiveDecoder(Decoder, ABC):
                 state = output.state
                 logits.append(logits_BV)
                 steps.append(output)
-            return Decoded.from_logits(
-                torch.stack(logits, 1), self._loss_terms([step.read.attended for step in steps], keys)
-            )
+            attended = [step.read.attended for step in steps]
+            decoded = Decoded.from_logits(torch.stack(logits, 1), self._loss_terms(attended, keys))
+            return self._add_alignment(decoded, attended)
         embedded_BTD = self.dropout(self.embedding(tokens_BT))
         for gates_BG in self.layers.project(embedded_BTD).unbind(1):
             steps.append(self._advance(gates_BG, state, keys))
@@ -179,7 +197,7 @@ class AttentiveDecoder(Decoder, ABC):
         return _Read(attended, gate_B1 * context_BD, gate_B1)
 
     def _read_memory(self, query_BTH: Tensor, state: AttentiveState, keys: AttentiveKeys) -> Attended:
-        needs_weights = self._can_copy or self._has_penalty
+        needs_weights = self._can_copy or self._has_penalty or self._is_supervised
         return self.attention.read(query_BTH, keys.attention, state.past, weights=needs_weights)
 
     def _read_out(self, steps: list[_StepOutput], embedded_BTD: Tensor, keys: AttentiveKeys) -> Decoded:
@@ -188,7 +206,8 @@ class AttentiveDecoder(Decoder, ABC):
         attended = [step.read.attended for step in steps]
         copy_attention = self._copy_attention(attended, keys)
         inputs_BTD = self._readout_inputs(outputs_BTH, embedded_BTD)
-        return self.readout.decode(inputs_BTD, contexts_BTD, copy_attention, self._loss_terms(attended, keys))
+        decoded = self.readout.decode(inputs_BTD, contexts_BTD, copy_attention, self._loss_terms(attended, keys))
+        return self._add_alignment(decoded, attended)
 
     def _copy_attention(self, attended: list[Attended], keys: AttentiveKeys) -> CopyAttention | None:
         """Return the attention to copy from, averaged over heads; None if the decoder does not copy."""
@@ -209,6 +228,14 @@ class AttentiveDecoder(Decoder, ABC):
             visible_BTS = keys.attention.allowed_BTS
             terms.append(partial(penalize_coverage, self.doubly_stochastic, _join_weights(weights), visible_BTS))
         return tuple(terms)
+
+    def _add_alignment(self, decoded: Decoded, attended: list[Attended]) -> Decoded:
+        """Add the weights of the supervised head, if there is one."""
+        if not self._is_supervised:
+            return decoded
+        sample = join_samples([step.sample for step in attended if step.sample is not None])
+        weights = [step.weights for step in attended] if sample is None else [sample.probabilities_BHTS]
+        return replace(decoded, alignment_BTS=_join_weights(weights, self.supervised_head))
 
     def _marginal_step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, _StepOutput]:
         """Return log Σ_j a_j p(y | h_j): the predictions of all slots, weighted by the probability of reading each."""
@@ -311,7 +338,8 @@ class LuongDecoder(AttentiveDecoder):
         if self.gate is not None:
             contexts_BTD = torch.sigmoid(self.gate(outputs_BTH)) * contexts_BTD
         copy_attention, loss_terms = self._copy_attention([attended], keys), self._loss_terms([attended], keys)
-        return self.readout.decode(outputs_BTH, contexts_BTD, copy_attention, loss_terms)
+        decoded = self.readout.decode(outputs_BTH, contexts_BTD, copy_attention, loss_terms)
+        return self._add_alignment(decoded, [attended])
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _StepOutput:
         if state.feed_BX is not None:
@@ -324,10 +352,12 @@ class LuongDecoder(AttentiveDecoder):
         return _StepOutput(output_BH, read, AttentiveState(after, read.attended.past, state.masks, output_BH, feed))
 
 
-def _join_weights(weights: Sequence[Tensor | None]) -> Tensor:
-    """Concatenate the weights of steps, averaged over heads → (B, T, S)."""
+def _join_weights(weights: Sequence[Tensor | None], head: int | None = None) -> Tensor:
+    """Concatenate the weights of steps, of one head or averaged over heads → (B, T, S)."""
     joined = torch.cat([step for step in weights if step is not None], dim=-2)
-    return joined if joined.dim() == 3 else joined.mean(1)
+    if joined.dim() == 3:
+        return joined
+    return joined.mean(1) if head is None else joined[:, head]
 
 
 def penalize_coverage(

@@ -12,11 +12,21 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from regard.errors import ConfigError
+from regard.formatting import quantity
+
 State = Any
 """Nested tuples, lists and dicts of tensors with rows on axis 0, and of objects with a method `reorder`."""
 
 Keys = Any
 """What a decoder computes once per source. The hypotheses of a sentence share it, and search never reorders it."""
+
+
+def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to another device; from CPU to GPU asynchronously, through pinned memory."""
+    if device.type == "cuda" and tensor.is_cpu:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class Source(ABC):
@@ -59,9 +69,7 @@ class Source(ABC):
 
     def to(self, device: torch.device) -> Self:
         """Copy to another device; from CPU to GPU asynchronously, through pinned memory."""
-        if device.type == "cuda" and self.tensors[0].is_cpu:
-            return self.with_tensors(tensor.pin_memory().to(device, non_blocking=True) for tensor in self.tensors)
-        return self.with_tensors(tensor.to(device) for tensor in self.tensors)
+        return self.with_tensors(move_tensor(tensor, device) for tensor in self.tensors)
 
     def corrupt(self, probability: float, unknown: int) -> Self:
         """Replace parts of the source at random during training: in a text, tokens with the token `unknown` (word
@@ -117,6 +125,8 @@ class Decoded:
     weights: tuple[Tensor, ...] = ()
     """The parameters of the output layer."""
     loss_terms: tuple[LossTerm, ...] = ()
+    alignment_BTS: Tensor | None = None
+    """In training, the weights of the head that is supervised by word alignments, if there is one."""
 
     @classmethod
     def from_logits(cls, logits_BTV: Tensor, loss_terms: tuple[LossTerm, ...] = ()) -> "Decoded":
@@ -213,6 +223,17 @@ class Decoder(nn.Module, ABC):
         """The recurrent networks whose steps cannot run at once, because attention is computed between them."""
         return ()
 
+    def supervise_attention(self, layer: int | None, head: int) -> None:
+        """Return the weights of a head of the attention to the source in `Decoded.alignment_BTS`, in training mode.
+
+        Layers and heads are counted from 1. If `layer` is None, the decoder chooses one.
+        """
+        del layer, head
+        raise ConfigError(
+            f"training.guided_alignment: {type(self).__name__} has no attention that can be supervised. Use another "
+            "model, or set training.guided_alignment=null."
+        )
+
     @abstractmethod
     def begin(self, memory: Memory) -> tuple[Keys, State]:
         """Return the keys of a source, which stay constant, and the initial state."""
@@ -224,6 +245,16 @@ class Decoder(nn.Module, ABC):
     @abstractmethod
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         """Run all steps at once, given the target tokens (teacher forcing)."""
+
+
+def check_supervised_head(layer: int, head: int, layers: int, heads: int) -> None:
+    """Raise ConfigError if a decoder has no such layer or head, counted from 1."""
+    for name, number, count in (("layer", layer, layers), ("head", head, heads)):
+        if not 1 <= number <= count:
+            raise ConfigError(
+                f"training.guided_alignment.{name}: {number} is out of range. The decoder has "
+                f"{quantity(count, name)}, counted from 1."
+            )
 
 
 def repeat_for_hypotheses(keys: Tensor, rows: int) -> Tensor:

@@ -53,6 +53,11 @@ class ModelSettings(Choice):
         return self.encoder_settings.source_kind
 
     @property
+    def attention_layers(self) -> int | None:
+        """The number of decoder layers that attend to the source; None if it is not known."""
+        return None
+
+    @property
     def ties_source_embedding(self) -> bool:
         """Whether source and target use the same embedding."""
         return False
@@ -168,6 +173,10 @@ class FixedModel(_RecurrentBase):
     )
 
     @property
+    def attention_layers(self) -> int:
+        return 0
+
+    @property
     def architecture(self) -> str:
         """A description of the model in one line."""
         return f"{self.encoder.architecture}, {self.decoder.description} decoder, no attention"
@@ -179,6 +188,10 @@ class RecurrentModel(_RecurrentBase):
     kind: Literal["recurrent"] = "recurrent"
     decoder: DecoderSettings = DecoderSettings()
     attention: AttentionChoice = AttentionSettings()
+
+    @property
+    def attention_layers(self) -> int:
+        return 1
 
     @property
     def architecture(self) -> str:
@@ -255,8 +268,12 @@ class TransformerModel(TransformerLayers, ModelSettings):
     cross_score: Score = ScaledDot()
 
     @property
+    def attention_layers(self) -> int:
+        return self.decoder_layers or self.layers
+
+    @property
     def architecture(self) -> str:
-        decoder_layers = self.decoder_layers or self.layers
+        decoder_layers = self.attention_layers
         if self.encoder is not None:
             return f"{self.encoder.architecture}, Transformer decoder, {decoder_layers} layers, width {self.size}"
         layers = f"{self.layers} encoder and {decoder_layers} decoder layers"

@@ -23,7 +23,7 @@ from regard.attention.multihead import MultiHeadAttention, PackedProjection
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.record import Role
 from regard.attention.settings import Score
-from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens
+from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens, check_supervised_head
 from regard.models.encoder_settings import TransformerBlocks, TransformerEncoderSettings, TransformerLayers
 from regard.models.settings import TransformerModel
 from regard.ops.dropout import Dropout
@@ -227,13 +227,14 @@ class DecoderLayer(nn.Module):
         self.after_self, self.after_cross = Residual(settings), Residual(settings)
         self.after_feedforward = Residual(settings)
 
-    def forward(self, x_BTD: Tensor, keys: Keys) -> Tensor:
-        """Run all steps at once."""
+    def forward(self, x_BTD: Tensor, keys: Keys, *, weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Run all steps at once → (outputs, weights of the cross-attention if requested)."""
         x_BTD = self.after_self(x_BTD, lambda x: self.self_attention(x)[0])
         past = self.cross_attention.attention.begin(keys)
-        x_BTD = self.after_cross(x_BTD, lambda x: self.cross_attention.read(x, keys, past).context_BTD)
-        output: Tensor = self.after_feedforward(x_BTD, self.feedforward)
-        return output
+        query_BTD = self.after_cross.normalize_input(x_BTD)
+        attended = self.cross_attention.read(query_BTD, keys, past, weights=weights)
+        x_BTD = self.after_cross.add_output(x_BTD, attended.context_BTD)
+        return self.after_feedforward(x_BTD, self.feedforward), attended.weights if weights else None
 
     def step(
         self,
@@ -269,6 +270,8 @@ class TransformerDecoder(Decoder):
         self.layers = nn.ModuleList(DecoderLayer(settings) for _ in range(layers))
         self.norm = build_norm(settings) if settings.norm == "pre" else nn.Identity()
         self.output = nn.Linear(settings.size, vocabulary, bias=False)
+        self.supervised: tuple[int, int] | None = None
+        """The layer and head whose weights are returned in training, from 0."""
         init_weights(self.layers)
         if settings.tied == "none":
             nn.init.normal_(self.output.weight, std=settings.size**-0.5)
@@ -278,6 +281,13 @@ class TransformerDecoder(Decoder):
     @property
     def token_embedding(self) -> nn.Embedding:
         return self.embedding.tokens
+
+    def supervise_attention(self, layer: int | None, head: int) -> None:
+        """Supervise a head of a layer, by default of the last but one (Garg et al. 2019)."""
+        layers = self._layers()
+        layer = max(1, len(layers) - 1) if layer is None else layer
+        check_supervised_head(layer, head, len(layers), layers[0].cross_attention.attention.heads)
+        self.supervised = layer - 1, head - 1
 
     def begin(self, memory: Memory) -> tuple[tuple[LayerKeys, ...], TransformerState]:
         layers = self._layers()
@@ -315,9 +325,17 @@ class TransformerDecoder(Decoder):
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         x_BTD = self.embedding(tokens_BT)
-        for layer, key in zip(self._layers(), self._prepare_keys(memory), strict=True):
-            x_BTD = self.run_layer(layer, x_BTD, key)
-        return Decoded(self.norm(x_BTD), self.output, self.output.out_features, (self.output.weight,))
+        layers = zip(self._layers(), self._prepare_keys(memory), strict=True)
+        supervised_layer, head = self.supervised if self.supervised and self.training else (None, 0)
+        alignment_BTS = None
+        for index, (layer, key) in enumerate(layers):
+            x_BTD, weights = self.run_layer(layer, x_BTD, key, weights=index == supervised_layer)
+            if weights is not None:
+                alignment_BTS = weights if weights.dim() == 3 else weights[:, head]
+        output_weights = (self.output.weight,)
+        return Decoded(
+            self.norm(x_BTD), self.output, self.output.out_features, output_weights, alignment_BTS=alignment_BTS
+        )
 
     def _prepare_keys(self, memory: Memory) -> tuple[Keys, ...]:
         slots_BSD = self.bridge(memory.slots_BSD)
@@ -327,15 +345,13 @@ class TransformerDecoder(Decoder):
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
 
-def _run_layer(layer: nn.Module, x: Tensor, mask_or_keys: Any) -> Tensor:
-    output: Tensor = layer(x, mask_or_keys)
-    return output
+def _run_layer(layer: nn.Module, x: Tensor, mask_or_keys: Any, **options: bool) -> Any:
+    return layer(x, mask_or_keys, **options)
 
 
-def _run_checkpointed(layer: nn.Module, x: Tensor, mask_or_keys: Any) -> Tensor:
+def _run_checkpointed(layer: nn.Module, x: Tensor, mask_or_keys: Any, **options: bool) -> Any:
     """Run a layer with gradient checkpointing: recompute its activations in the backward pass (Chen et al. 2016)."""
-    output: Tensor = checkpoint(layer, x, mask_or_keys, use_reentrant=False)
-    return output
+    return checkpoint(layer, x, mask_or_keys, use_reentrant=False, **options)
 
 
 def init_weights(layers: nn.Module) -> None:

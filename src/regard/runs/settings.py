@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -17,100 +17,30 @@ from pydantic import (
     model_validator,
 )
 
-from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings
+from regard.config import MAY_CHANGE_ON_RESUME, Settings
 from regard.data.images import settings as _image_corpora  # noqa: F401 - registers the settings of image corpora
-from regard.data.settings import CharTokenizer, DataSettings, FilesData, PairTokenizer, TokenizerChoice, sides
+from regard.data.settings import (
+    CharTokenizer,
+    DataSettings,
+    FilesData,
+    PairTokenizer,
+    TokenizerChoice,
+    sampling_by_side,
+    sides,
+)
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
 from regard.models.encoder_settings import TEXT
 from regard.models.settings import ModelSettings, RecurrentModel
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str | Path | dict) else value
-
-
-class LossWeights(NamedTuple):
-    """The weights of the terms of the loss of two forward passes with the distributions p and q."""
-
-    first: float
-    """The weight of the cross-entropy of p."""
-    second: float
-    """The weight of the cross-entropy of q."""
-    forward_kl: float
-    """The weight of KL(p ‖ q)."""
-    backward_kl: float
-    """The weight of KL(q ‖ p)."""
-
-
-class NoConsistency(Settings):
-    """No consistency loss: one forward pass per step."""
-
-    kind: Literal["none"] = "none"
-
-
-class _TwoPasses(Settings):
-    """Two forward passes per step."""
-
-    start_step: NonNegativeInt = Field(0, description="number of steps without the consistency loss at the start")
-
-
-class RDrop(_TwoPasses):
-    """R-Drop (Liang et al. 2021): two passes with different dropout masks. The loss is their average loss plus
-    (α/4)(KL(p‖q) + KL(q‖p)).
-    """
-
-    kind: Literal["r-drop"] = "r-drop"
-    alpha: NonNegativeFloat = Field(5.0, description="α, the weight of the consistency loss")
-
-    @property
-    def loss_weights(self) -> LossWeights:
-        return LossWeights(0.5, 0.5, self.alpha / 4, self.alpha / 4)
-
-
-class SimCut(_TwoPasses):
-    """SimCut (Gao et al. 2022): the second pass has a share of the input tokens cut out. α KL(p‖q) is added to the
-    loss of the first pass.
-    """
-
-    kind: Literal["simcut"] = "simcut"
-    alpha: NonNegativeFloat = Field(3.0, description="α, the weight of the consistency loss")
-    cut: float = Field(0.05, ge=0, lt=1, description="share of the tokens that are cut out")
-
-    @property
-    def loss_weights(self) -> LossWeights:
-        return LossWeights(1.0, 0.0, self.alpha, 0.0)
-
-
-Consistency = NoConsistency | RDrop | SimCut
-ConsistencyChoice = Annotated[Consistency, Field(discriminator="kind"), BY_NAME]
-
-
-def _path_to_str(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
-
-
-class Teachers(Settings):
-    """Knowledge distillation (Hinton et al. 2015): the loss is (1 − λ) times the cross-entropy plus λ Σ_t
-    KL(p_t ‖ q_t), where p is the average of the teachers' distributions and q the student's.
-    """
-
-    runs: Annotated[tuple[Annotated[str, BeforeValidator(_path_to_str)], ...], BeforeValidator(_as_list)] = Field(
-        min_length=1, description="the run folders of the teachers; they must have the student's tokenizers"
-    )
-    weight: float = Field(0.5, gt=0, le=1, description="λ, the weight of the teachers relative to the data")
-
-    def absolute(self) -> Self:
-        return self.model_copy(update={"runs": tuple(map(os.path.abspath, self.runs))})
-
-    @property
-    def loss_weights(self) -> LossWeights:
-        return LossWeights(0.0, 1 - self.weight, self.weight, 0.0)
-
-
-def _expand_teachers(value: Any) -> Any:
-    return {"runs": value} if isinstance(value, str | Path | list | tuple) else value
+from regard.runs.objective_settings import (
+    ConsistencyChoice,
+    GuidedAlignmentChoice,
+    NoConsistency,
+    TeachersChoice,
+    as_list,
+    path_to_str,
+)
 
 
 class TrainingSettings(Settings):
@@ -150,10 +80,13 @@ class TrainingSettings(Settings):
         0.0, ge=0, lt=1, description="probability that an input token is replaced by the unknown token"
     )
     consistency: ConsistencyChoice = Field(NoConsistency(), description="consistency loss: none, r-drop or simcut")
-    teachers: Annotated[Teachers | None, BeforeValidator(_expand_teachers)] = Field(
+    teachers: TeachersChoice | None = Field(
         None, description="runs to distill: the model learns from their output distributions as well as from the data"
     )
-    init_from: Annotated[str | None, BeforeValidator(_path_to_str)] = Field(
+    guided_alignment: GuidedAlignmentChoice | None = Field(
+        None, description="word alignments of the training pairs, which supervise one attention head"
+    )
+    init_from: Annotated[str | None, BeforeValidator(path_to_str)] = Field(
         None,
         description="a run to fine-tune: start from its best weights, with its tokenizers and its model settings",
     )
@@ -177,7 +110,7 @@ class TrainingSettings(Settings):
     )
     validate_every: PositiveInt = Field(100, description="number of steps between validations")
     metric: Metric = Field(Accuracy(), description="metric that chooses the best checkpoint; the loss breaks ties")
-    extra_metrics: Annotated[tuple[Metric, ...], BeforeValidator(_as_list)] = Field(
+    extra_metrics: Annotated[tuple[Metric, ...], BeforeValidator(as_list)] = Field(
         (), json_schema_extra=MAY_CHANGE_ON_RESUME, description="more metrics to compute in validation"
     )
     validation_search: SearchSettings = Field(SearchSettings(), description="search settings of validation")
@@ -316,6 +249,27 @@ class RunSettings(Settings):
         reason = self.model.shared_vocabulary_reason
         if reason and not self.tokenizer.shared:
             raise ValueError(f"the model {reason}, which requires a shared vocabulary. Set tokenizer.shared=true.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_guided_alignment(self) -> Self:
+        if self.training.guided_alignment is None:
+            return self
+        if self.data.source_kind != TEXT:
+            raise ValueError(
+                f"training.guided_alignment: sources of the kind '{self.data.source_kind}' have no words. Set "
+                "training.guided_alignment=null."
+            )
+        if self.model.attention_layers == 0:
+            raise ValueError(
+                f"training.guided_alignment: a {self.model.kind} model has no attention. Use model=recurrent or "
+                "model=transformer."
+            )
+        if any(sampling_by_side(self.tokenizer)):
+            raise ValueError(
+                "training.guided_alignment: words cannot be aligned if their segmentation is sampled. Set "
+                "tokenizer.dropout=0, or tokenizer.alpha=null."
+            )
         return self
 
     @model_validator(mode="after")

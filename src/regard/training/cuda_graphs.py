@@ -41,7 +41,7 @@ class GraphedGradient:
 
     def __call__(self, batch: Batch, scale: float) -> Tensor:
         """Add the gradient of `scale` times the loss of a batch, and return that loss."""
-        shape = (*batch.source.shape, *batch.target.shape)
+        shape = tuple(tuple(tensor.shape) for tensor in batch.tensors)
         graph = self.graphs.get(shape)
         if graph is None and shape in self.graphs and sum(map(bool, self.graphs.values())) < MAX_GRAPHS:
             graph = self._capture(batch)
@@ -49,7 +49,7 @@ class GraphedGradient:
         if graph is None:
             return self._backward(batch, scale)
         scale_ = torch.full((), scale, device=batch.target.tokens_BT.device)
-        loss: Tensor = graph.run([*batch.source.tensors, *batch.target.tensors, scale_])
+        loss: Tensor = graph.run([*batch.tensors, scale_])
         return loss.clone()
 
     def _backward(self, batch: Batch, scale: Tensor | float) -> Tensor:
@@ -61,13 +61,13 @@ class GraphedGradient:
         return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
 
     def _capture(self, batch: Batch) -> cuda_graphs.CapturedGraph:
-        static = Batch(batch.source.clone(), batch.target.clone(), batch.ids, batch.tokens)
+        static = batch.clone()
         device = static.target.tokens_BT.device
         scale = torch.ones((), device=device)
         before = self._gradients()
         replay, loss = cuda_graphs.graph_pool(device).capture(lambda: self._backward(static, scale))
         assert len(before) == len(self._gradients()), "a gradient allocated during capture has no fixed address"
-        return cuda_graphs.CapturedGraph(replay, [*static.source.tensors, *static.target.tensors, scale], loss)
+        return cuda_graphs.CapturedGraph(replay, [*static.tensors, scale], loss)
 
 
 @final

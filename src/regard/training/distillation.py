@@ -16,7 +16,8 @@ from regard.models.seq2seq import Seq2Seq
 from regard.runs import checkpoints
 from regard.runs.checkpoints import LoadedModel, RunProgress
 from regard.runs.folder import RunFolder, open_models
-from regard.runs.settings import LossWeights, RunSettings
+from regard.runs.objective_settings import LossWeights
+from regard.runs.settings import RunSettings
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from regard.data.batching import Batch
 from regard.data.tokens.tokenizers import UNKNOWN
+from regard.errors import ConfigError
 from regard.models.contracts import Decoded, Source, Tokens
 from regard.models.ensemble import average_distributions
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.chunked_loss import Loss, chunked_loss
 from regard.ops.consistency import consistency_loss
 from regard.ops.cross_entropy import IGNORE_INDEX, cross_entropy
-from regard.runs.settings import Consistency, NoConsistency, TrainingSettings
+from regard.runs.objective_settings import Consistency, NoConsistency
+from regard.runs.settings import TrainingSettings
 from regard.training.distillation import Distillation
 from regard.training.machine import uses_bfloat16
 
@@ -33,6 +35,8 @@ class Objective:
     bfloat16: bool = False
     """Whether matrix products are computed in bfloat16 (autocast)."""
     distillation: Distillation | None = None
+    alignment_weight: float = 0.0
+    """The weight of the loss of guided alignment, for batches with alignments."""
 
     @classmethod
     def of(
@@ -44,11 +48,13 @@ class Objective:
             consistency=settings.consistency,
             bfloat16=uses_bfloat16(settings, device),
             distillation=distillation,
+            alignment_weight=0.0 if settings.guided_alignment is None else settings.guided_alignment.weight,
         )
 
     def describe(self) -> str:
         teachers = f", with the teachers {self.distillation.description}" if self.distillation is not None else ""
-        return (" in bfloat16" if self.bfloat16 else "") + teachers
+        alignments = ", with guided alignment" if self.alignment_weight else ""
+        return (" in bfloat16" if self.bfloat16 else "") + teachers + alignments
 
     def at(self, position: float) -> "Objective":
         """The objective at a position of the schedule: the consistency loss may start later than the rest."""
@@ -72,7 +78,8 @@ class Objective:
                 )
                 loss = self._consistency_loss(decoded)
                 total = chunked_loss(loss, (first_ND, second_ND, tokens_N), decoded.weights, decoded.vocabulary)
-                return total + 0.5 * loss_terms(decoded, target.concatenate(target))
+                terms = loss_terms(decoded, target.concatenate(target)) + self._alignment_loss(decoded, batch, passes=2)
+                return total + 0.5 * terms
             decoded = model(source, decoder_input)
             inputs = select_tokens(decoded.features, target)
             if self.distillation is None:
@@ -82,7 +89,14 @@ class Objective:
                     teachers = [teacher(batch.source, batch.decoder_inputs) for teacher in self.distillation.models]
                 inputs += tuple(select_tokens(teacher.features, target)[0] for teacher in teachers)
                 loss = self._distillation_loss(decoded, teachers, self.distillation)
-            return chunked_loss(loss, inputs, decoded.weights, decoded.vocabulary) + loss_terms(decoded, target)
+            total = chunked_loss(loss, inputs, decoded.weights, decoded.vocabulary)
+            return total + loss_terms(decoded, target) + self._alignment_loss(decoded, batch)
+
+    def _alignment_loss(self, decoded: Decoded, batch: Batch, passes: int = 1) -> Tensor:
+        """Return the weighted loss of guided alignment, summed over the passes of a batch; 0 without alignments."""
+        if not self.alignment_weight or decoded.alignment_BTS is None or batch.alignment_BTS is None:
+            return decoded.features.new_zeros((), dtype=torch.float32)
+        return self.alignment_weight * alignment_loss(decoded.alignment_BTS, batch.alignment_BTS.repeat(passes, 1, 1))
 
     def _cross_entropy(self, decoded: Decoded) -> Loss:
         def loss(features_ND: Tensor, tokens_N: Tensor) -> Tensor:
@@ -120,6 +134,18 @@ def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tu
     In training mode, the loss terms of the model's attention mechanisms are included.
     """
     return Objective(label_smoothing)(model, batch), batch.target.lengths_B.sum()
+
+
+def alignment_loss(weights_BTS: Tensor, gold_BTS: Tensor) -> Tensor:
+    """Return the cross-entropy −Σ g log a between given distributions g and attention weights a, summed over steps."""
+    if weights_BTS.shape != gold_BTS.shape:
+        raise ConfigError(
+            f"training.guided_alignment: the supervised attention has {weights_BTS.shape[-1]} memory slots for sources "
+            f"of {gold_BTS.shape[-1]} tokens. Use an encoder with one slot for each token."
+        )
+    wide_BTS = weights_BTS.to(torch.promote_types(weights_BTS.dtype, torch.float32))
+    # Weights of sparse selections can be exactly zero.
+    return -(gold_BTS * wide_BTS.clamp_min(torch.finfo(torch.float32).tiny).log()).sum()
 
 
 def drop_words(batch: Batch, probability: float) -> tuple[Source, Tensor]:

@@ -12,6 +12,7 @@ from regard.config import to_yaml
 from regard.data.batching import Batch
 from regard.data.corpora import Corpus
 from regard.data.features import cache_features
+from regard.data.guidance import prepare_alignments
 from regard.data.preparation import PreparationRequest, PreparedData, Report, prepare
 from regard.data.sampler import BatchSampler
 from regard.data.source_kinds import find_reader
@@ -28,6 +29,12 @@ from regard.runs.settings import RunSettings
 from regard.training.averaging import MovingAverage
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.distillation import TeacherModels, load_teachers, saved_teachers
+from regard.training.guided_alignment import (
+    find_alignments,
+    hash_alignments,
+    saved_alignments,
+    supervise_attention,
+)
 from regard.training.initial_weights import load_initial_weights, recall_initial_weights
 from regard.training.machine import resolve_device
 from regard.training.objective import Objective
@@ -107,10 +114,12 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         initial = recall_initial_weights(settings, newest.state["data"])
     reader = find_reader(settings.model.encoder_settings)
     corpus_hashes = corpus.fingerprint(None if reader is None else reader.fingerprint)
-    hashes = {**corpus_hashes, **teachers.fingerprint, **initial.fingerprint}
+    alignments = None if finished else find_alignments(settings)
+    hashes = {**corpus_hashes, **hash_alignments(alignments), **teachers.fingerprint, **initial.fingerprint}
     if newest is not None:
-        if finished:  # the teachers are not needed any more
-            hashes |= saved_teachers(newest.state["data"])
+        if finished:  # the teachers and alignments are not needed any more
+            saved = newest.state["data"]
+            hashes = {**corpus_hashes, **saved_alignments(saved), **saved_teachers(saved), **initial.fingerprint}
         check_data_unchanged(folder, newest.state["data"], hashes)
         newest.checkpoint.check_tokenizers()
     torch.manual_seed(settings.seed)
@@ -118,11 +127,15 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
     request = PreparationRequest(corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed, reader)
     data = prepare(request, tokenizers, report)
+    if alignments is not None:
+        encoded = prepare_alignments(corpus, corpus_hashes, alignments, data.tokenizers, settings.tokenizer.max_length)
+        data = data._replace(train=replace(data.train, alignments=encoded))
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
     if newest is None and training.init_from is None:
         model.encoder.load_pretrained()
     initial.initialize(model, settings)
+    supervise_attention(model, settings)
     model = model.to(device).train()
     optimizer = build_optimizer(model, training)
     average = MovingAverage(model, training.ema_decay) if training.ema_decay else None
