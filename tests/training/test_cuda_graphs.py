@@ -79,11 +79,13 @@ def make_batches(device: str, shape: tuple[int, int, int] = (6, 5, 7)) -> list[B
     ]
 
 
-def compute_all(model: Seq2Seq, objective: Objective, graphed: GraphedGradient | None) -> list[torch.Tensor]:
+def compute_all(
+    model: Seq2Seq, objective: Objective, graphed: GraphedGradient | None, batches: list[Batch] | None = None
+) -> list[torch.Tensor]:
     """Compute the losses and gradients of all batches."""
     torch.manual_seed(3)
     results = []
-    for batch in make_batches(next(model.parameters()).device.type):
+    for batch in batches or make_batches(next(model.parameters()).device.type):
         loss, _ = compute_gradients(model, objective, [batch, batch], 1, graphed)
         grads = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         results += [loss, *grads]
@@ -125,6 +127,29 @@ def test_graphed_gradients_include_consistency_and_mixed_precision(
     results = compute_all(model, objective, GraphedGradient(model, objective))
     for result, reference in zip(results, expected, strict=True):
         torch.testing.assert_close(result, reference, rtol=1e-2 if bfloat16 else 1e-4, atol=1e-4 if bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "luong-dot", "transformer"])
+def test_graphed_gradients_include_guided_alignment(name: str, device: str) -> None:
+    objective = Objective(0.1, alignment_weight=0.5)
+    generator = torch.Generator().manual_seed(2)
+    batches = [
+        batch._replace(alignment_BTS=torch.rand(6, 7, 5, generator=generator).softmax(-1).to(device))
+        for batch in make_batches(device)
+    ]
+
+    def make_guided_model() -> Seq2Seq:
+        model = make_model(MODELS[name], device)
+        model.decoder.supervise_attention(None, 1)
+        return model
+
+    expected = compute_all(make_guided_model(), objective, None, batches)
+    model = make_guided_model()
+    results = compute_all(model, objective, GraphedGradient(model, objective), batches)
+    for result, reference in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, reference, rtol=1e-4, atol=1e-6)
+    unguided = compute_all(make_guided_model(), objective, None)
+    assert all(loss != without for loss, without in zip(expected[:1], unguided[:1], strict=True))
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])

@@ -82,9 +82,8 @@ class EncodedAlignments:
         kept = (links_L2[:, 0] + 1 < words.shape[1]) & (links_L2[:, 1] + 1 < words.shape[0])
         words[links_L2[kept, 1] + 1, links_L2[kept, 0] + 1] = 1.0
         linked_TS = words[target_T][:, source_S]
-        totals_T1 = linked_TS.sum(1, keepdims=True)
-        expanded: NDArray[np.float32] = linked_TS / np.where(totals_T1 > 0, totals_T1, 1.0)
-        return expanded
+        expanded_TS: NDArray[np.float32] = linked_TS / np.maximum(linked_TS.sum(1, keepdims=True), np.float32(1))
+        return expanded_TS
 
 
 def prepare_alignments(

@@ -5,6 +5,7 @@ B rows, T target steps, S source positions, D width, H heads, V vocabulary.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -351,7 +352,7 @@ def _run_layer(layer: nn.Module, x: Tensor, mask_or_keys: Any, **options: bool) 
 
 def _run_checkpointed(layer: nn.Module, x: Tensor, mask_or_keys: Any, **options: bool) -> Any:
     """Run a layer with gradient checkpointing: recompute its activations in the backward pass (Chen et al. 2016)."""
-    return checkpoint(layer, x, mask_or_keys, use_reentrant=False, **options)
+    return checkpoint(partial(layer, **options), x, mask_or_keys, use_reentrant=False)
 
 
 def init_weights(layers: nn.Module) -> None:
