@@ -2,7 +2,8 @@
 
     python benchmarks/captioning.py --only scenes --seeds 3
     python benchmarks/captioning.py --only captcha --data ../shared/data --figures figures
-    python benchmarks/captioning.py --only flickr8k --data ../shared/data --seeds 3 --figures figures   # needs a GPU
+    python benchmarks/captioning.py --only flickr8k --attention soft soft-tuned hard --data ../shared/data --seeds 3 \
+        --figures figures   # needs a GPU
     python benchmarks/captioning.py --only scenes --attention soft --set training.steps=500
 
 Existing runs are resumed. Checkpoints are chosen on the dev set.
@@ -12,7 +13,8 @@ scenes: exact captions; pointing accuracy and mass inside the box, on the object
 captcha: correct characters (100 − CER), correct captchas, and the share of characters whose attention is further right
 than that of the character before.
 flickr8k: BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D (printed × 100, as in papers). Beam and length penalty are those with
-the best BLEU-4 on the dev set.
+the best BLEU-4 on the dev set. The runs `soft-tuned` and `hard` start with the weights of the run `soft` of the same
+seed, and train the backbone too.
 
 With --figures, contact sheets are drawn for the first seed: of scenes and captchas, the first test images; of
 flickr8k, the test images with the highest and the lowest CIDEr-D.
@@ -38,7 +40,23 @@ from regard.evaluation.settings import parse_metric
 from regard.inspection import figures
 from regard.inspection.pointing import score_pointing
 
-SELECTIONS = {"soft": "softmax", "hard": "hard", "hard_exact": "hard_exact", "straight_through": "straight_through"}
+HARD = "{kind: hard, reward: 0.003, entropy: 0.0003}"
+SELECTIONS = {
+    "soft": "softmax",
+    "soft-tuned": "softmax",
+    "hard": HARD,
+    "hard_exact": "hard_exact",
+    "straight_through": "straight_through",
+}
+TUNED = {
+    "soft-tuned": ["training.steps=1000", "training.learning_rate=0.0001"],
+    "hard": ["training.steps=1500", "training.learning_rate=0.0002"],
+}
+"""Attentions of flickr8k whose runs start with the weights of the soft run of the same seed, and their schedules."""
+
+TUNING = ["model.encoder.frozen=false", "data.augmentation.flip=0.5", "training.warmup=200"]
+TUNING += ["training.validate_every=250", "training.save_every=250"]
+
 BLEU = {order: f"bleu:tokenize=coco,smooth=none,max_order={order},references=by_source" for order in (1, 2, 3, 4)}
 READ = 1e-3
 """A cell with at least this weight is read."""
@@ -74,10 +92,14 @@ class Run(NamedTuple):
     def train(self) -> regard.Model:
         """Train, or resume, and load the model."""
         data = [] if self.preset == "scenes" else [f"data.folder={Path(self.args.data).resolve() / self.preset}"]
-        preset, selection = self.preset, [f"model.attention={{score: additive, select: {SELECTIONS[self.attention]}}}"]
-        if (preset, self.attention) == ("scenes", "hard"):  # REINFORCE needs weights of its own
-            preset, selection = "scenes-hard", []
-        settings = [*data, *selection, f"seed={self.seed}", *self.args.set]
+        preset, settings = self.preset, [f"model.attention={{score: additive, select: {SELECTIONS[self.attention]}}}"]
+        if (preset, self.attention) == ("scenes", "hard"):  # REINFORCE needs other settings
+            preset, settings = "scenes-hard", []
+        elif preset == "flickr8k" and self.attention in TUNED:
+            soft = self._replace(attention="soft")
+            soft.train()
+            settings += [f"training.init_from={soft.folder.resolve()}", *TUNING, *TUNED[self.attention]]
+        settings = [*data, *settings, f"seed={self.seed}", *self.args.set]
         command = [sys.executable, "-m", "regard", "train", preset, *settings, "--out", str(self.folder)]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         return regard.load(self.folder)
@@ -185,7 +207,7 @@ def main() -> None:
     parser.add_argument("--data", default="../shared/data", help="folder with the corpora captcha and flickr8k")
     parser.add_argument("--attention", nargs="+", choices=list(SELECTIONS), default=["soft", "hard"])
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
-    parser.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 8], help="beams that are compared on dev")
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 8, 12], help="beams that are compared on dev")
     parser.add_argument("--length-penalties", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--out", default="runs/captioning", help="folder of the runs")
     parser.add_argument("--figures", metavar="FOLDER", help="draw contact sheets")

@@ -85,6 +85,16 @@ def test_settings_that_do_not_affect_shapes_may_differ(small_run: RunFolder, tmp
     assert tuned.settings().model.embedding_dropout == 0.4
 
 
+def test_a_model_with_soft_attention_can_be_trained_further_with_hard_attention(
+    small_run: RunFolder, tmp_path: Path
+) -> None:
+    hard = {"model.attention": {"score": "additive", "select": "hard"}}
+    tuned = fine_tune(small_run.path, tmp_path / "tuned", **{**FROZEN, **hard})
+    prediction, before = (regard.load(run.path).predict("3 mai 2009") for run in (tuned, small_run))
+    assert (prediction.attention.max(-1) == 1).all()
+    assert (prediction.attention[0] > 0).argmax() == before.attention[0].argmax()
+
+
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
     path = tmp_path / "may.tsv"

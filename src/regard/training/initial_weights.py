@@ -37,11 +37,14 @@ class InitialWeights(NamedTuple):
         return None if self.loaded is None else self.loaded.tokenizers
 
     def initialize(self, model: Seq2Seq, settings: RunSettings) -> None:
-        """Copy the initial weights, if any, into a model with the same shapes."""
+        """Copy the initial weights, if any, into a model with parameters of the same shapes.
+
+        Buffers that only one of the models has, such as the baseline of hard attention, keep their values.
+        """
         if self.loaded is None:
             return
         shapes, initial_shapes = (
-            {name: tensor.shape for name, tensor in module.state_dict().items()}
+            {name: parameter.shape for name, parameter in module.named_parameters()}
             for module in (model, self.loaded.model)
         )
         if shapes != initial_shapes:
@@ -51,7 +54,7 @@ class InitialWeights(NamedTuple):
                 f"{INIT_FROM}: the weights of {settings.training.init_from} do not fit this model: {listed}. Use the "
                 f"same model settings, or train a new model without {INIT_FROM}."
             )
-        model.load_state_dict(self.loaded.model.state_dict())
+        model.load_state_dict(self.loaded.model.state_dict(), strict=False)
 
 
 def load_initial_weights(
