@@ -1,7 +1,10 @@
 """Figures of attention weights: complete, readable, and drawn with any installed fonts."""
 
+import contextlib
 import math
+import re
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -208,3 +211,61 @@ def test_right_to_left_letters_are_joined_and_ordered(tmp_path: Path) -> None:
     assert given != wrong
     figures.save(prediction(["كتاب"], ["x"]), tmp_path / "word.svg")
     assert "كتاب" in read_labels(tmp_path / "word.svg")
+
+
+def read_streams(path: Path) -> list[bytes]:
+    """Return the decompressed streams of a PDF file."""
+    streams = []
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", path.read_bytes(), re.DOTALL):
+        with contextlib.suppress(zlib.error):
+            streams.append(zlib.decompress(stream))
+    return streams
+
+
+def test_text_in_a_pdf_file_is_text_in_an_embedded_truetype_font(tmp_path: Path) -> None:
+    figures.save(prediction(["ab", "é", "كتاب"], ["x", "y"]), tmp_path / "a.pdf")
+    file = (tmp_path / "a.pdf").read_bytes()
+    assert b"/FontFile2" in file
+    assert b"/Type3" not in file
+    streams = read_streams(tmp_path / "a.pdf")
+    assert any(stream.startswith(b"\x00\x01\x00\x00") for stream in streams)
+    assert any(b"<00e9>" in stream for stream in streams)  # in the map from glyphs to Unicode
+    assert sum(stream.count(b"TJ") for stream in streams) >= 5
+
+
+def test_a_font_with_postscript_outlines_is_not_embedded_as_truetype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fonts, "_has_truetype_outlines", lambda _: False)
+    figures.save(prediction(["ab"], ["x"]), tmp_path / "a.pdf")
+    assert b"/Type3" in (tmp_path / "a.pdf").read_bytes()
+    assert b"/FontFile2" not in (tmp_path / "a.pdf").read_bytes()
+
+
+def test_a_pdf_file_has_a_page_for_each_prediction(tmp_path: Path) -> None:
+    predictions = [prediction(["a"], ["x"]), prediction(["b", "c"], ["y"])]
+    written = figures.save_all([figures.Figure(one, one.view()) for one in predictions], tmp_path / "a.pdf")
+    assert written == [tmp_path / "a.pdf"]
+    assert (tmp_path / "a.pdf").read_bytes().count(b"/Type /Page ") == 2
+    written = figures.save_all([figures.Figure(one, one.view()) for one in predictions], tmp_path / "a.png")
+    assert [path.name for path in written] == ["a-1.png", "a-2.png"]
+
+
+@pytest.mark.parametrize(("text", "region"), [("漢字かな", " JP"), ("한국漢", " KR"), ("汉字", " SC"), ("abc", " SC")])
+def test_chinese_characters_have_the_shapes_of_the_region_of_the_text(text: str, region: str) -> None:
+    assert fonts._find_region(frozenset(text)) == region
+
+
+def test_a_long_sentence_is_drawn_larger_not_smaller(tmp_path: Path) -> None:
+    tokens = [f"▁word{index}" for index in range(70)]
+    figures.save(prediction(tokens, tokens), tmp_path / "long.svg")
+    assert {label.font_size for text, label in read_labels(tmp_path / "long.svg").items() if "word" in text} == {10.0}
+    assert prediction(tokens, tokens).view().build_figure().get_figwidth() > 15
+
+
+@pytest.mark.usefixtures("only_matplotlib_fonts")
+def test_the_hint_for_an_emoji_names_a_package_that_contains_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    figures.save(prediction(["🪿"], ["x"]), tmp_path / "a.png")
+    assert caplog.messages[0].endswith("apt-get install fonts-symbola")

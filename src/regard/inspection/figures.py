@@ -100,7 +100,6 @@ def drawing_settings(characters: str) -> Iterator[None]:
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": "regard",
-        "pdf.fonttype": 42,  # publishers reject the Type 3 fonts that are matplotlib's default
         "text.parse_math": False,
     }
     with rc_context(settings), fonts_for(characters):

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,14 @@ def fonts_for(text: str) -> Iterator[None]:
 
     # Spaces, joiners and direction marks are invisible, so no font needs to have them.
     visible = frozenset(character for character in text if unicodedata.category(character) not in _INVISIBLE)
-    with _silent_matplotlib(), rc_context({"font.family": list(_families(visible))}):
-        yield
+    with _silent_matplotlib():
+        families = _families(visible)
+        # Publishers reject the Type 3 fonts that are matplotlib's default in PDF, but fonts with PostScript outlines
+        # cannot be embedded as TrueType (42).
+        font_type = 42 if all(map(_has_truetype_outlines, families)) else 3
+        settings: dict[Any, Any] = {"font.family": list(families), "pdf.fonttype": font_type}
+        with rc_context(settings):
+            yield
 
 
 @contextmanager
@@ -44,9 +51,9 @@ def _silent_matplotlib() -> Iterator[None]:
 
 @cache
 def _families(characters: frozenset[str]) -> tuple[str, ...]:
-    families, missing = _cover(characters, _known_families())
+    families, missing = _cover(characters, _known_families(characters))
     if missing and _add_new_fonts():
-        families, missing = _cover(characters, _known_families())
+        families, missing = _cover(characters, _known_families(characters))
     if missing:
         log.warning(
             "No installed font contains %s, so figures may show boxes instead. Install fonts that do, for example: "
@@ -71,26 +78,54 @@ def _cover(characters: frozenset[str], families: Iterable[str]) -> tuple[tuple[s
 
 def _supported(family: str, characters: frozenset[str]) -> frozenset[str]:
     """Return the characters that a family contains."""
-    from matplotlib import font_manager, ft2font
+    from matplotlib import ft2font
 
-    # A bare name would be parsed as a fontconfig pattern, in which "-" and ":" have a meaning.
-    properties = font_manager.FontProperties(family=[family])
     try:
-        file = font_manager.findfont(properties, fallback_to_default=False)
+        file = _find_file(family)
         font = ft2font.FT2Font(file.path, face_index=file.face_index)
     except (OSError, RuntimeError, ValueError):  # removed or damaged since it was listed
         return frozenset()
     return frozenset(character for character in characters if font.get_char_index(ord(character)))
 
 
-def _known_families() -> list[str]:
-    """Return the families that matplotlib knows, sans-serif Noto fonts first: they are designed to be used together."""
+def _find_file(family: str) -> Any:
+    """Return the path of a family's font, and its index in the file."""
+    from matplotlib import font_manager
+
+    # A bare name would be parsed as a fontconfig pattern, in which "-" and ":" have a meaning.
+    return font_manager.findfont(font_manager.FontProperties(family=[family]), fallback_to_default=False)
+
+
+@cache
+def _has_truetype_outlines(family: str) -> bool:
+    from fontTools.ttLib import TTFont
+
+    file = _find_file(family)
+    with TTFont(file.path, fontNumber=file.face_index, lazy=True) as font:
+        return "glyf" in font
+
+
+def _known_families(characters: frozenset[str]) -> list[str]:
+    """Return the families that matplotlib knows, sans-serif Noto fonts first: they are designed to be used together.
+
+    The same Chinese characters have different shapes in China, Japan and Korea, so fonts for the region of a text come
+    before those for others.
+    """
     from matplotlib import font_manager
 
     names = {font.name for font in font_manager.fontManager.ttflist}
     # Last-resort fonts have a box for every character.
     families = (name for name in names if not name.replace(" ", "").lower().lstrip(".").startswith("lastresort"))
-    return sorted(families, key=lambda name: (not name.startswith("Noto Sans"), name))
+    region = _find_region(characters)
+    return sorted(families, key=lambda name: (not name.startswith("Noto Sans"), not name.endswith(region), name))
+
+
+def _find_region(characters: frozenset[str]) -> str:
+    """Return the region of the font for Chinese characters: Japan with kana, Korea with Hangul, otherwise China."""
+    names = [unicodedata.name(character, "") for character in characters]
+    if any(name.startswith(("HIRAGANA", "KATAKANA")) for name in names):
+        return " JP"
+    return " KR" if any(name.startswith("HANGUL") for name in names) else " SC"
 
 
 def _add_new_fonts() -> bool:
@@ -107,7 +142,8 @@ def _add_new_fonts() -> bool:
 
 def _package(character: str) -> str:
     """Return the Debian package with a font for a character."""
-    if unicodedata.category(character) in {"So", "Sk"}:  # matplotlib cannot draw the color bitmaps of other emoji fonts
+    is_emoji = 0x1F000 <= ord(character) <= 0x1FAFF
+    if is_emoji or unicodedata.category(character) == "So":  # matplotlib cannot draw the bitmaps of color fonts
         return "fonts-symbola"
     wide = unicodedata.east_asian_width(character) in {"W", "F"}
     return "fonts-noto-cjk" if wide else "fonts-noto-core"
