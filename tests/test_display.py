@@ -3,11 +3,13 @@
 import doctest
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import regard
 from regard.runs.folder import RunFolder
+from tests_html import Page
 from tests_shared import ModelOnly
 
 
@@ -30,6 +32,44 @@ def test_a_model_is_displayed_with_its_properties(model: regard.Model) -> None:
     assert repr(model).startswith("Model(\n")
     assert [line.partition(":")[2].strip() for line in repr(model).split("\n")[1:-1]] == values
     assert re.findall(r"<td[^>]*>(.*?)</td>", model._repr_html_()) == values
+
+
+def test_a_run_is_displayed_with_its_metrics_and_learning_curves(small_run: RunFolder, model: regard.Model) -> None:
+    run = regard.Run(small_run.path, model.scores, 30)
+    page = Page(run._repr_html_())
+    assert model.scores is not None
+    assert {str(small_run.path), "30", "accuracy", "loss", "learning rate", "validation", "step"} <= set(page.texts)
+    assert model.scores.describe(model.settings.training.metric) in page.texts
+    assert page.tags.count("svg") == 1
+    assert all(address.startswith("#") for address in page.addresses)  # it works offline
+
+
+def test_a_run_without_events_is_displayed_without_curves(tmp_path: Path) -> None:
+    page = Page(regard.Run(tmp_path / "<run>", None, 0)._repr_html_())
+    assert page.texts == ["regard.Run", "folder", str(tmp_path / "<run>"), "steps", "0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "tags"),
+    [
+        ({}, {"table"}),
+        ({"kind": "lines"}, {"svg", "line"}),
+        ({"kind": "grid"}, {"table", "img"}),
+        ({"words": True}, {"table"}),
+    ],
+)
+def test_every_view_of_a_prediction_is_displayed(model: regard.Model, options: dict[str, Any], tags: set[str]) -> None:
+    page = Page(model.predict("3 mai <2009>").view(**options)._repr_html_())
+    assert tags <= set(page.tags)
+    assert all(address.startswith("data:") for address in page.addresses)
+
+
+def test_a_prediction_is_displayed_with_its_source_output_and_weights(model: regard.Model) -> None:
+    prediction = model.predict("3 mai <2009>")
+    page = Page(prediction._repr_html_())
+    assert page.texts[0] == f"3 mai <2009> → {prediction.text}   (log-probability {prediction.score:.4f})"
+    assert page.tags.count("td") == 12 * len(prediction.tokens)
+    assert str(prediction.view()) == str(prediction)
 
 
 def test_an_ensemble_is_displayed_with_the_number_of_models(small_run: RunFolder, second_run: RunFolder) -> None:

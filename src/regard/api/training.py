@@ -1,6 +1,7 @@
 """Train a model from Python."""
 
 import contextlib
+import html
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from regard.api.model import Model
 from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.values import MetricValues
+from regard.inspection.comparison_plots import draw_curves
+from regard.inspection.curves import read_panels
 from regard.ops.arguments import check_flag
 from regard.registry import import_plugins
 from regard.runs.callbacks import Callback
@@ -50,6 +53,20 @@ class Run:
         >>> run.load(device="cpu").predict("3 mai 2009")
         """
         return load(self.path, device=device, dtype=dtype)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the folder, the validation metrics of the best checkpoint, and the learning curves."""
+        summary = {"folder": str(self.path), "steps": f"{self.steps:,}"}
+        if self.best is not None:
+            metric = RunFolder(self.path).settings().training.metric
+            summary["best checkpoint"] = self.best.describe(metric)
+        rows = (
+            f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{html.escape(value)}</td></tr>'
+            for name, value in summary.items()
+        )
+        has_curves = any("step" in event for event in self.events)
+        drawing = draw_curves(read_panels([RunFolder(self.path)])) if has_curves else ""
+        return f"<table><caption>regard.Run</caption>{''.join(rows)}</table>{drawing}"
 
     @property
     def events(self) -> list[dict[str, Any]]:

@@ -52,6 +52,12 @@ class AttentionView(ABC):
     def build_figure(self) -> Any:
         """Draw as a matplotlib figure. Labels are outside the figure: save it with `bbox_inches="tight"`."""
 
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
 
 @final
 @dataclass(frozen=True, eq=False)
