@@ -188,3 +188,20 @@ def test_one_value_for_several_texts_is_ambiguous(model: regard.Model, name: str
         model.predict(["x", "y"], **{name: ["20"]})  # type: ignore[call-overload]
     with pytest.raises(regard.ArgumentTypeError, match=f"{name} must be a list with one value for each text, not int"):
         model.predict(["x", "y"], **{name: 20})  # type: ignore[call-overload]
+
+
+def test_a_forced_target_has_the_weights_and_the_score_of_the_same_prediction(model: regard.Model) -> None:
+    sources = ["3 mai 2009", "May 3", ""]
+    predictions = model.predict(sources)
+    targets = [prediction.text for prediction in predictions]
+    forced = model.force(sources, targets)
+    assert [prediction.text for prediction in forced] == targets
+    assert [prediction.score for prediction in forced] == pytest.approx(model.score(sources, targets))
+    for given, predicted in zip(forced[:2], predictions[:2], strict=True):
+        assert given.tokens == predicted.tokens
+        assert given.attentions.keys() == predicted.attentions.keys()
+        np.testing.assert_allclose(given.attention, predicted.attention, atol=1e-5)
+    other = model.force(["3 mai 2009"], ["1999-12-31"])[0]
+    assert other.attention.shape == (10, 10)
+    with pytest.raises(regard.ConfigError, match="There are 2 sources and 1 targets"):
+        model.force(["a", "b"], ["c"])

@@ -148,3 +148,16 @@ def test_errors_say_what_to_do(cli: Run, small_run: RunFolder, arguments: list[s
     assert done.returncode in {2, 3}
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_weights_of_a_given_target_are_drawn(cli: Run, transformer_run: Path) -> None:
+    target = ("--target", "2009-05-03")
+    done = cli("look", transformer_run, "3 mai 2009", *target)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3 mai 2009 → 2009-05-03   (log-probability -")
+    assert [line.split()[0] for line in done.stdout.splitlines()[4:]] == list("2009-05-03")
+    document = json.loads(cli("look", transformer_run, "3 mai 2009", *target, "--layer", "rollout", "--json").stdout)
+    assert len(document["maps"][0]["weights"]) == 10
+    wrong = cli("look", transformer_run, "3 mai 2009", "May 3", *target)
+    assert wrong.returncode == 2
+    assert "There are 2 texts and 1 targets. Give a --target for each." in wrong.stderr

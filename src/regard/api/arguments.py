@@ -68,6 +68,23 @@ def check_texts(name: str, texts: Any) -> list[str]:
     return checked
 
 
+def check_sources_and_targets(
+    source: Any, target: Any, reader: SourceReader
+) -> tuple[list[RawSource], list[str], bool]:
+    """Return a list of sources, a list of targets, and whether they were a single source and a single target."""
+    sources, single = check_sources(source, reader)
+    if single and isinstance(target, str):
+        return sources, [target], True
+    if single or isinstance(target, str):
+        raise ConfigError("Pass one source and one target, or a list of sources and a list of targets.")
+    targets = check_texts("target", target)
+    if len(sources) != len(targets):
+        raise ConfigError(
+            f"There are {len(sources)} sources and {len(targets)} targets. Pass one target for each source."
+        )
+    return sources, targets, False
+
+
 def check_text(name: str, text: Any) -> str:
     if not isinstance(text, str):
         raise ArgumentTypeError(f"{name} must be one text (str), not {type(text).__name__}.")

@@ -10,10 +10,11 @@ from regard.api import arguments, description
 from regard.api.alignment import align_pairs, check_pairs
 from regard.api.arguments import OneSource
 from regard.config import resolve
+from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
 from regard.decoding.tracing import TraceOptions
-from regard.errors import ConfigError, ModelError
+from regard.errors import ModelError
 from regard.evaluation.alignment import AlignmentOptions, Symmetrization, WordAlignment
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
@@ -253,17 +254,29 @@ class Model:
         >>> model.score("3 mai 2009", "2009-05-03")
         """
         check_integer("batch_size", batch_size)
-        sources, single = arguments.check_sources(source, self.predictor.reader)
-        if single and isinstance(target, str):
-            return self.predictor.score(sources, [target])[0]
-        if single or isinstance(target, str):
-            raise ConfigError("Pass one source and one target, or a list of sources and a list of targets.")
-        targets = arguments.check_texts("target", target)
-        if len(sources) != len(targets):
-            raise ConfigError(
-                f"There are {len(sources)} sources and {len(targets)} targets. Pass one target for each source."
-            )
-        return self.predictor.score(sources, targets, batch_size=batch_size)
+        sources, targets, single = arguments.check_sources_and_targets(source, target, self.predictor.reader)
+        scores = self.predictor.score(sources, targets, batch_size=batch_size)
+        return scores[0] if single else scores
+
+    def force(self, sources: Sequence[OneSource], targets: Sequence[str]) -> list[Prediction]:
+        """Return given targets as predictions, with their log-probabilities and attention weights (forced decoding).
+
+        Args:
+            sources: A list of texts, or of other sources of the model.
+            targets: A list with a text for each source.
+
+        Raises:
+            ConfigError: There is not one target for each source.
+            ArgumentTypeError: A text is not a str.
+
+        >>> print(model.force(["3 mai 2009"], ["2009-05-03"])[0])
+        """
+        given, texts, _ = arguments.check_sources_and_targets(sources, targets, self.predictor.reader)
+        items, hypotheses = force_targets(self.predictor, given, texts)
+        tokenizer, roles = self.predictor.tokenizer, self.predictor.attention_roles
+        return [
+            Prediction.from_nbest(item, [one], tokenizer, roles) for item, one in zip(items, hypotheses, strict=True)
+        ]
 
     def trace(
         self,

@@ -12,8 +12,10 @@ from regard.formatting import to_json
 from regard.runs.folder import RunFolder, open_model
 
 if TYPE_CHECKING:
+    from regard.api.model import Model
     from regard.inspection.figures import Figure
     from regard.inspection.prediction import Prediction
+    from regard.inspection.trace import Trace
     from regard.inspection.views import ViewOptions
 
 EXAMPLES = """\b
@@ -25,6 +27,7 @@ Examples:
   regard look runs/transformer "3 mai 2009" --view grid -o heads.pdf
   regard look runs/transformer "3 mai 2009" --layer 1 --head 3 --words --view lines -o head.svg
   regard look runs/transformer "3 mai 2009" --attention encoder-self --layer rollout
+  regard look runs/dates "3 mai 2009" --target 2009-03-05
   regard look runs/dates "3 mai 2009" --colors Greys --title "" -o plain.png
   regard look runs/captions photo.jpg -o attention.png
   regard look runs/dates
@@ -51,8 +54,13 @@ class NumberOr(click.ParamType[int | str]):
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
 @click.argument("texts", metavar="[TEXT | IMAGE | RUN]...", nargs=-1)
+@click.option("--file", "file", metavar="FILE", type=click.File("rb"), help="Read texts from FILE, one per line.")
 @click.option(
-    "--file", "file", metavar="FILE", type=click.File("rb"), help="Read texts from FILE, one per line; - is stdin."
+    "--target",
+    "targets",
+    metavar="TEXT",
+    multiple=True,
+    help="Draw the weights for this target, not for the prediction. Repeat it for several texts.",
 )
 @click.option(
     "--beam", metavar="K", type=click.IntRange(1), default=1, show_default=True, help="Beam size; 1 is greedy search."
@@ -120,6 +128,7 @@ def command(
     model: str,
     texts: tuple[str, ...],
     file: BinaryIO | None,
+    targets: tuple[str, ...],
     beam: int,
     outputs: tuple[Path, ...],
     as_json: bool,
@@ -131,8 +140,11 @@ def command(
     By default, the weights of the last cross-attention, averaged over its heads. --layer rollout multiplies the weights
     of all layers of a Transformer (Abnar and Zuidema 2020).
 
-    Without TEXT or IMAGE, draw the learning curves of a run, or of several runs in one figure.
+    Without TEXT or IMAGE, draw the learning curves of a run, or of several runs in one figure. A single - reads texts
+    from stdin, one per line.
     """
+    if texts == ("-",):
+        texts, file = (), click.get_binary_stream("stdin")
     others = [RunFolder(Path(text)) for text in texts]
     not_runs = [other.path for other in others if not other.exists()]
     if not not_runs and file is None:
@@ -142,10 +154,30 @@ def command(
         reason = f"'{runs[0]}' is a run, but '{not_runs[0]}' is not a run" if not_runs else f"'{runs[0]}' is a run"
         raise click.UsageError(f"Give texts, or only runs: {reason}.")
     sources = [*texts, *(_read_file(file) if file else ())]
+    if targets and len(targets) != len(sources):
+        raise click.UsageError(f"There are {len(sources)} texts and {len(targets)} targets. Give a --target for each.")
     if outputs and as_json:
         raise click.UsageError("--json prints to stdout, so it cannot be combined with -o. Use -o FILE.json instead.")
     view = cast("ViewOptions", options)  # click has checked the values
-    _draw_attention(model, sources, beam, outputs, view, as_json=as_json)
+    folder, checkpoint = open_model(model)
+
+    from regard.api.model import Model
+    from regard.inspection import figures
+
+    for output in outputs:
+        figures.check_extension(output)
+    loaded = Model.from_checkpoint(folder, checkpoint)
+    with_traces = any(output.suffix.lower() == ".json" for output in outputs)
+    predicted = _predict(loaded, sources, targets, beam, with_traces=with_traces)
+    drawn = [figures.Figure(prediction, prediction.view(**view), trace) for prediction, trace in predicted]
+    for output in outputs:
+        for path in figures.save_all(drawn, output):
+            click.echo(f"wrote {path}", err=True)
+    if as_json:
+        for prediction, _ in predicted:
+            click.echo(_to_json(prediction, view))
+    elif not outputs:
+        _print_views(drawn)
 
 
 def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
@@ -184,34 +216,16 @@ def _read_file(file: BinaryIO) -> list[str]:
     return texts
 
 
-def _draw_attention(
-    model: str,
-    texts: Sequence[str],
-    beam: int,
-    outputs: Sequence[Path],
-    options: "ViewOptions",
-    *,
-    as_json: bool,
-) -> None:
-    """Predict all texts with one model, and draw or print their attention weights."""
-    folder, checkpoint = open_model(model)
-
-    from regard.api.model import Model
-    from regard.inspection import figures
-
-    for output in outputs:
-        figures.check_extension(output)
-    loaded = Model.from_checkpoint(folder, checkpoint)
-    predictions = loaded.predict(texts, beam=beam)
-    drawn = [figures.Figure(prediction, prediction.view(**options)) for prediction in predictions]
-    for output in outputs:
-        for path in figures.save_all(drawn, output):
-            click.echo(f"wrote {path}", err=True)
-    if as_json:
-        for prediction in predictions:
-            click.echo(_to_json(prediction, options))
-    elif not outputs:
-        _print_views(drawn)
+def _predict(
+    model: "Model", sources: Sequence[str], targets: Sequence[str], beam: int, *, with_traces: bool
+) -> "list[tuple[Prediction, Trace | None]]":
+    """Predict the sources, or decode the given targets."""
+    if targets:
+        return [(prediction, None) for prediction in model.force(sources, targets)]
+    if with_traces:
+        traces = [model.trace(source, beam=beam) for source in sources]
+        return [(trace.prediction, trace) for trace in traces]
+    return [(prediction, None) for prediction in model.predict(sources, beam=beam)]
 
 
 def _to_json(prediction: "Prediction", options: "ViewOptions") -> str:
@@ -232,7 +246,7 @@ def _print_views(figures: "Sequence[Figure]") -> None:
 
     console = Console(highlight=False)
     in_color = console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}
-    for index, (prediction, view) in enumerate(figures):
+    for index, (prediction, view, _) in enumerate(figures):
         click.echo("\n" * (index > 0) + prediction.heading)
         notes = [view.title if prediction.map_count > 1 else "", view.scale]
         if any(notes):

@@ -16,7 +16,8 @@ from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import START, TokenizedText
 from regard.decoding.predictor import Predictor
 from regard.decoding.scoring import MAX_LOGITS
-from regard.decoding.search import Weights
+from regard.decoding.search import Hypothesis, Weights
+from regard.decoding.weights import BatchWeights
 from regard.errors import ConfigError
 from regard.models.seq2seq import Seq2Seq
 
@@ -110,3 +111,30 @@ def _decode_batch(
         yield pair._replace(
             weights={name: array[row, ..., :end, : pair.source.length] for name, array in weights.items()}
         )
+
+
+def force_targets(
+    predictor: Predictor, sources: Sequence[RawSource], targets: Sequence[str], *, batch_size: int = 64
+) -> tuple[list[SourceItem], list[Hypothesis]]:
+    """Return the sources as items, and the targets as hypotheses with their log-probabilities and the weights of all
+    attentions. A target of an empty source has no weights.
+    """
+    items = predictor.reader.read(sources)
+    scores = predictor.score(sources, targets, batch_size=batch_size)
+    forced = [
+        Hypothesis(tokens, score, truncated=False)
+        for tokens, score in zip(predictor.tokenizer.ids(targets), scores, strict=True)
+    ]
+    with predictor.inference():
+        for rows in batch_by_length([item.length for item in items], batch_size):
+            filled = [row for row in rows if items[row].length]
+            if not filled:
+                continue
+            source = predictor.reader.collate([items[row] for row in filled]).to(predictor.device)
+            with record(predictor.model) as encoding:
+                memory = predictor.model.encoder(source)
+            nbest = [[forced[row]] for row in filled]
+            weights = BatchWeights.of_hypotheses(predictor.model, memory, encoding, nbest)
+            for row, [hypothesis] in zip(filled, weights.attach(nbest), strict=True):
+                forced[row] = hypothesis
+    return items, forced

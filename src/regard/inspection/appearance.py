@@ -29,6 +29,11 @@ _LEVELS = 256
 CATEGORY_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colors that people with color blindness can distinguish (Okabe and Ito)."""
 
+HEAD_COLORS = (
+    *CATEGORY_COLORS, "#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499",
+)  # fmt: skip
+"""Colors of heads, followed by those of Tol's palette "muted"."""
+
 LINE_COLOR = "#08519c"
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len
 
 from regard.inspection.labels import Labels
 from regard.inspection.pictures import PixelArray
@@ -54,10 +55,10 @@ class GridPanel(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line from a column label to a row label."""
+    """A line from a column label to a row label. Fractions are positions between labels."""
 
-    column: int
-    row: int
+    column: float
+    row: float
     opacity: float
     color: str
 
@@ -134,7 +135,8 @@ def build_grid(panels: Sequence[GridPanel], labels: Labels, title: str, colors: 
         axes.set_ylabel(panel.side_title, fontsize=_WEIGHT_SIZE)
         if labeled and panel.row == 0:
             axes.xaxis.tick_top()
-            axes.set_xticks(range(across), labels.columns, rotation=90, fontsize=_SMALL_SIZE)
+            rotation = 0 if max(map(cell_len, labels.columns), default=0) == 1 else 90
+            axes.set_xticks(range(across), labels.columns, rotation=rotation, fontsize=_SMALL_SIZE)
         if labeled and panel.column == 0:
             axes.set_yticks(range(down), labels.rows, fontsize=_SMALL_SIZE)
     bar_height = min(total_height, _BAR_HEIGHT)

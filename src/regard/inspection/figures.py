@@ -20,10 +20,11 @@ _ALL_FORMATS = (*FORMATS, ".html", ".json")
 
 
 class Figure(NamedTuple):
-    """A prediction, and the view of its attention weights that is drawn."""
+    """A prediction, the view of its attention weights that is drawn, and its trace for a .json file."""
 
     prediction: Prediction
     view: AttentionView
+    trace: Trace | None = None
 
 
 def check_extension(path: Path) -> None:
@@ -39,7 +40,7 @@ def save(prediction: Prediction, path: str | Path, view: AttentionView | None = 
 
     Args:
         prediction: The prediction.
-        path: A .svg, .png, .pdf or .html file for a figure, or a .json file for all weights.
+        path: A .svg, .png, .pdf or .html file for a figure, or a .json file for all weights, as a trace.
         view: The view that is drawn. By default `prediction.view()`.
 
     Raises:
@@ -70,7 +71,7 @@ def save_all(figures: Sequence[Figure], path: str | Path) -> list[Path]:
     paths = [path] if len(figures) == 1 else [path.with_stem(f"{path.stem}-{n + 1}") for n in range(len(figures))]
     for figure, file in zip(figures, paths, strict=True):
         if extension == ".json":
-            Trace(figure.prediction).save(file)
+            (figure.trace or Trace(figure.prediction)).save(file)
         else:
             draw(figure.view, file)
     return paths

@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from regard.inspection import drawing
-from regard.inspection.appearance import CATEGORY_COLORS, LINE_COLOR, Appearance
+from regard.inspection.appearance import HEAD_COLORS, LINE_COLOR, Appearance
 from regard.inspection.heatmap import AttentionView, Weights, to_html_title
 from regard.inspection.labels import Labels, isolate
 
@@ -19,6 +19,9 @@ _MIN_OPACITY = 0.02
 
 _MIN_SHARE = 0.1
 """Source tokens with at least this share of the largest weight are listed in a terminal."""
+
+_SPREAD = 0.5
+"""The share of the height of a token over which the lines of several heads are spread."""
 
 _ROW, _GAP, _CHARACTER = 20, 170, 8.5
 """The height of a row, the width between both columns of tokens, and the width of a character, in pixels of a page."""
@@ -30,6 +33,8 @@ class _Line(NamedTuple):
     weight: float
     opacity: float
     color: str
+    offset: float
+    """The distance from the middle of the token, in rows: the lines of several heads do not hide each other."""
 
 
 @final
@@ -57,7 +62,10 @@ class LineView(AttentionView):
 
     def build_figure(self) -> Any:
         labels = self.labels.drawn
-        lines = [drawing.Line(line.column, line.row, line.opacity, line.color) for line in self._lines()]
+        lines = [
+            drawing.Line(line.column + line.offset, line.row + line.offset, line.opacity, line.color)
+            for line in self._lines()
+        ]
         legend = list(zip(self.names, self._colors, strict=True)) if len(self.maps) > 1 else []
         return drawing.build_lines(lines, labels, self.title, legend)
 
@@ -68,8 +76,9 @@ class LineView(AttentionView):
         left, right = (_CHARACTER * max([6, *map(cell_len, tokens)]) + 8 for tokens in (columns, rows))
         height = _ROW * max(1, len(columns), len(rows))
         lines = "".join(
-            f'<line x1="{left}" y1="{_place(line.column, len(columns), height):.1f}" x2="{left + _GAP}" '
-            f'y2="{_place(line.row, len(rows), height):.1f}" stroke="{line.color}" stroke-opacity="{line.opacity:.3f}">'
+            f'<line x1="{left}" y1="{_place(line.column + line.offset, len(columns), height):.1f}" x2="{left + _GAP}" '
+            f'y2="{_place(line.row + line.offset, len(rows), height):.1f}" stroke="{line.color}" '
+            f'stroke-opacity="{line.opacity:.3f}">'
             f"<title>{markup.escape(f'{rows[line.row]} ← {columns[line.column]}: {line.weight:.3f}')}</title></line>"
             for line in self._lines()
         )
@@ -98,14 +107,14 @@ class LineView(AttentionView):
     def _colors(self) -> list[str]:
         if len(self.maps) == 1:
             return [LINE_COLOR]
-        return [CATEGORY_COLORS[index % len(CATEGORY_COLORS)] for index in range(len(self.maps))]
+        return [HEAD_COLORS[index % len(HEAD_COLORS)] for index in range(len(self.maps))]
 
     def _lines(self) -> list[_Line]:
         """Return the visible lines, the weakest first, so that the strongest are on top."""
-        limit = self.appearance.find_limit(self.maps)
+        limit, count = self.appearance.find_limit(self.maps), len(self.maps)
         lines = [
-            _Line(column, row, weight, min(1.0, weight / limit), color)
-            for weights_TS, color in zip(self.maps, self._colors, strict=True)
+            _Line(column, row, weight, min(1.0, weight / limit), color, _SPREAD * (index - (count - 1) / 2) / count)
+            for index, (weights_TS, color) in enumerate(zip(self.maps, self._colors, strict=True))
             for row, weights_S in enumerate(weights_TS.tolist())
             for column, weight in enumerate(weights_S)
             if weight / limit >= _MIN_OPACITY
@@ -131,6 +140,6 @@ class LineView(AttentionView):
                 yield line
 
 
-def _place(index: int, count: int, height: float) -> float:
+def _place(index: float, count: int, height: float) -> float:
     """Return the vertical position of a token, in the middle of an equal part of the height."""
     return height * (index + 0.5) / count
