@@ -1,5 +1,6 @@
 """regard look"""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -144,7 +145,9 @@ def command(
     from stdin, one per line.
     """
     if texts == ("-",):
-        texts, file = (), click.get_binary_stream("stdin")
+        if sys.stdin is None:
+            raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
+        texts, file = (), sys.stdin.buffer
     others = [RunFolder(Path(text)) for text in texts]
     not_runs = [other.path for other in others if not other.exists()]
     if not not_runs and file is None:

@@ -115,7 +115,7 @@ def _decode_batch(
 
 def force_targets(
     predictor: Predictor, sources: Sequence[RawSource], targets: Sequence[str], *, batch_size: int = 64
-) -> tuple[list[SourceItem], list[Hypothesis]]:
+) -> tuple[Sequence[SourceItem], list[Hypothesis]]:
     """Return the sources as items, and the targets as hypotheses with their log-probabilities and the weights of all
     attentions. A target of an empty source has no weights.
     """
