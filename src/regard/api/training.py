@@ -66,7 +66,9 @@ class Run:
         )
         has_curves = any("step" in event for event in self.events)
         drawing = draw_curves(read_panels([RunFolder(self.path)])) if has_curves else ""
-        return f"<table><caption>regard.Run</caption>{''.join(rows)}</table>{drawing}"
+        # The background of a notebook, in Jupyter's themes.
+        style = "--page:var(--jp-layout-color0,white);max-width:60em"
+        return f'<table><caption>regard.Run</caption>{"".join(rows)}</table><div style="{style}">{drawing}</div>'
 
     @property
     def events(self) -> list[dict[str, Any]]:
