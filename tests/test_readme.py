@@ -18,6 +18,7 @@ GUIDES = (
     "training",
     "tokenization",
     "evaluation",
+    "comparing",
     "looking",
     "captions",
     *(f"guides/{path.stem}" for path in sorted((ROOT / "docs" / "guides").glob("*.md"))),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import regard
+from regard.api.systems import name_paths
 from regard.errors import ArgumentTypeError, ConfigError, DataError, ModelError
 from regard.runs.folder import RunFolder
 
@@ -69,6 +70,20 @@ def test_runs_with_other_seeds_are_grouped(small_run: RunFolder, tmp_path: Path)
     (group,) = regard.compare(*paths, pairs=PAIRS, metrics=["cer"], resamples=20).numbers.seed_groups
     assert group.name == "small"
     assert [system.seed for system in group.systems] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a", "other/b"], ["a", "b"]),
+        (["runs/a/seed-0", "runs/b/seed-0", "runs/b/seed-1"], ["a/seed-0", "b/seed-0", "b/seed-1"]),
+        (["out/ours.txt", "theirs.txt"], ["ours", "theirs"]),
+        (["runs/a", "runs/a"], ["runs/a", "runs/a"]),
+        ([], []),
+    ],
+)
+def test_systems_are_named_by_the_parts_that_distinguish_them(paths: list[str], names: list[str]) -> None:
+    assert name_paths(paths) == names
 
 
 def test_what_train_returned_can_be_compared(small_run: RunFolder) -> None:

@@ -75,6 +75,7 @@ def test_runs_and_outputs_on_a_file(cli: Run, files: Path, small_run: RunFolder)
     options = ("--pairs", "test.tsv", "--json", "--beam", "2", *gold)
     done = cli("compare", small_run.path, "--outputs", "theirs.txt", *options)
     assert done.returncode == 0, done.stderr
+    assert f"{small_run.path}, step {small_run.best().step}: accuracy " in done.stderr
     ours, theirs = json.loads(done.stdout)["systems"]
     assert (ours["name"], theirs["name"]) == ("small", "theirs")
     assert ours["search"]["beam"] == 2
@@ -113,3 +114,10 @@ def test_errors_name_the_problem_and_have_an_exit_code(
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert not done.stdout
+
+
+def test_a_file_may_have_the_name_of_a_run(cli: Run, files: Path, small_run: RunFolder) -> None:
+    (files / "small.txt").write_text("2009-05-03\n")
+    (files / "test.tsv").write_text("3 mai 2009\t2009-05-03\n")
+    done = cli("compare", small_run.path, "--outputs", "small.txt", "--pairs", "test.tsv", "--metric", "cer", "--json")
+    assert [system["name"] for system in json.loads(done.stdout)["systems"]] == ["small", "small.txt"]

@@ -107,6 +107,14 @@ def test_disagreements_are_the_sentences_that_only_one_system_gets_right() -> No
     assert found[0].values == {"a": 0.0, "b": 1.0}
 
 
+def test_among_equal_disagreements_the_largest_errors_come_first() -> None:
+    wrong = [REFERENCES[0] + "!", "something else entirely", *REFERENCES[2:]]
+    outputs = ModelOutputs(make_set(), wrong, np.zeros((0, 2)))
+    statistics = {metric: compute_statistics(metric, outputs) for metric in METRICS}
+    numbers = make_comparison(System("a", wrong, statistics), make_system("b", 0))
+    assert [disagreement.line for disagreement in numbers.find_disagreements(METRICS[0], 10)] == [1, 0]
+
+
 def test_lengths_are_broken_down_for_each_system() -> None:
     numbers = make_comparison(make_system("a", 20), make_system("b", 10))
     groups = numbers.break_down_by_length(numbers.systems[1])

@@ -125,7 +125,8 @@ def test_the_plots_use_the_text_color_of_the_page(comparison: Comparison) -> Non
     for plot in plots:
         ElementTree.fromstring(plot)
         assert "currentColor" in plot
-        assert "#000000" not in plot
+        assert not re.search("#(000000|ffffff)", plot)
+        assert re.match(r'<svg[^>]* style="max-width: [\d.]+pt"', plot)
     assert "second" in plots[0]
     assert "source length in words" in plots[1]
     assert "p=" in plots[2]

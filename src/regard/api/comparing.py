@@ -1,6 +1,6 @@
 """Compare runs, or the outputs of other systems, on the same sentences."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from regard.data.lines import read_lines
 from regard.data.pharaoh import GoldLinks
 from regard.decoding.settings import SearchOptions, SearchSettings
 from regard.errors import ConfigError, DataError
-from regard.evaluation.comparison import SystemComparison
+from regard.evaluation.comparison import System, SystemComparison
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import Bleu, Chrf, Metric, parse_metrics
 from regard.evaluation.significance import (
@@ -219,8 +219,12 @@ def compare_systems(
     outputs: Mapping[str, Sequence[str]],
     evaluation_set: EvaluationSet,
     options: ComparisonOptions,
+    report: Callable[[System], None] = lambda _: None,
 ) -> Comparison:
-    """Decode the sources with each run, and compare all systems. One model at a time is in memory."""
+    """Decode the sources with each run, and compare all systems. One model at a time is in memory.
+
+    `report` is called after each run.
+    """
     names = [*(run.name for run in runs), *outputs]
     _check_systems(names, outputs, evaluation_set)
     baseline = _find_baseline(names, runs, options.baseline)
@@ -234,8 +238,9 @@ def compare_systems(
         training = run.folder.settings().training
         resolve(SearchSettings, training.validation_search.model_dump(), options.search)
     warn_if_tokenized(evaluation_set, metrics)
-    systems = [
-        evaluate_run(
+    systems = []
+    for run in runs:
+        system = evaluate_run(
             run,
             evaluation_set,
             metrics,
@@ -244,8 +249,8 @@ def compare_systems(
             batch_size=options.batch_size,
             device=options.device,
         )
-        for run in runs
-    ]
+        report(system)
+        systems.append(system)
     systems += [evaluate_outputs(name, list(texts), evaluation_set, metrics) for name, texts in outputs.items()]
     numbers = SystemComparison(
         systems, evaluation_set, metrics, systems[names.index(baseline)], options.test, options.correction

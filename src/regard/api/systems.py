@@ -38,9 +38,17 @@ def open_runs(paths: Sequence[str | Path]) -> list[OpenedRun]:
 
 
 def name_paths(paths: Sequence[str | Path]) -> list[str]:
-    """Return the last part of each path, without a text extension; the whole paths if these are not distinct."""
-    short = [Path(path).name.removesuffix(".txt") for path in paths]
-    return short if len(set(short)) == len(short) and all(short) else [str(path) for path in paths]
+    """Return the last part of each path, or as many parts as are needed to distinguish them; without .txt.
+
+    >>> name_paths(["runs/dates/seed-0", "runs/luong/seed-0"])
+    ['dates/seed-0', 'luong/seed-0']
+    """
+    parts = [Path(path).parts for path in paths]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(path[-count:]).removesuffix(".txt") for path in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
 
 
 def evaluate_run(

@@ -13,6 +13,7 @@ from regard.formatting import to_json
 
 if TYPE_CHECKING:
     from regard.data.files import Files
+    from regard.evaluation.comparison import System
     from regard.evaluation.metrics import EvaluationSet
     from regard.inspection.comparison import Comparison
 
@@ -144,7 +145,11 @@ def command(
     from regard.ops.devices import check_device
 
     opened = open_runs(runs)
-    texts = {name: read_texts(path) for name, path in zip(name_paths(outputs), outputs, strict=True)}
+    run_names = {run.name for run in opened}
+    texts = {
+        path if name in run_names else name: read_texts(path)
+        for name, path in zip(name_paths(outputs), outputs, strict=True)
+    }
     evaluation_set = _read_sentences(opened, files, images, references, sources)
     options = ComparisonOptions(
         requested,
@@ -156,11 +161,17 @@ def command(
         search,
         read_gold(alignments, evaluation_set, one_based=one_based),
     )
-    comparison = compare_systems(opened, texts, evaluation_set, options)
+    comparison = compare_systems(opened, texts, evaluation_set, options, _report_run)
     click.echo(_format(comparison, "json" if as_json else output_format))
     if report:
         comparison.save(report)
         click.echo(f"wrote {report}", err=True)
+
+
+def _report_run(system: "System") -> None:
+    """Print progress on stderr."""
+    values = ", ".join(f"{metric.label} {metric.format(result.value)}" for metric, result in system.statistics.items())
+    click.echo(f"{system.path}, step {system.step}: {values}", err=True)
 
 
 def _read_sentences(

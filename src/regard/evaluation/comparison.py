@@ -202,16 +202,31 @@ class SystemComparison:
         return compute_group_values(self.lengths, system.statistics, self.evaluation_set)
 
     def find_disagreements(self, metric: Metric, count: int) -> list[Disagreement]:
-        """Return the lines on which the sentence-level values of the systems differ most."""
+        """Return the lines on which the sentence-level values of the systems differ most.
+
+        Ties are broken by the edit distances of the outputs to the reference, relative to the length.
+        """
         values_SN = np.stack([system.statistics[metric].sentence_values for system in self.systems])
         lines = find_lines(self.systems[0].statistics[metric], self.evaluation_set)
-        spread_N = values_SN.max(0) - values_SN.min(0)
-        order = np.argsort(-spread_N, kind="stable")[:count]
+        spread_N = np.ptp(values_SN, axis=0)
+        order = np.lexsort((-np.ptp(self._measure_errors(lines), axis=0), -spread_N))[:count]
         return [
             Disagreement(lines[row], {system.name: float(values_SN[n, row]) for n, system in enumerate(self.systems)})
             for row in order
             if spread_N[row] > 0
         ]
+
+    def _measure_errors(self, lines: Sequence[int]) -> Statistics:
+        """Return the normalized edit distance of each system's output to the first reference, for each of the lines."""
+        from rapidfuzz.distance.Levenshtein import normalized_distance
+
+        references = self.evaluation_set.references
+        return np.array(
+            [
+                [normalized_distance(system.predictions[line], references[line][0]) for line in lines]
+                for system in self.systems
+            ]
+        )
 
 
 def name_group(names: Sequence[str]) -> str:

@@ -14,13 +14,16 @@ from regard.inspection import curves
 from regard.inspection.appearance import CATEGORY_COLORS
 from regard.inspection.fonts import fonts_for
 
-_TEXT_COLOR, _PAGE_COLOR = "#010203", "#020304"
-"""Replaced with the colors of text and background of the page."""
+_TEXT_COLOR, _BACKGROUND = "#010101", "#ffffff"
+"""Not black, which matplotlib omits in SVG, because it is the default."""
+
+_PAGE_COLORS = {_TEXT_COLOR: "currentColor", "#000000": "currentColor", _BACKGROUND: "var(--page)"}
+"""Colors that are replaced with those of the page."""
 
 _BETTER, _WORSE = "#0072b2", "#d55e00"
 
-_COLUMN_WIDTH, _MAX_COLUMNS = 3.9, 3
-"""The width of a panel in inches, and the number of panels in a row."""
+_PANEL_WIDTH, _MAX_WIDTH, _MAX_COLUMNS = 3.9, 13.0, 3
+"""The width of a panel and of a figure in inches, and the number of panels in a row."""
 
 
 def draw_svg(name: str, text: str, build: Callable[[], Any]) -> str:
@@ -50,10 +53,10 @@ def _embed(document: str, name: str) -> str:
     element = document[document.index("<svg") :].strip()
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
-    element = re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", element)
-    element = re.sub(r'^<svg([^>]*?) height="[^"]*"', r'<svg\1 role="img"', element)
-    for color, variable in ((_TEXT_COLOR, "currentColor"), ("#000000", "currentColor"), (_PAGE_COLOR, "var(--page)")):
-        element = element.replace(color, variable)
+    element = re.sub(r'^<svg([^>]*?) height="[^"]*"', r"<svg\1", element)
+    element = re.sub(r'^<svg([^>]*?) width="([^"]*)"', r'<svg\1 role="img" style="max-width: \2"', element)
+    for color, replacement in _PAGE_COLORS.items():
+        element = element.replace(color, replacement)
     return element
 
 
@@ -81,14 +84,14 @@ def _names(systems: Sequence[System]) -> str:
     return "".join(system.name for system in systems)
 
 
-def _new_grid(panels: int, height: float, column_width: float = _COLUMN_WIDTH) -> tuple[Any, list[Any]]:
-    """Return a figure with a number of panels, and the axes of each."""
+def _new_grid(panels: int, height: float, width: float = _PANEL_WIDTH) -> tuple[Any, list[Any]]:
+    """Return a figure with a number of panels of a size in inches, and the axes of each."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(_MAX_COLUMNS, panels)
+    columns = max(1, min(_MAX_COLUMNS, panels, int(_MAX_WIDTH / width)))
     rows = -(-panels // columns)
-    figure = Figure(figsize=(column_width * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, [figure.add_subplot(rows, columns, index) for index in range(1, panels + 1)]
 
@@ -104,17 +107,17 @@ def _color(index: int) -> str:
 def _build_differences(numbers: SystemComparison) -> Any:
     others = [(index, system) for index, system in enumerate(numbers.systems) if system is not numbers.baseline]
     figure, panels = _new_grid(len(numbers.metrics), 0.9 + 0.32 * len(others))
-    for column, (axes, metric) in enumerate(zip(panels, numbers.metrics, strict=True)):
+    for axes, metric in zip(panels, numbers.metrics, strict=True):
         axes.axvline(0, color=_TEXT_COLOR, linewidth=0.8, alpha=0.5)
         for row, (index, system) in enumerate(others):
             tested = numbers.differences[system.name, metric]
             low, high = tested.difference.interval
             color = _color(index)
             axes.plot([low, high], [row, row], color=color, linewidth=2, solid_capstyle="butt")
-            fill = color if tested.significant else _PAGE_COLOR
+            fill = color if tested.significant else _BACKGROUND
             axes.plot(tested.difference.value, row, "o", color=color, markerfacecolor=fill, markersize=7)
         axes.set_yticks(range(len(others)), [system.name for _, system in others])
-        axes.tick_params(axis="y", length=0, labelleft=column % _MAX_COLUMNS == 0)
+        axes.tick_params(axis="y", length=0, labelleft=axes.get_subplotspec().is_first_col())
         axes.set_ylim(len(others) - 0.4, -0.6)
         axes.margins(x=0.1)
         axes.grid(axis="x", alpha=0.25, linewidth=0.6)
@@ -153,7 +156,7 @@ def _build_pairwise(numbers: SystemComparison) -> Any:
 
     names = [system.name for system in numbers.systems]
     size = 0.62 * len(names) + 1.4
-    figure, panels = _new_grid(len(numbers.metrics), size, max(_COLUMN_WIDTH, size + 0.6))
+    figure, panels = _new_grid(len(numbers.metrics), size, max(_PANEL_WIDTH, size + 0.6))
     for axes, metric in zip(panels, numbers.metrics, strict=True):
         for row, first in enumerate(names):
             for column, second in enumerate(names):

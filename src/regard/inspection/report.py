@@ -35,8 +35,7 @@ th:first-child, td:first-child { text-align: left; }
 thead th { border-bottom: 2px solid var(--line); }
 .scroll { overflow-x: auto; }
 .note, .legend { color: var(--muted); max-width: 60rem; }
-svg { width: 100%; max-width: 72rem; height: auto; display: block; }
-svg.small { max-width: 44rem; }
+svg { width: 100%; height: auto; display: block; }
 .examples td, .examples th { text-align: left; white-space: normal; vertical-align: top; }
 .examples .value { text-align: right; white-space: nowrap; }
 .examples tr.first td { border-top: 2px solid var(--line); }
@@ -121,9 +120,11 @@ def _draw_curves(systems: list[System]) -> str:
 
 def _list_disagreements(numbers: SystemComparison) -> str:
     """List the sentences on which the systems differ most, by the first metric."""
+    if not all(system.predictions for system in numbers.systems):
+        return ""
     metric = numbers.metrics[0]
     found = numbers.find_disagreements(metric, _EXAMPLES)
-    if not found or not all(system.predictions for system in numbers.systems):
+    if not found:
         return ""
     rows = "".join(_format_disagreement(numbers, metric, disagreement) for disagreement in found)
     legend = f"By the sentence-level {_text(metric.label)}. The best outputs are highlighted."
