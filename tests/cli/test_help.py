@@ -2,25 +2,25 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from regard.cli.verbs import VERBS
+from tests_command import children_seconds
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 REGARD = Path(sys.executable).parent / "regard"
 
 
 def min_seconds(*arguments: str) -> float:
-    """Return the shortest of five runs, because a busy machine makes some of them slower."""
+    """Return the shortest CPU time of five runs, because a busy machine makes some of them slower."""
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = children_seconds()
         subprocess.run([REGARD, *arguments], capture_output=True, check=False)
-        times.append(time.perf_counter() - start)
+        times.append(children_seconds() - start)
     return min(times)
 
 

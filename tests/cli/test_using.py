@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import regard
 from regard.data.cache import sha256
 from regard.data.tokens.tokenizers import START
 from regard.runs.folder import RunFolder
-from tests_command import run_fresh
+from tests_command import children_seconds, run_fresh
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 BIAS = "decoder.bridge.bias"
@@ -307,9 +306,9 @@ def test_an_unusable_model_is_reported_in_under_a_second(
 def check_reported_in_under_a_second(cli: Run, folder: RunFolder, message: str) -> None:
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = children_seconds()
         done = cli("predict", folder.path, "3 mai 2009", start=run_fresh)
-        times.append(time.perf_counter() - start)
+        times.append(children_seconds() - start)
         assert done.returncode == 4
         assert message in done.stderr
         assert "Traceback" not in done.stderr
