@@ -32,3 +32,50 @@ def test_an_unknown_role_is_rejected_with_the_known_ones() -> None:
     for build in (regard.Attention, regard.MultiHeadAttention):
         with pytest.raises(regard.ConfigError, match=message):
             build(4, 4, role="encoder")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [mechanism.name for mechanism in regard.mechanisms()])
+def test_the_context_is_the_sum_of_the_recorded_values_by_weight(name: str) -> None:
+    torch.manual_seed(0)
+    attention = regard.Attention.named(name, 8, 8).eval()
+    query, keys, values = torch.randn(3, 2, 5, 8)
+    with regard.record(attention, queries=True) as recording:
+        context, weights = attention(query[:, :3], keys, values, allowed=torch.arange(5) < torch.tensor([[5], [3]]))
+    inputs = {part: calls[-1] for part, calls in recording.inputs[""].items()}
+    assert (inputs["value"][1, 3:] == 0).all()  # masked slots
+    projected_BHSD = attention.score.values(inputs["value"])
+    expected = recording.weights[""].view(2, attention.heads, 3, 5) @ projected_BHSD
+    torch.testing.assert_close(context, expected.transpose(1, 2).flatten(-2))
+    torch.testing.assert_close(recording.weights[""], weights)
+
+
+def test_details_are_recorded_on_request_only() -> None:
+    model = torch.nn.ModuleDict({"attention": regard.Attention(4, 4), "lstm": regard.LSTM(4, 4)})
+    x = torch.randn(1, 3, 4)
+    expected = model["attention"](x, x)[0], model["lstm"](x)[0]
+    for queries, states in ((False, False), (True, False), (False, True)):
+        with regard.record(model, queries=queries, states=states) as recording:
+            outputs = model["attention"](x, x)[0], model["lstm"](x)[0]
+        assert all(map(torch.equal, outputs, expected))  # a recording does not change the result
+        assert bool(recording.inputs) == queries
+        assert list(recording.states) == (["lstm.stack.cells.0"] if states else [])
+        assert len(recording.calls["attention"]) == 1
+    parts = recording.states["lstm.stack.cells.0"]
+    torch.testing.assert_close(torch.cat(parts["state.h"], dim=1), expected[1])
+    with (
+        pytest.raises(regard.ArgumentTypeError, match="queries must be True or False"),
+        regard.record(model, queries=1),
+    ):
+        pass
+
+
+def test_recordings_of_one_module_are_independent() -> None:
+    attention, x = regard.Attention(4, 4), torch.randn(1, 3, 4)
+    with regard.record(attention) as outer:
+        attention(x, x)
+        with regard.record(attention, queries=True) as inner:
+            attention(x, x)
+    assert len(outer.calls[""]) == 2
+    assert len(inner.calls[""]) == 1
+    assert outer.inputs == {}
+    assert len(inner.inputs[""]["query"]) == 1

@@ -132,6 +132,18 @@ def test_every_selection_has_a_terminal_view_and_figures(
     assert "My title" in (tmp_path / "a.html").read_text()
 
 
+def test_a_json_file_is_the_trace_of_the_model(cli: Run, transformer_run: Path, tmp_path: Path) -> None:
+    done = cli("look", transformer_run, "3 mai 2009", "--beam", "2", "-o", "a.json", "-o", "a.svg")
+    assert done.returncode == 0, done.stderr
+    trace = regard.Trace.load(tmp_path / "a.json")
+    assert trace == regard.load(transformer_run).trace("3 mai 2009", beam=2)
+    done = cli("look", transformer_run, "3 mai 2009", "--queries", "--states", "-o", "a.json")
+    assert done.returncode == 0, done.stderr
+    assert regard.Trace.load(tmp_path / "a.json") == regard.load(transformer_run).trace(
+        "3 mai 2009", queries=True, states=True
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -140,6 +152,7 @@ def test_every_selection_has_a_terminal_view_and_figures(
         (["x", "--colors", "blau"], "'blau' is not a color map."),
         (["x", "--json", "-o", "a.svg"], "Use -o FILE.json instead."),
         (["x", "-o", "none/a.svg"], "there is no folder none"),
+        (["x", "-o", "a.svg", "--queries"], "add -o FILE.json"),
         (["--file", "-"], "contains no text"),
     ],
 )

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import click
 
@@ -33,6 +33,13 @@ Examples:
   regard look runs/captions photo.jpg -o attention.png
   regard look runs/dates
   regard look runs/dates runs/luong -o curves.svg"""
+
+
+class TraceRequest(NamedTuple):
+    """What a trace in a .json file contains besides attention weights."""
+
+    queries: bool
+    states: bool
 
 
 class NumberOr(click.ParamType[int | str]):
@@ -123,6 +130,10 @@ class NumberOr(click.ParamType[int | str]):
     "page for each, and .svg, .png and .json files are numbered.",
 )
 @click.option(
+    "--queries", is_flag=True, help="In .json files, include what the weights are computed from: queries, keys, scores."
+)
+@click.option("--states", is_flag=True, help="In .json files, include the states and gates of recurrent layers.")
+@click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON object per text: the prediction, and the selected weights."
 )
 def command(
@@ -132,6 +143,8 @@ def command(
     targets: tuple[str, ...],
     beam: int,
     outputs: tuple[Path, ...],
+    queries: bool,
+    states: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -161,6 +174,8 @@ def command(
         raise click.UsageError(f"There are {len(sources)} texts and {len(targets)} targets. Give a --target for each.")
     if outputs and as_json:
         raise click.UsageError("--json prints to stdout, so it cannot be combined with -o. Use -o FILE.json instead.")
+    if (queries or states) and not any(map(_is_trace, outputs)):
+        raise click.UsageError("--queries and --states are for traces in JSON: add -o FILE.json.")
     view = cast("ViewOptions", options)  # click has checked the values
     folder, checkpoint = open_model(model)
 
@@ -170,8 +185,8 @@ def command(
     for output in outputs:
         figures.check_extension(output)
     loaded = Model.from_checkpoint(folder, checkpoint)
-    with_traces = any(output.suffix.lower() == ".json" for output in outputs)
-    predicted = _predict(loaded, sources, targets, beam, with_traces=with_traces)
+    traced = TraceRequest(queries=queries, states=states) if any(map(_is_trace, outputs)) else None
+    predicted = _predict(loaded, sources, targets, beam, traced)
     drawn = [figures.Figure(prediction, prediction.view(**view), trace) for prediction, trace in predicted]
     for output in outputs:
         for path in figures.save_all(drawn, output):
@@ -220,15 +235,19 @@ def _read_file(file: BinaryIO) -> list[str]:
 
 
 def _predict(
-    model: "Model", sources: Sequence[str], targets: Sequence[str], beam: int, *, with_traces: bool
+    model: "Model", sources: Sequence[str], targets: Sequence[str], beam: int, traced: TraceRequest | None
 ) -> "list[tuple[Prediction, Trace | None]]":
     """Predict the sources, or decode the given targets."""
     if targets:
         return [(prediction, None) for prediction in model.force(sources, targets)]
-    if with_traces:
-        traces = [model.trace(source, beam=beam) for source in sources]
+    if traced is not None:
+        traces = [model.trace(source, beam=beam, queries=traced.queries, states=traced.states) for source in sources]
         return [(trace.prediction, trace) for trace in traces]
     return [(prediction, None) for prediction in model.predict(sources, beam=beam)]
+
+
+def _is_trace(output: Path) -> bool:
+    return output.suffix.lower() == ".json"
 
 
 def _to_json(prediction: "Prediction", options: "ViewOptions") -> str:

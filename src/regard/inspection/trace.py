@@ -173,9 +173,9 @@ class Trace:
         path = Path(path)
         if not path.parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {path.parent}. Create it first.")
-        if path.suffix not in EXTENSIONS:
+        if path.suffix.lower() not in EXTENSIONS:
             raise ConfigError(f"{path}: a trace is saved as .json or .html. Use one of these extensions.")
-        text = self.to_html() if path.suffix == ".html" else to_json(self.document, ensure_ascii=False)
+        text = self.to_html() if path.suffix.lower() == ".html" else to_json(self.document, ensure_ascii=False)
         path.write_text(text, "utf-8")
 
 
