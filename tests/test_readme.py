@@ -21,6 +21,7 @@ GUIDES = (
     "comparing",
     "looking",
     "captions",
+    "trace",
     *(f"guides/{path.stem}" for path in sorted((ROOT / "docs" / "guides").glob("*.md"))),
 )
 SKIPPED = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)

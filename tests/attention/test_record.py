@@ -1,5 +1,7 @@
 """Roles of attentions, and recordings that know them."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -62,11 +64,9 @@ def test_details_are_recorded_on_request_only() -> None:
         assert len(recording.calls["attention"]) == 1
     parts = recording.states["lstm.stack.cells.0"]
     torch.testing.assert_close(torch.cat(parts["state.h"], dim=1), expected[1])
-    with (
-        pytest.raises(regard.ArgumentTypeError, match="queries must be True or False"),
-        regard.record(model, queries=1),
-    ):
-        pass
+    wrong: Any = 1
+    with pytest.raises(regard.ArgumentTypeError, match="queries must be True or False, not 1"):
+        regard.record(model, queries=wrong).__enter__()
 
 
 def test_recordings_of_one_module_are_independent() -> None:

@@ -26,7 +26,8 @@ from regard.models.seq2seq import build_model
 from regard.recurrent.settings import VARIANTS
 from regard.runs.settings import RunSettings
 
-Array = NDArray[np.float64]
+Array = Any
+"""An array of float64. The stubs of numpy do not know the result of `einsum`."""
 
 ALPHABET = "abcdefghijklm"
 SOURCE = "abcdefghijkl"
@@ -38,9 +39,9 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Every mechanism; every score with every scope and selection that it can be combined with; the Transformer."""
     for mechanism in regard.mechanisms():
         yield mechanism.name, RECURRENT, {"attention": mechanism.name}
-    scores = ["dot", "scaled_dot", "general", "additive", "concat", "cosine", "location", "projected"]
+    scores: list[Any] = ["dot", "scaled_dot", "general", "additive", "concat", "cosine", "location", "projected"]
     scores += ["location_aware", {"kind": "location_aware", "features": "sum"}, {"kind": "projected", "scaled": False}]
-    scopes = ["global", {"kind": "local_m", "window": 2}, {"kind": "local_p", "window": 3}]
+    scopes: list[Any] = ["global", {"kind": "local_m", "window": 2}, {"kind": "local_p", "window": 3}]
     scopes += [{"kind": "local_p", "window": 4, "normalize": False}]
     scopes += [{"kind": "all_of", "scopes": [{"kind": "local_m", "window": 4}, {"kind": "local_p", "window": 4}]}]
     selections = ["softmax", "hard", "hard_exact", "hard_monotonic", "straight_through", "sparsemax", "entmax15"]
@@ -242,8 +243,7 @@ class Recomputed:
 
 def softmax(scores: Array) -> Array:
     exponentials = np.exp(scores - scores.max())
-    result: Array = exponentials / exponentials.sum()
-    return result
+    return exponentials / exponentials.sum()
 
 
 def find_threshold(mass: Callable[[float], float], low: float, high: float) -> float:
