@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 import regard
+from regard.data.corpora import load_corpus
 from regard.models.vision.efficientnet import EfficientNetLite0
+from regard.runs.events import read_events
+from regard.runs.folder import RunFolder
 from tests_shared import stop_at
 
 pytestmark = pytest.mark.skipif(
@@ -73,19 +76,28 @@ def test_the_backbone_reads_each_image_once(
     read_images: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
-    regard.train("scenes", {**SETTINGS, "training.validate_every": 100}, out=tmp_path / "cached", quiet=True)
-    trained = sum(read_images[:2])  # 32 + 8 images; the rest are those of the last validation
-    assert trained == 40
+    regard.train("scenes", {**SETTINGS, "training.validate_every": 2}, out=tmp_path / "cached", quiet=True)
+    assert read_images == [32, 8, 6]  # 40 training images, and 6 dev images for three validations
     read_images.clear()
     changes = {"model.encoder.cache": "none", "training.validate_every": 100}
     regard.train("scenes", {**SETTINGS, **changes}, out=tmp_path / "uncached", quiet=True)
     assert read_images[:6] == [8] * 6
 
 
-def test_augmented_images_are_not_cached(read_images: list[int], tmp_path: Path) -> None:
+def test_augmented_images_are_not_cached(
+    read_images: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     augmented = {**SETTINGS, "data.augmentation": {"flip": 0.5}}
     regard.train("scenes", augmented, out=tmp_path / "run", quiet=True)
-    assert read_images[:6] == [8] * 6
+    assert read_images == [6] + [8] * 6  # the dev images, which are not augmented, are cached
+
+
+def test_validation_on_cached_features_agrees_with_evaluation_on_images(run: Path) -> None:
+    model = regard.load(run)
+    event = next(event for event in read_events(RunFolder(run).events) if event["event"] == "validation")
+    pairs = list(load_corpus(model.settings.data).dev)
+    assert model.evaluate(pairs, metrics=["loss"])["loss"] == pytest.approx(event["loss"], rel=1e-3)
 
 
 def test_a_resumed_run_has_the_same_weights(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

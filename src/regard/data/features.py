@@ -7,10 +7,10 @@ N distinct sources.
 
 import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.data.cache import cache_key, get_or_build
-from regard.data.corpora import RawSource
+from regard.data.corpora import RawSource, identify
 from regard.data.preparation import Report
 from regard.data.ragged import Ids
-from regard.data.sources import EncodedSources, SourceReader
+from regard.data.sources import EncodedSources, SourceItem, SourceReader
 from regard.errors import ModelError
 from regard.formatting import quantity
 from regard.models.contracts import FrozenPart, Source
@@ -59,6 +59,63 @@ class CachedFeatures:
         """Return the features of some sources, which are the same in every epoch."""
         del epoch, bucketed_shapes  # all have one shape
         return self.part.wrap(torch.from_numpy(self.features_N[self.index[list(rows)]]))
+
+
+@final
+@dataclass(frozen=True)
+class FeatureItem(SourceItem):
+    """A source whose features are cached."""
+
+    item: SourceItem
+    row: int
+    """The number of the source among the cached ones."""
+
+    @property
+    def label(self) -> str:
+        return self.item.label
+
+    @property
+    def length(self) -> int:
+        return self.item.length
+
+
+@final
+@dataclass(frozen=True)
+class FeatureReader(SourceReader):
+    """Reads the cached features of a fixed set of sources instead of the sources, for repeated validation."""
+
+    noun: ClassVar[str] = "source"
+    accepts: ClassVar[str] = "source whose features are cached"
+
+    reader: SourceReader
+    features: CachedFeatures
+    rows: Mapping[Hashable, int]
+    """The row of each source in the features, by its identity."""
+
+    @classmethod
+    def of(cls, reader: SourceReader, features: CachedFeatures, sources: Sequence[RawSource]) -> "FeatureReader":
+        """Build from the features of some sources."""
+        return cls(reader, features, {identify(source): row for row, source in enumerate(sources)})
+
+    def is_source(self, value: object) -> bool:
+        return self.reader.is_source(value)
+
+    def read(self, sources: Sequence[RawSource]) -> list[FeatureItem]:
+        items = zip(self.reader.read(sources), self._find_rows(sources), strict=True)
+        return [FeatureItem(item, row) for item, row in items]
+
+    def collate(self, items: Sequence[FeatureItem]) -> Source:
+        return self.features.batch([item.row for item in items])
+
+    def encode(self, sources: Sequence[RawSource]) -> CachedFeatures:
+        rows = self._find_rows(sources)
+        return replace(self.features, index=self.features.index[rows], lengths=self.features.lengths[rows])
+
+    def fingerprint(self, source: RawSource) -> str:
+        return self.reader.fingerprint(source)
+
+    def _find_rows(self, sources: Sequence[RawSource]) -> list[int]:
+        return [self.rows[identify(source)] for source in sources]
 
 
 def cache_features(

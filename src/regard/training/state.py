@@ -11,7 +11,7 @@ from torch import nn
 from regard.config import to_yaml
 from regard.data.batching import Batch
 from regard.data.corpora import Corpus
-from regard.data.features import cache_features
+from regard.data.features import FeatureReader, cache_features
 from regard.data.guidance import prepare_alignments
 from regard.data.preparation import PreparationRequest, PreparedData, Report, prepare
 from regard.data.sampler import BatchSampler
@@ -145,11 +145,16 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         progress = checkpoints.restore(model, optimizer, newest, average.weights if average else None)
         if progress.schedule.length != schedule.length:
             progress.schedule = schedule
+    dev_reader = data.reader
     part = model.encoder.frozen_part
-    if part is not None and corpus.augment is None and teachers.distillation is None and not finished:
-        raw_sources = [source for source, _ in corpus.train]
-        features = cache_features(part, data.train.sources, raw_sources, data.reader, device, report)
-        data = data._replace(train=replace(data.train, sources=features))
+    if part is not None and not finished:
+        if corpus.augment is None and teachers.distillation is None:
+            raw_sources = [source for source, _ in corpus.train]
+            features = cache_features(part, data.train.sources, raw_sources, data.reader, device, report)
+            data = data._replace(train=replace(data.train, sources=features))
+        encoded = data.reader.encode(data.dev.sources)
+        features = cache_features(part, encoded, data.dev.sources, data.reader, device, report)
+        dev_reader = FeatureReader.of(data.reader, features, data.dev.sources)
     # Nothing is written before all checks have passed.
     if newest is None:
         data.tokenizers.save(locked.directory.write)
@@ -169,7 +174,7 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         optimizer=optimizer,
         average=average,
         predictor=Predictor(
-            model, data.reader, data.tokenizers.target, settings.decoding, settings.tokenizer.max_length
+            model, dev_reader, data.tokenizers.target, settings.decoding, settings.tokenizer.max_length
         ),
         progress=progress,
         update=GraphedUpdate(optimizer) if graphed else optimizer.step,
