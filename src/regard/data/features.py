@@ -93,8 +93,16 @@ class FeatureReader(SourceReader):
     """The row of each source in the features, by its identity."""
 
     @classmethod
-    def of(cls, reader: SourceReader, features: CachedFeatures, sources: Sequence[RawSource]) -> "FeatureReader":
-        """Build from the features of some sources."""
+    def of(
+        cls,
+        part: FrozenPart,
+        reader: SourceReader,
+        sources: Sequence[RawSource],
+        device: torch.device,
+        report: Report,
+    ) -> "FeatureReader":
+        """Compute the features of some sources, or get them from the cache."""
+        features = cache_features(part, reader.encode(sources), sources, reader, device, report)
         return cls(reader, features, {identify(source): row for row, source in enumerate(sources)})
 
     def is_source(self, value: object) -> bool:

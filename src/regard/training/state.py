@@ -152,9 +152,7 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
             raw_sources = [source for source, _ in corpus.train]
             features = cache_features(part, data.train.sources, raw_sources, data.reader, device, report)
             data = data._replace(train=replace(data.train, sources=features))
-        encoded = data.reader.encode(data.dev.sources)
-        features = cache_features(part, encoded, data.dev.sources, data.reader, device, report)
-        dev_reader = FeatureReader.of(data.reader, features, data.dev.sources)
+        dev_reader = FeatureReader.of(part, data.reader, data.dev.sources, device, report)
     # Nothing is written before all checks have passed.
     if newest is None:
         data.tokenizers.save(locked.directory.write)
