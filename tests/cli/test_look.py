@@ -142,6 +142,9 @@ def test_a_json_file_is_the_trace_of_the_model(cli: Run, transformer_run: Path, 
     assert regard.Trace.load(tmp_path / "a.json") == regard.load(transformer_run).trace(
         "3 mai 2009", queries=True, states=True
     )
+    done = cli("look", transformer_run, "3 mai 2009", "--target", "2009-05-03", "-o", "a.json")
+    assert done.returncode == 0, done.stderr
+    assert regard.Trace.load(tmp_path / "a.json") == regard.load(transformer_run).trace("3 mai 2009", "2009-05-03")
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,27 @@ def test_a_log_probability_of_minus_infinity_is_null_in_json(small_run: RunFolde
     assert regard.Trace.load(tmp_path / "trace.json").steps == [[impossible]]
 
 
+def test_a_given_target_is_traced(model: regard.Model, tmp_path: Path) -> None:
+    for source, target in (("3 mai 2009", "2009-05-30"), ("3", ""), ("", "20")):
+        trace = model.trace(source, target, queries=True, states=True)
+        assert trace.prediction.text == target
+        assert trace.prediction.score == pytest.approx(model.score(source, target), abs=1e-4)
+        assert sum(step.log_prob for step in trace.steps[0]) == trace.prediction.score
+        assert trace.beam is None
+        assert trace.settings == {"target": target}
+        trace.save(tmp_path / "trace.json")
+        assert regard.Trace.load(tmp_path / "trace.json") == trace
+    best = model.predict("3 mai 2009")
+    if not best.truncated:
+        forced, searched = model.trace("3 mai 2009", best.text), model.trace("3 mai 2009")
+        assert forced.steps == searched.steps
+    with pytest.raises(ConfigError, match="without a search, so beam cannot be set"):
+        model.trace("3 mai 2009", "2009", beam=2)
+    wrong: Any = 3
+    with pytest.raises(regard.ArgumentTypeError, match="target must be one text"):
+        model.trace("3 mai 2009", wrong)
+
+
 def test_the_mode_and_the_result_are_unchanged_by_a_trace(small_run: RunFolder) -> None:
     model = regard.load(small_run.path)
     before = model.predict("3 mai 2009")

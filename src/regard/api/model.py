@@ -9,6 +9,7 @@ import torch
 from regard.api import arguments, description
 from regard.api.alignment import align_pairs, check_pairs
 from regard.api.arguments import OneSource
+from regard.api.tracing import trace_source
 from regard.config import resolve
 from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
@@ -281,6 +282,7 @@ class Model:
     def trace(
         self,
         source: OneSource,
+        target: str | None = None,
         *,
         queries: bool = False,
         states: bool = False,
@@ -291,6 +293,7 @@ class Model:
 
         Args:
             source: A text.
+            target: A text to trace instead of the prediction (forced decoding).
             queries: Whether to record everything that the weights are computed from: queries, keys, values, scores,
                 masks and parameters.
             states: Whether to record the states and gates of recurrent layers.
@@ -301,23 +304,18 @@ class Model:
             The trace.
 
         Raises:
-            ConfigError: A search setting is unknown or out of range.
+            ConfigError: A search setting is unknown or out of range, or there is a target as well.
             ArgumentTypeError: The source is not a str, or another argument has the wrong type.
 
         >>> model.trace("3 mai 2009", beam=5).save("trace.html")
         >>> model.trace("3 mai 2009", queries=True, states=True).states[0].gates
+        >>> model.trace("3 mai 2009", "2009-05-03").steps[0]
         """
         arguments.check_search(search, PredictionOptions)
         request = TraceOptions(
             check_integer("candidates", candidates), check_flag("queries", queries), check_flag("states", states)
         )
-        predictor = self.predictor
-        arguments.check_source(source, predictor.reader)
-        options, constraints = arguments.parse_search(search)
-        [item] = predictor.reader.read([source])
-        traced = predictor.trace(item, options, constraints, request)
-        settings = arguments.describe_search(options, constraints)
-        return Trace.from_search(item, traced, predictor.tokenizer, description.describe(self), settings)
+        return trace_source(self, source, target, request, search)
 
     def align(
         self,

@@ -238,12 +238,15 @@ def _predict(
     model: "Model", sources: Sequence[str], targets: Sequence[str], beam: int, traced: TraceRequest | None
 ) -> "list[tuple[Prediction, Trace | None]]":
     """Predict the sources, or decode the given targets."""
-    if targets:
-        return [(prediction, None) for prediction in model.force(sources, targets)]
     if traced is not None:
-        traces = [model.trace(source, beam=beam, queries=traced.queries, states=traced.states) for source in sources]
+        recorded = {"queries": traced.queries, "states": traced.states}
+        traces = [
+            model.trace(source, target, **recorded) if targets else model.trace(source, beam=beam, **recorded)
+            for source, target in zip(sources, targets or sources, strict=True)
+        ]
         return [(trace.prediction, trace) for trace in traces]
-    return [(prediction, None) for prediction in model.predict(sources, beam=beam)]
+    predictions = model.force(sources, targets) if targets else model.predict(sources, beam=beam)
+    return [(prediction, None) for prediction in predictions]
 
 
 def _is_trace(output: Path) -> bool:

@@ -120,6 +120,16 @@ class Predictor:
             steps = history if search.uses_beam else None
             return trace_hypotheses(self.model, batch, nbest, steps, self.tokenizer, options)
 
+    def trace_target(self, source: SourceItem, target: str, options: TraceOptions = DEFAULT_TRACE) -> TracedSearch:
+        """Return a given target as the hypothesis for a source, and how likely each of its tokens is."""
+        [ids] = self.tokenizer.ids([target])
+        with self.inference():
+            batch = self.reader.collate([source]).to(self.device)
+            given = [Hypothesis(ids, 0.0, truncated=False)]
+            traced = trace_hypotheses(self.model, batch, given, None, self.tokenizer, options)
+        score = sum(step.log_prob for step in traced.steps[0])
+        return traced._replace(nbest=[traced.nbest[0]._replace(score=score)])
+
     def score(self, sources: Iterable[RawSource], targets: Iterable[str], *, batch_size: int = 64) -> list[float]:
         """Return log p(target | source) of each pair. Memory use does not depend on the number of pairs."""
         scores: list[float] = []

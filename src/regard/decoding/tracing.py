@@ -143,7 +143,9 @@ def trace_hypotheses(
     weights = BatchWeights.from_recordings(encoding, decoding, memory)
     is_empty = not int(source.length_hint_B[0])
     steps = [
-        [] if is_empty else _describe_steps(logits_TV, hypothesis, tokenizer, options.candidates)
+        []
+        if is_empty and not hypothesis.tokens
+        else _describe_steps(logits_TV, hypothesis, tokenizer, options.candidates)
         for logits_TV, hypothesis in zip(decoded.logits_BTV, nbest, strict=True)
     ]
     lengths = [len(hypothesis.tokens) for hypothesis in nbest]
