@@ -115,7 +115,10 @@ def test_a_trace_is_displayed_with_source_output_and_shapes(model: regard.Model)
         regard.Model.score,
         regard.Model.trace,
         regard.Model.evaluate,
+        regard.Model.force,
         regard.Prediction,
+        regard.Prediction.view,
+        regard.Prediction.select,
         regard.Trace,
     ],
     ids=lambda documented: documented.__qualname__,
@@ -134,6 +137,6 @@ def test_the_examples_in_docstrings_run(
         (tmp_path / "runs" / name).symlink_to(run.path.resolve())
     examples = doctest.DocTestParser().get_examples(documented.__doc__ or "")
     assert examples
-    names = {"regard": regard, "model": model}
+    names = {"regard": regard, "model": model, "prediction": model.predict("3 mai 2009")}
     for example in examples:
         exec(example.source, names)

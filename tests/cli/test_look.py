@@ -177,3 +177,24 @@ def test_the_weights_of_a_given_target_are_drawn(cli: Run, transformer_run: Path
     wrong = cli("look", transformer_run, "3 mai 2009", "May 3", *target)
     assert wrong.returncode == 2
     assert "There are 2 texts and 1 targets. Give a --target for each." in wrong.stderr
+
+
+def test_the_default_view_of_several_heads_says_how_to_see_each(
+    cli: Run, small_run: RunFolder, transformer_run: Path
+) -> None:
+    hint = "--view grid shows each head"
+    assert hint in cli("look", transformer_run, "3 mai 2009").stdout.splitlines()[1]
+    assert hint not in cli("look", transformer_run, "3 mai 2009", "--head", "1").stdout
+    assert hint not in cli("look", small_run.path, "3 mai 2009").stdout
+
+
+def test_a_model_without_attention_says_so(cli: Run, tmp_path: Path) -> None:
+    settings = {name: value for name, value in SMALL.items() if not name.startswith("model.")}
+    model = {"kind": "fixed", "embedding": 8, "encoder": {"hidden": 8}, "decoder": {"hidden": 8}}
+    regard.train("dates", {**settings, "model": model, "training.steps": 10}, out=tmp_path / "fixed", quiet=True)
+    done = cli("look", "fixed", "3 mai 2009")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == "The model has no cross-attention."
+    wrong = cli("look", "fixed", "3 mai 2009", "--head", "2")
+    assert wrong.returncode == 2
+    assert "The model has no cross-attention. It has no attention." in wrong.stderr

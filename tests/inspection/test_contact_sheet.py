@@ -10,6 +10,7 @@ import pytest
 from matplotlib.image import imread
 from rich.cells import cell_len
 
+from regard.errors import ConfigError
 from regard.inspection import figures
 from regard.inspection.contact_sheet import ContactSheet
 from regard.inspection.heatmap import HeatMap
@@ -192,3 +193,19 @@ def test_slots_that_do_not_form_the_grid_are_shown_as_a_heat_map(layout: Grid | 
     view = predict(["▁a"], layout).view()
     assert isinstance(view, HeatMap)
     assert re.findall(r"\d", view.to_text().splitlines()[0]) == list("123456")
+
+
+def test_a_head_or_a_grid_of_heads_is_selected_over_a_picture() -> None:
+    weights = np.stack([np.eye(3, 6, dtype=np.float32), np.eye(3, 6, 3, dtype=np.float32)])
+    prediction = replace(predict(["▁foot", "ball", "▁field"]), attentions={"cross": weights})
+    view = prediction.view(head=2)
+    assert isinstance(view, ContactSheet)
+    assert view.words == ["football", "field"]
+    assert view.weights_TYX.reshape(2, 6).tolist() == [[0, 0, 0, 0.5, 0.5, 0], [0, 0, 0, 0, 0, 1]]
+    grid = prediction.view(kind="grid")
+    assert isinstance(grid, ContactSheet)
+    assert grid.words == ["layer 1, head 1", "layer 1, head 2"]
+    assert grid.title == "Cross-attention, averaged over the words"
+    np.testing.assert_allclose(grid.weights_TYX[0].flatten(), [0.25, 0.25, 0.5, 0, 0, 0])
+    with pytest.raises(ConfigError, match="the source is a picture"):
+        prediction.view(kind="lines")

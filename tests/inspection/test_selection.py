@@ -1,5 +1,6 @@
 """Selections: roles, layers, heads, reductions, and words."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,10 @@ def test_the_document_contains_the_selected_weights() -> None:
 def test_a_selection_is_a_value() -> None:
     assert Selection("cross", 1, "max") == Selection("cross", 1, "max")
     assert len({Selection(), Selection(words=True), Selection()}) == 2
+
+
+def test_an_ensemble_has_the_layers_of_all_models_and_no_rollout() -> None:
+    ensemble = replace(PREDICTION, members=2)
+    assert ensemble.select().title == "Cross-attention, layer 2 of 2, average of 2 heads (the layers of 2 models)"
+    with pytest.raises(ConfigError, match="defined for one model, and this is an ensemble of 2"):
+        ensemble.view(layer="rollout")

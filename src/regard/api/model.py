@@ -222,7 +222,8 @@ class Model:
         hypotheses = predictor.predict(items, options, constraints, batch_size=batch_size, attention=attention)
         tokenizer, roles = predictor.tokenizer, predictor.attention_roles
         predictions = [
-            Prediction.from_nbest(item, nbest, tokenizer, roles) for item, nbest in zip(items, hypotheses, strict=True)
+            Prediction.from_nbest(item, nbest, tokenizer, roles, self.members)
+            for item, nbest in zip(items, hypotheses, strict=True)
         ]
         return predictions[0] if single else predictions
 
@@ -276,7 +277,8 @@ class Model:
         items, hypotheses = force_targets(self.predictor, given, texts)
         tokenizer, roles = self.predictor.tokenizer, self.predictor.attention_roles
         return [
-            Prediction.from_nbest(item, [one], tokenizer, roles) for item, one in zip(items, hypotheses, strict=True)
+            Prediction.from_nbest(item, [one], tokenizer, roles, self.members)
+            for item, one in zip(items, hypotheses, strict=True)
         ]
 
     def trace(

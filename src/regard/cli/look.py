@@ -195,7 +195,8 @@ def command(
         for prediction, _ in predicted:
             click.echo(_to_json(prediction, view))
     elif not outputs:
-        _print_views(drawn)
+        is_default = not (view["kind"] or view["layer"] or view["head"])
+        _print_views(drawn, "--view grid shows each head" if is_default else "")
 
 
 def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
@@ -265,15 +266,15 @@ def _to_json(prediction: "Prediction", options: "ViewOptions") -> str:
     return to_json({**fields, **selected.document}, ensure_ascii=False)
 
 
-def _print_views(figures: "Sequence[Figure]") -> None:
-    """Print the views on the terminal, in color if it has colors."""
+def _print_views(figures: "Sequence[Figure]", hint: str) -> None:
+    """Print the views on the terminal, in color if it has colors. `hint` says how to see the other maps of a model."""
     from rich.console import Console
 
     console = Console(highlight=False)
     in_color = console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}
     for index, (prediction, view, _) in enumerate(figures):
         click.echo("\n" * (index > 0) + prediction.heading)
-        notes = [view.title if prediction.map_count > 1 else "", view.scale]
+        notes = [view.title if prediction.map_count != 1 else "", view.scale, hint if prediction.map_count > 1 else ""]
         if any(notes):
             click.echo("; ".join(filter(None, notes)))
         click.echo()

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from regard.inspection import drawing
 from regard.inspection.blocks import arrange, draw_half_blocks
-from regard.inspection.heatmap import AttentionView, Weights
+from regard.inspection.heatmap import AttentionView, Weights, to_html_title
 from regard.inspection.labels import isolate, label
 from regard.inspection.pictures import PixelArray, Style, compose, resize, shade, to_data_uri, upsample
 
@@ -112,7 +112,7 @@ class ContactSheet(AttentionView):
             title = f'<bdi>{markup.escape(word)}</bdi> <span style="color:#888">{_format_weight(weights_YX)}</span>'
             figures.append(_html_panel(width, height, layer, title))
         heading = f'<div style="margin-bottom:6px"><bdi>{markup.escape(self.caption)}</bdi></div>'
-        return f'<div style="font-family:sans-serif">{heading}{"".join(figures)}</div>'
+        return f'<div style="font-family:sans-serif">{heading}{to_html_title(self.title)}{"".join(figures)}</div>'
 
     def _html_layer(self, weights_YX: Weights, width: int, height: int) -> str:
         rows, columns = self._grid

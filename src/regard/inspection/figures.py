@@ -11,6 +11,7 @@ from regard.inspection.fonts import fonts_for
 from regard.inspection.heatmap import AttentionView
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
+from regard.inspection.trace_page import POLICY
 
 FORMATS = (".svg", ".png", ".pdf")
 ONE_FILE_FORMATS = (".pdf", ".html")
@@ -115,6 +116,7 @@ def to_page(figures: Sequence[Figure]) -> str:
         for figure in figures
     )
     return (
-        '<!doctype html><html><head><meta charset="utf-8"><title>regard</title></head>'
+        '<!doctype html><html><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>regard</title></head>'
         f'<body style="font-family:sans-serif;margin:2em">{body}</body></html>\n'
     )

@@ -122,17 +122,20 @@ class HeatMap(AttentionView):
             part = slice(start, start + per_part)
             header = "".join(_pad(column, cell) for column in columns[part])
             yield Text(" " * (margin + 2) + header)
-            for row, weights_S in zip(rows, self.weights_TS, strict=True):
-                line = Text(" " * (margin - cell_len(row)) + row + "  ")
-                for weight in weights_S[part].tolist():
-                    line.append_text(self._draw_cell(weight, cell, color=color))
-                yield line
+            for row, cells in zip(rows, self._draw_cells(part, cell, color=color), strict=True):
+                yield Text(" " * (margin - cell_len(row)) + row + "  ").append_text(cells)
 
-    def _draw_cell(self, weight: float, width: int, *, color: bool) -> Text:
-        if color:
-            rgb = self.appearance.to_rgb(weight, self._limit, terminal=True).tolist()
-            return Text(" " * width, Style(bgcolor=Color.from_rgb(*rgb)))
-        return Text(shade(weight / self._limit) * width)
+    def _draw_cells(self, columns: slice, width: int, *, color: bool) -> Iterator[Text]:
+        """Draw the cells of each row, for some of the columns."""
+        limit, weights_TC = self._limit, self.weights_TS[:, columns]
+        if not color:
+            yield from (Text("".join(shade(weight / limit) * width for weight in row)) for row in weights_TC.tolist())
+            return
+        for colors in self.appearance.to_rgb(weights_TC, limit, terminal=True).tolist():
+            line = Text()
+            for rgb in colors:
+                line.append(" " * width, Style(bgcolor=Color.from_rgb(*rgb)))
+            yield line
 
 
 _SHADES = " ░▒▓█"

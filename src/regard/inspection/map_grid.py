@@ -3,6 +3,7 @@
 import html as markup
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -11,7 +12,7 @@ from rich.text import Text
 from regard.inspection import drawing
 from regard.inspection.appearance import Appearance
 from regard.inspection.blocks import arrange, draw_half_blocks
-from regard.inspection.heatmap import AttentionView, Weights, describe_scale, shade, to_html_scale, to_html_title
+from regard.inspection.heatmap import AttentionView, describe_scale, shade, to_html_scale, to_html_title
 from regard.inspection.labels import Labels
 from regard.inspection.pictures import PixelArray, to_data_uri
 from regard.inspection.selection import AttentionMap
@@ -56,19 +57,18 @@ class MapGrid(AttentionView):
         return "\n".join(line.plain.rstrip() for line in arrange(blocks, width))
 
     def to_color(self, width: int = 100) -> Text:
-        blocks = [
-            [Text(part.name), *draw_half_blocks(_pad_to_even(self._colors(part.weights_TS, terminal=True)))]
-            for part in self.maps
-        ]
+        colors = partial(self.appearance.to_rgb, limit=self._limit, terminal=True)
+        blocks = [[Text(part.name), *draw_half_blocks(_pad_to_even(colors(part.weights_TS)))] for part in self.maps]
         return Text("\n").join(arrange(blocks, width))
 
     def to_html(self) -> str:
         """Draw each map as a small image."""
+        colors = partial(self.appearance.to_rgb, limit=self._limit)
         panels: dict[int, list[str]] = {}
         for place, part in self._places():
             rows, columns = part.weights_TS.shape
             scale = min(_CELL, _LONGEST_SIDE / max(1, rows, columns))
-            uri = to_data_uri(self._colors(part.weights_TS)) if part.weights_TS.size else ""
+            uri = to_data_uri(colors(part.weights_TS)) if part.weights_TS.size else ""
             name = markup.escape(part.name)
             panels.setdefault(place.row, []).append(
                 f'<td style="padding:4px;text-align:left">{name}<br><img src="{uri}" alt="{name}" '
@@ -110,9 +110,6 @@ class MapGrid(AttentionView):
             several_heads = len({part.head for part in self.maps}) > 1
             return f"head {part.head}" if several_heads else f"layer {part.layer}", ""
         return f"head {part.head}" if place.row == 0 else "", f"layer {part.layer}" if place.column == 0 else ""
-
-    def _colors(self, weights_TS: Weights, *, terminal: bool = False) -> PixelArray:
-        return self.appearance.to_rgb(weights_TS, self._limit, terminal=terminal)
 
 
 def _pad_to_even(pixels_TS3: PixelArray) -> PixelArray:

@@ -39,6 +39,7 @@ class Prediction:
         unknown: The parts of the source that have no token in the vocabulary.
         attentions: The weights of every attention in the model, by name: queries × keys, or heads × queries × keys.
         roles: The role of every attention in the model, by name: `encoder-self`, `decoder-self` or `cross`.
+        members: The number of models, if the prediction is that of an ensemble; 1 otherwise.
         alternatives: The other predictions if `nbest` is above 1, best first.
         item: The source as its reader returned it; the pixels of a picture are read from it when they are shown.
 
@@ -57,6 +58,7 @@ class Prediction:
     unknown: list[str] = field(default_factory=list)
     attentions: dict[str, Weights] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
+    members: int = 1
     alternatives: list["Prediction"] = field(default_factory=list)
     item: SourceItem | None = field(default=None, compare=False)
 
@@ -67,6 +69,7 @@ class Prediction:
         nbest: Sequence[Hypothesis],
         tokenizer: Tokenizer,
         roles: Mapping[str, Role] | None = None,
+        members: int = 1,
     ) -> "Prediction":
         """Detokenize the n-best hypotheses for a source. Return the first, with the others as its alternatives."""
         prediction = partial(
@@ -77,6 +80,7 @@ class Prediction:
             layout=nbest[0].layout,
             unknown=source.unknown,
             roles=dict(roles or {}),
+            members=members,
             item=source,
         )
         best, *others = (
@@ -190,7 +194,7 @@ class Prediction:
         """Return the weights that `view` shows, with the labels of their rows and columns. For the arguments, see
         `view`.
 
-        >>> prediction.select(layer="rollout", words=True).maps[0].weights_TS
+        >>> prediction.select(head="max", words=True).maps[0].weights_TS
         """
         return select_attention(self, Selection(attention, layer, head, words), kind)
 

@@ -11,7 +11,7 @@ from regard.inspection.pictures import Style
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace_document import Document, TraceParts, embed_document
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """A browser that follows this policy makes no request for the page."""
 
 _CSS = """
@@ -35,7 +35,7 @@ def render_page(parts: TraceParts, document: Document, style: Style) -> str:
     architecture = parts.model.get("architecture", "")
     return (
         '<!doctype html><html><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<title>regard</title><style>{_CSS}</style></head><body>"
         f"<h1>{render_title(parts.prediction)}</h1>"
         f"{f'<p>{markup.escape(architecture)}</p>' if architecture else ''}"

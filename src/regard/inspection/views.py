@@ -84,11 +84,18 @@ def select_attention(prediction: "Prediction", selection: Selection, kind: ViewK
             layer=selection.layer or (None if is_layer else "all"),
             head=selection.head or ("mean" if selection.layer == "rollout" else "all"),
         )
+    if selection.layer == "rollout" and prediction.members > 1:
+        raise ConfigError(
+            f"Attention rollout is defined for one model, and this is an ensemble of {prediction.members}. Select a "
+            "layer, or load one model."
+        )
     role = selection.find_role(prediction.roles)
     if role == "cross" and selection == Selection(words=selection.words) and prediction.attention_name is None:
         maps, title = [AttentionMap(prediction.attention)], "The model has no cross-attention."
     else:
         maps, title = selection.select_maps(prediction.attentions, prediction.roles)
+        if prediction.members > 1:
+            title += f" (the layers of {prediction.members} models)"
     columns, rows = _label_axes(prediction, role, maps[0].weights_TS.shape[1])
     if selection.words and columns and rows:
         column_words, row_words = (_find_axis_words(prediction, role, labels) for labels in (columns, rows))
