@@ -144,6 +144,12 @@ def test_runs_need_sources_and_a_model(small_run: RunFolder, tmp_path: Path) -> 
         regard.compare(small_run.path, tmp_path / "missing")
     with pytest.raises(ArgumentTypeError, match="runs must be paths of run folders, not int"):
         regard.compare(small_run.path, 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Two systems are called 'small'"):
+        regard.compare(small_run.path, outputs={"small": REFERENCES}, pairs=PAIRS)
+    with pytest.raises(ArgumentTypeError, match="outputs must be a dictionary"):
+        regard.compare(outputs=["a.txt", "b.txt"], references=REFERENCES)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="pairs must be a path or a list of pairs, not int"):
+        regard.compare(outputs={"a": REFERENCES}, pairs=3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"outputs\['a'\]\[1\] must be a text"):
         regard.compare(outputs={"a": ["x", 1], "b": ["x", "y"]}, references=["x", "y"])  # type: ignore[list-item]
 
@@ -166,3 +172,15 @@ def test_the_alignment_error_rate_is_that_of_align(small_run: RunFolder, second_
         regard.compare(small_run.path, second_run.path, pairs=pairs, alignments=gold)
     with pytest.raises(ConfigError, match="need sources that are text"):
         regard.compare(outputs={"a": ["x"], "b": ["y"]}, references=["x"], alignments=gold)
+
+
+def test_runs_that_read_images_are_compared(tmp_path: Path) -> None:
+    """Their sources are arrays. The metrics by length use the length of the reference."""
+    sizes = {"data.train": 8, "data.dev": 4, "data.test": 6, "model.decoder.hidden": 16, "model.embedding": 8}
+    settings = {**sizes, "model.encoder.channels": [4, 4], "training.steps": 1, "training.validate_every": 1}
+    for seed in range(2):
+        regard.train("scenes", {**settings, "seed": seed}, out=tmp_path / f"seed-{seed}", quiet=True)
+    comparison = regard.compare(tmp_path / "seed-0", tmp_path / "seed-1", metrics=["rouge_l"], resamples=20)
+    assert comparison.sentences == 6
+    assert comparison.numbers.lengths.title == "reference length in words"
+    assert comparison.to_html()

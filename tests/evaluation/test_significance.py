@@ -158,6 +158,14 @@ def test_p_values_by_hand() -> None:
     assert compute_sacrebleu_p_value(2.0, differences) == (1 + 1) / 5  # sizes 1, 0, 1, 4, average 1.5: one exceeds by 2
 
 
+def test_values_that_are_not_finite_are_never_evidence() -> None:
+    assert compute_bootstrap_p_value(np.nan, np.full(9, np.nan)) == 1.0
+    assert compute_bootstrap_p_value(1.0, np.array([np.inf, 1.0, 1.0])) == 1.0
+    infinite = average(np.array([np.inf, 1.0]))
+    for name in ("bootstrap", "randomization"):
+        assert compare_pair(infinite, infinite, SignificanceTest(name, resamples=20, trials=20)).p_value == 1.0
+
+
 def test_resamples_are_the_same_for_both_systems_and_depend_on_the_seed() -> None:
     values = np.random.default_rng(0).normal(size=50)
     first, second = average(values), average(values + 1)

@@ -175,3 +175,12 @@ def test_numbers_are_formatted_for_people() -> None:
         "12 B", "1.2 kB", "1.2 MB", "2.5 GB"
     ]  # fmt: skip
     assert [format_p(value) for value in (0.0004, 0.032, 0.5)] == ["<0.001*", "0.032*", "0.500"]
+
+
+def test_notes_describe_only_what_is_shown() -> None:
+    outputs = {"a": make_outputs(10), "b": make_outputs(5)}
+    comparison = regard.compare(outputs=outputs, references=REFERENCES, metrics="accuracy", resamples=50)
+    text = comparison.to_text()
+    assert "* p < 0.05." in text
+    assert "Speed" not in text
+    assert "entropy" not in text

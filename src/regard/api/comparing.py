@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 
 from regard.api import arguments
@@ -20,7 +21,7 @@ from regard.data.files import Files
 from regard.data.lines import read_lines
 from regard.data.pharaoh import GoldLinks
 from regard.decoding.settings import SearchOptions, SearchSettings
-from regard.errors import ConfigError, DataError
+from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.evaluation.comparison import System, SystemComparison
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import Bleu, Chrf, Metric, parse_metrics
@@ -103,6 +104,10 @@ def compare(
     check_integer("test_seed", test_seed, minimum=0)
     if resamples is not None:
         check_integer("resamples", resamples, minimum=10)
+    if outputs is not None and not isinstance(outputs, Mapping):
+        raise ArgumentTypeError(
+            f"outputs must be a dictionary with a name for each list of outputs, not {type(outputs).__name__}."
+        )
     opened = open_runs([run.path if isinstance(run, Run) else run for run in runs])
     read = {name: _read_outputs(name, texts) for name, texts in (outputs or {}).items()}
     evaluation_set = _find_evaluation_set(opened, pairs, sources, references)
@@ -172,6 +177,8 @@ def _find_evaluation_set(runs: Sequence[OpenedRun], pairs: Any, sources: Any, re
     if isinstance(pairs, str | Path):
         return read_evaluation_set(runs, resolve(Files, {"path": str(pairs)}, {}))
     if pairs is not None:
+        if not isinstance(pairs, Iterable):
+            raise ArgumentTypeError(f"pairs must be a path or a list of pairs, not {type(pairs).__name__}.")
         return EvaluationSet.from_lists(list(pairs), None)
     return read_evaluation_set(runs)
 
@@ -206,7 +213,9 @@ def read_gold(path: str | Path | None, evaluation_set: EvaluationSet, *, one_bas
 
 
 def _check_same_test_set(first: OpenedRun, expected: Pairs, other: OpenedRun, found: Pairs) -> None:
-    if (found.sources, found.targets) != (expected.sources, expected.targets):
+    # Sources may be arrays, which have no single truth value when they are compared.
+    same_sources = len(found) == len(expected) and all(map(np.array_equal, found.sources, expected.sources))
+    if not same_sources or found.targets != expected.targets:
         sizes = f"{quantity(len(expected), 'pair')} and {quantity(len(found), 'pair')}"
         raise DataError(
             f"{first.folder.path} and {other.folder.path} have different test sets ({sizes}). Compare them on the same "
@@ -266,7 +275,7 @@ def _check_systems(names: Sequence[str], outputs: Mapping[str, Sequence[str]], e
         )
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ConfigError(f"Two systems are called '{twice[0]}'. Rename one of them.")
+        raise ConfigError(f"Two systems are called '{twice[0]}'. Give each system once, under a name of its own.")
     count = len(evaluation_set.references)
     if not count:
         raise DataError("There are no sentences to compare the systems on. Give at least one pair.")

@@ -148,8 +148,7 @@ class MetricStatistics:
         count = len(self.statistics_NK)
         sums_RK = np.empty((resamples, self.statistics_NK.shape[1]))
         for resample in range(resamples):
-            counts_N = np.bincount(generator.integers(count, size=count), minlength=count)
-            sums_RK[resample] = counts_N @ self.statistics_NK
+            sums_RK[resample] = self.statistics_NK[generator.integers(count, size=count)].sum(0)
         return self.compute_values(sums_RK)
 
     def compute_values(self, sums_RK: Statistics) -> Statistics:
@@ -165,7 +164,8 @@ class MetricStatistics:
 
 def percentile_interval(values_R: Statistics, level: float = 0.95) -> tuple[float, float]:
     """Return the interval that contains this share of resampled values, with equal shares below and above."""
-    low, high = np.quantile(values_R, [(1 - level) / 2, (1 + level) / 2])
+    with np.errstate(invalid="ignore"):  # ∞ − ∞, of values that are not finite
+        low, high = np.quantile(values_R, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

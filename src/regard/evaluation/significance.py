@@ -35,7 +35,7 @@ TRIALS = 10_000
 _TOLERANCE = 1e-9
 """Differences that are equal up to rounding count as equal."""
 
-_CHUNK = 1 << 24
+_CHUNK = 1 << 22
 """The number of exchange decisions that are held in memory at a time."""
 
 
@@ -97,7 +97,8 @@ def compare_pair(
         )
     if resampled is None:
         resampled = baseline.resample(test.resamples, test.seed), system.resample(test.resamples, test.seed)
-    differences_R = resampled[1] - resampled[0]
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        differences_R = resampled[1] - resampled[0]
     observed = system.value - baseline.value
     if test.name == "bootstrap":
         p_value = compute_bootstrap_p_value(observed, differences_R)
@@ -119,7 +120,9 @@ def compute_bootstrap_p_value(observed: float, differences_R: Statistics) -> flo
     p = (1 + #{r: |d_r − d̄| ≥ |d|}) / (1 + R), where d is the observed difference, d_r the difference on resample r, and
     d̄ their average. Shifting the differences by d̄ gives their distribution if the systems are equally good.
     """
-    return _to_p_value(np.abs(differences_R - differences_R.mean()), abs(observed))
+    with np.errstate(invalid="ignore"):
+        sizes_R = np.abs(differences_R - differences_R.mean())
+    return _to_p_value(sizes_R, abs(observed))
 
 
 def compute_sacrebleu_p_value(observed: float, differences_R: Statistics) -> float:
@@ -129,7 +132,8 @@ def compute_sacrebleu_p_value(observed: float, differences_R: Statistics) -> flo
     half of the two-sided p-value. If the systems are equally good, it is below 0.05 in about 10 % of all tests.
     """
     sizes_R = np.abs(differences_R)
-    exceeding = np.count_nonzero(sizes_R - sizes_R.mean() > abs(observed))
+    with np.errstate(invalid="ignore"):
+        exceeding = np.count_nonzero(sizes_R - sizes_R.mean() > abs(observed))
     return (1 + exceeding) / (1 + len(differences_R))
 
 
@@ -141,23 +145,29 @@ def compute_randomization_p_value(
     In trial r, the outputs of the two systems are exchanged for each sentence with probability ½.
     """
     generator = np.random.default_rng(seed)
-    changes_NK = system.statistics_NK - baseline.statistics_NK
+    with np.errstate(invalid="ignore"):
+        changes_NK = system.statistics_NK - baseline.statistics_NK
     baseline_K, system_K = baseline.statistics_NK.sum(0), system.statistics_NK.sum(0)
     sizes = []
     chunk = max(1, _CHUNK // len(changes_NK))
     for start in range(0, trials, chunk):
         exchanged_RN = generator.integers(2, size=(min(chunk, trials - start), len(changes_NK)), dtype=np.uint8)
-        shift_RK = exchanged_RN.astype(np.float64) @ changes_NK
-        first_R = baseline.compute_values(baseline_K + shift_RK)
-        second_R = baseline.compute_values(system_K - shift_RK)
-        sizes.append(np.abs(second_R - first_R))
+        with np.errstate(invalid="ignore"):
+            shift_RK = exchanged_RN.astype(np.float64) @ changes_NK
+            first_R = baseline.compute_values(baseline_K + shift_RK)
+            second_R = baseline.compute_values(system_K - shift_RK)
+            sizes.append(np.abs(second_R - first_R))
     return _to_p_value(np.concatenate(sizes), abs(system.value - baseline.value))
 
 
 def _to_p_value(sizes_R: Statistics, observed: float) -> float:
-    """Return the share of differences that are at least as large as the observed one, with the +1 correction."""
+    """Return the share of differences that are at least as large as the observed one, with the +1 correction.
+
+    Differences that are not numbers, such as ∞ − ∞, count as large, so that they are never evidence.
+    """
     threshold = observed - _TOLERANCE * max(1.0, observed)
-    return (1 + int(np.count_nonzero(sizes_R >= threshold))) / (1 + len(sizes_R))
+    smaller = int(np.count_nonzero(sizes_R < threshold))
+    return (1 + len(sizes_R) - smaller) / (1 + len(sizes_R))
 
 
 def correct_holm(p_values: Sequence[float]) -> NDArray[np.float64]:

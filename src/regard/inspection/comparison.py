@@ -66,7 +66,7 @@ class Comparison:
         return tables + [self._tabulate_seeds(metric) for metric in self.numbers.metrics if self.numbers.seed_groups]
 
     def _tabulate_metric(self, metric: Metric) -> Table:
-        corrected = self.numbers.correction != "none" and len(self.systems) > 2
+        corrected = self._is_corrected
         header = ["system", _title(metric), "95 % confidence", "difference", "95 % confidence", "p"]
         header += [f"p ({CORRECTION_TITLES[self.numbers.correction]})"] if corrected else []
         rows = []
@@ -79,6 +79,11 @@ class Comparison:
                 row += _format_difference(self.numbers.differences[system.name, metric], metric, corrected=corrected)
             rows.append(row)
         return Table(f"{metric.label} on {quantity(self.sentences, 'sentence')}", header, rows)
+
+    @property
+    def _is_corrected(self) -> bool:
+        """Whether the p-values of a metric are corrected: a single one needs no correction."""
+        return self.numbers.correction != "none" and len(self.systems) > 2
 
     def _tabulate_costs(self) -> Table:
         """Return a table with the columns for which at least one system has a value."""
@@ -98,8 +103,11 @@ class Comparison:
         return Table("Speed, size and attention", ["system", *shown], rows)
 
     def _tabulate_seeds(self, metric: Metric) -> Table:
-        header = ["system", "seeds", f"{_title(metric)}, mean ± standard deviation", "difference", "95 % confidence"]
-        header.append("p" if self.numbers.correction == "none" else f"p ({CORRECTION_TITLES[self.numbers.correction]})")
+        header = ["system", "seeds", f"{_title(metric)}, mean ± standard deviation"]
+        if self.numbers.seed_differences:
+            several = len(self.numbers.seed_groups) > 2 and self.numbers.correction != "none"
+            p_title = f"p ({CORRECTION_TITLES[self.numbers.correction]})" if several else "p"
+            header += ["difference", "95 % confidence", p_title]
         rows = [self._describe_seeds(group, metric, len(header)) for group in self.numbers.seed_groups]
         return Table(f"{metric.label} over seeds", header, rows)
 
@@ -112,7 +120,7 @@ class Comparison:
             difference, p_value = tested
             signed = _sign(metric.format)
             row += [signed(difference.value), format_interval(difference.interval, signed), format_p(p_value)]
-        elif self.numbers.baseline in group.systems:
+        elif self.numbers.baseline in group.systems and columns > len(row):
             row.append("baseline")
         return row + [""] * (columns - len(row))
 
@@ -125,14 +133,14 @@ class Comparison:
             f"Confidence intervals: {numbers.test.resamples:,} bootstrap resamples of the sentences, seed "
             f"{numbers.test.seed}.",
         ]
-        if len(self.systems) > 2 and numbers.correction != "none":
+        if self._is_corrected:
             title = CORRECTION_TITLES[numbers.correction]
             notes.append(f"p-values are corrected for {len(self.systems) - 1} comparisons per metric ({title}).")
-        notes.append(f"* p < {SIGNIFICANT}{'' if numbers.correction == 'none' else ' after correction'}.")
+        notes.append(f"* p < {SIGNIFICANT}{' after correction' if self._is_corrected else ''}.")
         tests = {difference.test for difference, _ in numbers.seed_differences.values()}
         if tests:
             notes.append(f"Over seeds: {' and '.join(sorted(tests))}.")
-        if self.device is not None:
+        if any(system.tokens_per_second is not None for system in self.systems):
             notes.append(f"Speed was measured in this process, with batches of {self.batch_size} on {self.device}.")
         if any(system.attention_entropy is not None for system in self.systems):
             notes.append("Attention entropy: of cross-attention, divided by log S; 0 is one slot, 1 is uniform.")
