@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
@@ -240,11 +241,12 @@ def _predict(
 ) -> "list[tuple[Prediction, Trace | None]]":
     """Predict the sources, or decode the given targets."""
     if traced is not None:
-        recorded = {"queries": traced.queries, "states": traced.states}
-        traces = [
-            model.trace(source, target, **recorded) if targets else model.trace(source, beam=beam, **recorded)
-            for source, target in zip(sources, targets or sources, strict=True)
-        ]
+        trace_one = partial(model.trace, queries=traced.queries, states=traced.states)
+        traces = (
+            [trace_one(source, target) for source, target in zip(sources, targets, strict=True)]
+            if targets
+            else [trace_one(source, beam=beam) for source in sources]
+        )
         return [(trace.prediction, trace) for trace in traces]
     predictions = model.force(sources, targets) if targets else model.predict(sources, beam=beam)
     return [(prediction, None) for prediction in predictions]
