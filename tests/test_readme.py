@@ -20,6 +20,7 @@ GUIDES = (
     "evaluation",
     "comparing",
     "looking",
+    "alignment",
     "captions",
     "trace",
     *(f"guides/{path.stem}" for path in sorted((ROOT / "docs" / "guides").glob("*.md"))),

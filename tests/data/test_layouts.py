@@ -208,3 +208,14 @@ def test_a_test_set_is_held_out_if_there_are_enough_pairs_and_no_other_splits(
 def test_about_a_thousand_pairs_of_a_large_corpus_are_held_out_for_testing(tmp_path: Path) -> None:
     path = write(tmp_path, "x.tsv", "".join(f"s{n}\tt{n}\n" for n in range(40_000)))
     assert 900 < len(list(load_corpus(FilesData(train=Files(path=path))).test or [])) < 1_100
+
+
+def test_source_and_target_may_be_separated_by_bars(tmp_path: Path) -> None:
+    """The format of fast_align, which gold alignments also use."""
+    path = write(tmp_path, "deen.src-tgt", "ja ||| yes\n\nes gibt | ein Zeichen ||| there is | a sign\n")
+    assert read_pairs(Files(path=path)) == Pairs(["ja", "", "es gibt | ein Zeichen"], ["yes", "", "there is | a sign"])
+    path = write(tmp_path, "mixed.txt", "ja ||| yes\tno\n")
+    assert read_pairs(Files(path=path)) == Pairs(["ja ||| yes"], ["no"])
+    path = write(tmp_path, "bad.txt", "a ||| b\n" * 600 + "c\n")
+    with pytest.raises(DataError, match=r"bad\.txt:601: 1 column instead of 2; columns are separated by \|\|\|"):
+        read_pairs(Files(path=path))

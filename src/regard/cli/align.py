@@ -45,7 +45,9 @@ _DEFAULTS = AlignmentSettings()
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
-@click.option("--pairs", metavar="FILE", help="File of pairs: TSV, CSV or JSONL, plain or gzipped; - is stdin.")
+@click.option(
+    "--pairs", metavar="FILE", help="File of pairs: TSV, CSV, JSONL or lines with |||, plain or gzipped; - is stdin."
+)
 @reader_options
 @click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
 @click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")

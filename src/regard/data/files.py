@@ -22,9 +22,10 @@ class Files(Settings):
     path: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
     source: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
     target: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
-    format: Literal["auto", "tsv", "csv", "jsonl", "dictionary"] = Field(
+    format: Literal["auto", "tsv", "csv", "jsonl", "dictionary", "fast_align"] = Field(
         "auto",
-        description="by default inferred from the file name; a dictionary line has a word, spaces, a pronunciation",
+        description="by default inferred from the file; a dictionary line has a word, spaces, a pronunciation; a line "
+        "of fast_align has a source, |||, a target",
     )
     columns: tuple[str | PositiveInt, str | PositiveInt] | None = Field(
         None,

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from regard.data.lines import Line, display_name
 from regard.errors import DataError
 from regard.formatting import did_you_mean
 
-Format = Literal["tsv", "csv", "jsonl", "dictionary"]
+Format = Literal["tsv", "csv", "jsonl", "dictionary", "fast_align"]
 
 HEAD = 500
 """The number of lines that a layout is detected from."""
@@ -27,6 +27,9 @@ EXTENSIONS: dict[str, Format] = {
 }
 
 _DELIMITERS = (",", ";", "\t", "|")
+
+BARS = " ||| "
+"""Separates source and target in the format of fast_align and other word aligners."""
 
 DEFAULT_KEYS: Columns = (("source",), ("target",))
 
@@ -98,17 +101,22 @@ def _detect_format(files: Files, head: Sequence[Line]) -> Format:
     by_extension = next((format_ for end, format_ in EXTENSIONS.items() if path.endswith(end)), None)
     if by_extension is not None:
         return by_extension
-    return "jsonl" if any(_parse_json_object(line) for line in head[:1]) else "tsv"
+    if any(_parse_json_object(line) for line in head[:1]):
+        return "jsonl"
+    texts = [line.text for line in head if line.text.strip()]
+    return "fast_align" if texts and all(BARS in text and "\t" not in text for text in texts) else "tsv"
 
 
 def parse_records(format_: Format, delimiter: str, lines: Iterable[Line], name: str) -> Iterator[Record]:
     """Parse the records of a table."""
     if format_ == "csv":
         return _parse_csv(lines, delimiter, name)
-    return (
-        Record(line.number, line.text.split("\t") if format_ == "tsv" else line.text.split(maxsplit=1), *line[2:])
-        for line in lines
-    )
+    split: dict[Format, Callable[[str], list[str]]] = {
+        "tsv": lambda text: text.split("\t"),
+        "dictionary": lambda text: text.split(maxsplit=1),
+        "fast_align": lambda text: text.split(BARS),
+    }
+    return (Record(line.number, split[format_](line.text), *line[2:]) for line in lines)
 
 
 def _parse_csv(lines: Iterable[Line], delimiter: str, name: str) -> Iterator[Record]:

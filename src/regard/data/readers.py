@@ -128,7 +128,7 @@ def _row_without_pair(location: str, record: Record, layout: Layout, needed: int
     if record.problem or not any(cell.strip() for cell in cells):
         return Row(location, "", "", record.problem, record.remedy)
     csv_delimiter = _DELIMITER_NAMES.get(layout.delimiter, f"'{layout.delimiter}'")
-    delimiters = {"tsv": "a tab", "dictionary": "a space", "csv": csv_delimiter}
+    delimiters = {"tsv": "a tab", "dictionary": "a space", "csv": csv_delimiter, "fast_align": "|||"}
     problem = (
         f"{quantity(len(cells), 'column')} instead of {needed}; columns are separated by {delimiters[layout.format]}"
     )
