@@ -55,6 +55,12 @@ def test_all_pairs_are_corrected_together() -> None:
     assert uncorrected.pairwise["a", "c", METRICS[0]].corrected_p_value == tested.difference.p_value
 
 
+def test_few_resamples_cannot_give_small_corrected_p_values() -> None:
+    systems = [make_system(name, errors) for name, errors in zip("abc", (20, 10, 5), strict=True)]
+    assert make_comparison(*systems).smallest_p_value(30) == pytest.approx(30 / 301)
+    assert make_comparison(*systems, correction="bh").smallest_p_value(30) == pytest.approx(1 / 301)
+
+
 def test_lower_is_better_for_error_rates() -> None:
     numbers = make_comparison(make_system("a", 20), make_system("b", 10))
     difference = numbers.differences["b", METRICS[1]].difference

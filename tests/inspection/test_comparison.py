@@ -126,7 +126,8 @@ def test_the_plots_use_the_text_color_of_the_page(comparison: Comparison) -> Non
         ElementTree.fromstring(plot)
         assert "currentColor" in plot
         assert not re.search("#(000000|ffffff)", plot)
-        assert re.match(r'<svg[^>]* style="max-width: [\d.]+pt"', plot)
+        assert re.match(r'<svg[^>]* aria-label="[^"]+" style="max-width: [\d.]+pt"', plot)
+        assert set(re.findall(r"font-family: [^;\"]*?([\w-]+)[;\"]", plot)) == {"sans-serif"}
     assert "second" in plots[0]
     assert "source length in words" in plots[1]
     assert "p=" in plots[2]

@@ -158,6 +158,11 @@ class SystemComparison:
         corrected = correct([difference.p_value for difference in differences], self.correction)
         return [Tested(difference, p_value) for difference, p_value in zip(differences, corrected, strict=True)]
 
+    def smallest_p_value(self, comparisons: int) -> float:
+        """Return the smallest corrected p-value that is possible with this number of resamples or trials."""
+        samples = self.test.resamples if self.test.name == "bootstrap" else self.test.trials
+        return (comparisons if self.correction == "holm" else 1) / (1 + samples)
+
     @cached_property
     def seed_groups(self) -> list[SeedGroup]:
         """The runs, grouped by all settings except the seed; empty if no two runs differ only in the seed."""

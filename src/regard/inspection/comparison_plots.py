@@ -26,9 +26,14 @@ _PANEL_WIDTH, _MAX_WIDTH, _MAX_COLUMNS = 3.9, 13.0, 3
 """The width of a panel and of a figure in inches, and the number of panels in a row."""
 
 
-def draw_svg(name: str, text: str, build: Callable[[], Any]) -> str:
-    """Build a figure, and return it as an SVG element. `name` makes the ids in it unique on the page; `text` contains
-    the characters of its labels.
+def draw_svg(name: str, description: str, text: str, build: Callable[[], Any]) -> str:
+    """Build a figure, and return it as an SVG element.
+
+    Args:
+        name: Makes the ids in the element unique on the page.
+        description: For screen readers.
+        text: Contains the characters of the labels, to choose fonts.
+        build: Returns the figure.
     """
     from matplotlib import rc_context
 
@@ -45,16 +50,19 @@ def draw_svg(name: str, text: str, build: Callable[[], Any]) -> str:
     with rc_context(settings), fonts_for(text):
         buffer = io.StringIO()
         build().savefig(buffer, format="svg", metadata={"Date": None})
-    return _embed(buffer.getvalue(), name)
+    return _embed(buffer.getvalue(), name, description)
 
 
-def _embed(document: str, name: str) -> str:
+def _embed(document: str, name: str, description: str) -> str:
     """Return the `svg` element of a document without metadata, scalable, with unique ids and the page's text color."""
     element = document[document.index("<svg") :].strip()
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
     element = re.sub(r'^<svg([^>]*?) height="[^"]*"', r"<svg\1", element)
-    element = re.sub(r'^<svg([^>]*?) width="([^"]*)"', r'<svg\1 role="img" style="max-width: \2"', element)
+    attributes = rf'role="img" aria-label="{description}"'
+    element = re.sub(r'^<svg([^>]*?) width="([^"]*)"', rf'<svg\1 {attributes} style="max-width: \2"', element)
+    # The reader may not have the font.
+    element = re.sub(r"font-family: ([^;\"]+)", r"font-family: \1, sans-serif", element)
     for color, replacement in _PAGE_COLORS.items():
         element = element.replace(color, replacement)
     return element
@@ -62,22 +70,26 @@ def _embed(document: str, name: str) -> str:
 
 def draw_differences(numbers: SystemComparison) -> str:
     """Draw a forest plot: the difference of each system to the baseline, with its confidence interval."""
-    return draw_svg("differences", _names(numbers.systems), lambda: _build_differences(numbers))
+    return draw_svg(
+        "differences", "Differences to the baseline", _names(numbers.systems), lambda: _build_differences(numbers)
+    )
 
 
 def draw_lengths(numbers: SystemComparison) -> str:
     """Draw each metric against the length of the source."""
-    return draw_svg("lengths", _names(numbers.systems), lambda: _build_lengths(numbers))
+    return draw_svg("lengths", "Metrics by length", _names(numbers.systems), lambda: _build_lengths(numbers))
 
 
 def draw_pairwise(numbers: SystemComparison) -> str:
     """Draw the difference of each pair of systems in a matrix; significant ones are filled."""
-    return draw_svg("pairwise", _names(numbers.systems), lambda: _build_pairwise(numbers))
+    return draw_svg(
+        "pairwise", "Differences of all pairs of systems", _names(numbers.systems), lambda: _build_pairwise(numbers)
+    )
 
 
 def draw_curves(panels: Sequence[curves.Panel]) -> str:
     """Draw learning curves."""
-    return draw_svg("curves", "".join(curves.run_names(panels)), lambda: curves.build_figure(panels))
+    return draw_svg("curves", "Learning curves", "".join(curves.run_names(panels)), lambda: curves.build_figure(panels))
 
 
 def _names(systems: Sequence[System]) -> str:
@@ -102,6 +114,11 @@ def _set_title(axes: Any, title: str) -> None:
 
 def _color(index: int) -> str:
     return CATEGORY_COLORS[index % len(CATEGORY_COLORS)]
+
+
+def _line_style(index: int) -> str:
+    """Return a style that distinguishes lines of the same color."""
+    return ("-", "--", ":")[index // len(CATEGORY_COLORS) % 3]
 
 
 def _build_differences(numbers: SystemComparison) -> Any:
@@ -135,7 +152,7 @@ def _build_lengths(numbers: SystemComparison) -> Any:
     for axes, metric in zip(panels, numbers.metrics, strict=True):
         for index, groups in enumerate(by_system):
             values = [group.values[metric.label] for group in groups]
-            axes.plot(range(len(values)), values, "o-", color=_color(index), markersize=4, linewidth=1.6)
+            axes.plot(range(len(values)), values, "o", linestyle=_line_style(index), color=_color(index), markersize=4)
         labels = [f"{group.bucket.label}\n({group.sentences:,})" for group in by_system[0]]
         axes.set_xticks(range(len(labels)), labels, fontsize=8)
         axes.set_xlabel(f"{numbers.lengths.title} (sentences)")
@@ -144,10 +161,13 @@ def _build_lengths(numbers: SystemComparison) -> Any:
         axes.spines[["top", "right"]].set_visible(False)
         _set_title(axes, metric.label)
     handles = [
-        Line2D([], [], color=_color(index), linewidth=3, label=system.name)
+        Line2D([], [], color=_color(index), linestyle=_line_style(index), linewidth=2.5, label=system.name)
         for index, system in enumerate(numbers.systems)
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), frameon=False)
+    columns = curves.count_legend_columns(handles, figure.get_figwidth())
+    height = figure.get_figheight() + 0.2 * -(-len(handles) // columns)
+    figure.set_figheight(height)
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False)
     return figure
 
 
@@ -155,8 +175,9 @@ def _build_pairwise(numbers: SystemComparison) -> Any:
     from matplotlib.patches import Rectangle
 
     names = [system.name for system in numbers.systems]
-    size = 0.62 * len(names) + 1.4
-    figure, panels = _new_grid(len(numbers.metrics), size, max(_PANEL_WIDTH, size + 0.6))
+    # A cell is 0.62 inches wide; an inch fits about twelve characters of a name, which is slanted below the matrix.
+    cells, label = 0.62 * len(names), max(map(len, names)) / 12
+    figure, panels = _new_grid(len(numbers.metrics), cells + 0.6 * label + 0.6, max(_PANEL_WIDTH, cells + label + 0.5))
     for axes, metric in zip(panels, numbers.metrics, strict=True):
         for row, first in enumerate(names):
             for column, second in enumerate(names):
@@ -166,7 +187,6 @@ def _build_pairwise(numbers: SystemComparison) -> Any:
                 axes.text(column, row, text, ha="center", va="center", fontsize=8)
         axes.set_xlim(-0.5, len(names) - 0.5)
         axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set_aspect("equal")
         axes.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(len(names)), names)
         axes.tick_params(length=0)

@@ -112,9 +112,7 @@ def build_figure(panels: Sequence[Panel]) -> Any:
     rows = -(-len(panels) // columns)
     handles = _legend([curve for panel in panels for curve in panel.curves], runs)
     width = 3.9 * columns
-    # An inch fits about twelve characters; a legend entry has a handle of 0.7 inches.
-    label_width = max(len(entry.get_label()) for entry in handles) / 12
-    legend_columns = max(1, min(len(handles), int(width / (0.7 + label_width))))
+    legend_columns = count_legend_columns(handles, width)
     legend_rows = -(-len(handles) // legend_columns)
     figure = Figure(figsize=(width, 2.8 * rows + 0.2 * legend_rows), layout="constrained")
     FigureCanvasAgg(figure)
@@ -125,6 +123,13 @@ def build_figure(panels: Sequence[Panel]) -> Any:
         axes.set_xlim(0, last_step * 1.03)
     figure.legend(handles=handles, loc="outside upper left", ncols=legend_columns, frameon=False)
     return figure
+
+
+def count_legend_columns(handles: Sequence[Any], width: float) -> int:
+    """Return the number of legend entries that fit next to each other into a width in inches."""
+    # An inch fits about twelve characters; a legend entry has a handle of 0.7 inches.
+    label_width = max(len(entry.get_label()) for entry in handles) / 12
+    return max(1, min(len(handles), int(width / (0.7 + label_width))))
 
 
 def _draw_panel(axes: Any, panel: Panel, runs: Sequence[str]) -> None:

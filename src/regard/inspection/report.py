@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ModelError
-from regard.evaluation.comparison import Disagreement, System, SystemComparison
+from regard.evaluation.comparison import SIGNIFICANT, Disagreement, System, SystemComparison
 from regard.evaluation.settings import Metric
 from regard.formatting import quantity
 from regard.inspection import comparison_plots, curves
@@ -99,6 +99,8 @@ def _draw_pairwise(numbers: SystemComparison) -> str:
         "Row minus column, with the p-value corrected for all pairs "
         f"({count} per metric). Blue: the row is better; orange: the column is better. Strong colors are significant."
     )
+    if numbers.smallest_p_value(count) >= SIGNIFICANT:
+        legend += f" With this number of resamples, no corrected p-value can be below {SIGNIFICANT}: use more."
     return f'{_scroll(comparison_plots.draw_pairwise(numbers))}<p class="legend">{legend}</p>'
 
 
