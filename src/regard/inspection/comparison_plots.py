@@ -6,7 +6,7 @@ Text and axes are drawn in the text color of the page, so that the plots are rea
 import io
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from regard.evaluation.comparison import System, SystemComparison
 from regard.evaluation.settings import Metric
@@ -116,9 +116,10 @@ def _color(index: int) -> str:
     return CATEGORY_COLORS[index % len(CATEGORY_COLORS)]
 
 
-def _line_style(index: int) -> str:
+def _line_style(index: int) -> Literal["-", "--", ":"]:
     """Return a style that distinguishes lines of the same color."""
-    return ("-", "--", ":")[index // len(CATEGORY_COLORS) % 3]
+    styles: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
+    return styles[index // len(CATEGORY_COLORS) % len(styles)]
 
 
 def _build_differences(numbers: SystemComparison) -> Any:
