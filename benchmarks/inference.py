@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ MODELS = {
         "model": {"kind": "transformer", "size": 128, "heads": 4, "layers": 2, "feedforward": 512, "dropout": 0.0}
     },
 }
-SEARCHES = {"greedy": {}, "beam 5": {"beam": 5}, "beam 5, nbest 5": {"beam": 5, "nbest": 5}}
+SEARCHES: dict[str, dict[str, Any]] = {"greedy": {}, "beam 5": {"beam": 5}, "beam 5, nbest 5": {"beam": 5, "nbest": 5}}
 TOKENIZER_PAIRS = 1000
 """The number of pairs from which the tokenizers are built."""
 
@@ -56,7 +57,7 @@ def build(name: str, pairs: list[tuple[str, str]]) -> regard.Model:
     return regard.Model(Predictor(network, reader, tokenizers.target, limits, max_length), settings, step=0)
 
 
-def time_predictions(model: regard.Model, texts: list[str], search: dict[str, int], repeats: int) -> list[float]:
+def time_predictions(model: regard.Model, texts: list[str], search: dict[str, Any], repeats: int) -> list[float]:
     """Return the best time without and with attention weights. The two alternate; the first run is a warm-up."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     best = [float("inf")] * 2

@@ -76,7 +76,7 @@ def remove_hooks(function: Callable[..., Any]) -> Callable[..., Any]:
     assert removal.removed, f"{function.__qualname__} contains no hook"
     names: dict[str, Any] = {}
     code = compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec")
-    exec(code, function.__globals__, names)  # type: ignore[attr-defined] # of a function
+    exec(code, function.__globals__, names)
     stripped: Callable[..., Any] = names[function.__name__]
     return stripped
 
@@ -106,7 +106,7 @@ def measure(run: Callable[[], object], device: torch.device) -> float:
 
 def compare(model: regard.Model, texts: list[str], search: dict[str, int], repeats: int) -> dict[str, float]:
     """Return the time without recording, and the ratios. The first repetition is a warm-up."""
-    options = {"min_length": inference.TARGET_LENGTH, **search}
+    options: dict[str, Any] = {"min_length": inference.TARGET_LENGTH, **search}
     single = texts[: max(1, len(texts) // 20)]
     times: dict[str, list[float]] = {}
     for _ in range(repeats + 1):

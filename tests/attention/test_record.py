@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard
+from recording import without_hooks
 from regard.attention.record import Role, attention_roles
 
 
@@ -79,3 +80,20 @@ def test_recordings_of_one_module_are_independent() -> None:
     assert len(inner.calls[""]) == 1
     assert outer.inputs == {}
     assert len(inner.inputs[""]["query"]) == 1
+
+
+def test_the_benchmark_removes_every_hook() -> None:
+    """Without hooks, a module computes the same, and nothing is recorded."""
+    attention, lstm, x = regard.MultiHeadAttention(4, heads=2), regard.LSTM(4, 4), torch.randn(1, 3, 4)
+    model = torch.nn.ModuleList([attention, lstm])
+    expected = attention(x, x)[0], lstm(x)[0]
+    with without_hooks(), regard.record(model, queries=True, states=True) as recording:
+        outputs = attention(x, x)[0], lstm(x)[0]
+    assert all(map(torch.equal, outputs, expected))
+    assert recording.weights == {}
+    assert not any(recording.states.values())
+    with regard.record(model, queries=True, states=True) as recording:
+        attention(x, x)
+        lstm(x)
+    assert recording.weights
+    assert all(recording.states.values())
