@@ -23,6 +23,8 @@ def test_entropies_by_hand() -> None:
     valid_BT = torch.tensor([[True, True, True], [True, True, True], [True, True, True]])
     entropies = compute_normalized_entropies(weights_BTS, torch.tensor([4, 2, 1]), valid_BT)
     assert entropies.tolist() == pytest.approx([0.0, 1.0, 0.5, 1.0, 1.0])
+    heads_BHTS = torch.stack([weights_BTS, weights_BTS.flip(-1)], dim=1)
+    assert compute_normalized_entropies(heads_BHTS, torch.tensor([4, 2, 1]), valid_BT).numel() == 10
     valid_BT[0, 1:] = False  # padding
     assert compute_normalized_entropies(weights_BTS, torch.tensor([4, 2, 1]), valid_BT).tolist() == [0.0, 1.0, 1.0]
 
