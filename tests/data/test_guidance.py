@@ -4,13 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from regard.config import resolve
 from regard.data.corpora import load_corpus
-from regard.data.guidance import AlignmentFile, EncodedAlignments, prepare_alignments
+from regard.data.guidance import AlignmentFile, EncodedAlignments
 from regard.data.preparation import PreparationRequest, prepare
 from regard.data.ragged import Ragged
-from regard.data.settings import FilesData
+from regard.data.settings import BPESide, FilesData
+from regard.data.tokens.tokenizers import END, Tokenizer
+from regard.data.tokens.words import index_pretokenized
+from regard.models.contracts import Tokens
 from regard.runs.settings import RunSettings
 
 
@@ -36,7 +40,7 @@ def test_links_of_truncated_words_and_pairs_without_links_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("has_dev", [True, False])
-@pytest.mark.parametrize("tokenizer", ["char", "word", "bpe"])
+@pytest.mark.parametrize("tokenizer", ["char", "word", "bpe", "sampled"])
 def test_each_training_pair_has_the_line_of_its_row(tmp_path: Path, tokenizer: str, has_dev: bool) -> None:
     """Rows with an empty side and rows that are held out have lines, too."""
     names = [f"n{number} name" for number in range(120)]
@@ -47,18 +51,51 @@ def test_each_training_pair_has_the_line_of_its_row(tmp_path: Path, tokenizer: s
     links = [f"{1 + number % 2}-{1 + number % 3}\n" for number in range(120)]
     (tmp_path / "links").write_text("".join(links))
     data = FilesData(train=str(tmp_path / "train.tsv"), dev=str(tmp_path / "dev.tsv") if has_dev else None)
-    options = {"kind": tokenizer, "shared": False} | ({"vocabulary": 60} if tokenizer == "bpe" else {})
+    sampled = {"kind": "bpe", "vocabulary": 60, "dropout": 0.3}
+    kinds = {"bpe": {"kind": "bpe", "vocabulary": 60}, "sampled": sampled}
+    options = {"shared": False, **kinds.get(tokenizer, {"kind": tokenizer})}
     settings = resolve(RunSettings, {"data": data.model_dump(), "tokenizer": options}, {})
     corpus = load_corpus(settings.data)
     hashes = corpus.fingerprint()
-    request = PreparationRequest(corpus, hashes, settings.data, settings.tokenizer, 0)
+    file = AlignmentFile(str(tmp_path / "links"), one_based=True)
+    request = PreparationRequest(corpus, hashes, settings.data, settings.tokenizer, 0, alignments=file)
     prepared = prepare(request, None, lambda _: None)
     pairs = list(corpus.train)
-    file = AlignmentFile(str(tmp_path / "links"), one_based=True)
-    encoded = prepare_alignments(corpus, hashes, file, prepared.tokenizers, settings.tokenizer.max_length)
+    encoded = prepared.train.alignments
+    assert encoded is not None
     assert len(pairs) == len(prepared.train) == len(encoded.links) < 120
     for row, (source, _) in enumerate(pairs):
         number = names.index(source)
         assert encoded.links[row].tolist() == [number % 2, number % 3]
-    np.testing.assert_array_equal(encoded.source_words.lengths, prepared.train.sources.lengths)
-    np.testing.assert_array_equal(encoded.target_words.lengths + 1, prepared.train.targets.lengths)
+    rows = list(range(len(pairs)))
+    for epoch in (0, 1):
+        batch = prepared.train.batch(rows, torch.device("cpu"), epoch)
+        assert isinstance(batch.source, Tokens)
+        sides = zip(
+            (encoded.source_words.take(rows, epoch), encoded.target_words.take(rows, epoch)),
+            (batch.source, batch.target),
+            prepared.tokenizers,
+            zip(*pairs, strict=True),
+            strict=True,
+        )
+        for words, tokens, learned, sentences in sides:
+            for row, text in enumerate(sentences):
+                ids = [index for index in tokens.tokens_BT[row, : tokens.lengths_B[row]].tolist() if index != END]
+                spelled = [""] * len(text.split())
+                for token, word in zip(learned.tokens(ids), words[row][: len(ids)].tolist(), strict=True):
+                    if word:
+                        spelled[word - 1] += token.removeprefix("▁")
+                assert spelled == text.split()
+
+
+def test_pretokenized_words_are_parts_of_the_words_of_the_text() -> None:
+    tokenizer = Tokenizer.of(BPESide(vocabulary=60), ["two-part words, and 3 more words"] * 2)
+    examples = ["two-part words", "  more,  words3 ", "", "unseen Ω"]
+    for text, words, indices in zip(
+        examples, tokenizer.words(examples), index_pretokenized(tokenizer, examples), strict=True
+    ):
+        joined = [""] * len(text.split())
+        for word, index in zip(words, indices, strict=True):
+            if index >= 0:
+                joined[index] += word.strip("▁")
+        assert joined == text.split()

@@ -139,7 +139,6 @@ def test_settings_that_cannot_be_guided_are_rejected() -> None:
         return str(error.value)
 
     assert "a fixed model has no attention" in fail({"model": "fixed"})
-    assert "segmentation is sampled" in fail({"tokenizer": {"kind": "bpe", "dropout": 0.1}})
     assert "guided_alignment" in fail({"training.guided_alignment": {"weight": 1}})
     with pytest.raises(ConfigError, match="have no words"):
         resolve(RunSettings, "scenes", {"training.guided_alignment": "links"})
@@ -209,22 +208,24 @@ def test_a_trained_model_aligns_words_and_a_guided_one_sooner(corpus: Reversal) 
     assert error_rate(train_reversal(folder, "longer", steps=300), *test) < 0.1
 
 
+@pytest.mark.parametrize("tokenizer", [REVERSAL["tokenizer"], {"kind": "bpe", "vocabulary": 60, "dropout": 0.2}])
 def test_a_guided_run_resumes_with_identical_weights(
-    corpus: Reversal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Reversal, tokenizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _, _ = corpus
+    monkeypatch.setitem(REVERSAL, "tokenizer", tokenizer)
     options: dict[str, Any] = {
         "steps": 12,
         "save_every": 4,
         "guided_alignment": {"file": str(folder / "train.links"), "shift": True},
     }
-    train_reversal(folder, "complete", **options)
+    names = f"complete-{tokenizer['kind']}", f"stopped-{tokenizer['kind']}"
+    train_reversal(folder, names[0], **options)
     with stop_at(6, monkeypatch):
-        train_reversal(folder, "stopped", **options)
-    train_reversal(folder, "stopped", **options)
+        train_reversal(folder, names[1], **options)
+    train_reversal(folder, names[1], **options)
     complete, resumed = (
-        load_file(RunFolder(folder / name).all_checkpoints()[-1].path / "model.safetensors")
-        for name in ("complete", "stopped")
+        load_file(RunFolder(folder / name).all_checkpoints()[-1].path / "model.safetensors") for name in names
     )
     assert complete.keys() == resumed.keys()
     assert all(torch.equal(complete[name], resumed[name]) for name in complete)

@@ -146,7 +146,7 @@ class EncodedCorpus:
         alignment_BTS = None
         if self.alignments is not None:
             widths = source.tensors[0].shape[1], target.tokens_BT.shape[1]
-            alignment_BTS = move_tensor(self.alignments.batch(ids, *widths), device)
+            alignment_BTS = move_tensor(self.alignments.batch(ids, *widths, epoch), device)
         tokens = int(target.lengths_B.sum())
         return Batch(source.to(device), target.to(device), list(ids), tokens, alignment_BTS)
 

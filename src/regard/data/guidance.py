@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus
 from regard.data.lines import display_name, open_file
 from regard.data.pharaoh import Links, format_links, read_alignments
-from regard.data.ragged import Ragged, RaggedFile, map_ragged
-from regard.data.tokens.tokenizers import Tokenizer, TokenizerPair
-from regard.data.tokens.words import index_words
+from regard.data.ragged import Ids, Ragged, RaggedFile, map_ragged
+from regard.data.tokens.segmentation import SampledSide
+from regard.data.tokens.tokenizers import Tokenizer
+from regard.data.tokens.words import index_pretokenized, index_words
 from regard.errors import DataError
 from regard.formatting import quantity
 
@@ -33,6 +34,8 @@ _CHUNK = 10_000
 """The number of pairs that are tokenized at a time."""
 
 _MAX_WORDS = 1 << 31
+
+_SIDES = ("source", "target")
 
 
 class AlignmentFile(NamedTuple):
@@ -49,74 +52,111 @@ class AlignmentFile(NamedTuple):
             return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+class TokenWords(Protocol):
+    """The word of each token of each training pair: 1 + its index; 0 for white space."""
+
+    def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged:
+        """Return the words of some pairs, with the tokens of an epoch."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SampledTokenWords:
+    """The word of each token, if the segmentation of words differs between epochs."""
+
+    pretokenized: Ragged
+    """The word of each pre-tokenized word."""
+    side: SampledSide
+
+    def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged:
+        return self.side.repeat_for_tokens(self.pretokenized, rows, epoch)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class EncodedAlignments:
     """The word of each token of training pairs, and the links between words.
 
-    Row n of `source_words` and `target_words` contains 1 + the index of the word of each token; 0 for white space. Row
-    n of `links` contains the source and target word of each link, alternately.
+    Row n of `links` contains the source and target word of each link, alternately.
     """
 
-    source_words: Ragged
-    target_words: Ragged
+    source_words: TokenWords
+    target_words: TokenWords
     links: Ragged
     shift: bool = False
     """Whether the row of a token is that of the step that reads it: one later than the step that predicts it."""
 
-    def batch(self, rows: Sequence[int], source_width: int, target_width: int) -> torch.Tensor:
+    def batch(self, rows: Sequence[int], source_width: int, target_width: int, epoch: int = 0) -> torch.Tensor:
         """Return the distribution over source tokens for each target token (B, T, S); zeros if it is not linked."""
+        sources, targets = self.source_words.take(rows, epoch), self.target_words.take(rows, epoch)
         weights_BTS = np.zeros((len(rows), target_width, source_width), np.float32)
-        for weights_TS, row in zip(weights_BTS, rows, strict=True):
-            expanded_TS = self._expand(row)
+        for index, row in enumerate(rows):
+            expanded_TS = _expand(sources[index], targets[index], self.links[row])[: target_width - self.shift]
             tokens, slots = expanded_TS.shape
-            weights_TS[self.shift : self.shift + tokens, :slots] = expanded_TS
+            weights_BTS[index, self.shift : self.shift + tokens, :slots] = expanded_TS
         return torch.from_numpy(weights_BTS)
 
-    def _expand(self, row: int) -> NDArray[np.float32]:
-        """Return the distributions of one pair."""
-        source_S, target_T = self.source_words[row].astype(np.int64), self.target_words[row].astype(np.int64)
-        links_L2 = self.links[row].astype(np.int64).reshape(-1, 2)
-        words = np.zeros((target_T.max(initial=0) + 1, source_S.max(initial=0) + 1), np.float32)
-        # Links to words that were truncated are ignored. Word 0 is white space, which is not linked.
-        kept = (links_L2[:, 0] + 1 < words.shape[1]) & (links_L2[:, 1] + 1 < words.shape[0])
-        words[links_L2[kept, 1] + 1, links_L2[kept, 0] + 1] = 1.0
-        linked_TS = words[target_T][:, source_S]
-        expanded_TS: NDArray[np.float32] = linked_TS / np.maximum(linked_TS.sum(1, keepdims=True), np.float32(1))
-        return expanded_TS
+
+def _expand(source_words: Ids, target_words: Ids, links: Ids) -> NDArray[np.float32]:
+    """Return the distribution over the source tokens of a pair for each target token."""
+    source_S, target_T = source_words.astype(np.int64), target_words.astype(np.int64)
+    links_L2 = links.astype(np.int64).reshape(-1, 2)
+    words = np.zeros((target_T.max(initial=0) + 1, source_S.max(initial=0) + 1), np.float32)
+    # Links to words that were truncated are ignored. Word 0 is white space, which is not linked.
+    kept = (links_L2[:, 0] + 1 < words.shape[1]) & (links_L2[:, 1] + 1 < words.shape[0])
+    words[links_L2[kept, 1] + 1, links_L2[kept, 0] + 1] = 1.0
+    linked_TS = words[target_T][:, source_S]
+    expanded_TS: NDArray[np.float32] = linked_TS / np.maximum(linked_TS.sum(1, keepdims=True), np.float32(1))
+    return expanded_TS
+
+
+class AlignedSide(NamedTuple):
+    """How one side of a corpus was tokenized."""
+
+    tokenizer: Tokenizer
+    max_length: int
+    sampled: SampledSide | None
+    """The rows of the side, if segmentations are sampled."""
+
+    def index_words(self, texts: Sequence[str]) -> Ragged:
+        """Return 1 + the index of the word of each token; of each pre-tokenized word if segmentations are sampled."""
+        if self.sampled is None:
+            tokenized = self.tokenizer.encode(texts)
+            indices = [index_words(text, tokens.offsets) for text, tokens in zip(texts, tokenized, strict=True)]
+        else:
+            indices = index_pretokenized(self.tokenizer, texts)
+        end = [0] if self.sampled is not None and self.sampled.has_end else []
+        return Ragged.of([*(1 + word for word in row[: self.max_length]), *end] for row in indices)
 
 
 def prepare_alignments(
-    corpus: Corpus, fingerprint: dict[str, str], file: AlignmentFile, tokenizers: TokenizerPair, max_length: int
+    corpus: Corpus, fingerprint: dict[str, str], file: AlignmentFile, sides: Sequence[AlignedSide]
 ) -> EncodedAlignments:
     """Read the alignments of the training pairs of a corpus, or load them from the cache.
 
     Raises:
         DataError: The file does not have a line for each row of the training files, or links words that do not exist.
     """
-    key = cache_key(_FORMAT, fingerprint, file.hash(), file.one_based, tokenizers.fingerprint(), max_length)
-    folder = get_or_build("alignments", key, lambda draft: _encode(corpus, file, tokenizers, max_length, draft))
-    source, target, links = (map_ragged(folder, name) for name in ("source", "target", "links"))
-    return EncodedAlignments(source, target, links, file.shift)
+    tokenized = [[side.tokenizer.to_json(), side.max_length, side.sampled is not None] for side in sides]
+    key = cache_key(_FORMAT, fingerprint, file.hash(), file.one_based, tokenized)
+    folder = get_or_build("alignments", key, lambda draft: _encode(corpus, file, sides, draft))
+    source, target = (
+        words if side.sampled is None else SampledTokenWords(words, side.sampled)
+        for side, words in zip(sides, (map_ragged(folder, name) for name in _SIDES), strict=True)
+    )
+    return EncodedAlignments(source, target, map_ragged(folder, "links"), file.shift)
 
 
-def _encode(corpus: Corpus, file: AlignmentFile, tokenizers: TokenizerPair, max_length: int, folder: Path) -> None:
+def _encode(corpus: Corpus, file: AlignmentFile, sides: Sequence[AlignedSide], folder: Path) -> None:
     with ExitStack() as stack:
-        sides = [stack.enter_context(RaggedFile(folder, side, _MAX_WORDS)) for side in ("source", "target")]
+        words = [stack.enter_context(RaggedFile(folder, name, _MAX_WORDS)) for name in _SIDES]
         links = stack.enter_context(RaggedFile(folder, "links", _MAX_WORDS))
         pairs = _aligned_pairs(corpus, file)
         while chunk := list(islice(pairs, _CHUNK)):
             texts_by_side = zip(*(pair for pair, _ in chunk), strict=True)
-            for side, tokenizer, texts in zip(sides, tokenizers, texts_by_side, strict=True):
-                side.write(_index_tokens(tokenizer, texts, max_length))
+            for written, side, texts in zip(words, sides, texts_by_side, strict=True):
+                written.write(side.index_words(texts))
             links.write(Ragged.of([word for link in sorted(linked) for word in link] for _, linked in chunk))
-
-
-def _index_tokens(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Ragged:
-    """Return 1 + the index of the word of each token; 0 for white space."""
-    tokenized = tokenizer.encode(texts)
-    indices = (index_words(text, tokens.offsets) for text, tokens in zip(texts, tokenized, strict=True))
-    return Ragged.of([1 + word for word in row[:max_length]] for row in indices)
 
 
 def _aligned_pairs(corpus: Corpus, file: AlignmentFile) -> Iterator[tuple[tuple[str, str], Links]]:

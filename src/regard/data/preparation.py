@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from regard.data.batching import EncodedCorpus, EncodedTexts, TokenRows, warn_truncated
 from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus, Pairs
+from regard.data.guidance import AlignedSide, AlignmentFile, prepare_alignments
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import DataSettings, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
 from regard.data.sources import AugmentedSources, EncodedSources, SourceReader
@@ -63,6 +65,8 @@ class PreparationRequest(NamedTuple):
     seed: int
     reader: SourceReader | None = None
     """The reader of sources that are not text; None for texts, which are tokenized."""
+    alignments: AlignmentFile | None = None
+    """Word alignments of the training pairs, if their sources are text."""
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -80,10 +84,18 @@ def prepare(request: PreparationRequest, tokenizers: TokenizerPair | None, repor
         tokenizers = TokenizerPair.load(folder, settings)
     key = cache_key(*inputs, tokenizers.fingerprint(), settings.max_length, sampling_by_side(settings))
     folder = get_or_build("corpora", key, lambda draft: _encode(request, tokenizers, draft, report))
-    *texts, targets = (EncodedTexts(_open(folder, side, request)) for side in request.sides)
+    rows_by_side = [_open(folder, side, request) for side in request.sides]
+    *texts, targets = map(EncodedTexts, rows_by_side)
     if request.reader is None:
         reader: SourceReader = TextReader(tokenizers.source, settings.max_length)
         train = EncodedCorpus(texts[0], targets)
+        if request.alignments is not None:
+            sides = [
+                AlignedSide(tokenizer, settings.max_length, rows if isinstance(rows, SampledSide) else None)
+                for tokenizer, rows in zip(tokenizers, rows_by_side, strict=True)
+            ]
+            aligned = prepare_alignments(corpus, request.fingerprint, request.alignments, sides)
+            train = replace(train, alignments=aligned)
         dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
     else:
         reader = request.reader

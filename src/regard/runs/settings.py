@@ -25,7 +25,6 @@ from regard.data.settings import (
     FilesData,
     PairTokenizer,
     TokenizerChoice,
-    sampling_by_side,
     sides,
 )
 from regard.decoding.settings import DecodingSettings, SearchSettings
@@ -264,11 +263,6 @@ class RunSettings(Settings):
             raise ValueError(
                 f"training.guided_alignment: a {self.model.kind} model has no attention. Use model=recurrent or "
                 "model=transformer."
-            )
-        if any(sampling_by_side(self.tokenizer)):
-            raise ValueError(
-                "training.guided_alignment: words cannot be aligned if their segmentation is sampled. Set "
-                "tokenizer.dropout=0, or tokenizer.alpha=null."
             )
         return self
 

@@ -12,7 +12,6 @@ from regard.config import to_yaml
 from regard.data.batching import Batch
 from regard.data.corpora import Corpus
 from regard.data.features import FeatureReader, cache_features
-from regard.data.guidance import prepare_alignments
 from regard.data.preparation import PreparationRequest, PreparedData, Report, prepare
 from regard.data.sampler import BatchSampler
 from regard.data.source_kinds import find_reader
@@ -125,11 +124,10 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
     torch.manual_seed(settings.seed)
     inherited = initial.tokenizers or teachers.tokenizers
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
-    request = PreparationRequest(corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed, reader)
+    request = PreparationRequest(
+        corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed, reader, alignments
+    )
     data = prepare(request, tokenizers, report)
-    if alignments is not None:
-        encoded = prepare_alignments(corpus, corpus_hashes, alignments, data.tokenizers, settings.tokenizer.max_length)
-        data = data._replace(train=replace(data.train, alignments=encoded))
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
     if newest is None and training.init_from is None:

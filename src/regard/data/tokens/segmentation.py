@@ -72,9 +72,13 @@ class SegmentationTable:
 
     def count_tokens(self, sentences: Ragged, choices: Ints) -> Ints:
         """Return the number of ids that `segment` returns for each sentence."""
+        return np.diff(compute_offsets(self.token_counts(sentences, choices))[sentences.offsets])
+
+    def token_counts(self, sentences: Ragged, choices: Ints) -> Ints:
+        """Return the number of ids that `segment` returns for each word of all sentences."""
         rows = sentences.flat.astype(np.int64) * self.samples + choices
-        lengths = self.table.offsets[rows + 1] - self.table.offsets[rows]
-        return np.diff(compute_offsets(lengths)[sentences.offsets])
+        counts: Ints = self.table.offsets[rows + 1] - self.table.offsets[rows]
+        return counts
 
     def max_lengths(self, sentences: Ragged) -> Ints:
         """Return the maximum number of tokens of each sentence."""
@@ -140,6 +144,13 @@ class SampledSide:
             if self.has_end:
                 ids.flat[ids.offsets[1:][too_long] - 1] = END
         return ids
+
+    def repeat_for_tokens(self, values: Ragged, rows: Sequence[int], epoch: int) -> Ragged:
+        """Repeat each value, one for each word of each sentence, for all tokens of the word in an epoch."""
+        words = self.words.take(rows)
+        counts = self.table.token_counts(words, self._choices(np.asarray(rows, dtype=np.int64), words, epoch))
+        repeated = np.repeat(values.take(rows).flat, counts)
+        return Ragged(repeated, compute_offsets(counts)[words.offsets]).truncate(self._max_total, None)
 
     @property
     def _max_total(self) -> int:
