@@ -269,3 +269,11 @@ def test_the_hint_for_an_emoji_names_a_package_that_contains_it(
 ) -> None:
     figures.save(prediction(["🪿"], ["x"]), tmp_path / "a.png")
     assert caplog.messages[0].endswith("apt-get install fonts-symbola")
+
+
+def test_cells_are_whole_pixels_and_very_large_figures_have_a_lower_resolution(tmp_path: Path) -> None:
+    figures.save(prediction(["a", "b"], ["x"]), tmp_path / "small.png")
+    pixels = imread(tmp_path / "small.png")
+    dark = (pixels[..., :3] * 255).round().astype(int) == Appearance().to_rgb(0.5, 0.5).tolist()
+    assert dark.all(-1).sum(1).max() >= 2 * 56 - 4  # two cells of 0.28 inches, without the frame
+    assert figures._choose_dpi(prediction(["a"] * 90, ["x"]).view().build_figure()) == 100

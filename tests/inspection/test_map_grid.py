@@ -84,3 +84,13 @@ def test_an_empty_prediction_has_a_grid() -> None:
     assert "img" in empty.to_html()
     assert "head 2" in empty.to_text()
     assert empty.to_color()
+
+
+def test_large_maps_are_pooled_in_a_terminal_and_keep_their_largest_weights() -> None:
+    weights = np.zeros((100, 90), np.float32)
+    weights[99, 0] = weights[0, 89] = 1
+    large = grid([1], [1], Labels([""] * 90, [""] * 100), weights)
+    _, *lines = large.to_text().split("\n")
+    assert len(lines) == 40
+    assert (lines[0], lines[-1]) == (" " * 39 + "█", "█")
+    assert len(large.to_color().plain.split("\n")) == 21

@@ -17,6 +17,9 @@ FORMATS = (".svg", ".png", ".pdf")
 ONE_FILE_FORMATS = (".pdf", ".html")
 """The formats in which one file contains the figures of several predictions, on pages or below each other."""
 
+_LARGE = 20.0
+"""Size in inches above which a figure has a lower resolution."""
+
 _ALL_FORMATS = (*FORMATS, ".html", ".json")
 
 
@@ -82,7 +85,8 @@ def draw(view: AttentionView, path: Path) -> None:
     """Draw attention weights to a file. Text stays text in SVG and PDF."""
     with drawing_settings(view.characters):
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        view.build_figure().savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.1, metadata=metadata)
+        figure = view.build_figure()
+        figure.savefig(path, dpi=_choose_dpi(figure), bbox_inches="tight", pad_inches=0.1, metadata=metadata)
 
 
 def _draw_pages(views: Sequence[AttentionView], path: Path) -> None:
@@ -91,7 +95,15 @@ def _draw_pages(views: Sequence[AttentionView], path: Path) -> None:
 
     with drawing_settings("".join(view.characters for view in views)), PdfPages(path) as pages:
         for view in views:
-            pages.savefig(view.build_figure(), bbox_inches="tight", pad_inches=0.1)
+            figure = view.build_figure()
+            pages.savefig(figure, dpi=_choose_dpi(figure), bbox_inches="tight", pad_inches=0.1)
+
+
+def _choose_dpi(figure: Any) -> int:
+    """Return the resolution of a PNG file, and of the cells in an SVG or PDF file: lower for very large figures, and a
+    multiple of 100, so that a cell is a whole number of pixels.
+    """
+    return 200 if max(figure.get_size_inches()) <= _LARGE else 100
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.text import Text
 from regard.inspection import drawing
 from regard.inspection.appearance import Appearance
 from regard.inspection.blocks import arrange, draw_half_blocks
-from regard.inspection.heatmap import AttentionView, describe_scale, shade, to_html_scale, to_html_title
+from regard.inspection.heatmap import AttentionView, Weights, describe_scale, shade, to_html_scale, to_html_title
 from regard.inspection.labels import Labels
 from regard.inspection.pictures import PixelArray, to_data_uri
 from regard.inspection.selection import AttentionMap
@@ -22,6 +22,9 @@ _COLUMNS = 8
 
 _CELL, _LONGEST_SIDE = 12, 240
 """The size of a cell and the maximum size of a map in a page, in pixels."""
+
+_TERMINAL_CELLS = 40
+"""The maximum number of rows and columns of a map in a terminal."""
 
 
 class _Place(NamedTuple):
@@ -51,14 +54,16 @@ class MapGrid(AttentionView):
     def to_text(self, width: int = 100) -> str:
         limit = self._limit
         blocks = [
-            [Text(part.name), *(Text("".join(shade(weight / limit) for weight in row)) for row in part.weights_TS)]
-            for part in self.maps
+            [Text(part.name), *(Text("".join(shade(weight / limit) for weight in row)) for row in weights_TS.tolist())]
+            for part, weights_TS in ((part, _shrink(part.weights_TS)) for part in self.maps)
         ]
         return "\n".join(line.plain.rstrip() for line in arrange(blocks, width))
 
     def to_color(self, width: int = 100) -> Text:
         colors = partial(self.appearance.to_rgb, limit=self._limit, terminal=True)
-        blocks = [[Text(part.name), *draw_half_blocks(_pad_to_even(colors(part.weights_TS)))] for part in self.maps]
+        blocks = [
+            [Text(part.name), *draw_half_blocks(_pad_to_even(colors(_shrink(part.weights_TS))))] for part in self.maps
+        ]
         return Text("\n").join(arrange(blocks, width))
 
     def to_html(self) -> str:
@@ -110,6 +115,15 @@ class MapGrid(AttentionView):
             several_heads = len({part.head for part in self.maps}) > 1
             return f"head {part.head}" if several_heads else f"layer {part.layer}", ""
         return f"head {part.head}" if place.row == 0 else "", f"layer {part.layer}" if place.column == 0 else ""
+
+
+def _shrink(weights_TS: Weights) -> Weights:
+    """Combine neighboring cells of a map that is too large for a terminal: keep the largest weight of each group."""
+    for axis, count in enumerate(weights_TS.shape):
+        if count > _TERMINAL_CELLS:
+            starts = np.arange(_TERMINAL_CELLS) * count // _TERMINAL_CELLS
+            weights_TS = np.maximum.reduceat(weights_TS, starts, axis)
+    return weights_TS
 
 
 def _pad_to_even(pixels_TS3: PixelArray) -> PixelArray:
