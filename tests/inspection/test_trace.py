@@ -319,3 +319,9 @@ def test_the_mode_and_the_result_are_unchanged_by_a_trace(small_run: RunFolder) 
     after = model.eval().predict("3 mai 2009")
     assert before.score == after.score
     assert not torch.is_inference_mode_enabled()
+
+
+def test_a_trace_knows_the_number_of_models(model: regard.Model, tmp_path: Path) -> None:
+    trace = model.trace("3 mai 2009")
+    trace.save(tmp_path / "trace.json")
+    assert trace.prediction.members == regard.Trace.load(tmp_path / "trace.json").prediction.members == model.members

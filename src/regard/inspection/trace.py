@@ -74,7 +74,7 @@ class Trace:
     ) -> "Trace":
         """Return the trace of a search for one source."""
         roles = {name: mechanism.role for name, mechanism in traced.mechanisms.items()}
-        prediction = Prediction.from_nbest(source, traced.nbest, tokenizer, roles)
+        prediction = Prediction.from_nbest(source, traced.nbest, tokenizer, roles, model.get("members", 1))
         return cls(prediction, model, "smooth", settings, *traced[1:])
 
     @classmethod

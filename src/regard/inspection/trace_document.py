@@ -210,6 +210,7 @@ def _read_prediction(document: Document) -> Prediction:
                 if entry["hypothesis"] in (None, index)
             },
             {name: entry["role"] for name, entry in described.items()},
+            document["model"].get("members", 1),
             item=item,
         )
         for index, hypothesis in enumerate(document["hypotheses"])
