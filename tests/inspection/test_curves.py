@@ -152,3 +152,40 @@ def test_look_without_a_text_draws_learning_curves(cli: Run, tmp_path: Path) -> 
     done = cli("look", "one", "two", "three")
     assert done.returncode == 2
     assert "'three' is not a run" in done.stderr
+
+
+def write_diagnosed_run(path: Path, *roles: str, dead: int = 0) -> RunFolder:
+    """Write a run with statistics of attention weights."""
+    values = {"entropy": 0.5, "redundancy": 0.25, "dead_heads": dead}
+    events: list[dict[str, object]] = [{"event": "train", "step": step, "loss": 1.0} for step in (1, 100)]
+    for step in (50, 100):
+        averages = {f"{role}/{name}": value * step / 100 for role in roles for name, value in values.items()}
+        events.append({"event": "attention", "step": step, "pairs": 9, "attentions": [], "time": 1.0, **averages})
+    return write_run(path, *events)
+
+
+def test_each_statistic_of_attention_has_a_panel_with_a_curve_for_each_role(tmp_path: Path) -> None:
+    folder = write_diagnosed_run(tmp_path / "one", "encoder-self", "cross", dead=2)
+    panels = curves.read_panels([folder])
+    names = ["loss", "attention_entropy", "attention_redundancy", "attention_dead_heads"]
+    assert [panel.name for panel in panels] == names
+    cross, encoder = panels[1].curves
+    assert (cross.role, cross.steps, cross.values) == ("cross", [50, 100], [0.25, 0.5])
+    assert encoder.role == "encoder-self"
+    text = terminal_plot.plot(panels, width=60).plain
+    assert "attention entropy   (cross: o, encoder-self: e)" in text
+    curves.draw(panels, tmp_path / "curves.svg")
+    labels = read_labels(tmp_path / "curves.svg")
+    assert {"attention dead heads", "cross-attention", "encoder self-attention"} <= set(labels)
+
+
+def test_several_runs_are_compared_by_their_cross_attention_and_without_dead_heads(tmp_path: Path) -> None:
+    folders = [write_diagnosed_run(tmp_path / name, "cross", "encoder-self") for name in ("one", "two")]
+    panels = curves.read_panels([*folders, write_linear_run(tmp_path / "without")])
+    by_name = {panel.name: panel for panel in panels}
+    assert "attention_dead_heads" not in by_name
+    assert [(curve.run, curve.role) for curve in by_name["attention_entropy"].curves] == [
+        ("one", "cross"),
+        ("two", "cross"),
+    ]
+    assert terminal_plot.plot(panels, width=60).plain.count("attention entropy\n") == 1

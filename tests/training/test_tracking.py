@@ -32,7 +32,7 @@ def read_numbers(path: Path) -> Curves:
     curves: Curves = {}
     for event in read_events(path):
         for name, value in event.items():
-            if name not in {"event", "step", "time", "best", "signatures"}:
+            if name not in {"event", "step", "time", "best", "signatures", "attentions"}:
                 curves.setdefault(f"{event['event']}/{name}", []).append((event["step"], float(value)))
     return curves
 

@@ -13,7 +13,7 @@ from regard.data.corpora import Pairs
 from regard.data.pharaoh import GoldLinks
 from regard.errors import ArgumentTypeError
 from regard.evaluation.alignment import score_alignments
-from regard.evaluation.attention_entropy import compute_attention_entropy
+from regard.evaluation.attention_statistics import compute_attention_entropy
 from regard.evaluation.comparison import System
 from regard.evaluation.metrics import EvaluationSet, ModelOutputs, compute_statistics
 from regard.evaluation.settings import Metric

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from regard.errors import ConfigError, ModelError
+from regard.evaluation.attention_diagnostics import STATISTICS
 from regard.inspection.appearance import CATEGORY_COLORS
 from regard.inspection.figures import FORMATS
 from regard.inspection.fonts import fonts_for
@@ -17,6 +18,11 @@ _LOG_SCALE_RATIO = 30.0
 """A loss is drawn on a logarithmic scale if its largest value exceeds its smallest by this factor."""
 
 _NOT_PLOTTED = {"event", "step", "time", "best", "pairs", "tokens_per_second"}
+
+ROLE_MARKERS = {"cross": "o", "encoder-self": "e", "decoder-self": "d"}
+"""The roles of attentions, and the marker of each in a terminal."""
+
+_ROLE_LINES: dict[str, Literal["-", "--", ":"]] = {"cross": "-", "encoder-self": "--", "decoder-self": ":"}
 
 
 @dataclass(frozen=True)
@@ -29,13 +35,21 @@ class Curve:
     values: list[float]
     best_step: int | None
     """The step of the best checkpoint."""
+    role: str | None = None
+    """If the value is a statistic of attention weights, the role of the attentions over which it was averaged."""
 
     @property
     def best_value(self) -> float | None:
         """The validation value at the best checkpoint; None if there is none."""
-        if not self.validated or self.best_step not in self.steps:
+        if not self.validated or self.role is not None or self.best_step not in self.steps:
             return None
         return self.values[self.steps.index(self.best_step)]
+
+    def color_index(self, runs: Sequence[str]) -> int:
+        """Return the index of its color: one for each run, or for each role of a single run."""
+        if self.role is None or len(runs) > 1:
+            return runs.index(self.run)
+        return list(ROLE_MARKERS).index(self.role)
 
 
 @dataclass(frozen=True)
@@ -50,9 +64,16 @@ class Panel:
         values = [value for curve in self.curves for value in curve.values]
         return self.name == "loss" and min(values) > 0 and max(values) > _LOG_SCALE_RATIO * min(values)
 
+    @property
+    def roles(self) -> list[str]:
+        """The roles of the attentions in the panel, if it shows statistics of attention weights."""
+        return list(dict.fromkeys(curve.role for curve in self.curves if curve.role is not None))
+
 
 def read_panels(folders: Sequence[RunFolder]) -> list[Panel]:
-    """Read a panel for training and validation loss, then one for each other value, validation first."""
+    """Read a panel for training and validation loss, then one for each other value, validation first, then one for each
+    statistic of attention weights. The statistics of several runs are those of cross-attention.
+    """
     last_parts = [folder.path.name for folder in folders]
     names = last_parts if len(set(last_parts)) == len(folders) else [str(folder.path) for folder in folders]
     curves: dict[str, list[Curve]] = {}
@@ -60,7 +81,24 @@ def read_panels(folders: Sequence[RunFolder]) -> list[Panel]:
         for run, folder in zip(names, folders, strict=True):
             for name, curve in _read_curves(run, folder, validated=validated):
                 curves.setdefault(name, []).append(curve)
-    return [Panel(name, curves[name]) for name in sorted(curves, key=lambda name: name != "loss")]
+    panels = [Panel(name, curves[name]) for name in sorted(curves, key=lambda name: name != "loss")]
+    return [*panels, *_read_attention_panels(names, folders)]
+
+
+def _read_attention_panels(names: Sequence[str], folders: Sequence[RunFolder]) -> list[Panel]:
+    """Read a panel for each statistic of attention weights. Without dead heads, they have no panel."""
+    roles = ROLE_MARKERS if len(names) == 1 else ["cross"]
+    curves: dict[str, list[Curve]] = {}
+    for run, folder in zip(names, folders, strict=True):
+        points = _read_points(read_events(folder.events), "attention")
+        for statistic in STATISTICS:
+            for role in roles:
+                if values := points.get(f"{role}/{statistic}"):
+                    curve = Curve(run, True, list(values), list(values.values()), None, role)
+                    curves.setdefault(f"attention_{statistic}", []).append(curve)
+    if not any(any(curve.values) for curve in curves.get("attention_dead_heads", ())):
+        curves.pop("attention_dead_heads", None)
+    return [Panel(name, entries) for name, entries in curves.items()]
 
 
 def run_names(panels: Sequence[Panel]) -> list[str]:
@@ -73,12 +111,18 @@ def _read_curves(run: str, folder: RunFolder, *, validated: bool) -> list[tuple[
     if not events:
         raise ModelError(f"{folder.path} has no learning curves: {folder.events} contains no values yet.")
     best = max((event["step"] for event in events if event.get("best") is True), default=None)
+    points = _read_points(events, "validation" if validated else "train")
+    return [(name, Curve(run, validated, list(values), list(values.values()), best)) for name, values in points.items()]
+
+
+def _read_points(events: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[int, float]]:
+    """Return the numbers in the events of a kind, by name and step."""
     points: dict[str, dict[int, float]] = {}
     for event in events:
-        for name, value in event.items() if event["event"] == ("validation" if validated else "train") else ():
+        for name, value in event.items() if event["event"] == kind and "step" in event else ():
             if name not in _NOT_PLOTTED and _is_number(value):
                 points.setdefault(name, {})[event["step"]] = float(value)
-    return [(name, Curve(run, validated, list(values), list(values.values()), best)) for name, values in points.items()]
+    return points
 
 
 def _is_number(value: Any) -> bool:
@@ -134,10 +178,10 @@ def count_legend_columns(handles: Sequence[Any], width: float) -> int:
 
 def _draw_panel(axes: Any, panel: Panel, runs: Sequence[str]) -> None:
     for curve in panel.curves:
-        color = CATEGORY_COLORS[runs.index(curve.run) % len(CATEGORY_COLORS)]
-        axes.plot(
-            curve.steps, curve.values, color=color, **_line_style(validated=curve.validated, points=len(curve.steps))
-        )
+        color = CATEGORY_COLORS[curve.color_index(runs) % len(CATEGORY_COLORS)]
+        style = _line_style(validated=curve.validated, points=len(curve.steps))
+        dashes = _ROLE_LINES.get(curve.role or "", "-")
+        axes.plot(curve.steps, curve.values, color=color, linestyle=dashes, **style)
         if curve.best_value is not None:
             point = (curve.best_step, curve.best_value)
             axes.plot(*point, "D", color=color, markersize=6.5, markeredgecolor="white", zorder=4)
@@ -175,4 +219,10 @@ def _legend(curves: Sequence[Curve], runs: Sequence[str]) -> list[Any]:
     if any(curve.validated for curve in curves):
         handles.append(Line2D([], [], color=color, label="validation", **_line_style(validated=True, points=1)))
         handles.append(Line2D([], [], color=color, marker="D", linestyle="", markersize=6, label="best checkpoint"))
+    roles = {curve.role: curve for curve in curves if curve.role is not None}
+    if len(roles) > 1:
+        for role, curve in roles.items():
+            color = CATEGORY_COLORS[curve.color_index(runs)]
+            label = f"{role}-attention".replace("-self", " self")
+            handles.append(Line2D([], [], color=color, linestyle=_ROLE_LINES[role], label=label))
     return handles

@@ -8,7 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from regard.inspection.appearance import CATEGORY_COLORS
-from regard.inspection.curves import Curve, Panel, run_names
+from regard.inspection.curves import ROLE_MARKERS, Curve, Panel, run_names
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bit of each dot in a braille character, by row and column."""
@@ -109,14 +109,14 @@ def _draw_panel(panel: Panel, runs: Sequence[str], last_step: int, width: int) -
 
 
 def _draw_curve(canvas: _Canvas, curve: Curve, points: Sequence[tuple[float, float]], runs: Sequence[str]) -> None:
-    run = runs.index(curve.run)
-    style = _style(run) if curve.validated else f"dim {_style(run)}"
-    marker = _marker(run) if len(runs) > 1 else "o"
+    color = _style(curve.color_index(runs))
+    style = color if curve.validated else f"dim {color}"
+    marker = _marker(runs.index(curve.run)) if len(runs) > 1 else ROLE_MARKERS.get(curve.role or "", "o")
     canvas.draw_line(_average(points, 2 * canvas.width), style)
     if curve.validated and len(points) <= canvas.width // 3:
         for point in points:
             canvas.draw_marker(*point, marker, style)
-    elif len(runs) > 1:
+    elif len(runs) > 1 or curve.role is not None:
         canvas.draw_marker(*points[-1], marker, style)
     if curve.best_value is not None:
         best = points[curve.steps.index(curve.best_step or 0)]
@@ -134,6 +134,8 @@ def _describe(panel: Panel) -> str:
     notes = []
     if {curve.validated for curve in panel.curves} == {True, False}:
         notes.append("training: line, validation: markers")
+    if len(panel.roles) > 1:
+        notes.append(", ".join(f"{role}: {ROLE_MARKERS[role]}" for role in panel.roles))
     if panel.logarithmic:
         notes.append("logarithmic scale")
     return f"   ({'; '.join(notes)})" if notes else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from regard.evaluation.attention_diagnostics import AttentionDiagnostics
 from regard.evaluation.values import MetricValues
 
 
@@ -38,12 +39,15 @@ class ValidationInfo:
         best: Whether these values are the best of the run so far.
         average: The name of the checkpoint, `average-N`, if the average of the last checkpoints was validated; else
             None.
+        attention: The statistics of the attention weights; None if the model has no attention, or with
+            `training.diagnostics=0`.
     """
 
     step: int
     metrics: MetricValues
     best: bool
     average: str | None = None
+    attention: AttentionDiagnostics | None = None
 
 
 @dataclass(frozen=True)

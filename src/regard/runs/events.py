@@ -10,6 +10,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from regard.evaluation.attention_diagnostics import AttentionDiagnostics
 from regard.evaluation.settings import Metric
 from regard.formatting import to_json
 from regard.runs.callbacks import Callback, ScheduleInfo, StepInfo, ValidationInfo
@@ -42,6 +43,8 @@ class EventWriter(Callback, ABC):
     def on_validation(self, info: ValidationInfo) -> None:
         of = {"of": info.average} if info.average else {}
         self.write("validation", step=info.step, **of, best=info.best, **info.metrics.to_json())
+        if info.attention is not None:
+            self.write("attention", step=info.step, **of, **info.attention.to_json())
 
     def on_schedule(self, info: ScheduleInfo) -> None:
         self.write(
@@ -87,6 +90,16 @@ class EventLog(EventWriter):
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     return [event for _, event in _lines(path.read_bytes() if path.exists() else b"")]
+
+
+def find_attention(path: Path, step: int | None, average: str | None = None) -> AttentionDiagnostics | None:
+    """Read the statistics of the attention weights that were computed after a step, or of the average of checkpoints
+    with this name; None if there are none.
+    """
+    for event in reversed(read_events(path)):
+        if (event.get("event"), event.get("step"), event.get("of")) == ("attention", step, average):
+            return AttentionDiagnostics.from_json(event)
+    return None
 
 
 def _lines(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:

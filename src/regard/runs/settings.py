@@ -114,6 +114,11 @@ class TrainingSettings(Settings):
     )
     validation_search: SearchSettings = Field(SearchSettings(), description="search settings of validation")
     validation_pairs: PositiveInt | None = Field(None, description="validate on the first N dev pairs; default: all")
+    diagnostics: NonNegativeInt = Field(
+        64,
+        json_schema_extra=MAY_CHANGE_ON_RESUME,
+        description="compute statistics of the attention weights on the first N dev pairs at each validation; 0: off",
+    )
     patience: PositiveInt = Field(
         10, description="number of validations without improvement before training stops early"
     )

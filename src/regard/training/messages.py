@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from regard.data.sampler import padding_share
 from regard.formatting import quantity
+from regard.runs.events import find_attention
 from regard.training.schedule import steps_per_epoch
 from regard.training.state import TrainingState
 
@@ -39,7 +40,14 @@ def describe_end(state: TrainingState) -> str:
     short = ""
     if training.minutes is not None and epochs < 2:
         short = f" Each pair was seen {epochs:.1f} times: more minutes would improve the model."
-    return f"Best model: {which}, {best}{early}.{short}"
+    return "\n".join(filter(None, [f"Best model: {which}, {best}{early}.{short}", _describe_attention(state)]))
+
+
+def _describe_attention(state: TrainingState) -> str:
+    """Describe the heads of the best model that do not use their input; empty if there are none."""
+    progress = state.progress
+    attention = find_attention(state.folder.events, progress.best_step, progress.best_name)
+    return attention.describe_dead_heads() if attention is not None else ""
 
 
 def print_to_stderr(text: str) -> None:

@@ -4,6 +4,7 @@ import contextlib
 from typing import Any
 
 from regard.data.preparation import Report
+from regard.evaluation.attention_statistics import diagnose_attention
 from regard.evaluation.validation import validate
 from regard.formatting import quantity
 from regard.runs import checkpoints
@@ -32,11 +33,14 @@ def _score(state: TrainingState, callbacks: Callback, average: str | None = None
     progress, training = state.progress, state.settings.training
     dev = state.data.dev.first(training.validation_pairs)
     values = validate(state.predictor, dev, training.metrics, training.validation_search)
+    attention = None
+    if state.diagnosed_pairs is not None:
+        attention = diagnose_attention(state.predictor, state.diagnosed_pairs)
     state.model.train()
     improved = values.better_than(progress.best, training.metric)
     if improved:
         progress.best, progress.best_step, progress.best_name = values, progress.step, average
-    callbacks.on_validation(ValidationInfo(progress.step, values, improved, average))
+    callbacks.on_validation(ValidationInfo(progress.step, values, improved, average, attention))
     return improved
 
 

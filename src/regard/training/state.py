@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.attention.record import attention_roles
 from regard.config import to_yaml
-from regard.data.batching import Batch
+from regard.data.batching import Batch, EncodedCorpus
 from regard.data.corpora import Corpus
 from regard.data.features import FeatureReader, cache_features
 from regard.data.preparation import PreparationRequest, PreparedData, Report, prepare
@@ -79,6 +80,15 @@ class TrainingState:
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
+
+    @cached_property
+    def diagnosed_pairs(self) -> EncodedCorpus | None:
+        """The dev pairs on which the attention weights are diagnosed; None if they are not."""
+        count = self.settings.training.diagnostics
+        if not count or not attention_roles(self.model):
+            return None
+        pairs = self.data.dev.first(self.settings.training.validation_pairs).first(count)
+        return EncodedCorpus.of(pairs, self.predictor.reader, self.predictor.tokenizer, self.predictor.max_length)
 
     def learning_rate(self, step: int) -> float:
         return learning_rate(self.progress.schedule.position(step), self.settings.training, self.progress.lr_reductions)
