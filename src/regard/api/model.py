@@ -1,14 +1,16 @@
-"""Model: predict, score, trace and evaluate with a trained model."""
+"""Model: predict, score, trace, explain and evaluate with a trained model."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Self, Unpack, overload
+from typing import Any, Unpack, overload
 
 import torch
 
 from regard.api import arguments, description
 from regard.api.alignment import align_pairs, check_pairs
 from regard.api.arguments import OneSource
+from regard.api.attribution import AttributionRequest, Contrast, attribute_source
+from regard.api.network import LoadedNetwork
 from regard.api.tracing import trace_source
 from regard.config import resolve
 from regard.decoding.forced import force_targets
@@ -21,18 +23,19 @@ from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
 from regard.evaluation.values import MetricValues
+from regard.inspection.attribution import Attribution
+from regard.inspection.attribution_methods import Baseline, Method
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.ensemble import ensemble
-from regard.models.seq2seq import Seq2Seq
 from regard.ops.arguments import check_flag, check_integer
-from regard.ops.devices import check_device, check_dtype
+from regard.ops.devices import check_device
 from regard.runs import checkpoints
 from regard.runs.folder import Checkpoint, RunFolder
 from regard.runs.settings import RunSettings
 
 
-class Model:
+class Model(LoadedNetwork):
     """A trained model with its tokenizers. Load one with `regard.load`.
 
     A loaded model is in evaluation mode. `predict`, `score`, `trace` and `evaluate` always compute in evaluation mode,
@@ -54,7 +57,7 @@ class Model:
         scores: MetricValues | None = None,
         members: int = 1,
     ) -> None:
-        self.predictor = predictor
+        super().__init__(predictor)
         self.settings = settings
         self.step = step
         self.scores = scores
@@ -100,71 +103,6 @@ class Model:
 
     def _repr_html_(self) -> str:
         return description.to_html(self)
-
-    @property
-    def network(self) -> Seq2Seq:
-        """The torch module, for use in PyTorch code: to inspect or change weights, register hooks, record attention.
-
-        >>> sum(parameter.numel() for parameter in model.network.parameters())
-        """
-        return self.predictor.model
-
-    def named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Yield the modules of `network` with their names, so that `regard.record(model)` works.
-
-        >>> with regard.record(model) as recording:
-        ...     model.predict("3 mai 2009")
-        """
-        yield from self.network.named_modules()
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.predictor.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.predictor.dtype
-
-    def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Self:
-        """Move the model to a device, convert it to a floating-point dtype, or both, like `torch.nn.Module.to`.
-
-        Args:
-            device: "cpu", "cuda", "cuda:1" or a `torch.device`. By default, unchanged.
-            dtype: "float32", "float64", "bfloat16", "float16" or a `torch.dtype`. By default, unchanged.
-
-        Returns:
-            The model itself.
-
-        Raises:
-            ConfigError: The device or the dtype is not supported.
-            ArgumentTypeError: An argument has the wrong type.
-
-        >>> model.to("cpu").to(dtype="float64").predict("3 mai 2009")
-        """
-        place = None if device is None else check_device(device)
-        kind = None if dtype is None else check_dtype(dtype)
-        self.network.to(device=place, dtype=kind)
-        return self
-
-    def train(self, mode: bool = True) -> Self:
-        """Set `network` to training mode, in which dropout is active, or to evaluation mode. Return the model itself.
-
-        This matters for code that calls `network`. The methods of this class compute in evaluation mode in any case. To
-        train a model, use `regard.train`.
-
-        >>> model.train().network.training
-        """
-        self.network.train(check_flag("mode", mode))
-        return self
-
-    def eval(self) -> Self:
-        """Set `network` to evaluation mode, which a loaded model has already. Return the model itself.
-
-        >>> model.eval().network.training
-        """
-        return self.train(mode=False)
 
     @overload
     def predict(  # type: ignore[overload-overlap] # a str is a sequence of str
@@ -318,6 +256,49 @@ class Model:
             check_integer("candidates", candidates), check_flag("queries", queries), check_flag("states", states)
         )
         return trace_source(self, source, target, request, search)
+
+    def attribute(
+        self,
+        source: OneSource,
+        target: str | None = None,
+        *,
+        method: Method = "integrated_gradients",
+        contrast: Contrast | None = None,
+        baseline: Baseline = "zero",
+        integration_steps: int = 50,
+        previous: bool = False,
+        normalize: bool = False,
+        **search: Unpack[PredictionOptions],
+    ) -> Attribution:
+        """Compute how much each source token contributes to the log-probability of each token of a target.
+
+        Args:
+            source: A text, or another source of the model.
+            target: The target. By default, the prediction for the source.
+            method: `gradient_x_input`, `integrated_gradients`, `occlusion`, `value_zeroing`, or `attention` for the
+                attention weights. The first three require captum: `pip install 'regard[explain]'`.
+            contrast: Explain why a token was predicted rather than another: log p(token) − log p(other). Either another
+                target, which is compared at the first token that differs, or a pair: the index of a step and a token.
+            baseline: Where integration starts: `zero`, or the embedding of the `unknown` or the `padding` token.
+            integration_steps: The number of points at which integrated gradients evaluates the gradient.
+            previous: Whether to compute scores of the previous tokens of the target, too.
+            normalize: Whether to divide each row of scores by the sum of its absolute values.
+            search: Settings of the search and constraints, as for `predict`, if there is no target.
+
+        Returns:
+            The scores, and their rank correlation with the attention weights.
+
+        Raises:
+            ConfigError: An argument is out of range, the model does not support the method, or captum is missing.
+            ArgumentTypeError: An argument has the wrong type.
+
+        >>> print(model.attribute("3 mai 2009", method="occlusion"))
+        >>> model.attribute("3 mai 2009", "2009-05-03", contrast="2009-03-05").scores
+        """
+        arguments.check_search(search, PredictionOptions)
+        request = AttributionRequest(method, contrast, baseline, integration_steps, previous, normalize)
+        request.check(self.members)
+        return attribute_source(self.predictor, source, target, request, search)
 
     def align(
         self,

@@ -17,6 +17,7 @@ from regard.attention.scopes import Scope, ScopeInput, ScopeOutput, build_scope,
 from regard.attention.scores import InnerProduct, Score, build_score
 from regard.attention.selections import Selected, Selection, build_selection, join_samples
 from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
+from regard.attention.value_zeroing import zero_selected_values
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
@@ -152,7 +153,7 @@ class Attention(Recordable):
         values = keys if values_BSD is None else equation.zero_masked_slots(values_BSD, allowed_BTS)
         ends_S = torch.arange(1, keys_BSD.shape[1] + 1, device=keys_BSD.device)
         ends_BS = ends_S.expand(keys_BSD.shape[:2]) if allowed_BTS is None else allowed_BTS.any(1) * ends_S
-        prepared, values_BHSD = self.score.prepare(keys), self.score.values(values)
+        prepared, values_BHSD = self.score.prepare(keys), zero_selected_values(self, self.score.values(values))
         if self.records_details:
             self.record_details({"key": keys, "value": values})
         score_bias = None

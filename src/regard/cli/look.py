@@ -2,22 +2,18 @@
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
+from regard.cli.look_views import Request, Shown, TraceRequest, show_attributions, show_predictions, write_json
 from regard.data.lines import parse_lines
 from regard.errors import DataError, ModelError
-from regard.formatting import to_json
 from regard.runs.folder import RunFolder, open_model
 
 if TYPE_CHECKING:
-    from regard.api.model import Model
-    from regard.inspection.figures import Figure
-    from regard.inspection.prediction import Prediction
-    from regard.inspection.trace import Trace
+    from regard.inspection.attribution_methods import Method
     from regard.inspection.views import ViewOptions
 
 EXAMPLES = """\b
@@ -30,17 +26,12 @@ Examples:
   regard look runs/transformer "3 mai 2009" --layer 1 --head 3 --words --view lines -o head.svg
   regard look runs/transformer "3 mai 2009" --attention encoder-self --layer rollout
   regard look runs/dates "3 mai 2009" --target 2009-03-05
+  regard look runs/dates "3 mai 2009" --method integrated_gradients -o attribution.svg
+  regard look runs/dates "3 mai 2009" --method occlusion --target 2009-05-03 --contrast 2009-03-05
   regard look runs/dates "3 mai 2009" --colors Greys --title "" -o plain.png
   regard look runs/captions photo.jpg -o attention.png
   regard look runs/dates
   regard look runs/dates runs/luong -o curves.svg"""
-
-
-class TraceRequest(NamedTuple):
-    """What a trace in a .json file contains besides attention weights."""
-
-    queries: bool
-    states: bool
 
 
 class NumberOr(click.ParamType[int | str]):
@@ -70,6 +61,22 @@ class NumberOr(click.ParamType[int | str]):
     metavar="TEXT",
     multiple=True,
     help="Draw the weights for this target, not for the prediction. Repeat it for several texts.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(["attention", "gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing"]),
+    default="attention",
+    show_default=True,
+    help="Draw attention weights, or how much each source token contributes to each target token by this method. "
+    "--attention, --layer and --head then select the weights that are compared.",
+)
+@click.option(
+    "--contrast",
+    "contrasts",
+    metavar="TEXT",
+    multiple=True,
+    help="With --method, explain the first token that differs from this target: why it is predicted rather than the "
+    "other. Repeat it for several texts.",
 )
 @click.option(
     "--beam", metavar="K", type=click.IntRange(1), default=1, show_default=True, help="Beam size; 1 is greedy search."
@@ -142,6 +149,8 @@ def command(
     texts: tuple[str, ...],
     file: BinaryIO | None,
     targets: tuple[str, ...],
+    method: "Method",
+    contrasts: tuple[str, ...],
     beam: int,
     outputs: tuple[Path, ...],
     queries: bool,
@@ -154,6 +163,9 @@ def command(
 
     By default, the weights of the last cross-attention, averaged over its heads. --layer rollout multiplies the weights
     of all layers of a Transformer (Abnar and Zuidema 2020).
+
+    Attention weights alone do not explain a prediction. --method draws other evidence, and prints its rank correlation
+    with the weights. It requires captum, except for value_zeroing: pip install 'regard[explain]'.
 
     Without TEXT or IMAGE, draw the learning curves of a run, or of several runs in one figure. A single - reads texts
     from stdin, one per line.
@@ -171,8 +183,16 @@ def command(
         reason = f"'{runs[0]}' is a run, but '{not_runs[0]}' is not a run" if not_runs else f"'{runs[0]}' is a run"
         raise click.UsageError(f"Give texts, or only runs: {reason}.")
     sources = [*texts, *(_read_file(file) if file else ())]
-    if targets and len(targets) != len(sources):
-        raise click.UsageError(f"There are {len(sources)} texts and {len(targets)} targets. Give a --target for each.")
+    for option, given in (("target", targets), ("contrast", contrasts)):
+        if given and len(given) != len(sources):
+            raise click.UsageError(
+                f"There are {len(sources)} texts and {len(given)} {option}s. Give a --{option} for each."
+            )
+    if contrasts and method in ("attention", "value_zeroing"):
+        raise click.UsageError(
+            "--contrast compares the log-probabilities of two tokens. Add --method integrated_gradients, "
+            "gradient_x_input or occlusion."
+        )
     if outputs and as_json:
         raise click.UsageError("--json prints to stdout, so it cannot be combined with -o. Use -o FILE.json instead.")
     if (queries or states) and not any(map(_is_trace, outputs)):
@@ -187,17 +207,21 @@ def command(
         figures.check_extension(output)
     loaded = Model.from_checkpoint(folder, checkpoint)
     traced = TraceRequest(queries=queries, states=states) if any(map(_is_trace, outputs)) else None
-    predicted = _predict(loaded, sources, targets, beam, traced)
-    drawn = [figures.Figure(prediction, prediction.view(**view), trace) for prediction, trace in predicted]
+    request = Request(sources, targets, contrasts, beam, method, traced)
+    shown = (
+        show_predictions(loaded, request, view) if method == "attention" else show_attributions(loaded, request, view)
+    )
     for output in outputs:
-        for path in figures.save_all(drawn, output):
+        for path in figures.save_all([each.figure for each in shown], output):
             click.echo(f"wrote {path}", err=True)
     if as_json:
-        for prediction, _ in predicted:
-            click.echo(_to_json(prediction, view))
-    elif not outputs:
+        for each in shown:
+            click.echo(write_json(each, view))
+    elif outputs:
+        click.echo("".join(f"{note}\n" for each in shown for note in each.notes), err=True, nl=False)
+    else:
         is_default = not (view["kind"] or view["layer"] or view["head"])
-        _print_views(drawn, "--view grid shows each head" if is_default else "")
+        _print_views(shown, "--view grid shows each head" if is_default else "")
 
 
 def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
@@ -236,51 +260,27 @@ def _read_file(file: BinaryIO) -> list[str]:
     return texts
 
 
-def _predict(
-    model: "Model", sources: Sequence[str], targets: Sequence[str], beam: int, traced: TraceRequest | None
-) -> "list[tuple[Prediction, Trace | None]]":
-    """Predict the sources, or decode the given targets."""
-    if traced is not None:
-        trace_one = partial(model.trace, queries=traced.queries, states=traced.states)
-        traces = (
-            [trace_one(source, target) for source, target in zip(sources, targets, strict=True)]
-            if targets
-            else [trace_one(source, beam=beam) for source in sources]
-        )
-        return [(trace.prediction, trace) for trace in traces]
-    predictions = model.force(sources, targets) if targets else model.predict(sources, beam=beam)
-    return [(prediction, None) for prediction in predictions]
-
-
 def _is_trace(output: Path) -> bool:
     return output.suffix.lower() == ".json"
 
 
-def _to_json(prediction: "Prediction", options: "ViewOptions") -> str:
-    selected = prediction.select(
-        attention=options["attention"],
-        layer=options["layer"],
-        head=options["head"],
-        words=options["words"],
-        kind=options["kind"],
-    )
-    fields = {"source": prediction.source, "text": prediction.text, "score": prediction.score}
-    return to_json({**fields, **selected.document}, ensure_ascii=False)
-
-
-def _print_views(figures: "Sequence[Figure]", hint: str) -> None:
+def _print_views(shown: Sequence[Shown], hint: str) -> None:
     """Print the views on the terminal, in color if it has colors. `hint` says how to see the other maps of a model."""
     from rich.console import Console
 
     console = Console(highlight=False)
     in_color = console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}
-    for index, (prediction, view, _) in enumerate(figures):
+    for index, each in enumerate(shown):
+        prediction, view, _ = each.figure
         click.echo("\n" * (index > 0) + prediction.heading)
-        notes = [view.title if prediction.map_count != 1 else "", view.scale, hint if prediction.map_count > 1 else ""]
-        if any(notes):
-            click.echo("; ".join(filter(None, notes)))
+        maps = prediction.map_count if each.attribution is None else 0
+        captions = [view.title if maps != 1 else "", view.scale, hint if maps > 1 else ""]
+        if any(captions):
+            click.echo("; ".join(filter(None, captions)))
         click.echo()
         if in_color:
             console.print(view.to_color(console.width))
         else:
             click.echo(view.to_text(console.width if console.is_terminal else 100))
+        if each.notes:
+            click.echo("\n" + "\n".join(each.notes))

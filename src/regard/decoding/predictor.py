@@ -141,10 +141,16 @@ class Predictor:
     @contextmanager
     def inference(self) -> Iterator[None]:
         """Within the block, the model is in evaluation mode, computes no gradients, and does not round to TF32."""
+        with self.evaluation(), torch.inference_mode():
+            yield
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Within the block, the model is in evaluation mode, and does not round to TF32. It can compute gradients."""
         was_training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode(), full_precision(self.dtype):
+            with full_precision(self.dtype):
                 yield
         finally:
             self.model.train(was_training)

@@ -16,13 +16,16 @@ from regard.inspection.pictures import Style
 Rgb = NDArray[np.uint8]
 """Colors: the last axis is red, green and blue."""
 
-LIGHT, DARK = "light", "dark"
+LIGHT, DARK, SIGNED = "light", "dark", "signed"
 
 _ANCHORS = {
     LIGHT: "ffffff deebf7 c6dbef 9ecae1 6baed6 4292c6 2171b5 08519c 08306b",
     DARK: "18183c 3c3060 7a4a5a b98a4c ffd640",
+    SIGNED: "b2182b d6604d f4a582 fddbc7 ffffff d1e5f0 92c5de 4393c3 2166ac",
 }
-"""The colors that our color maps pass through: ColorBrewer's Blues from white, and dark blue to yellow."""
+"""The colors that our color maps pass through: ColorBrewer's Blues from white, dark blue to yellow, and ColorBrewer's
+RdBu with white in the middle.
+"""
 
 _LEVELS = 256
 
@@ -49,12 +52,16 @@ class Appearance:
             least the largest weight.
         title: The title. By default, which weights are drawn; "" for none.
         style: How weights are drawn over a picture: `smooth` or `grid`.
+        signed: Whether there are negative numbers. Then white is 0, blue is positive and red is negative by default.
+        quantity: What the numbers are, for the scale of the colors.
     """
 
     colors: str | None = None
     max_weight: float | None = None
     title: str | None = None
     style: Style = "smooth"
+    signed: bool = False
+    quantity: str = "attention weight"
 
     def __post_init__(self) -> None:
         if self.colors is not None:
@@ -66,11 +73,17 @@ class Appearance:
         """Return the weight of the strongest color, for maps that share their colors."""
         if self.max_weight is not None:
             return self.max_weight
-        return round_up(max((float(weights.max(initial=0)) for weights in maps), default=0.0))
+        largest = (float((abs(weights) if self.signed else weights).max(initial=0)) for weights in maps)
+        return round_up(max(largest, default=0.0))
+
+    def find_start(self, limit: float) -> float:
+        """Return the weight of the first color, given that of the last."""
+        return -limit if self.signed else 0.0
 
     def to_rgb(self, weights: ArrayLike, limit: float, *, terminal: bool = False) -> Rgb:
         """Return the color of each weight."""
-        levels = (np.asarray(weights, np.float64) / limit).clip(0, 1)
+        start = self.find_start(limit)
+        levels = ((np.asarray(weights, np.float64) - start) / (limit - start)).clip(0, 1)
         colors: Rgb = _color_table(self._name(terminal=terminal))[np.rint(levels * (_LEVELS - 1)).astype(int)]
         return colors
 
@@ -81,6 +94,8 @@ class Appearance:
         return ListedColormap(_color_table(self._name()) / 255, name=self._name())
 
     def _name(self, *, terminal: bool = False) -> str:
+        if self.signed:
+            return self.colors or SIGNED
         return self.colors or (DARK if terminal else LIGHT)
 
 
@@ -101,7 +116,12 @@ def _color_table(name: str) -> Rgb:
     """Return the colors of a map, at equal distances."""
     if name in _ANCHORS:
         anchors = np.array([list(bytes.fromhex(color)) for color in _ANCHORS[name].split()], np.float64)
-        return _interpolate(anchors)
+        if name != SIGNED:
+            return _interpolate(anchors, _LEVELS)
+        # Both halves have the same number of colors, so that 0 is white.
+        middle = len(anchors) // 2
+        halves = (anchors[: middle + 1], anchors[middle:])
+        return np.concatenate([_interpolate(half, _LEVELS // 2) for half in halves])
 
     from matplotlib import colormaps
 
@@ -115,15 +135,15 @@ def _color_table(name: str) -> Rgb:
     return table
 
 
-def _interpolate(anchors_N3: NDArray[np.float64]) -> Rgb:
+def _interpolate(anchors_N3: NDArray[np.float64], levels: int) -> Rgb:
     """Interpolate between sRGB colors with equal steps in CIELAB, so that the map is perceptually uniform."""
     lab_N3 = to_lab(anchors_N3)
     # Interpolate densely, then choose points at equal distances along the curve.
-    dense = np.linspace(0, len(lab_N3) - 1, 8 * _LEVELS)
+    dense = np.linspace(0, len(lab_N3) - 1, 8 * levels)
     curve_D3 = np.stack([np.interp(dense, np.arange(len(lab_N3)), channel) for channel in lab_N3.T], -1)
     steps = np.linalg.norm(np.diff(curve_D3, axis=0), axis=-1)
     distance_D = np.concatenate([[0], steps.cumsum()])
-    even = np.linspace(0, distance_D[-1], _LEVELS)
+    even = np.linspace(0, distance_D[-1], levels)
     return _to_srgb(np.stack([np.interp(even, distance_D, channel) for channel in curve_D3.T], -1))
 
 

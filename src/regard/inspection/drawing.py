@@ -38,10 +38,12 @@ _GRAY, _FRAME, _OUTLINE = "#666666", "#b0b0b0", "#ffd640"
 
 
 class Colors(NamedTuple):
-    """A color map of matplotlib, and the weight of its last color."""
+    """A color map of matplotlib, the weights of its last and of its first color, and what the weights are."""
 
     color_map: Any
     limit: float
+    start: float = 0.0
+    quantity: str = "attention weight"
 
 
 class GridPanel(NamedTuple):
@@ -76,21 +78,24 @@ def build_heat_map(weights_TS: NDArray[np.float32], labels: Labels, title: str, 
     axes.set_title(title, loc="left", fontsize=_CAPTION_SIZE, pad=8)
     bar_height = min(height, _BAR_HEIGHT)
     bar = figure.add_axes((1 + _BAR_GAP / width, 1 - bar_height / height, _BAR_WIDTH / width, bar_height / height))
-    _draw_color_bar(figure, image, bar, colors.limit, bar_height)
+    _draw_color_bar(figure, image, bar, colors, bar_height)
     return figure
 
 
 def _draw_map(axes: Any, weights_TS: NDArray[np.float32], colors: Colors) -> Any:
     """Draw the cells of a map in a thin frame: cells without weight are as white as the paper."""
     weights = weights_TS if weights_TS.size else np.zeros((1, 1))
-    image = axes.imshow(weights, cmap=colors.color_map, vmin=0.0, vmax=colors.limit, aspect="auto")
+    image = axes.imshow(weights, cmap=colors.color_map, vmin=colors.start, vmax=colors.limit, aspect="auto")
     axes.tick_params(length=0)
     axes.spines[:].set(color=_FRAME, linewidth=0.6)
     return image
 
 
-def _draw_color_bar(figure: Any, image: Any, axes: Any, limit: float, height: float) -> None:
-    ticks, name = ([0, limit / 2, limit], "attention weight") if height > 1.2 else ([0, limit], "weight")
+def _draw_color_bar(figure: Any, image: Any, axes: Any, colors: Colors, height: float) -> None:
+    start, limit, quantity = colors.start, colors.limit, colors.quantity
+    # A long name does not fit beside a short bar.
+    middle, name = ([(start + limit) / 2], quantity) if height > 1.2 else ([], quantity.split()[-1])
+    ticks = [start, *middle, limit]
     bar = figure.colorbar(image, cax=axes, ticks=ticks, format="{x:g}")
     bar.set_label(name, color=_GRAY, fontsize=_WEIGHT_SIZE)
     bar.outline.set(edgecolor=_FRAME, linewidth=0.6)
@@ -146,7 +151,7 @@ def build_grid(panels: Sequence[GridPanel], labels: Labels, title: str, colors: 
         _BAR_WIDTH / total_width,
         bar_height / total_height,
     )
-    _draw_color_bar(figure, image, figure.add_axes(box), colors.limit, bar_height)
+    _draw_color_bar(figure, image, figure.add_axes(box), colors, bar_height)
     _add_title(figure, title)
     return figure
 

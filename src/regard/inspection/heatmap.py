@@ -76,7 +76,7 @@ class HeatMap(AttentionView):
 
     @property
     def scale(self) -> str:
-        return describe_scale(self._limit)
+        return describe_scale(self.appearance, self._limit)
 
     def to_text(self, width: int = 100) -> str:
         return "\n".join(line.plain.rstrip() for line in self._draw_lines(width, color=False))
@@ -102,7 +102,7 @@ class HeatMap(AttentionView):
         return f"{to_html_title(self.title)}{table}{to_html_scale(self.appearance, self._limit)}"
 
     def build_figure(self) -> Any:
-        colors = drawing.Colors(self.appearance.build_color_map(), self._limit)
+        colors = build_colors(self.appearance, self._limit)
         return drawing.build_heat_map(self.weights_TS, self.labels.drawn, self.title, colors)
 
     @property
@@ -129,7 +129,9 @@ class HeatMap(AttentionView):
         """Draw the cells of each row, for some of the columns."""
         limit, weights_TC = self._limit, self.weights_TS[:, columns]
         if not color:
-            yield from (Text("".join(shade(weight / limit) * width for weight in row)) for row in weights_TC.tolist())
+            yield from (
+                Text("".join(_shade_cell(weight / limit, width) for weight in row)) for row in weights_TC.tolist()
+            )
             return
         for colors in self.appearance.to_rgb(weights_TC, limit, terminal=True).tolist():
             line = Text()
@@ -152,14 +154,26 @@ _CSS = (
 _SCALE = "display:inline-block;width:120px;height:9px;margin:0 6px;border:1px solid #ddd"
 
 
+def _shade_cell(level: float, width: int) -> str:
+    """Return the block characters of a cell, after a minus sign if the level is negative."""
+    cell = shade(abs(level)) * width
+    return f"−{cell[1:]}" if level < 0 and cell.strip() else cell
+
+
 def shade(level: float) -> str:
     """Return the block character for a level from 0 to 1."""
     return _SHADES[round(max(0.0, min(1.0, level)) * (len(_SHADES) - 1))]
 
 
-def describe_scale(limit: float) -> str:
-    """Describe the scale of the colors, if it does not end at 1."""
-    return "" if limit == 1 else f"colors from 0 to {limit:g}"
+def build_colors(appearance: Appearance, limit: float) -> drawing.Colors:
+    """Return the colors of a figure, given the weight of the strongest color."""
+    return drawing.Colors(appearance.build_color_map(), limit, appearance.find_start(limit), appearance.quantity)
+
+
+def describe_scale(appearance: Appearance, limit: float) -> str:
+    """Describe the scale of the colors, if it is not from 0 to 1."""
+    start = appearance.find_start(limit)
+    return "" if (start, limit) == (0, 1) else f"colors from {start:g} to {limit:g}"
 
 
 def to_html_title(title: str) -> str:
@@ -169,9 +183,13 @@ def to_html_title(title: str) -> str:
 
 def to_html_scale(appearance: Appearance, limit: float) -> str:
     """Return the scale of the colors as HTML."""
-    colors = [f"#{bytes(color).hex()}" for color in appearance.to_rgb(np.linspace(0, limit, 9), limit).tolist()]
+    start = appearance.find_start(limit)
+    colors = [f"#{bytes(color).hex()}" for color in appearance.to_rgb(np.linspace(start, limit, 9), limit).tolist()]
+    name = appearance.quantity.split()[-1]
     style = f"{_SCALE};background:linear-gradient(to right,{','.join(colors)})"
-    return f'<div style="font:11px sans-serif;margin:6px 0">weight 0<span style="{style}"></span>{limit:g}</div>'
+    return (
+        f'<div style="font:11px sans-serif;margin:6px 0">{name} {start:g}<span style="{style}"></span>{limit:g}</div>'
+    )
 
 
 def _pad(text: str, width: int) -> str:

@@ -12,7 +12,15 @@ from rich.text import Text
 from regard.inspection import drawing
 from regard.inspection.appearance import Appearance
 from regard.inspection.blocks import arrange, draw_half_blocks
-from regard.inspection.heatmap import AttentionView, Weights, describe_scale, shade, to_html_scale, to_html_title
+from regard.inspection.heatmap import (
+    AttentionView,
+    Weights,
+    build_colors,
+    describe_scale,
+    shade,
+    to_html_scale,
+    to_html_title,
+)
 from regard.inspection.labels import Labels
 from regard.inspection.pictures import PixelArray, to_data_uri
 from regard.inspection.selection import AttentionMap
@@ -49,13 +57,13 @@ class MapGrid(AttentionView):
 
     @property
     def scale(self) -> str:
-        return describe_scale(self._limit)
+        return describe_scale(self.appearance, self._limit)
 
     def to_text(self, width: int = 100) -> str:
         limit = self._limit
         blocks = [
             [Text(part.name), *(Text("".join(shade(weight / limit) for weight in row)) for row in weights_TS.tolist())]
-            for part, weights_TS in ((part, _shrink(part.weights_TS)) for part in self.maps)
+            for part, weights_TS in ((part, abs(_shrink(part.weights_TS))) for part in self.maps)
         ]
         return "\n".join(line.plain.rstrip() for line in arrange(blocks, width))
 
@@ -88,7 +96,7 @@ class MapGrid(AttentionView):
         panels = [
             drawing.GridPanel(part.weights_TS, *place, *self._titles(place, part)) for place, part in self._places()
         ]
-        colors = drawing.Colors(self.appearance.build_color_map(), self._limit)
+        colors = build_colors(self.appearance, self._limit)
         return drawing.build_grid(panels, self.labels.drawn, self.title, colors)
 
     @property

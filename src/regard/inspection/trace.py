@@ -19,6 +19,7 @@ from regard.decoding.tracing import (
 )
 from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.formatting import quantity, to_json
+from regard.inspection.attribution import Attribution
 from regard.inspection.pictures import Style
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace_document import Document, TraceParts, parse_document, read_document, write_document
@@ -44,6 +45,7 @@ class Trace:
         mechanisms: The score, scope and selection of each attention, by name; and their parameters, with `queries`.
         inputs: What the weights of each attention are computed from, with `queries`.
         states: The states and gates of each recurrent cell, with `states`.
+        attributions: The scores of source tokens for the first hypothesis, as `Model.attribute` returns them.
         edits: Changes of the source, the weights or the output that the trace was computed with. Currently empty.
 
     >>> trace = model.trace("3 mai 2009", beam=3)
@@ -61,6 +63,7 @@ class Trace:
     mechanisms: dict[str, MechanismRecord] = field(default_factory=dict)
     inputs: list[AttentionInputs] = field(default_factory=list)
     states: list[CellStates] = field(default_factory=list)
+    attributions: list[Attribution] = field(default_factory=list)
     edits: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -145,6 +148,7 @@ class Trace:
             self.mechanisms,
             self.inputs,
             self.states,
+            self.attributions,
             self.edits,
         )
 

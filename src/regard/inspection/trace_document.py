@@ -22,6 +22,7 @@ from regard.decoding.tracing import (
     Step,
 )
 from regard.formatting import to_json
+from regard.inspection.attribution import Attribution, describe_attribution
 from regard.inspection.pictures import PixelArray
 from regard.inspection.prediction import Prediction
 from regard.models.contracts import Grid
@@ -48,6 +49,7 @@ class TraceParts(NamedTuple):
     mechanisms: dict[str, MechanismRecord]
     inputs: list[AttentionInputs]
     states: list[CellStates]
+    attributions: list[Attribution]
     edits: list[dict[str, Any]]
 
 
@@ -78,6 +80,7 @@ def write_document(parts: TraceParts) -> Document:
             }
             for states in parts.states
         ],
+        "attributions": list(map(_write_attribution, parts.attributions)),
         "settings": parts.settings,
         "edits": parts.edits,
     }
@@ -136,6 +139,31 @@ def _write_attention(parts: TraceParts) -> list[Document]:
     return entries
 
 
+def _write_attribution(attribution: Attribution) -> Document:
+    target_scores = attribution.target_scores
+    return {
+        **describe_attribution(attribution, attribution.agreement),
+        "normalized": attribution.normalized,
+        **write_array(attribution.scores, "float32"),
+        "target_scores": None if target_scores is None else write_array(target_scores, "float32"),
+    }
+
+
+def _read_attribution(entry: Document, prediction: Prediction) -> Attribution:
+    target_scores = entry["target_scores"]
+    return Attribution(
+        prediction,
+        entry["method"],
+        read_array(entry),
+        entry["steps"],
+        entry["contrast"],
+        None if target_scores is None else read_array(target_scores),
+        entry["deltas"],
+        entry["baseline"],
+        entry["normalized"],
+    )
+
+
 def number_layers(roles: Mapping[str, Role]) -> dict[str, int]:
     """Return the index of each attention among those with the same role."""
     counts: dict[Role, int] = {}
@@ -150,9 +178,9 @@ def read_document(document: Document) -> TraceParts:
     """Return the parts of a trace. Raise ValueError, KeyError or TypeError if the document is not valid."""
     if document["format"] != FORMAT:
         raise ValueError(f"it has the format {document['format']}, and this version of regard reads format {FORMAT}")
-    beam = document["beam"]
+    beam, prediction = document["beam"], _read_prediction(document)
     return TraceParts(
-        _read_prediction(document),
+        prediction,
         document["model"],
         document["settings"],
         [list(map(_read_step, steps)) for steps in document["steps"]],
@@ -170,6 +198,8 @@ def read_document(document: Document) -> TraceParts:
             CellStates(**{**entry, **{name: _read_arrays(entry[name]) for name in ("initial", "states", "gates")}})
             for entry in document["states"]
         ],
+        # Documents of this format that were written before there were attributions have no such field.
+        [_read_attribution(entry, prediction) for entry in document.get("attributions", [])],
         document["edits"],
     )
 

@@ -78,6 +78,16 @@ class Source(ABC):
         del probability, unknown
         return self
 
+    def occlude(self, hidden_BS: Tensor, unknown: int, layout: "Grid | None") -> Self:
+        """Hide some parts of the source, True in `hidden_BS`: in a text, replace tokens with the token `unknown`; in an
+        image with the slots in `layout`, fill their cells with the average color of the image.
+        """
+        del hidden_BS, unknown, layout
+        raise ConfigError(
+            f"{type(self).__name__} does not define how a part of a source is hidden, so the method occlusion cannot "
+            "be used. Use another method, or implement `occlude`."
+        )
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -107,6 +117,10 @@ class Tokens(Source):
     def corrupt(self, probability: float, unknown: int) -> "Tokens":
         dropped_BT = torch.rand(self.tokens_BT.shape, device=self.tokens_BT.device) < probability
         return Tokens(self.tokens_BT.masked_fill(dropped_BT, unknown), self.lengths_B)
+
+    def occlude(self, hidden_BS: Tensor, unknown: int, layout: "Grid | None") -> "Tokens":
+        del layout
+        return Tokens(self.tokens_BT.masked_fill(hidden_BS, unknown), self.lengths_B)
 
 
 LossTerm = Callable[[Tensor, Tensor], Tensor]
@@ -188,6 +202,13 @@ class Encoder(nn.Module, ABC, Generic[SourceT]):
     def token_embedding(self) -> nn.Embedding | None:
         """The embedding of source tokens, if there is one; it may be tied to that of the decoder."""
         return None
+
+    @property
+    def input_module(self) -> nn.Module | None:
+        """The module that returns a vector for each part of the source, (B, S, D), by default the embedding of tokens.
+        Gradients are attributed to its output.
+        """
+        return self.token_embedding
 
     @property
     def frozen_part(self) -> FrozenPart | None:

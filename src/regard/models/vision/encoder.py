@@ -118,6 +118,10 @@ class ImageEncoder(Encoder[ImageSource]):
         return self._size
 
     @property
+    def input_module(self) -> nn.Module:
+        return self.backbone
+
+    @property
     def frozen_part(self) -> FrozenPart | None:
         if self.cache_dtype is None:
             return None

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.models.contracts import Source
+from regard.models.contracts import Grid, Source
 
 LENGTH_HINT = 16
 """The length of an image, from which search computes the maximum length of a prediction."""
@@ -46,6 +46,15 @@ class Pixels(ImageSource):
 
     def features_by(self, backbone: Callable[[Tensor], Tensor]) -> Tensor:
         return backbone(self.pixels_B3HW)
+
+    def occlude(self, hidden_BS: Tensor, unknown: int, layout: Grid | None) -> "Pixels":
+        del unknown
+        assert layout is not None
+        height, width = self.pixels_B3HW.shape[-2:]
+        cells_B1YX = hidden_BS.view(-1, 1, *layout).float()
+        hidden_B1HW = nn.functional.interpolate(cells_B1YX, (height, width), mode="nearest").bool()
+        average_B311 = self.pixels_B3HW.double().mean((-2, -1), keepdim=True).round().to(self.pixels_B3HW.dtype)
+        return Pixels(torch.where(hidden_B1HW, average_B311, self.pixels_B3HW))
 
 
 @final

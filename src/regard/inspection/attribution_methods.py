@@ -1,0 +1,275 @@
+"""Attribution methods: how much each part of the source contributes to each token of the target (forced decoding).
+
+Gradient × input, integrated gradients and occlusion are those of captum. Value zeroing has no other implementation for
+models with encoder and decoder.
+
+N rows, K explained steps, T target steps, S parts of the source, D width, V vocabulary.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Final, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.record import Recordable, Role
+from regard.attention.value_zeroing import zero_values
+from regard.data.tokens.tokenizers import PAD, UNKNOWN
+from regard.decoding.scoring import MAX_LOGITS
+from regard.errors import ConfigError
+from regard.models.contracts import Grid, Source
+from regard.models.seq2seq import Seq2Seq
+
+Method = Literal["gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing", "attention"]
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
+
+Baseline = Literal["zero", "unknown", "padding"]
+BASELINES: Final[tuple[Baseline, ...]] = get_args(Baseline)
+
+_BASELINE_TOKENS: dict[Baseline, int] = {"unknown": UNKNOWN, "padding": PAD}
+
+MAX_TOKENS = 1 << 13
+"""The maximum number of source and target tokens that are processed together, as in a training batch."""
+
+
+class Explained(NamedTuple):
+    """What is explained: log p(y_t | y_<t, x) of some steps t, or log p(y_t | …) − log p(y'_t | …)."""
+
+    steps_K: Tensor
+    tokens_K: Tensor
+    contrast_K: Tensor | None = None
+    """The tokens y'_t."""
+
+    def select(self, logits_NV: Tensor, steps_N: Tensor) -> Tensor:
+        """Return the explained value of each row, given the logits of one of the steps, an index into K."""
+        log_p_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(-1)
+        value_N = log_p_NV.gather(-1, self.tokens_K[steps_N].unsqueeze(-1)).squeeze(-1)
+        if self.contrast_K is None:
+            return value_N
+        return value_N - log_p_NV.gather(-1, self.contrast_K[steps_N].unsqueeze(-1)).squeeze(-1)
+
+
+class Scores(NamedTuple):
+    """The scores of the parts of the source, and if requested of the inputs of the decoder. For integrated gradients,
+    also the difference between the sum of the scores and the change of the explained value.
+    """
+
+    source_KS: Tensor
+    target_KT: Tensor | None = None
+    delta_K: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Attributor:
+    """Computes attributions for one source and the given inputs of the decoder, the start token first.
+
+    The source has one row, and `parts` is the number of its tokens, or of the cells of `layout`. With `previous`, the
+    inputs of the decoder have scores, too.
+    """
+
+    model: Seq2Seq
+    source: Source
+    parts: int
+    layout: Grid | None
+    inputs_1T: Tensor
+    explained: Explained
+    vocabulary: int
+    """The number of target tokens."""
+    previous: bool = False
+
+    def multiply_gradient(self) -> Scores:
+        """Return Σ_d x_d ∂y/∂x_d for each embedding x of a token, or annotation of a cell (gradient × input)."""
+        captum = import_captum("gradient_x_input")
+        method = captum.InputXGradient(self._evaluate_embedded)
+        inputs = self._embed()
+
+        def attribute(steps_N: Tensor) -> tuple[Tensor, ...]:
+            repeated = tuple(part.requires_grad_() for part in _repeat(inputs, len(steps_N)))
+            scores: tuple[Tensor, ...] = method.attribute(repeated, additional_forward_args=(steps_N,))
+            return tuple(score.detach().sum(-1) for score in scores)
+
+        return Scores(*self._concatenate(attribute))
+
+    def integrate_gradients(self, baseline: Baseline, integration_steps: int) -> Scores:
+        """Return Σ_d (x_d − b_d) ∫ ∂y/∂x_d(b + α (x − b)) dα for each embedding x, with the baseline b."""
+        captum = import_captum("integrated_gradients")
+        method = captum.IntegratedGradients(self._evaluate_embedded)
+        inputs, baselines = self._embed(), self._embed_baseline(baseline)
+
+        def attribute(steps_N: Tensor) -> tuple[Tensor, ...]:
+            rows = len(steps_N)
+            scores, delta_N = method.attribute(
+                _repeat(inputs, rows),
+                baselines=_repeat(baselines, rows),
+                additional_forward_args=(steps_N,),
+                n_steps=integration_steps,
+                internal_batch_size=max(rows, self._max_rows),
+                return_convergence_delta=True,
+            )
+            return (delta_N.detach(), *(score.detach().sum(-1) for score in scores))
+
+        delta_K, *scores = self._concatenate(attribute)
+        return Scores(scores[0], scores[1] if self.previous else None, delta_K)
+
+    def occlude(self) -> Scores:
+        """Return by how much the explained value decreases if one part is hidden."""
+        captum = import_captum("occlusion")
+        steps = self.inputs_1T.shape[1]
+        sizes = (self.parts, steps) if self.previous else (self.parts,)
+        visible = tuple(torch.ones(1, size, device=self.inputs_1T.device) for size in sizes)
+        scores = captum.FeatureAblation(self._evaluate_occluded).attribute(
+            visible, baselines=(0,) * len(visible), perturbations_per_eval=self._max_rows
+        )
+        return Scores(*scores)
+
+    def zero_values(self) -> Scores:
+        """Return the cosine distance between the features of the decoder, with and without the values of one slot."""
+        source_KS = self._zero_values(self._find_attentions("encoder-self", "cross"), self.parts, "to the source")
+        if not self.previous:
+            return Scores(source_KS)
+        attentions = self._find_attentions("decoder-self")
+        return Scores(source_KS, self._zero_values(attentions, self.inputs_1T.shape[1], "to previous tokens"))
+
+    @property
+    def _max_rows(self) -> int:
+        """The number of rows that are processed together, so that memory use is bounded."""
+        steps = self.inputs_1T.shape[1]
+        return max(1, min(MAX_TOKENS // (self.parts + steps), MAX_LOGITS // (steps * self.vocabulary)))
+
+    @property
+    def _modules(self) -> tuple[nn.Module, ...]:
+        """The modules whose outputs gradients are attributed to."""
+        encoder, decoder = self.model.encoder, self.model.decoder
+        modules = (encoder.input_module, decoder.token_embedding) if self.previous else (encoder.input_module,)
+        for owner, module in zip((encoder, decoder), modules, strict=False):
+            if module is None:
+                raise ConfigError(
+                    f"{type(owner).__name__} declares no embedding, so gradients cannot be attributed to tokens. Use "
+                    "the method occlusion, or define the property `token_embedding`."
+                )
+        if encoder.input_module is decoder.token_embedding:
+            raise ConfigError(
+                "Encoder and decoder use the same embedding module, so gradients cannot be attributed to the source "
+                "alone. Use the method occlusion, or two modules that share their weights."
+            )
+        return tuple(module for module in modules if module is not None)
+
+    def _embed(self) -> tuple[Tensor, ...]:
+        """Return the outputs of the modules, which gradients are attributed to."""
+        outputs: dict[nn.Module, list[Tensor]] = {module: [] for module in self._modules}
+        with ExitStack() as stack:
+            for module, calls in outputs.items():
+                stack.callback(module.register_forward_hook(lambda *call, calls=calls: calls.append(call[-1])).remove)
+            with torch.no_grad():
+                self.model(self.source, self.inputs_1T)
+        # Some decoders embed one token at a time.
+        return tuple(calls[0] if calls[0].dim() == 3 else torch.stack(calls, 1) for calls in outputs.values())
+
+    def _embed_baseline(self, baseline: Baseline) -> tuple[Tensor, ...]:
+        embedded = self._embed()
+        if baseline == "zero":
+            return tuple(map(torch.zeros_like, embedded))
+        rows = []
+        for module, part_1SD in zip(self._modules, embedded, strict=True):
+            if not isinstance(module, nn.Embedding):
+                raise ConfigError(
+                    f"baseline: {baseline} is the embedding of a token, but the source is not text. Use the baseline "
+                    "zero."
+                )
+            rows.append(module.weight[_BASELINE_TOKENS[baseline]].detach().expand_as(part_1SD))
+        return tuple(rows)
+
+    def _evaluate_embedded(self, *arguments: Tensor) -> Tensor:
+        """Return the explained value of one step for each row, given the embeddings and the index of the step."""
+        *embedded, steps_N = arguments
+        rows = len(steps_N)
+        with replace_outputs(dict(zip(self._modules, embedded, strict=True))):
+            decoded = self.model(self._repeat_source(rows), self.inputs_1T.expand(rows, -1))
+        features_ND = decoded.features[torch.arange(rows), self.explained.steps_K[steps_N]]
+        return self.explained.select(decoded.output(features_ND), steps_N)
+
+    def _evaluate_occluded(self, visible_NS: Tensor, visible_NT: Tensor | None = None) -> Tensor:
+        """Return the explained values of all steps for each row, given the parts that are visible, 1 or 0."""
+        rows = len(visible_NS)
+        source = self._repeat_source(rows).occlude(visible_NS == 0, UNKNOWN, self.layout)
+        inputs_NT = self.inputs_1T.expand(rows, -1)
+        if visible_NT is not None:
+            inputs_NT = inputs_NT.masked_fill(visible_NT == 0, UNKNOWN)
+        decoded = self.model(source, inputs_NT)
+        steps_K = self.explained.steps_K
+        logits_NV = decoded.output(decoded.features[:, steps_K]).flatten(0, 1)
+        return self.explained.select(logits_NV, torch.arange(len(steps_K)).repeat(rows)).view(rows, -1)
+
+    def _zero_values(self, attentions: Sequence[nn.Module], slots: int, which: str) -> Tensor:
+        if not attentions:
+            raise ConfigError(
+                f"The model has no attention {which}, so there are no values to set to zero. Use another method."
+            )
+        device, steps_K = self.inputs_1T.device, self.explained.steps_K
+        one_slot_SS = torch.eye(slots, dtype=torch.bool, device=device)
+        nothing_1S = torch.zeros(1, slots, dtype=torch.bool, device=device)
+        features = []
+        with torch.no_grad():
+            for zeroed_NS in torch.split(torch.cat([nothing_1S, one_slot_SS]), self._max_rows):
+                rows = len(zeroed_NS)
+                with zero_values(attentions, zeroed_NS):
+                    decoded = self.model(self._repeat_source(rows), self.inputs_1T.expand(rows, -1))
+                features.append(decoded.features[:, steps_K])
+        features_NKD = torch.cat(features)
+        similarity_SK = nn.functional.cosine_similarity(features_NKD[:1], features_NKD[1:], dim=-1)
+        return (1 - similarity_SK).clamp_min(0).t()
+
+    def _find_attentions(self, *roles: Role) -> list[nn.Module]:
+        return [module for module in self.model.modules() if isinstance(module, Recordable) and module.role in roles]
+
+    def _concatenate(self, attribute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Call a function with the indices of the explained steps, in batches, and concatenate its results."""
+        indices = torch.arange(len(self.explained.steps_K), device=self.inputs_1T.device)
+        # The kernels of cuDNN for recurrent networks compute gradients in training mode only.
+        with torch.backends.cudnn.flags(enabled=False):
+            parts = [attribute(steps_N) for steps_N in torch.split(indices, self._max_rows)]
+        return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+    def _repeat_source(self, rows: int) -> Source:
+        return self.source.rows(torch.zeros(rows, dtype=torch.long, device=self.inputs_1T.device))
+
+
+def _repeat(inputs: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:
+    return tuple(part.repeat(rows, *(1,) * (part.dim() - 1)) for part in inputs)
+
+
+@contextmanager
+def replace_outputs(outputs: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+    """Within the block, modules return the given outputs (B, T, D) and compute nothing. A module that is called with
+    one token for each row returns one step after the other.
+    """
+    replaced = {module: vars(module).get("forward") for module in outputs}
+    for module, output_BTD in outputs.items():
+        vars(module)["forward"] = _return_output(output_BTD)
+    try:
+        yield
+    finally:
+        for module, forward in replaced.items():
+            del vars(module)["forward"]
+            vars(module).update({} if forward is None else {"forward": forward})
+
+
+def _return_output(output_BTD: Tensor) -> Callable[[Tensor], Tensor]:
+    steps = iter(output_BTD.unbind(1))
+    return lambda tokens: next(steps) if tokens.dim() == 1 else output_BTD
+
+
+def import_captum(method: str) -> ModuleType:
+    """Import captum, which is needed only for attribution."""
+    try:
+        attr = importlib.import_module("captum.attr")
+    except ImportError:
+        raise ConfigError(
+            f"The method {method} requires the package captum, which is not installed. Run pip install "
+            "'regard[explain]', or use the method value_zeroing or attention."
+        ) from None
+    return attr

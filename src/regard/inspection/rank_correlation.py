@@ -1,0 +1,42 @@
+"""Rank correlation of two lists of numbers, with ties."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def spearman(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Return Spearman's ρ: the correlation of the ranks, where equal numbers share the average of their ranks. None if
+    all numbers of a list are equal, or if there are fewer than two.
+    """
+    ranks = [rank(values) for values in (first, second)]
+    centered = [values - values.mean() if len(values) else values for values in ranks]
+    product = np.linalg.norm(centered[0]) * np.linalg.norm(centered[1])
+    return float(centered[0] @ centered[1] / product) if product else None
+
+
+def kendall(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Return Kendall's τ_b: (concordant − discordant pairs) / √(pairs that differ in the first · in the second list).
+    None if all numbers of a list are equal, or if there are fewer than two.
+    """
+    signs = [_compare_pairs(values) for values in (first, second)]
+    differing = [float(np.count_nonzero(part)) for part in signs]
+    if not all(differing):
+        return None
+    return float((signs[0] * signs[1]).sum() / np.sqrt(differing[0] * differing[1]))
+
+
+def rank(values: ArrayLike) -> NDArray[np.float64]:
+    """Return the rank of each number, from 1 for the smallest. Equal numbers have the average of their ranks."""
+    array = np.asarray(values, np.float64)
+    _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
+    last_ranks = counts.cumsum()
+    ranks: NDArray[np.float64] = (last_ranks - (counts - 1) / 2)[inverse]
+    return ranks
+
+
+def _compare_pairs(values: ArrayLike) -> NDArray[Any]:
+    """Return the sign of the difference of each pair of numbers."""
+    array = np.asarray(values, np.float64)
+    return np.sign(array[:, None] - array[None, :])
