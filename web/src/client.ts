@@ -1,0 +1,183 @@
+/** The data of the page: from the server, or from the documents inside an exported page. */
+import type { Edit, Mechanism, TraceDocument } from "./trace.js";
+
+export interface ModelSummary {
+  id: string;
+  name: string;
+  architecture: string;
+  source_kind: "text" | "image";
+  parameters: number;
+  step: number;
+  metrics: Record<string, number> | null;
+  attentions: (Partial<Mechanism> & { name: string })[];
+  examples: string[];
+}
+
+export interface ModelCard {
+  settings: string;
+  curves?: Series[];
+  metrics?: Record<string, number> | null;
+  [field: string]: unknown;
+}
+
+/** A learning curve: pairs of a step and a value. */
+export interface Series {
+  name: string;
+  points: [number, number][];
+}
+
+export interface TraceRequest {
+  model: string;
+  source: { text: string } | { image: string };
+  search: { beam: number; nbest: number };
+  target: string | null;
+  edits: Edit[];
+  queries: boolean;
+  states: boolean;
+  candidates: number;
+}
+
+export interface CorpusRow {
+  source: string;
+  prediction: string;
+  reference: string;
+  score: number | null;
+  length: number;
+  entropy: number | null;
+  coverage: number | null;
+}
+
+export interface Client {
+  /** Whether the page can compute something new. An exported page cannot. */
+  readonly isLive: boolean;
+  listModels(): Promise<ModelSummary[]>;
+  trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument>;
+  card(model: string): Promise<ModelCard>;
+  streamCorpus(model: string, signal: AbortSignal): AsyncIterable<CorpusRow>;
+  exportPage(request: TraceRequest, fragment: string): Promise<Blob>;
+}
+
+/** An error with a message for the reader of the page. */
+export class RequestError extends Error {}
+
+/** Requests to the server that the page was loaded from. */
+export class ServerClient implements Client {
+  readonly isLive = true;
+
+  constructor(private readonly token: string) {}
+
+  listModels(): Promise<ModelSummary[]> {
+    return this.fetchJson("api/models");
+  }
+
+  trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument> {
+    return this.fetchJson("api/trace", request, signal);
+  }
+
+  card(model: string): Promise<ModelCard> {
+    return this.fetchJson(`api/models/${encodeURIComponent(model)}/card`);
+  }
+
+  async *streamCorpus(model: string, signal: AbortSignal): AsyncIterable<CorpusRow> {
+    const response = await this.fetch("api/corpus", { model }, signal);
+    for await (const value of readLines(response)) {
+      const row = (value as { row?: CorpusRow }).row ?? (value as CorpusRow);
+      if (row.source !== undefined) yield row;
+    }
+  }
+
+  async exportPage(request: TraceRequest, fragment: string): Promise<Blob> {
+    return (await this.fetch("api/export", { ...request, fragment })).blob();
+  }
+
+  private async fetchJson<T>(path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
+    return (await (await this.fetch(path, body, signal)).json()) as T;
+  }
+
+  private async fetch(path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+    const headers: Record<string, string> = this.token ? { Authorization: `Bearer ${this.token}` } : {};
+    let options: RequestInit = { headers };
+    if (body !== undefined) {
+      headers["Content-Type"] = "application/json";
+      options = { method: "POST", headers, body: JSON.stringify(body) };
+    }
+    const response = await fetch(path, { ...options, signal: signal ?? null }).catch((reason: unknown) => {
+      if (reason instanceof DOMException && reason.name === "AbortError") throw reason;
+      throw new RequestError("The server does not respond. Check that regard explore is still running, then try again.");
+    });
+    if (!response.ok) throw new RequestError(await readError(response));
+    return response;
+  }
+}
+
+async function readError(response: Response): Promise<string> {
+  const body: unknown = await response.json().catch(() => null);
+  const message = (body as { error?: { message?: string } } | null)?.error?.message;
+  return message ?? `The server answered with the status ${response.status}.`;
+}
+
+/** Yield the JSON values of a response with one value per line. */
+async function* readLines(response: Response): AsyncIterable<unknown> {
+  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    const lines = (rest + (value ?? "")).split("\n");
+    rest = lines.pop()!;
+    for (const line of lines) if (line.trim()) yield JSON.parse(line);
+    if (done) break;
+  }
+  if (rest.trim()) yield JSON.parse(rest);
+}
+
+/** What an exported page contains. */
+export interface EmbeddedData {
+  models: ModelSummary[];
+  traces: { request: TraceRequest; document: TraceDocument }[];
+  cards?: Record<string, ModelCard>;
+  fragment?: string;
+}
+
+/** The documents inside an exported page. It makes no request. */
+export class EmbeddedClient implements Client {
+  readonly isLive = false;
+
+  constructor(readonly data: EmbeddedData) {}
+
+  async listModels(): Promise<ModelSummary[]> {
+    return this.data.models;
+  }
+
+  async trace(request: TraceRequest): Promise<TraceDocument> {
+    const key = describeRequest(request);
+    const candidates = this.data.traces.filter((entry) => describeRequest(entry.request) === key);
+    const found = candidates.find((entry) => entry.request.queries) ?? candidates[0];
+    if (!found) throw new RequestError("This file contains other sentences only. Run regard explore to compute new ones.");
+    return found.document;
+  }
+
+  async card(model: string): Promise<ModelCard> {
+    const card = this.data.cards?.[model];
+    if (!card) throw new RequestError("This file does not contain the settings of the model.");
+    return card;
+  }
+
+  // eslint-disable-next-line require-yield
+  async *streamCorpus(): AsyncIterable<CorpusRow> {
+    throw new RequestError("This file does not contain a corpus. Run regard explore to read one.");
+  }
+
+  async exportPage(): Promise<Blob> {
+    return new Blob([`<!doctype html>${document.documentElement.outerHTML}`], { type: "text/html" });
+  }
+}
+
+const describeRequest = ({ model, source, edits, search }: TraceRequest): string =>
+  JSON.stringify([model, source, edits, search?.beam]);
+
+/** Return the client of this page: embedded documents, if there are any, otherwise the server. */
+export function createClient(): Client {
+  const element = document.getElementById("explorer-data");
+  if (element) return new EmbeddedClient(JSON.parse(element.textContent!) as EmbeddedData);
+  return new ServerClient(new URLSearchParams(location.search).get("token") ?? "");
+}

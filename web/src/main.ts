@@ -1,0 +1,2 @@
+/** The entry of the bundle. */
+import "./views/explorer-app.js";

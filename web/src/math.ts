@@ -1,0 +1,71 @@
+/**
+ * Formulas as MathML. The notation: `x_j` and `x_{i ≤ j}` are subscripts, `{a} / {b}` is a fraction, `√{d}` is a root, and
+ * words of several letters are functions.
+ */
+
+const NAMESPACE = "http://www.w3.org/1998/Math/MathML";
+
+function create(name: string, ...children: (Element | string)[]): Element {
+  const element = document.createElementNS(NAMESPACE, name);
+  element.append(...children);
+  return element;
+}
+
+class Parser {
+  private position = 0;
+  private readonly characters: string[];
+
+  constructor(text: string) {
+    this.characters = [...text];
+  }
+
+  /** Parse up to a closing brace or the end. */
+  parse(): Element {
+    const row = create("mrow");
+    while (this.position < this.characters.length && this.characters[this.position] !== "}") {
+      if (this.characters[this.position] === " ") this.position += 1;
+      else row.append(this.parseFraction());
+    }
+    return row;
+  }
+
+  private parseFraction(): Element {
+    const isGroup = this.characters[this.position] === "{";
+    const numerator = this.parseScript();
+    if (!isGroup || this.characters.slice(this.position, this.position + 3).join("") !== " / ") return numerator;
+    this.position += 3;
+    return create("mfrac", numerator, this.parseScript());
+  }
+
+  private parseScript(): Element {
+    const base = this.parseAtom();
+    if (this.characters[this.position] !== "_") return base;
+    this.position += 1;
+    const isSum = base.textContent === "∑";
+    return create(isSum ? "munder" : "msub", base, this.parseAtom());
+  }
+
+  private parseAtom(): Element {
+    const character = this.characters[this.position];
+    this.position += 1;
+    if (character === "{") {
+      const group = this.parse();
+      this.position += 1;
+      return group;
+    }
+    if (character === "√") return create("msqrt", this.parseAtom());
+    if (/\d/.test(character)) return create("mn", character);
+    if (!/\p{L}/u.test(character)) return create("mo", character);
+    let name = character;
+    while (/[a-z]/.test(character) && /[a-z]/.test(this.characters[this.position] ?? "")) name += this.characters[this.position++];
+    // A subscript that is written without braces is one letter.
+    return create("mi", name);
+  }
+}
+
+/** Return the formula as a MathML element. */
+export function renderFormula(text: string): Element {
+  const math = create("math", new Parser(text).parse());
+  math.setAttribute("aria-label", text.replace(/[{}]/g, ""));
+  return math;
+}

@@ -1,0 +1,68 @@
+/** Colors of drawings. One hue for weights, two for signed differences: both are safe for color-blind readers. */
+
+export interface Palette {
+  background: string;
+  ink: string;
+  muted: string;
+  line: string;
+  accent: string;
+  ramp: readonly string[];
+  diverging: readonly string[];
+}
+
+type RGB = readonly [number, number, number];
+
+const parseColor = (hex: string): RGB => [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16)) as unknown as RGB;
+
+/** Interpolate colors at equal distances, in 256 levels. */
+function interpolate(...stops: string[]): string[] {
+  const colors = stops.map(parseColor);
+  return Array.from({ length: 256 }, (_, level) => {
+    const position = (level / 255) * (colors.length - 1);
+    const index = Math.min(Math.floor(position), colors.length - 2);
+    const share = position - index;
+    const mixed = colors[index].map((channel, axis) => Math.round(channel + share * (colors[index + 1][axis] - channel)));
+    return `rgb(${mixed.join(",")})`;
+  });
+}
+
+export const LIGHT: Palette = {
+  background: "#ffffff",
+  ink: "#1b2130",
+  muted: "#596275",
+  line: "#dfe3ea",
+  accent: "#2b5fd9",
+  ramp: interpolate("#f5f7fb", "#c3d5fb", "#7fa4f2", "#3a66d6", "#17327f", "#0b1a4a"),
+  diverging: interpolate("#8c3a00", "#e08a3c", "#f6f6f6", "#5b8def", "#173a8c"),
+};
+
+export const DARK: Palette = {
+  background: "#161a22",
+  ink: "#e8ebf2",
+  muted: "#a2abbd",
+  line: "#2e3543",
+  accent: "#8ab0ff",
+  ramp: interpolate("#1c212b", "#22386e", "#2f5bc0", "#6f9dfb", "#b9d1ff", "#f4f8ff"),
+  diverging: interpolate("#ffb26b", "#a8591a", "#20242d", "#3f6fd6", "#a9c6ff"),
+};
+
+export const levelOf = (value: number): number => Math.max(0, Math.min(255, Math.round(255 * value)));
+
+export function colorOf(palette: Palette, weight: number): string {
+  return palette.ramp[levelOf(weight)];
+}
+
+/** The color of a difference between −1 and 1. */
+export function differenceColor(palette: Palette, difference: number): string {
+  return palette.diverging[levelOf((difference + 1) / 2)];
+}
+
+/** Whether the reader chose the dark theme, or the system prefers it. */
+export function isDark(): boolean {
+  const chosen = document.documentElement.dataset["theme"];
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+export function currentPalette(): Palette {
+  return isDark() ? DARK : LIGHT;
+}

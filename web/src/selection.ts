@@ -1,0 +1,122 @@
+/** Which attention weights are shown: how layers, heads and tokens are combined, as regard.inspection.selection does. */
+import { Matrix } from "./arrays.js";
+import { findAxes, findLayers, readHeads, ROLE_NAMES, type Axes, type Role, type TraceDocument } from "./trace.js";
+import { combineWords, findWords, joinWord, type Span } from "./words.js";
+
+export type Reduction = "mean" | "max";
+export type Layer = number | Reduction | "rollout";
+export type Head = number | Reduction;
+
+export interface SelectedMap {
+  weights: Matrix;
+  axes: Axes;
+  title: string;
+  /** The tokens of each row and column: one, or those of a word. */
+  rowSpans: Span[];
+  columnSpans: Span[];
+}
+
+/** Combine matrices of one shape element by element. */
+export function reduce(parts: readonly Matrix[], how: Reduction): Matrix {
+  const [first] = parts;
+  return first.map((_, row, column) => {
+    const values = parts.map((part) => part.at(row, column));
+    return how === "max" ? Math.max(...values) : values.reduce((sum, value) => sum + value, 0) / values.length;
+  });
+}
+
+function selectHead(heads: readonly Matrix[], head: Head): Matrix {
+  if (typeof head !== "number") return heads.length === 1 ? heads[0] : reduce(heads, head);
+  return heads[Math.min(head, heads.length - 1)];
+}
+
+const normalizeRows = (weights: Matrix): Matrix => {
+  const sums = Array.from({ length: weights.rows }, (_, row) => weights.row(row).reduce((sum, value) => sum + value, 0));
+  return weights.map((value, row) => (sums[row] > 0 ? value / sums[row] : 0));
+};
+
+const addResidual = (weights: Matrix): Matrix =>
+  normalizeRows(weights).map((value, row, column) => 0.5 * value + (row === column ? 0.5 : 0));
+
+/** Return the attention rollout (Abnar and Zuidema 2020) of a self-attention, given the weights of its layers. */
+export function rollOut(layers: readonly Matrix[]): Matrix {
+  return layers.reduce((rollout, weights) => addResidual(weights).multiply(rollout), Matrix.identity(layers[0].columns));
+}
+
+/** Return the rollout of the cross-attention. `encoder` and `decoder` may be empty: they may be recurrent. */
+export function rollOutCross(encoder: readonly Matrix[], decoder: readonly Matrix[], cross: readonly Matrix[]): Matrix {
+  const last = cross[cross.length - 1];
+  const encoded = encoder.length ? rollOut(encoder) : Matrix.identity(last.columns);
+  if (!decoder.length) return normalizeRows(last.multiply(encoded));
+  const source = decoder.reduce((sum, self, layer) => {
+    const own = addResidual(self).multiply(sum);
+    const read = normalizeRows(cross[layer]).multiply(encoded);
+    return own.map((value, row, column) => 0.5 * value + 0.5 * read.at(row, column));
+  }, new Matrix(last.rows, last.columns));
+  return normalizeRows(source);
+}
+
+/** Whether the rollout is defined: it needs a self-attention, and one for each cross-attention of the decoder. */
+export function hasRollout(trace: TraceDocument, role: Role, hypothesis: number): boolean {
+  const count = (part: Role): number => findLayers(trace, part, hypothesis).length;
+  if (role !== "cross") return count(role) > 0;
+  const decoder = count("decoder-self");
+  return (count("encoder-self") > 0 || decoder > 0) && (decoder === 0 || decoder === count("cross"));
+}
+
+function selectWeights(trace: TraceDocument, role: Role, hypothesis: number, layer: Layer, head: Head): Matrix {
+  const read = (part: Role): Matrix[] =>
+    findLayers(trace, part, hypothesis).map((entry) => selectHead(readHeads(entry), head));
+  const layers = read(role);
+  if (layer === "rollout" && hasRollout(trace, role, hypothesis)) {
+    return role === "cross" ? rollOutCross(read("encoder-self"), read("decoder-self"), layers) : rollOut(layers);
+  }
+  if (layer === "mean" || layer === "max") return reduce(layers, layer);
+  return layers[typeof layer === "number" ? Math.min(layer, layers.length - 1) : layers.length - 1];
+}
+
+const COMBINATIONS: Record<Reduction, string> = { mean: "average of", max: "maximum of" };
+
+function describe(trace: TraceDocument, role: Role, hypothesis: number, layer: Layer, head: Head): string {
+  const layers = findLayers(trace, role, hypothesis);
+  const heads = readHeads(layers[0]).length;
+  const parts = [layer === "rollout" ? `Rollout of ${ROLE_NAMES[role].toLowerCase()}` : ROLE_NAMES[role]];
+  if (layers.length > 1 && layer !== "rollout") {
+    parts.push(typeof layer === "number" ? `layer ${layer + 1}` : `${COMBINATIONS[layer]} ${layers.length} layers`);
+  }
+  if (heads > 1) parts.push(typeof head === "number" ? `head ${head + 1}` : `${COMBINATIONS[head]} ${heads} heads`);
+  return parts.join(", ");
+}
+
+const singles = (count: number): Span[] => Array.from({ length: count }, (_, index) => [index, index + 1]);
+
+export interface MapChoice {
+  role: Role;
+  layer: Layer;
+  head: Head;
+  hypothesis: number;
+  words: boolean;
+}
+
+/** Return the selected map, or null if the trace has no attention of this role. */
+export function selectMap(trace: TraceDocument, choice: MapChoice): SelectedMap | null {
+  const { role, layer, head, hypothesis, words } = choice;
+  if (!findLayers(trace, role, hypothesis).length) return null;
+  const weights = selectWeights(trace, role, hypothesis, layer, head);
+  const axes = findAxes(trace, role, hypothesis);
+  const title = describe(trace, role, hypothesis, layer, head);
+  if (!words) return { weights, axes, title, rowSpans: singles(weights.rows), columnSpans: singles(weights.columns) };
+  const isPicture = trace.source.grid !== null;
+  const group = (tokens: string[], name: string): Span[] =>
+    isPicture && name === "source" ? singles(tokens.length) : findWords(tokens);
+  const rowSpans = group(axes.rows, axes.rowName);
+  const columnSpans = group(axes.columns, axes.columnName);
+  const join = (tokens: string[], spans: Span[]): string[] => spans.map(([start, end]) => joinWord(tokens.slice(start, end)));
+  return {
+    weights: combineWords(weights, rowSpans, columnSpans),
+    axes: { ...axes, rows: join(axes.rows, rowSpans), columns: join(axes.columns, columnSpans) },
+    title: `${title}, words`,
+    rowSpans,
+    columnSpans,
+  };
+}

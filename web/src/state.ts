@@ -1,0 +1,142 @@
+/** The state of the page, and its form in the fragment of the URL. A reload reproduces the page. */
+import type { Toggles } from "./equation.js";
+import { UNCHANGED } from "./equation.js";
+import type { Head, Layer } from "./selection.js";
+import type { Edit, Role } from "./trace.js";
+
+export const TABS = ["translate", "attention", "steps", "equation", "compare", "corpus", "image", "model"] as const;
+export type Tab = (typeof TABS)[number];
+export const TAB_NAMES: Record<Tab, string> = {
+  translate: "Translate",
+  attention: "Attention",
+  steps: "Steps",
+  equation: "Equation",
+  compare: "Compare",
+  corpus: "Corpus",
+  image: "Image",
+  model: "Model",
+};
+
+export const VIEWS = ["matrix", "lines", "grid", "text"] as const;
+export type ViewName = (typeof VIEWS)[number];
+export type ColorScale = "fixed" | "row";
+
+export interface State {
+  tab: Tab;
+  model: string;
+  text: string;
+  beam: number;
+  edits: Edit[];
+  hypothesis: number;
+  role: Role;
+  /** null: the last layer. */
+  layer: Layer | null;
+  head: Head;
+  view: ViewName;
+  /** null: tokens for short sources, words for long ones. */
+  words: boolean | null;
+  colors: ColorScale;
+  /** The focused output token, and the focused slot. */
+  row: number;
+  column: number;
+  /** Output tokens that are selected together. */
+  rows: number[];
+  /** What to compare with: the model of this id, or "original", the prediction without edits. */
+  other: string;
+  toggles: Toggles;
+}
+
+export const INITIAL: State = {
+  tab: "translate",
+  model: "0",
+  text: "",
+  beam: 4,
+  edits: [],
+  hypothesis: 0,
+  role: "cross",
+  layer: null,
+  head: "mean",
+  view: "matrix",
+  words: null,
+  colors: "fixed",
+  row: 0,
+  column: 0,
+  rows: [],
+  other: "",
+  toggles: UNCHANGED,
+};
+
+/** Fields whose value is text. All others are written as JSON. */
+const TEXTS: ReadonlySet<string> = new Set(["tab", "model", "text", "role", "view", "colors", "other"]);
+
+/** Return the fragment of a state: the fields that differ from the initial state. */
+export function writeFragment(state: State): string {
+  const parameters = new URLSearchParams();
+  for (const [name, value] of Object.entries(state)) {
+    const text = TEXTS.has(name) ? String(value) : JSON.stringify(value);
+    const initial = INITIAL[name as keyof State];
+    if (text !== (TEXTS.has(name) ? String(initial) : JSON.stringify(initial))) parameters.set(name, text);
+  }
+  return parameters.toString();
+}
+
+/** Return the state of a fragment. Fields that are missing or not valid have their initial value. */
+export function readFragment(fragment: string): State {
+  const parameters = new URLSearchParams(fragment.replace(/^#/, ""));
+  const state: Record<string, unknown> = { ...INITIAL };
+  for (const name of Object.keys(INITIAL)) {
+    const text = parameters.get(name);
+    if (text === null) continue;
+    const value = TEXTS.has(name) ? text : parse(text);
+    if (CHECKS[name as keyof State](value)) state[name] = value;
+  }
+  return state as unknown as State;
+}
+
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+const isText = (value: unknown): boolean => typeof value === "string";
+const isIndex = (value: unknown): boolean => Number.isInteger(value) && (value as number) >= 0;
+const isOneOf =
+  (...choices: readonly unknown[]) =>
+  (value: unknown): boolean =>
+    choices.includes(value);
+const isIndices = (value: unknown): boolean => Array.isArray(value) && value.every(isIndex);
+
+function isToggles(value: unknown): boolean {
+  if (typeof value !== "object" || value === null) return false;
+  const toggles = value as Record<string, unknown>;
+  return (
+    typeof toggles["scaling"] === "boolean" &&
+    typeof toggles["hard"] === "boolean" &&
+    typeof toggles["temperature"] === "number" &&
+    toggles["temperature"] > 0 &&
+    isIndices(toggles["masked"])
+  );
+}
+
+const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
+  tab: isOneOf(...TABS),
+  model: isText,
+  text: isText,
+  beam: (value) => isIndex(value) && (value as number) >= 1 && (value as number) <= 20,
+  edits: (value) => Array.isArray(value) && value.every((edit) => typeof edit?.kind === "string"),
+  hypothesis: isIndex,
+  role: isOneOf("cross", "encoder-self", "decoder-self"),
+  layer: (value) => value === null || isIndex(value) || isOneOf("mean", "max", "rollout")(value),
+  head: (value) => isIndex(value) || isOneOf("mean", "max")(value),
+  view: isOneOf(...VIEWS),
+  words: isOneOf(true, false, null),
+  colors: isOneOf("fixed", "row"),
+  row: isIndex,
+  column: isIndex,
+  rows: isIndices,
+  other: isText,
+  toggles: isToggles,
+};

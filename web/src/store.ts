@@ -1,0 +1,222 @@
+/** The store: the state, the documents that belong to it, and the changes of both. Views subscribe to it. */
+import { RequestError, type Client, type ModelSummary, type TraceRequest } from "./client.js";
+import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
+import { INITIAL, readFragment, writeFragment, type State } from "./state.js";
+import { findLayers, type Edit, type TraceDocument } from "./trace.js";
+
+/** The fields that decide what the model computes. A change of them can be undone. */
+const COMPUTED = ["model", "text", "beam", "edits"] as const;
+type Computed = Pick<State, (typeof COMPUTED)[number]>;
+
+/** Past this number of source tokens, words are shown instead of tokens. */
+const MANY_TOKENS = 200;
+
+export class Store extends EventTarget {
+  state: State = INITIAL;
+  models: ModelSummary[] = [];
+  trace: TraceDocument | null = null;
+  /** The picture of a captioner, as base64. It is too large for the URL, so the tab of the browser keeps it. */
+  image = sessionStorage.getItem("regard.image") ?? "";
+  error = "";
+  loading = false;
+  /** What assistive technology reads aloud. */
+  announcement = "";
+  private past: Computed[] = [];
+  private future: Computed[] = [];
+  private readonly documents = new Map<string, Promise<TraceDocument>>();
+  private controller = new AbortController();
+
+  constructor(readonly client: Client) {
+    super();
+  }
+
+  /** Read the models and the state of the URL. */
+  async start(fragment: string): Promise<void> {
+    try {
+      this.models = await this.client.listModels();
+    } catch (reason) {
+      this.fail(reason);
+      return;
+    }
+    this.restore(fragment);
+    addEventListener("popstate", () => this.restore(location.hash));
+  }
+
+  private restore(fragment: string): void {
+    const state = readFragment(fragment);
+    const model = this.models.find((each) => each.id === state.model) ?? this.models[0];
+    const text = state.text || (model?.source_kind === "text" ? model.examples[0] ?? "" : "");
+    this.state = { ...state, model: model?.id ?? state.model, text };
+    void this.load();
+  }
+
+  get model(): ModelSummary | undefined {
+    return this.models.find((each) => each.id === this.state.model);
+  }
+
+  get readsImages(): boolean {
+    return this.model?.source_kind === "image";
+  }
+
+  /** Describe another picture. */
+  openImage(image: string, name: string): void {
+    this.image = image;
+    try {
+      sessionStorage.setItem("regard.image", image);
+    } catch {
+      // The storage of the browser is full: a reload will ask for the picture again.
+    }
+    this.compute({ text: name, edits: [] });
+  }
+
+  /** Change what is shown. */
+  show(changes: Partial<State>): void {
+    this.state = { ...this.state, ...changes };
+    history.replaceState(null, "", `#${writeFragment(this.state)}`);
+    this.notify();
+  }
+
+  /** Change what the model computes: decode again. */
+  compute(changes: Partial<State>): void {
+    this.past.push(pick(this.state));
+    this.future = [];
+    this.move({ hypothesis: 0, rows: [], ...changes });
+  }
+
+  addEdit(edit: Edit): void {
+    this.compute({ edits: [...this.state.edits, edit] });
+  }
+
+  removeEdit(index: number): void {
+    this.compute({ edits: this.state.edits.filter((_, position) => position !== index) });
+  }
+
+  get canUndo(): boolean {
+    return this.past.length > 0;
+  }
+
+  get canRedo(): boolean {
+    return this.future.length > 0;
+  }
+
+  undo(): void {
+    const previous = this.past.pop();
+    if (!previous) return;
+    this.future.push(pick(this.state));
+    this.move({ ...previous, hypothesis: 0 });
+    this.announce("Undone.");
+  }
+
+  redo(): void {
+    const next = this.future.pop();
+    if (!next) return;
+    this.past.push(pick(this.state));
+    this.move({ ...next, hypothesis: 0 });
+    this.announce("Redone.");
+  }
+
+  announce(text: string): void {
+    this.announcement = text;
+    this.dispatchEvent(new Event("announce"));
+  }
+
+  private move(changes: Partial<State>): void {
+    this.state = { ...this.state, ...changes };
+    history.pushState(null, "", `#${writeFragment(this.state)}`);
+    void this.load();
+  }
+
+  /** The request of the present state. */
+  describeRequest(changes: Partial<TraceRequest> = {}): TraceRequest {
+    const { model, text, beam, edits } = this.state;
+    const nbest = Math.min(beam, 5);
+    const common = { target: null, queries: false, states: false, candidates: 10 };
+    const source = this.readsImages ? { image: this.image } : { text };
+    return { model, source, search: { beam, nbest }, edits, ...common, ...changes };
+  }
+
+  /** Return the document of a request, computed once. */
+  fetchTrace(changes: Partial<TraceRequest> = {}): Promise<TraceDocument> {
+    const request = this.describeRequest(changes);
+    const key = JSON.stringify(request);
+    const known = this.documents.get(key);
+    if (known) return known;
+    const promise = this.client.trace(request, this.controller.signal);
+    this.documents.set(key, promise);
+    promise.catch(() => this.documents.delete(key));
+    return promise;
+  }
+
+  private async load(): Promise<void> {
+    // Work for an earlier state is not needed any more.
+    if (this.loading) this.controller.abort();
+    this.controller = new AbortController();
+    const { signal } = this.controller;
+    this.error = "";
+    if (this.readsImages ? !this.image : !this.state.text.trim()) {
+      this.trace = null;
+      this.loading = false;
+      this.notify();
+      return;
+    }
+    this.loading = true;
+    this.notify();
+    try {
+      const trace = await this.fetchTrace();
+      if (signal.aborted) return;
+      this.trace = trace;
+      this.clamp();
+      this.announce(`Output: ${trace.hypotheses[0]?.text ?? "empty"}`);
+    } catch (reason) {
+      if (signal.aborted) return;
+      this.fail(reason);
+    }
+    this.loading = false;
+    this.notify();
+  }
+
+  /** Keep the focus inside the new document. */
+  private clamp(): void {
+    const trace = this.trace!;
+    const hypothesis = Math.min(this.state.hypothesis, Math.max(trace.hypotheses.length - 1, 0));
+    const rows = trace.hypotheses[hypothesis]?.tokens.length ?? 0;
+    const row = Math.min(this.state.row, Math.max(rows - 1, 0));
+    this.state = { ...this.state, hypothesis, row, rows: this.state.rows.filter((each) => each < rows) };
+  }
+
+  private fail(reason: unknown): void {
+    this.error = reason instanceof RequestError || reason instanceof Error ? reason.message : String(reason);
+    this.trace = null;
+    this.loading = false;
+    this.announce(this.error);
+    this.notify();
+  }
+
+  notify(): void {
+    this.dispatchEvent(new Event("change"));
+  }
+
+  /** Whether words are shown: as chosen, or because the source is long. */
+  get words(): boolean {
+    return this.state.words ?? (this.trace !== null && this.trace.source.tokens.length > MANY_TOKENS);
+  }
+
+  get layer(): Layer {
+    const layers = this.trace ? findLayers(this.trace, this.state.role, this.state.hypothesis).length : 1;
+    return this.state.layer ?? layers - 1;
+  }
+
+  choose(changes: Partial<MapChoice> = {}): MapChoice {
+    const { role, head, hypothesis } = this.state;
+    return { role, head, hypothesis, layer: this.layer, words: this.words, ...changes };
+  }
+
+  /** The selected weights. */
+  get map(): SelectedMap | null {
+    return this.trace ? selectMap(this.trace, this.choose()) : null;
+  }
+}
+
+function pick(state: State): Computed {
+  return { model: state.model, text: state.text, beam: state.beam, edits: state.edits };
+}

@@ -1,0 +1,141 @@
+/** Surfaces: the same drawing goes to a canvas on the screen, to a PNG file or to an SVG file. */
+
+export interface TextStyle {
+  size: number;
+  color: string;
+  anchor?: "start" | "middle" | "end";
+  /** Degrees, clockwise. */
+  rotate?: number;
+  bold?: boolean;
+}
+
+export interface Surface {
+  rect(x: number, y: number, width: number, height: number, fill: string): void;
+  outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void;
+  text(x: number, y: number, text: string, style: TextStyle): void;
+  line(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity?: number): void;
+  /** A curve that leaves and enters horizontally. */
+  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number): void;
+}
+
+export const FONT = 'system-ui, -apple-system, "Segoe UI", "Noto Sans", "Noto Sans CJK SC", Arial, sans-serif';
+
+const ANCHORS = { start: "left", middle: "center", end: "right" } as const;
+
+export class CanvasSurface implements Surface {
+  constructor(private readonly context: CanvasRenderingContext2D) {}
+
+  rect(x: number, y: number, width: number, height: number, fill: string): void {
+    this.context.fillStyle = fill;
+    this.context.fillRect(x, y, width, height);
+  }
+
+  outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void {
+    this.context.strokeStyle = color;
+    this.context.lineWidth = stroke;
+    this.context.strokeRect(x, y, width, height);
+  }
+
+  text(x: number, y: number, text: string, style: TextStyle): void {
+    const { context } = this;
+    context.save();
+    context.translate(x, y);
+    context.rotate(((style.rotate ?? 0) * Math.PI) / 180);
+    context.font = `${style.bold ? "600 " : ""}${style.size}px ${FONT}`;
+    context.fillStyle = style.color;
+    context.textAlign = ANCHORS[style.anchor ?? "start"];
+    context.textBaseline = "middle";
+    context.fillText(text, 0, 0);
+    context.restore();
+  }
+
+  line(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity = 1): void {
+    this.stroke(color, stroke, opacity, () => this.context.lineTo(x2, y2), x1, y1);
+  }
+
+  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number): void {
+    const middle = (x1 + x2) / 2;
+    this.stroke(color, stroke, opacity, () => this.context.bezierCurveTo(middle, y1, middle, y2, x2, y2), x1, y1);
+  }
+
+  private stroke(color: string, width: number, opacity: number, draw: () => void, x: number, y: number): void {
+    const { context } = this;
+    context.globalAlpha = opacity;
+    context.strokeStyle = color;
+    context.lineWidth = width;
+    context.beginPath();
+    context.moveTo(x, y);
+    draw();
+    context.stroke();
+    context.globalAlpha = 1;
+  }
+}
+
+const ESCAPES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
+const escapeText = (text: string): string =>
+  // Control characters are not allowed in XML.
+  text.replace(/[&<>"]/g, (character) => ESCAPES[character]).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g, "�");
+const round = (value: number): string => String(Math.round(value * 100) / 100);
+
+export class SvgSurface implements Surface {
+  private readonly parts: string[] = [];
+
+  rect(x: number, y: number, width: number, height: number, fill: string): void {
+    this.parts.push(`<rect ${place(x, y, width, height)} fill="${fill}"/>`);
+  }
+
+  outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void {
+    this.parts.push(`<rect ${place(x, y, width, height)} fill="none" stroke="${color}" stroke-width="${stroke}"/>`);
+  }
+
+  text(x: number, y: number, text: string, style: TextStyle): void {
+    const rotate = style.rotate ? ` transform="rotate(${style.rotate} ${round(x)} ${round(y)})"` : "";
+    this.parts.push(
+      `<text x="${round(x)}" y="${round(y)}" font-size="${style.size}" fill="${style.color}" ` +
+        `text-anchor="${style.anchor ?? "start"}" dominant-baseline="central" xml:space="preserve"` +
+        `${style.bold ? ' font-weight="600"' : ""}${rotate}>${escapeText(text)}</text>`,
+    );
+  }
+
+  line(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity = 1): void {
+    this.path(`M${round(x1)} ${round(y1)}L${round(x2)} ${round(y2)}`, color, stroke, opacity);
+  }
+
+  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number): void {
+    const middle = round((x1 + x2) / 2);
+    const control = `C${middle} ${round(y1)} ${middle} ${round(y2)} ${round(x2)} ${round(y2)}`;
+    this.path(`M${round(x1)} ${round(y1)}${control}`, color, stroke, opacity);
+  }
+
+  private path(path: string, color: string, stroke: number, opacity: number): void {
+    this.parts.push(
+      `<path d="${path}" fill="none" stroke="${color}" stroke-width="${round(stroke)}" stroke-opacity="${round(opacity)}"/>`,
+    );
+  }
+
+  finish(width: number, height: number): string {
+    const size = `width="${Math.ceil(width)}" height="${Math.ceil(height)}" viewBox="0 0 ${Math.ceil(width)} ${Math.ceil(height)}"`;
+    const font = escapeText(FONT);
+    return `<svg xmlns="http://www.w3.org/2000/svg" ${size} font-family="${font}">${this.parts.join("")}</svg>\n`;
+  }
+}
+
+const place = (x: number, y: number, width: number, height: number): string =>
+  `x="${round(x)}" y="${round(y)}" width="${round(width)}" height="${round(height)}"`;
+
+let measuring: CanvasRenderingContext2D | null = null;
+
+/** Return the width of a text in pixels. */
+export function measureText(text: string, size: number): number {
+  measuring ??= document.createElement("canvas").getContext("2d")!;
+  measuring.font = `${size}px ${FONT}`;
+  return measuring.measureText(text).width;
+}
+
+/** Shorten a text to a width in pixels. */
+export function fitText(text: string, size: number, width: number): string {
+  if (measureText(text, size) <= width) return text;
+  const characters = [...text];
+  while (characters.length > 1 && measureText(`${characters.join("")}…`, size) > width) characters.pop();
+  return `${characters.join("")}…`;
+}

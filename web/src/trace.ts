@@ -1,0 +1,150 @@
+/** The trace document (docs/trace.md): its fields, and what the views look up in it. */
+import { decodeArray, splitMatrices, type EncodedArray, type Matrix } from "./arrays.js";
+
+export type Role = "encoder-self" | "decoder-self" | "cross";
+export const ROLES: readonly Role[] = ["cross", "encoder-self", "decoder-self"];
+export const ROLE_NAMES: Record<Role, string> = {
+  cross: "Cross-attention",
+  "encoder-self": "Encoder self-attention",
+  "decoder-self": "Decoder self-attention",
+};
+
+export interface Candidate {
+  token: string;
+  id: number;
+  log_prob: number | null;
+}
+
+export interface Step extends Candidate {
+  entropy: number;
+  top: Candidate[];
+}
+
+export interface BeamNode {
+  token: string;
+  id: number;
+  parent: number;
+  group: number;
+  outcome: "kept" | "finished" | "pruned";
+  slot: number | null;
+  score: number | null;
+  log_prob: number | null;
+}
+
+export interface Hypothesis {
+  text: string;
+  tokens: string[];
+  score: number | null;
+  truncated: boolean;
+}
+
+/** A score, scope or selection: its name and its options. */
+export type Part = { kind: string } & Record<string, unknown>;
+
+export interface Mechanism {
+  role: Role;
+  layer: number;
+  heads: number;
+  equation: string;
+  score: Part;
+  scope: Part;
+  select: Part;
+  parameters?: Record<string, EncodedArray>;
+}
+
+export interface AttentionEntry extends EncodedArray {
+  name: string;
+  role: Role;
+  layer: number;
+  hypothesis: number | null;
+  inputs?: Record<string, EncodedArray>;
+}
+
+export type Edit = { kind: string } & Record<string, unknown>;
+
+export interface TraceDocument {
+  format: number;
+  model: { architecture: string; step: number; dtype: string; members: number; version: string };
+  source: {
+    text: string;
+    tokens: string[];
+    offsets: [number, number][];
+    unknown: unknown[];
+    grid: [number, number] | null;
+    picture: EncodedArray | null;
+  };
+  hypotheses: Hypothesis[];
+  steps: Step[][];
+  beam: BeamNode[][] | null;
+  attention: AttentionEntry[];
+  mechanisms: Record<string, Mechanism>;
+  settings: Record<string, unknown>;
+  edits: Edit[];
+  cached?: boolean;
+  seconds?: number;
+}
+
+/** The tokens that the rows and columns of an attention belong to. */
+export interface Axes {
+  rows: string[];
+  columns: string[];
+  rowName: string;
+  columnName: string;
+}
+
+/** Return the roles that the model has, cross-attention first. */
+export function findRoles(trace: TraceDocument): Role[] {
+  return ROLES.filter((role) => trace.attention.some((entry) => entry.role === role));
+}
+
+/** Return the attentions of a role for a hypothesis, one for each layer. */
+export function findLayers(trace: TraceDocument, role: Role, hypothesis: number): AttentionEntry[] {
+  return trace.attention
+    .filter((entry) => entry.role === role && (entry.hypothesis === null || entry.hypothesis === hypothesis))
+    .sort((left, right) => left.layer - right.layer);
+}
+
+/** Return the weights of each head. */
+export function readHeads(entry: AttentionEntry): Matrix[] {
+  return splitMatrices(decodeArray(entry));
+}
+
+export function findAxes(trace: TraceDocument, role: Role, hypothesis: number): Axes {
+  const output = trace.hypotheses[hypothesis]?.tokens ?? [];
+  const source = nameSlots(trace);
+  const axes: Record<Role, Axes> = {
+    cross: { rows: output, columns: source, rowName: "output", columnName: "source" },
+    "encoder-self": { rows: source, columns: source, rowName: "source", columnName: "source" },
+    "decoder-self": { rows: output, columns: ["<s>", ...output.slice(0, -1)], rowName: "output", columnName: "input" },
+  };
+  return axes[role];
+}
+
+/** Return a name for each memory slot: its token, or its row and column in a picture. */
+export function nameSlots(trace: TraceDocument): string[] {
+  const grid = trace.source.grid;
+  if (!grid) return trace.source.tokens;
+  return Array.from({ length: grid[0] * grid[1] }, (_, slot) => `${Math.floor(slot / grid[1]) + 1},${(slot % grid[1]) + 1}`);
+}
+
+/** Return a visible label of a token: ␣ for white space, and a dotted circle before a combining character. */
+export function labelToken(token: string): string {
+  if (/^\s+$/u.test(token)) return "␣";
+  if (/^\p{M}/u.test(token)) return `◌${token}`;
+  if (/^[\p{Cf}\p{Cc}]/u.test(token)) return `U+${token.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}`;
+  return token.replaceAll("▁", "ˍ");
+}
+
+export function toProbability(logProb: number | null): number {
+  return logProb === null ? 0 : Math.exp(logProb);
+}
+
+export function formatPercent(probability: number): string {
+  if (probability > 0 && probability < 0.001) return "<0.1 %";
+  return `${(100 * probability).toFixed(probability >= 0.9995 ? 0 : 1)} %`;
+}
+
+export function formatNumber(value: number | null, digits = 3): string {
+  if (value === null || value === -Infinity) return "−∞";
+  return value.toFixed(digits).replace("-", "−");
+}

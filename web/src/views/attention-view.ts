@@ -1,0 +1,250 @@
+/** The tab Attention: four views of the selected weights. */
+import { css, html, type TemplateResult } from "lit";
+import { customElement } from "lit/decorators.js";
+import { Matrix } from "../arrays.js";
+import { GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure } from "../figures.js";
+import { colorOf, currentPalette } from "../palette.js";
+import type { SelectedMap } from "../selection.js";
+import type { ColorScale, ViewName } from "../state.js";
+import { shared } from "../styles.js";
+import { findLayers, formatPercent, labelToken, readHeads } from "../trace.js";
+import type { Span } from "../words.js";
+import { View } from "./base.js";
+import "./canvas-figure.js";
+import type { CellEvent, CellFigure } from "./canvas-figure.js";
+import { renderHypotheses, renderMapControls, renderSegments } from "./controls.js";
+
+/** The index of the span that contains a token. */
+const indexOf = (spans: readonly Span[], token: number): number =>
+  Math.max(0, spans.findIndex(([start, end]) => token >= start && token < end));
+
+@customElement("attention-view")
+export class AttentionView extends View {
+  static override styles = [
+    shared,
+    css`
+      .body { display: grid; grid-template-columns: minmax(0, 1fr) 300px; gap: var(--space-3); align-items: start; }
+      @media (max-width: 900px) { .body { grid-template-columns: minmax(0, 1fr); } }
+      aside { display: grid; gap: var(--space-3); }
+      .shaded { font-size: var(--size-4); line-height: 2; }
+      .shaded bdi, .shaded button { padding: 3px 4px; border-radius: 5px; font-size: inherit; line-height: 1.3; min-height: 0; }
+      .shaded button { border: 1px solid transparent; background: none; margin: 0; }
+      .shaded button[aria-pressed="true"] { background: var(--accent-fill); color: var(--on-accent); }
+      ol { margin: 0; padding: 0; list-style: none; display: grid; gap: 4px; }
+      li { display: grid; grid-template-columns: 5em 1fr 4.2em; gap: 8px; align-items: center; }
+      li bdi { overflow: hidden; text-overflow: ellipsis; white-space: pre; text-align: end; }
+      .bar { height: 12px; border-radius: 3px; background: var(--line); overflow: hidden; }
+      .bar i { display: block; height: 100%; background: var(--accent); }
+      .scale { display: flex; align-items: center; gap: 8px; }
+      .scale canvas { border-radius: 4px; }
+      .value { font-size: var(--size-5); font-weight: 650; letter-spacing: -0.02em; line-height: 1.1; }
+    `,
+  ];
+
+  private get cell(): Cell {
+    const map = this.store.map!;
+    const { row, column } = this.store.state;
+    return {
+      row: Math.min(indexOf(map.rowSpans, row), map.weights.rows - 1),
+      column: Math.min(indexOf(map.columnSpans, column), map.weights.columns - 1),
+    };
+  }
+
+  /** The selected rows of the map. */
+  private get selected(): number[] {
+    const map = this.store.map!;
+    return [...new Set(this.store.state.rows.map((row) => indexOf(map.rowSpans, row)))];
+  }
+
+  override get figure(): Figure | null {
+    const map = this.store.map;
+    if (!map || !map.weights.rows) return null;
+    return this.createFigure(map);
+  }
+
+  private createFigure(map: SelectedMap): CellFigure {
+    const width = Math.max(320, (this.shadowRoot?.querySelector(".plot")?.clientWidth ?? 900) - 42);
+    const height = Math.max(300, innerHeight - 300);
+    const { weights, axes } = map;
+    const { view, colors } = this.store.state;
+    if (view === "lines") return new LinesFigure({ weights, axes, focus: this.cell, width });
+    if (view !== "grid") return new MatrixFigure({ weights, axes, colors, width, height, focus: this.cell, selected: this.selected });
+    const grid = new GridFigure({ maps: this.heads, colors, width, focus: this.tile });
+    // In the grid, a row is a layer and a column is a head.
+    return Object.assign(grid, { find: (x: number, y: number) => toCell(GridFigure.prototype.find.call(grid, x, y)) }) as unknown as CellFigure;
+  }
+
+  private get heads(): Matrix[][] {
+    const { role, hypothesis } = this.store.state;
+    return findLayers(this.store.trace!, role, hypothesis).map(readHeads);
+  }
+
+  private get tile(): { layer: number; head: number } {
+    const { layer, store } = { layer: this.store.layer, store: this.store };
+    return {
+      layer: typeof layer === "number" ? layer : this.heads.length - 1,
+      head: typeof store.state.head === "number" ? store.state.head : 0,
+    };
+  }
+
+  protected override render(): TemplateResult {
+    const map = this.store.map;
+    if (!map || !map.weights.rows) return html`<p class="panel">This prediction has no attention weights.</p>`;
+    const { view, colors, rows } = this.store.state;
+    return html`
+      <div class="stack">
+        <div class="row">
+          ${renderSegments<ViewName>("View", [["matrix", "Matrix"], ["lines", "Lines"], ["grid", "Heads"], ["text", "Text"]], view, (value) => this.store.show({ view: value }))}
+          ${renderMapControls(this.store)}
+          ${renderSegments("Unit", [["token", "Tokens"], ["word", "Words"]], this.store.words ? "word" : "token", (value) => this.store.show({ words: value === "word" }))}
+          ${renderSegments<ColorScale>("Colors", [["fixed", "Fixed colors"], ["row", "Per row"]], colors, (value) => this.store.show({ colors: value }))}
+          ${renderHypotheses(this.store)}
+        </div>
+        <div class="body">
+          <section class="panel plot stack" aria-label=${map.title}>
+            <div class="row"><h2>${map.title}</h2></div>
+            ${view === "text" ? this.renderText(map) : this.renderFigure(map)}
+          </section>
+          <aside>
+            ${view === "grid" ? this.renderTileHelp() : this.renderDetails(map)}
+            <section class="panel stack small muted">
+              <p>Attention weights show what the model reads at a step. They are not by themselves an explanation of its output: compare them with the effect of an edit.</p>
+              ${rows.length ? html`<button type="button" @click=${() => this.store.show({ rows: [] })}>Clear the selection</button>` : ""}
+            </section>
+          </aside>
+        </div>
+      </div>
+    `;
+  }
+
+  private renderFigure(map: SelectedMap): TemplateResult {
+    const isGrid = this.store.state.view === "grid";
+    const maps = this.heads;
+    const size = isGrid
+      ? { rows: maps.length, columns: maps[0].length }
+      : { rows: map.weights.rows, columns: map.weights.columns };
+    const { layer, head } = this.tile;
+    return html`<canvas-figure
+      .figure=${this.createFigure(map)}
+      .focused=${isGrid ? { row: layer, column: head } : this.cell}
+      .size=${size}
+      label=${map.title}
+      description=${isGrid ? "Arrow keys select a layer and a head, Enter opens it" : "Arrow keys move, the space bar selects rows"}
+      @cell-focus=${(event: CellEvent) => this.focusCell(map, event, isGrid)}
+      @cell-select=${(event: CellEvent) => this.selectCell(map, event, isGrid)}
+    ></canvas-figure>`;
+  }
+
+  private focusCell(map: SelectedMap, event: CellEvent, isGrid: boolean): void {
+    const { row, column } = event.detail;
+    if (isGrid) {
+      this.store.show({ layer: row, head: column });
+      this.store.announce(`Layer ${row + 1}, head ${column + 1}`);
+      return;
+    }
+    this.store.show({ row: map.rowSpans[row][0], column: map.columnSpans[column][0] });
+    this.store.announce(describeCell(map, row, column));
+  }
+
+  private selectCell(map: SelectedMap, event: CellEvent, isGrid: boolean): void {
+    const { row, column, extend } = event.detail;
+    if (isGrid) {
+      this.store.show({ layer: row, head: column, view: "matrix" });
+      return;
+    }
+    const [start, end] = map.rowSpans[row];
+    const tokens = Array.from({ length: end - start }, (_, index) => start + index);
+    const isSelected = this.store.state.rows.includes(start);
+    const others = extend || isSelected ? this.store.state.rows.filter((each) => each < start || each >= end) : [];
+    this.store.show({ row: start, column: map.columnSpans[column][0], rows: isSelected ? others : [...others, ...tokens] });
+    this.store.announce(`${map.axes.rows[row]} ${isSelected ? "removed from" : "added to"} the selection`);
+  }
+
+  private renderTileHelp(): TemplateResult {
+    const { layer, head } = this.tile;
+    const weights = this.heads[layer][Math.min(head, this.heads[layer].length - 1)];
+    return html`<section class="panel stack">
+      <h3>Layer ${layer + 1}, head ${head + 1}</h3>
+      <p class="number">Average entropy of a row: ${averageEntropy(weights).toFixed(2)} nats of at most ${Math.log(weights.columns).toFixed(2)}.</p>
+      <button type="button" class="primary" @click=${() => this.store.show({ layer, head, view: "matrix" })}>Open this head</button>
+    </section>`;
+  }
+
+  /** The distribution of the focused row, or of the selected rows together. */
+  private renderDetails(map: SelectedMap): TemplateResult {
+    const { row, column } = this.cell;
+    const chosen = this.selected.length ? this.selected : [row];
+    const distribution = averageRows(map.weights, chosen);
+    const order = [...distribution.keys()].sort((left, right) => distribution[right] - distribution[left]).slice(0, 8);
+    const name = chosen.map((each) => labelToken(map.axes.rows[each])).join(" ");
+    return html`<section class="panel stack">
+      ${this.selected.length
+        ? html`<div><p class="muted small">Sum over ${chosen.length} selected ${chosen.length === 1 ? "row" : "rows"}, divided by their number</p><h3><bdi>${name}</bdi></h3></div>`
+        : html`<div>
+            <p class="value number">${formatPercent(map.weights.at(row, column))}</p>
+            <p><bdi>${labelToken(map.axes.rows[row])}</bdi> <span class="muted">attends to</span> <bdi>${labelToken(map.axes.columns[column])}</bdi></p>
+          </div>`}
+      <ol aria-label="Largest weights">
+        ${order.map((slot) => html`<li><bdi>${labelToken(map.axes.columns[slot])}</bdi><span class="bar"><i .style=${`width:${100 * Math.min(1, distribution[slot])}%`}></i></span><span class="number small">${formatPercent(distribution[slot])}</span></li>`)}
+      </ol>
+    </section>`;
+  }
+
+  private renderText(map: SelectedMap): TemplateResult {
+    const chosen = this.selected.length ? this.selected : [this.cell.row];
+    const distribution = averageRows(map.weights, chosen);
+    const largest = this.store.state.colors === "row" ? Math.max(...distribution) || 1 : 1;
+    const palette = currentPalette();
+    const isSelf = map.axes.rowName === map.axes.columnName;
+    return html`
+      <p class="muted small">${isSelf ? "Keys" : map.axes.columnName}</p>
+      <div class="shaded" dir="auto">
+        ${map.axes.columns.map((token, column) => {
+          const weight = distribution[column] / largest;
+          return html`<bdi .style=${`background:${colorOf(palette, weight)};color:${textOn(weight)}`} title=${formatPercent(distribution[column])}>${labelToken(token)}</bdi>`;
+        })}
+      </div>
+      <p class="muted small">${isSelf ? "Queries" : map.axes.rowName}: select one or several</p>
+      <div class="shaded" dir="auto">
+        ${map.axes.rows.map(
+          (token, row) => html`<button type="button" aria-pressed=${chosen.includes(row)}
+            @click=${() => this.toggleRow(map, row)}><bdi>${labelToken(token)}</bdi></button>`,
+        )}
+      </div>
+    `;
+  }
+
+  private toggleRow(map: SelectedMap, row: number): void {
+    const [start, end] = map.rowSpans[row];
+    const isSelected = this.store.state.rows.includes(start);
+    const others = this.store.state.rows.filter((each) => each < start || each >= end);
+    const tokens = Array.from({ length: end - start }, (_, index) => start + index);
+    this.store.show({ row: start, rows: isSelected ? others : [...others, ...tokens] });
+  }
+}
+
+const toCell = (tile: { layer: number; head: number } | null): Cell | null => tile && { row: tile.layer, column: tile.head };
+
+/** Text on a weight: dark on light colors. The ramps of the themes go in opposite directions. */
+function textOn(weight: number): string {
+  const palette = currentPalette();
+  const isLightTheme = palette.background === "#ffffff";
+  return weight > 0.5 === isLightTheme ? "#ffffff" : "#10131a";
+}
+
+function averageRows(weights: Matrix, rows: readonly number[]): Float64Array {
+  const sum = new Float64Array(weights.columns);
+  for (const row of rows) weights.row(row).forEach((value, column) => (sum[column] += value / rows.length));
+  return sum;
+}
+
+function averageEntropy(weights: Matrix): number {
+  let sum = 0;
+  for (const value of weights.data) if (value > 0) sum -= value * Math.log(value);
+  return sum / weights.rows;
+}
+
+export function describeCell(map: SelectedMap, row: number, column: number): string {
+  const { rows, columns, rowName, columnName } = map.axes;
+  return `${rowName} ${labelToken(rows[row])}, ${columnName} ${labelToken(columns[column])}: ${formatPercent(map.weights.at(row, column))}`;
+}

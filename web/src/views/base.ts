@@ -1,0 +1,38 @@
+/** The base of all views: they are drawn again when the store or the theme changes. */
+import { LitElement } from "lit";
+import { property } from "lit/decorators.js";
+import type { Figure } from "../figures.js";
+import { shared } from "../styles.js";
+import type { Store } from "../store.js";
+
+export abstract class StoreElement extends LitElement {
+  static override styles = [shared];
+
+  @property({ attribute: false }) store!: Store;
+  private readonly redraw = (): void => this.requestUpdate();
+
+  override connectedCallback(): void {
+    super.connectedCallback();
+    this.store.addEventListener("change", this.redraw);
+    addEventListener("resize", this.redraw);
+  }
+
+  override disconnectedCallback(): void {
+    super.disconnectedCallback();
+    this.store.removeEventListener("change", this.redraw);
+    removeEventListener("resize", this.redraw);
+  }
+}
+
+/** A tab of the page. */
+export abstract class View extends StoreElement {
+  /** What PNG and SVG export; null if the view has no drawing. */
+  get figure(): Figure | null {
+    return null;
+  }
+
+  /** What JSON exports. */
+  get data(): unknown {
+    return this.store.trace;
+  }
+}

@@ -1,0 +1,167 @@
+/** The tab Compare: two models, or the output with and without the edits, and the difference of their weights. */
+import { css, html, type TemplateResult } from "lit";
+import { customElement, state } from "lit/decorators.js";
+import { Matrix } from "../arrays.js";
+import { MatrixFigure, type Cell, type Figure } from "../figures.js";
+import { selectMap, type SelectedMap } from "../selection.js";
+import { shared } from "../styles.js";
+import { findLayers, formatNumber, formatPercent, labelToken, type TraceDocument } from "../trace.js";
+import { View } from "./base.js";
+import "./canvas-figure.js";
+import type { CellEvent } from "./canvas-figure.js";
+import { renderMapControls } from "./controls.js";
+
+const ORIGINAL = "original";
+
+@customElement("compare-view")
+export class CompareView extends View {
+  static override styles = [
+    shared,
+    css`
+      .panes { display: grid; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); gap: var(--space-3); align-items: start; }
+      .output { font-size: var(--size-4); line-height: 1.3; }
+      .output mark { background: var(--tint); color: inherit; box-shadow: inset 0 -3px var(--accent); border-radius: 2px; }
+      .change { font-size: var(--size-3); font-weight: 600; }
+    `,
+  ];
+
+  @state() private other: TraceDocument | null = null;
+  @state() private failure = "";
+  private requested = "";
+
+  private get choices(): [string, string][] {
+    const { models, state: { model, edits } } = this.store;
+    const others = models.filter((each) => each.id !== model).map((each): [string, string] => [each.id, each.name]);
+    return edits.length ? [[ORIGINAL, "the same model without edits"], ...others] : others;
+  }
+
+  private get choice(): string {
+    const { other } = this.store.state;
+    return this.choices.some(([id]) => id === other) ? other : (this.choices[0]?.[0] ?? "");
+  }
+
+  protected override willUpdate(): void {
+    const { choice } = this;
+    if (!choice || !this.store.trace) return;
+    const changes = choice === ORIGINAL ? { edits: [] } : { model: choice, edits: [] };
+    const key = JSON.stringify(this.store.describeRequest(changes));
+    if (key === this.requested) return;
+    this.requested = key;
+    this.other = null;
+    this.failure = "";
+    this.store.fetchTrace(changes).then(
+      (trace) => {
+        if (this.requested === key) this.other = trace;
+      },
+      (reason: Error) => {
+        if (this.requested === key) this.failure = reason.message;
+      },
+    );
+  }
+
+  private select(trace: TraceDocument): SelectedMap | null {
+    const { role, head } = this.store.state;
+    const layers = findLayers(trace, role, 0).length;
+    const { layer } = this.store;
+    const own = typeof layer === "number" ? Math.min(layer, layers - 1) : layer;
+    return selectMap(trace, this.store.choose({ role, head, hypothesis: 0, layer: own }));
+  }
+
+  /** The difference of the weights, where both have the same rows and columns: up to the first different token. */
+  private get difference(): SelectedMap | null {
+    const { trace } = this.store;
+    if (!trace || !this.other) return null;
+    const [left, right] = [this.select(this.other), this.select(trace)];
+    if (!left || !right || left.weights.columns !== right.weights.columns) return null;
+    const rows = Math.min(left.weights.rows, right.weights.rows);
+    const weights = new Matrix(rows, right.weights.columns).map((_, row, column) => right.weights.at(row, column) - left.weights.at(row, column));
+    const names = right.axes.rows.slice(0, rows).map((token, row) => (token === left.axes.rows[row] ? token : `${left.axes.rows[row]} → ${token}`));
+    return { ...right, weights, axes: { ...right.axes, rows: names }, title: "Difference" };
+  }
+
+  override get figure(): Figure | null {
+    const { difference } = this;
+    return difference && this.createFigure(difference, "signed");
+  }
+
+  private createFigure(map: SelectedMap, colors: "fixed" | "row" | "signed"): MatrixFigure {
+    const width = Math.max(280, (this.shadowRoot?.querySelector(".pane")?.clientWidth ?? 420) - 42);
+    return new MatrixFigure({ weights: map.weights, axes: map.axes, colors, width, height: 420, focus: this.focusIn(map), selected: [] });
+  }
+
+  private focusIn(map: SelectedMap): Cell {
+    const { row, column } = this.store.state;
+    return { row: Math.min(row, map.weights.rows - 1), column: Math.min(column, map.weights.columns - 1) };
+  }
+
+  protected override render(): TemplateResult {
+    const { trace, state: { colors } } = this.store;
+    if (!trace) return html``;
+    if (!this.choices.length) {
+      return html`<section class="panel stack"><h2>Nothing to compare with</h2>
+        <p>Start the explorer with two models, <code>regard explore runs/a runs/b</code>, or edit this prediction: choose another token in the tab Translate.</p></section>`;
+    }
+    const [left, right] = [this.other && this.select(this.other), this.select(trace)];
+    const name = this.choices.find(([id]) => id === this.choice)![1];
+    const { difference } = this;
+    return html`
+      <div class="stack">
+        <div class="row">
+          <label class="field">Compare with
+            <select id="other" @change=${(event: Event) => this.store.show({ other: (event.target as HTMLSelectElement).value })}>
+              ${this.choices.map(([id, text]) => html`<option value=${id} ?selected=${id === this.choice}>${text}</option>`)}
+            </select></label>
+          ${renderMapControls(this.store)}
+        </div>
+        ${this.failure ? html`<p class="panel">${this.failure}</p>` : ""}
+        ${this.other ? this.renderChange(trace, this.other) : html`<p class="panel muted">Computing…</p>`}
+        <div class="panes">
+          ${left ? this.renderPane(name, left, colors) : ""}
+          ${right ? this.renderPane(this.store.state.edits.length ? "With edits" : (this.store.model?.name ?? ""), right, colors) : ""}
+          ${difference ? this.renderPane("Difference: blue is more, orange is less", difference, "signed") : ""}
+        </div>
+        ${this.other && !difference ? html`<p class="muted">The models split the source into different tokens, so their weights have no common columns. Choose words.</p>` : ""}
+      </div>
+    `;
+  }
+
+  private renderChange(trace: TraceDocument, other: TraceDocument): TemplateResult {
+    const [before, after] = [other.hypotheses[0], trace.hypotheses[0]];
+    const isSame = before?.text === after?.text;
+    const change = (after?.score ?? 0) - (before?.score ?? 0);
+    return html`<section class="panel stack" aria-label="What changed" id="change">
+      <p class="change">${isSame ? "The output is the same." : "The output is different."} <span class="number">Log-probability ${formatNumber(before?.score ?? null)} → ${formatNumber(after?.score ?? null)} (${change >= 0 ? "+" : ""}${formatNumber(change)}).</span></p>
+      <p class="output"><bdi>${before?.text}</bdi> <span class="muted">→</span> ${renderChanged(before?.tokens ?? [], after?.tokens ?? [])}</p>
+      ${this.difference ? html`<p class="muted number">Average change of a row: ${formatPercent(averageChange(this.difference.weights))} of its weight.</p>` : ""}
+    </section>`;
+  }
+
+  private renderPane(name: string, map: SelectedMap, colors: "fixed" | "row" | "signed"): TemplateResult {
+    const focus = this.focusIn(map);
+    const value = map.weights.rows ? map.weights.at(focus.row, focus.column) : 0;
+    return html`<section class="panel stack pane" aria-label=${name}>
+      <div><h2>${name}</h2><p class="muted small number"><bdi>${labelToken(map.axes.rows[focus.row] ?? "")}</bdi>, <bdi>${labelToken(map.axes.columns[focus.column] ?? "")}</bdi>: ${colors === "signed" ? formatNumber(value) : formatPercent(value)}</p></div>
+      <canvas-figure .figure=${this.createFigure(map, colors)} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
+        label=${name} description="Arrow keys move in all matrices"
+        @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>
+    </section>`;
+  }
+
+  private focusCell(map: SelectedMap, event: CellEvent): void {
+    const { row, column } = event.detail;
+    this.store.show({ row, column });
+    this.store.announce(`${labelToken(map.axes.rows[row])}, ${labelToken(map.axes.columns[column])}: ${formatNumber(map.weights.at(row, column))}`);
+  }
+}
+
+function renderChanged(before: readonly string[], after: readonly string[]): TemplateResult {
+  return html`<span>${after.map((token, index) => {
+    const text = token.replaceAll("▁", " ");
+    return token === before[index] ? html`<bdi>${text}</bdi>` : html`<mark><bdi>${text}</bdi></mark>`;
+  })}</span>`;
+}
+
+/** The average total variation between two rows. */
+function averageChange(difference: Matrix): number {
+  return difference.data.reduce((sum, value) => sum + Math.abs(value), 0) / 2 / Math.max(difference.rows, 1);
+}

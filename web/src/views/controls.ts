@@ -1,0 +1,68 @@
+/** Controls that several views share. */
+import { html, type TemplateResult } from "lit";
+import type { Store } from "../store.js";
+import { hasRollout, type Head, type Layer } from "../selection.js";
+import { findLayers, findRoles, readHeads, ROLE_NAMES, type Role } from "../trace.js";
+
+const parseChoice = (value: string): Layer => (/^\d+$/.test(value) ? Number(value) : (value as Layer));
+
+/** Selects of role, layer and head. Those with one choice are left out. */
+export function renderMapControls(store: Store, single = false): TemplateResult {
+  const trace = store.trace!;
+  const { role, head, hypothesis } = store.state;
+  const roles = findRoles(trace);
+  const layers = findLayers(trace, role, hypothesis);
+  const heads = layers.length ? readHeads(layers[0]).length : 0;
+  const layer = store.layer;
+  const option = (value: string | number, text: string, current: unknown): TemplateResult =>
+    html`<option value=${value} ?selected=${value === current}>${text}</option>`;
+  const changeRole = (event: Event): void =>
+    store.show({ role: (event.target as HTMLSelectElement).value as Role, layer: null, rows: [], column: 0, row: 0 });
+  const changeLayer = (event: Event): void => store.show({ layer: parseChoice((event.target as HTMLSelectElement).value) });
+  const changeHead = (event: Event): void => store.show({ head: parseChoice((event.target as HTMLSelectElement).value) as Head });
+  return html`
+    ${roles.length > 1
+      ? html`<label class="field">Attention
+          <select id="role" @change=${changeRole}>${roles.map((each) => option(each, ROLE_NAMES[each], role))}</select></label>`
+      : ""}
+    ${layers.length > 1 || hasRollout(trace, role, hypothesis)
+      ? html`<label class="field">Layer
+          <select id="layer" @change=${changeLayer}>
+            ${layers.map((_, index) => option(index, String(index + 1), layer))}
+            ${single || layers.length < 2 ? "" : [option("mean", "Average", layer), option("max", "Maximum", layer)]}
+            ${!single && hasRollout(trace, role, hypothesis) ? option("rollout", "Rollout", layer) : ""}
+          </select></label>`
+      : ""}
+    ${heads > 1
+      ? html`<label class="field">Head
+          <select id="head" @change=${changeHead}>
+            ${Array.from({ length: heads }, (_, index) => option(index, String(index + 1), head))}
+            ${single ? "" : [option("mean", "Average", head), option("max", "Maximum", head)]}
+          </select></label>`
+      : ""}
+  `;
+}
+
+/** Buttons of which one is pressed. */
+export function renderSegments<T extends string>(
+  name: string,
+  choices: readonly (readonly [T, string])[],
+  current: T,
+  choose: (value: T) => void,
+): TemplateResult {
+  return html`<span class="segments" role="group" aria-label=${name}>
+    ${choices.map(
+      ([value, text]) => html`<button type="button" aria-pressed=${value === current} @click=${() => choose(value)}>${text}</button>`,
+    )}
+  </span>`;
+}
+
+/** Links to the hypotheses, if there are several. */
+export function renderHypotheses(store: Store): TemplateResult | string {
+  const { hypotheses } = store.trace!;
+  if (hypotheses.length < 2) return "";
+  return html`<label class="field">Hypothesis
+    <select id="hypothesis" @change=${(event: Event) => store.show({ hypothesis: Number((event.target as HTMLSelectElement).value), rows: [] })}>
+      ${hypotheses.map((each, index) => html`<option value=${index} ?selected=${index === store.state.hypothesis}>${index + 1}. ${each.text}</option>`)}
+    </select></label>`;
+}

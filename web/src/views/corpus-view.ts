@@ -1,0 +1,132 @@
+/** The tab Corpus: the predictions of a test set as a table. A click opens the sentence. */
+import { css, html, type TemplateResult } from "lit";
+import { customElement, state } from "lit/decorators.js";
+import type { CorpusRow } from "../client.js";
+import { shared } from "../styles.js";
+import { formatNumber } from "../trace.js";
+import { View } from "./base.js";
+
+type Column = "score" | "length" | "entropy" | "coverage";
+const COLUMNS: readonly (readonly [Column, string])[] = [
+  ["score", "Score"],
+  ["length", "Length"],
+  ["entropy", "Entropy"],
+  ["coverage", "Coverage"],
+];
+const MOST_ROWS = 200;
+
+@customElement("corpus-view")
+export class CorpusView extends View {
+  static override styles = [
+    shared,
+    css`
+      .scroll { max-height: calc(100vh - 330px); min-height: 200px; }
+      thead th { position: sticky; top: 0; background: var(--panel); z-index: 1; }
+      th button { border: 0; background: none; padding: 2px 4px; min-height: 0; font-weight: 600; color: var(--muted); }
+      td.number, th.number { text-align: end; }
+      td button { text-align: start; min-height: 0; padding: 3px 6px; }
+      .wrong { color: var(--bad); }
+    `,
+  ];
+
+  @state() private rows: CorpusRow[] = [];
+  @state() private status = "";
+  @state() private column: Column = "score";
+  @state() private isDescending = false;
+  private controller: AbortController | null = null;
+  private read = "";
+
+  override get data(): unknown {
+    return this.sorted;
+  }
+
+  override disconnectedCallback(): void {
+    super.disconnectedCallback();
+    // The page moves on: the server stops.
+    this.controller?.abort();
+    this.controller = null;
+  }
+
+  private async start(): Promise<void> {
+    this.controller?.abort();
+    this.controller = new AbortController();
+    const { signal } = this.controller;
+    this.read = this.store.state.model;
+    this.rows = [];
+    this.status = "Reading…";
+    try {
+      const batch: CorpusRow[] = [];
+      let shown = performance.now();
+      for await (const row of this.store.client.streamCorpus(this.read, signal)) {
+        batch.push(row);
+        if (performance.now() - shown < 200) continue;
+        shown = performance.now();
+        this.rows = [...batch];
+        this.status = `${batch.length} rows so far`;
+      }
+      this.rows = batch;
+      this.status = `${batch.length} rows`;
+    } catch (reason) {
+      if (!signal.aborted) this.status = (reason as Error).message;
+    }
+  }
+
+  private get sorted(): CorpusRow[] {
+    const sign = this.isDescending ? -1 : 1;
+    const value = (row: CorpusRow): number => row[this.column] ?? -Infinity;
+    return [...this.rows].sort((left, right) => sign * (value(left) - value(right)));
+  }
+
+  protected override render(): TemplateResult {
+    const isRunning = this.status === "Reading…" || this.status.endsWith("so far");
+    return html`
+      <section class="panel stack" aria-label="Corpus">
+        <div class="row">
+          <h2>Test set</h2>
+          <button type="button" id="read" class="primary" ?disabled=${!this.store.client.isLive || isRunning} @click=${() => void this.start()}>Predict the test set</button>
+          ${isRunning ? html`<button type="button" @click=${() => this.stop()}>Stop</button>` : ""}
+          <span class="muted small" role="status">${this.status}</span>
+        </div>
+        ${this.rows.length ? this.renderTable() : html`<p class="muted">The model predicts every source of its test set, and this table sorts them: the worst scores first, or the longest, the least certain, the least covered.</p>`}
+      </section>
+    `;
+  }
+
+  private stop(): void {
+    this.controller?.abort();
+    this.status = `Stopped after ${this.rows.length} rows`;
+  }
+
+  private renderTable(): TemplateResult {
+    const rows = this.sorted;
+    return html`<div class="scroll" tabindex="0" role="group" aria-label="Predictions">
+      <table>
+        <thead><tr><th>Source</th><th>Prediction</th><th>Reference</th>${COLUMNS.map(([column, name]) => this.renderHead(column, name))}</tr></thead>
+        <tbody>${rows.slice(0, MOST_ROWS).map((row) => this.renderRow(row))}</tbody>
+      </table>
+      ${rows.length > MOST_ROWS ? html`<p class="muted small">The first ${MOST_ROWS} of ${rows.length} rows. Export JSON for all.</p>` : ""}
+    </div>`;
+  }
+
+  private renderHead(column: Column, name: string): TemplateResult {
+    const isSorted = this.column === column;
+    const order = isSorted ? (this.isDescending ? "descending" : "ascending") : "none";
+    const sort = (): void => {
+      this.isDescending = isSorted ? !this.isDescending : false;
+      this.column = column;
+    };
+    return html`<th class="number" aria-sort=${order}><button type="button" @click=${sort}>${name} ${isSorted ? (this.isDescending ? "↓" : "↑") : ""}</button></th>`;
+  }
+
+  private renderRow(row: CorpusRow): TemplateResult {
+    return html`<tr>
+      <td><button type="button" class="quiet" @click=${() => this.store.compute({ text: row.source, edits: [], tab: "translate" })}><bdi>${row.source}</bdi></button></td>
+      <td class=${row.prediction === row.reference ? "" : "wrong"}><bdi>${row.prediction}</bdi></td>
+      <td><bdi>${row.reference}</bdi></td>
+      <td class="number">${formatNumber(row.score)}</td>
+      <td class="number">${row.length}</td>
+      <td class="number">${row.entropy === null ? "–" : formatNumber(row.entropy, 2)}</td>
+      <td class="number">${row.coverage === null ? "–" : formatNumber(row.coverage, 2)}</td>
+    </tr>`;
+  }
+}

@@ -1,0 +1,272 @@
+/** The page: header, source, tabs, and the view of the selected tab. */
+import { css, html, type TemplateResult } from "lit";
+import { customElement, query, state } from "lit/decorators.js";
+import { createClient, EmbeddedClient } from "../client.js";
+import { exportView, type ExportFormat } from "../export.js";
+import { isDark } from "../palette.js";
+import { TAB_NAMES, TABS, type Tab } from "../state.js";
+import { Store } from "../store.js";
+import { shared } from "../styles.js";
+import { StoreElement, type View } from "./base.js";
+import "./attention-view.js";
+import "./compare-view.js";
+import "./corpus-view.js";
+import "./equation-view.js";
+import "./guided-tour.js";
+import "./image-view.js";
+import "./model-view.js";
+import "./source-bar.js";
+import type { SourceBar } from "./source-bar.js";
+import "./steps-view.js";
+import "./translate-view.js";
+
+const SHORTCUTS: readonly (readonly [string, string])[] = [
+  ["1 … 8", "open a tab"],
+  ["/", "edit the source"],
+  ["← → ↑ ↓", "move between tokens, cells and steps"],
+  ["Home, End", "first, last"],
+  ["Space", "select a row of the matrix, or a cell of the picture"],
+  ["Enter", "run; open a head"],
+  ["Ctrl+Z, Ctrl+Shift+Z", "undo, redo an edit"],
+  ["T", "light or dark"],
+  ["?", "this list"],
+];
+
+const FORMATS: readonly (readonly [ExportFormat, string])[] = [
+  ["link", "Copy link"],
+  ["png", "PNG"],
+  ["svg", "SVG"],
+  ["json", "JSON"],
+  ["html", "HTML, works offline"],
+];
+
+function applyTheme(): void {
+  const chosen = localStorage.getItem("regard.theme");
+  const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset["theme"] = dark ? "dark" : "light";
+}
+
+@customElement("explorer-app")
+export class ExplorerApp extends StoreElement {
+  static override styles = [
+    shared,
+    css`
+      :host { max-width: 1680px; margin: 0 auto; padding: var(--space-2) var(--space-4) var(--space-5); }
+      header { display: flex; align-items: center; gap: var(--space-3); min-height: 52px; flex-wrap: wrap; }
+      h1 { font-size: var(--size-3); font-weight: 700; letter-spacing: -0.02em; margin: 0; display: flex; gap: 8px; align-items: center; }
+      h1 svg { width: 24px; height: 24px; color: var(--accent); }
+      .actions { margin-inline-start: auto; display: flex; gap: 4px; align-items: center; }
+      .tabs { display: flex; gap: 2px; border-bottom: 1px solid var(--line-strong); margin: var(--space-3) 0; overflow-x: auto; }
+      .tabs button { border: 0; background: none; border-radius: 8px 8px 0 0; padding: 8px 16px; color: var(--muted); border-bottom: 3px solid transparent; font-weight: 550; white-space: nowrap; }
+      .tabs button[aria-selected="true"] { color: var(--ink); border-bottom-color: var(--accent); }
+      .tabs :focus-visible { outline-offset: -3px; }
+      .error { border-color: var(--bad); color: var(--bad); margin-bottom: var(--space-3); }
+      main { min-height: 300px; transition: opacity 120ms; outline: none; }
+      main.loading { opacity: 0.55; }
+      .progress { height: 3px; margin-top: calc(-1 * var(--space-3)); margin-bottom: calc(var(--space-3) - 3px); overflow: hidden; }
+      .progress i { display: block; width: 30%; height: 100%; background: var(--accent); animation: slide 1s infinite ease-in-out alternate; }
+      @keyframes slide { from { margin-left: 0; } to { margin-left: 70%; } }
+      @media (prefers-reduced-motion: reduce) { .progress i { animation: none; width: 100%; } main { transition: none; } }
+      .menu { position: relative; }
+      .menu > div { position: absolute; inset-inline-end: 0; top: 100%; margin-top: 4px; display: grid; min-width: 190px; background: var(--panel); border: 1px solid var(--line-strong); border-radius: 10px; padding: 4px; z-index: 4; box-shadow: 0 8px 30px rgb(0 0 0 / 0.18); }
+      .menu > div button { border: 0; background: none; text-align: start; }
+      .menu > div button:hover { background: var(--hover); }
+      dialog { border: 1px solid var(--line-strong); border-radius: var(--radius); background: var(--panel); color: var(--ink); padding: var(--space-4); max-width: 560px; width: 90vw; }
+      dialog::backdrop { background: rgb(0 0 0 / 0.4); }
+      dialog dl { display: grid; grid-template-columns: max-content 1fr; gap: 8px var(--space-4); margin: var(--space-3) 0; }
+      dd { margin: 0; }
+      kbd { font: inherit; font-weight: 600; }
+      .toast { position: fixed; inset-block-end: var(--space-4); inset-inline-start: 50%; translate: -50%; background: var(--ink); color: var(--page); padding: 8px 18px; border-radius: 999px; z-index: 6; }
+      .empty { padding: var(--space-5); text-align: center; display: grid; justify-items: center; gap: var(--space-3); }
+    `,
+  ];
+
+  @state() private isMenuOpen = false;
+  @state() private isTourOpen = false;
+  @state() private toast = "";
+  @query("dialog") private help!: HTMLDialogElement;
+  @query("source-bar") private sourceBar!: SourceBar;
+
+  constructor() {
+    super();
+    applyTheme();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      applyTheme();
+      this.store.notify();
+    });
+    this.store = new Store(createClient());
+  }
+
+  override connectedCallback(): void {
+    super.connectedCallback();
+    this.store.addEventListener("announce", () => this.requestUpdate());
+    addEventListener("keydown", (event) => this.press(event));
+    addEventListener("click", (event) => {
+      if (!event.composedPath().some((part) => part instanceof HTMLElement && part.classList.contains("menu"))) this.isMenuOpen = false;
+    });
+    void this.start();
+  }
+
+  private async start(): Promise<void> {
+    const { client } = this.store;
+    const embedded = client instanceof EmbeddedClient ? (client.data.fragment ?? "") : "";
+    await this.store.start(location.hash.length > 1 ? location.hash : embedded);
+  }
+
+  private get tabs(): Tab[] {
+    return TABS.filter((tab) => tab !== "image" || this.store.readsImages);
+  }
+
+  private get tab(): Tab {
+    return this.tabs.includes(this.store.state.tab) ? this.store.state.tab : "translate";
+  }
+
+  private get view(): View {
+    return this.shadowRoot!.querySelector<View>("main > :not(p)")!;
+  }
+
+  protected override render(): TemplateResult {
+    const { store } = this;
+    return html`
+      <header>
+        <h1>
+          <svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2" aria-hidden="true"><path d="M2 12s3.6-6.5 10-6.5S22 12 22 12s-3.6 6.5-10 6.5S2 12 2 12Z"></path><circle cx="12" cy="12" r="3" fill="currentColor" stroke="none"></circle></svg>
+          regard
+        </h1>
+        ${this.renderModels()}
+        <div class="actions">
+          <button type="button" class="quiet" id="tour" ?disabled=${!store.trace} @click=${() => (this.isTourOpen = true)}>Tour</button>
+          <button type="button" class="quiet" id="undo" ?disabled=${!store.canUndo} @click=${() => store.undo()}>Undo</button>
+          <button type="button" class="quiet" id="redo" ?disabled=${!store.canRedo} @click=${() => store.redo()}>Redo</button>
+          <div class="menu" @keydown=${(event: KeyboardEvent) => event.key === "Escape" && this.closeMenu()}>
+            <button type="button" id="export" aria-haspopup="true" aria-expanded=${this.isMenuOpen} @click=${() => (this.isMenuOpen = !this.isMenuOpen)}>Export</button>
+            ${this.isMenuOpen ? html`<div role="group" aria-label="Export">${FORMATS.map(([format, name]) => html`<button type="button" data-format=${format} ?disabled=${!this.canExport(format)} @click=${() => void this.export(format)}>${name}</button>`)}</div>` : ""}
+          </div>
+          <button type="button" class="quiet" id="theme" aria-label=${isDark() ? "Use light colors" : "Use dark colors"} @click=${this.toggleTheme}>${isDark() ? "☀" : "☾"}</button>
+          <button type="button" class="quiet" id="help" aria-label="Keyboard shortcuts" @click=${() => this.help.showModal()}>?</button>
+        </div>
+      </header>
+      <source-bar .store=${store}></source-bar>
+      <div class="tabs" role="tablist" aria-label="Views" @keydown=${this.moveTab}>
+        ${this.tabs.map((tab) => html`<button type="button" role="tab" id=${`tab-${tab}`} aria-selected=${tab === this.tab} aria-controls="view" tabindex=${tab === this.tab ? 0 : -1} @click=${() => store.show({ tab })}>${TAB_NAMES[tab]}</button>`)}
+      </div>
+      <div class="progress">${store.loading ? html`<i></i>` : ""}</div>
+      ${store.error ? html`<p class="panel error" role="alert">${store.error}</p>` : ""}
+      <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading}>${this.renderView()}</main>
+      <div class="hidden" role="status" aria-live="polite" id="announcement">${store.announcement}</div>
+      ${this.toast ? html`<div class="toast">${this.toast}</div>` : ""}
+      ${this.isTourOpen && store.trace ? html`<guided-tour .store=${store} @close=${this.closeTour}></guided-tour>` : ""}
+      <dialog aria-labelledby="shortcuts">
+        <h2 id="shortcuts">Keyboard shortcuts</h2>
+        <dl>${SHORTCUTS.map(([keys, text]) => html`<dt><kbd>${keys}</kbd></dt><dd>${text}</dd>`)}</dl>
+        <form method="dialog"><button class="primary">Close</button></form>
+      </dialog>
+    `;
+  }
+
+  private renderModels(): TemplateResult {
+    const { models, state: { model } } = this.store;
+    if (models.length < 2) return html`<span class="muted">${models[0]?.name ?? ""}</span>`;
+    const change = (event: Event): void => this.store.compute({ model: (event.target as HTMLSelectElement).value, edits: [], layer: null, head: "mean" });
+    return html`<label class="field">Model <select id="model" @change=${change}>${models.map((each) => html`<option value=${each.id} ?selected=${each.id === model}>${each.name}</option>`)}</select></label>`;
+  }
+
+  private renderView(): TemplateResult {
+    const { store } = this;
+    if (this.tab === "corpus") return html`<corpus-view .store=${store}></corpus-view>`;
+    if (this.tab === "model") return html`<model-view .store=${store}></model-view>`;
+    if (!store.trace) return store.loading || store.error ? html`` : this.renderWelcome();
+    switch (this.tab) {
+      case "attention":
+        return html`<attention-view .store=${store}></attention-view>`;
+      case "steps":
+        return html`<steps-view .store=${store}></steps-view>`;
+      case "equation":
+        return html`<equation-view .store=${store}></equation-view>`;
+      case "compare":
+        return html`<compare-view .store=${store}></compare-view>`;
+      case "image":
+        return html`<image-view .store=${store}></image-view>`;
+      default:
+        return html`<translate-view .store=${store}></translate-view>`;
+    }
+  }
+
+  private renderWelcome(): TemplateResult {
+    return html`<section class="panel empty">
+      <h2>${this.store.readsImages ? "Open an image to describe it" : "Type a source text, and press Enter"}</h2>
+      <p class="muted">The page shows which parts of the source the model attends to, step by step.</p>
+    </section>`;
+  }
+
+  private moveTab(event: KeyboardEvent): void {
+    const index = this.tabs.indexOf(this.tab);
+    const count = this.tabs.length;
+    const targets: Record<string, number> = { ArrowRight: (index + 1) % count, ArrowLeft: (index + count - 1) % count, Home: 0, End: count - 1 };
+    const target = targets[event.key];
+    if (target === undefined) return;
+    event.preventDefault();
+    this.store.show({ tab: this.tabs[target] });
+    void this.updateComplete.then(() => this.shadowRoot!.querySelector<HTMLElement>('[role="tab"][aria-selected="true"]')!.focus());
+  }
+
+  private press(event: KeyboardEvent): void {
+    const target = event.composedPath()[0] as HTMLElement;
+    const isTyping = /^(TEXTAREA|INPUT|SELECT)$/.test(target.tagName ?? "");
+    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z" && target.tagName !== "TEXTAREA") {
+      event.preventDefault();
+      if (event.shiftKey) this.store.redo();
+      else this.store.undo();
+      return;
+    }
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
+    const number = Number(event.key);
+    const actions: Record<string, () => void> = {
+      "/": () => this.sourceBar.focusText(),
+      "?": () => this.help.showModal(),
+      t: () => this.toggleTheme(),
+    };
+    const action = number >= 1 && number <= TABS.length ? () => this.openTab(TABS[number - 1]) : actions[event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+
+  private openTab(tab: Tab): void {
+    if (this.tabs.includes(tab)) this.store.show({ tab });
+  }
+
+  private toggleTheme(): void {
+    localStorage.setItem("regard.theme", isDark() ? "light" : "dark");
+    applyTheme();
+    this.store.notify();
+  }
+
+  private closeMenu(): void {
+    this.isMenuOpen = false;
+    this.shadowRoot!.querySelector<HTMLElement>("#export")!.focus();
+  }
+
+  private closeTour(): void {
+    this.isTourOpen = false;
+    this.shadowRoot!.querySelector<HTMLElement>("#tour")!.focus();
+  }
+
+  private canExport(format: ExportFormat): boolean {
+    if (format === "link") return true;
+    const { view } = this;
+    if (!view || !("data" in view)) return false;
+    return format === "png" || format === "svg" ? view.figure !== null : true;
+  }
+
+  private async export(format: ExportFormat): Promise<void> {
+    this.isMenuOpen = false;
+    try {
+      this.toast = await exportView(format, this.view, this.store);
+    } catch (reason) {
+      this.toast = (reason as Error).message;
+    }
+    this.store.announce(this.toast);
+    setTimeout(() => (this.toast = ""), 3000);
+  }
+}

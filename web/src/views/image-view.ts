@@ -1,0 +1,153 @@
+/** The tab Image: the picture under the weights of each word. Cells can be brushed out. */
+import { css, html, type TemplateResult } from "lit";
+import { customElement, query, state } from "lit/decorators.js";
+import { decodeArray } from "../arrays.js";
+import { isDark } from "../palette.js";
+import { selectMap } from "../selection.js";
+import { shared } from "../styles.js";
+import { findLayers, formatPercent, labelToken } from "../trace.js";
+import { View } from "./base.js";
+import { renderMapControls, renderSegments } from "./controls.js";
+
+const SIZE = 480;
+
+@customElement("image-view")
+export class ImageView extends View {
+  static override styles = [
+    shared,
+    css`
+      .body { display: grid; grid-template-columns: auto minmax(260px, 1fr); gap: var(--space-3); align-items: start; }
+      @media (max-width: 800px) { .body { grid-template-columns: 1fr; } }
+      canvas { display: block; border-radius: 8px; cursor: crosshair; touch-action: none; max-width: 100%; }
+      .words { font-size: var(--size-4); line-height: 1.7; }
+      .words button { font-size: inherit; min-height: 0; padding: 0 6px; border: 0; background: none; }
+      .words button[aria-pressed="true"] { background: var(--accent-fill); color: var(--on-accent); }
+    `,
+  ];
+
+  @state() private isSmooth = true;
+  @state() private brushed: readonly number[] = [];
+  @state() private cursor = 0;
+  @query("canvas") private canvas!: HTMLCanvasElement;
+
+  private get weights(): Float64Array | null {
+    const { trace, state: { hypothesis, row } } = this.store;
+    if (!trace?.source.grid || !findLayers(trace, "cross", hypothesis).length) return null;
+    const map = selectMap(trace, this.store.choose({ role: "cross", words: false }));
+    return map && row < map.weights.rows ? map.weights.row(row) : null;
+  }
+
+  protected override render(): TemplateResult {
+    const { trace } = this.store;
+    if (!trace?.source.picture || !trace.source.grid) return html`<p class="panel">Open an image to describe it.</p>`;
+    const { hypothesis, row } = this.store.state;
+    const [height, width] = decodeArray(trace.source.picture).shape;
+    const tokens = trace.hypotheses[hypothesis]?.tokens ?? [];
+    const weight = this.weights?.[this.cursor] ?? 0;
+    return html`<div class="stack">
+      <div class="row">
+        ${renderSegments("Weights", [["smooth", "Smooth"], ["grid", "Grid"]], this.isSmooth ? "smooth" : "grid", (value) => (this.isSmooth = value === "smooth"))}
+        ${renderMapControls(this.store)}
+      </div>
+      <div class="body">
+        <section class="panel" aria-label="Picture">
+          <canvas width=${SIZE} height=${Math.round((SIZE * height) / width)} tabindex="0" role="application" aria-roledescription="picture"
+            aria-label="The picture under the weights of the selected word. Arrow keys move between cells, the space bar brushes a cell out"
+            @pointerdown=${this.brush} @pointermove=${(event: PointerEvent) => event.buttons && this.brush(event)} @keydown=${this.move}></canvas>
+        </section>
+        <section class="panel stack" aria-label="Caption">
+          <p class="muted small">Choose a word to see what the model looks at</p>
+          <div class="words">${tokens.map((token, index) => html`<button type="button" aria-pressed=${index === row} @click=${() => this.store.show({ row: index })}><bdi>${labelToken(token)}</bdi></button>`)}</div>
+          <p class="number">Cell ${this.cursor + 1}: ${formatPercent(weight)}</p>
+          <div class="row">
+            <button type="button" class="primary" ?disabled=${!this.brushed.length || !this.store.client.isLive} @click=${this.apply}>Describe without ${this.brushed.length} brushed cells</button>
+            <button type="button" ?disabled=${!this.brushed.length} @click=${() => (this.brushed = [])}>Clear</button>
+          </div>
+          <p class="muted small">Brush cells with the pointer. Their pixels are replaced by the average color, and the model describes the picture again.</p>
+        </section>
+      </div>
+    </div>`;
+  }
+
+  private apply(): void {
+    this.store.addEdit({ kind: "mask_region", cells: [...this.brushed] });
+    this.brushed = [];
+  }
+
+  private brush(event: PointerEvent): void {
+    const [rows, columns] = this.store.trace!.source.grid!;
+    const bounds = this.canvas.getBoundingClientRect();
+    const row = Math.floor(((event.clientY - bounds.top) / bounds.height) * rows);
+    const column = Math.floor(((event.clientX - bounds.left) / bounds.width) * columns);
+    if (row < 0 || column < 0 || row >= rows || column >= columns) return;
+    this.cursor = row * columns + column;
+    if (!this.brushed.includes(this.cursor)) this.brushed = [...this.brushed, this.cursor];
+  }
+
+  private move(event: KeyboardEvent): void {
+    const [rows, columns] = this.store.trace!.source.grid!;
+    const moves: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
+    if (event.key === " ") {
+      const isBrushed = this.brushed.includes(this.cursor);
+      this.brushed = isBrushed ? this.brushed.filter((cell) => cell !== this.cursor) : [...this.brushed, this.cursor];
+    } else if (event.key in moves) {
+      this.cursor = Math.max(0, Math.min(rows * columns - 1, this.cursor + moves[event.key]));
+      this.store.announce(`Row ${Math.floor(this.cursor / columns) + 1}, column ${(this.cursor % columns) + 1}: ${formatPercent(this.weights?.[this.cursor] ?? 0)}`);
+    } else return;
+    event.preventDefault();
+  }
+
+  protected override updated(): void {
+    const { trace } = this.store;
+    if (!this.canvas || !trace?.source.picture || !trace.source.grid) return;
+    const context = this.canvas.getContext("2d")!;
+    const [rows, columns] = trace.source.grid;
+    const { width, height } = this.canvas;
+    context.imageSmoothingEnabled = true;
+    context.drawImage(createPicture(decodeArray(trace.source.picture)), 0, 0, width, height);
+    const { weights } = this;
+    if (weights) {
+      context.imageSmoothingEnabled = this.isSmooth;
+      context.drawImage(createShade(weights, rows, columns), 0, 0, width, height);
+    }
+    const mark = (cell: number, color: string): void => {
+      const x = ((cell % columns) * width) / columns;
+      const y = (Math.floor(cell / columns) * height) / rows;
+      context.fillStyle = color;
+      context.fillRect(x, y, width / columns, height / rows);
+    };
+    this.brushed.forEach((cell) => mark(cell, "rgba(217, 130, 43, 0.75)"));
+    context.strokeStyle = isDark() ? "#8ab0ff" : "#2b5fd9";
+    context.lineWidth = 2;
+    context.strokeRect(((this.cursor % columns) * width) / columns, (Math.floor(this.cursor / columns) * height) / rows, width / columns, height / rows);
+  }
+}
+
+function createCanvas(width: number, height: number, paint: (pixels: Uint8ClampedArray) => void): HTMLCanvasElement {
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = height;
+  const context = canvas.getContext("2d")!;
+  const image = context.createImageData(width, height);
+  paint(image.data);
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+function createPicture(picture: { shape: number[]; data: Float64Array }): HTMLCanvasElement {
+  const [height, width] = picture.shape;
+  return createCanvas(width, height, (pixels) => {
+    for (let index = 0; index < height * width; index++) {
+      for (let channel = 0; channel < 3; channel++) pixels[4 * index + channel] = picture.data[3 * index + channel];
+      pixels[4 * index + 3] = 255;
+    }
+  });
+}
+
+/** Darken the cells with small weights. */
+function createShade(weights: Float64Array, rows: number, columns: number): HTMLCanvasElement {
+  const largest = Math.max(...weights) || 1;
+  return createCanvas(columns, rows, (pixels) => {
+    for (let cell = 0; cell < rows * columns; cell++) pixels[4 * cell + 3] = 200 * (1 - weights[cell] / largest);
+  });
+}

@@ -1,0 +1,94 @@
+/** The tab Model: what it is, its settings and its learning curves. */
+import { css, html, svg, type TemplateResult } from "lit";
+import { customElement, state } from "lit/decorators.js";
+import type { ModelCard, Series } from "../client.js";
+import { shared } from "../styles.js";
+import { ROLE_NAMES } from "../trace.js";
+import { View } from "./base.js";
+
+@customElement("model-view")
+export class ModelView extends View {
+  static override styles = [
+    shared,
+    css`
+      .body { display: grid; grid-template-columns: repeat(auto-fit, minmax(360px, 1fr)); gap: var(--space-3); align-items: start; }
+      dl { display: grid; grid-template-columns: max-content 1fr; gap: 6px var(--space-3); margin: 0; }
+      dt { color: var(--muted); }
+      dd { margin: 0; }
+      pre { margin: 0; max-height: 420px; overflow: auto; font-size: var(--size-1); line-height: 1.45; background: var(--page); padding: var(--space-2); border-radius: 8px; }
+      svg { width: 100%; height: auto; }
+      svg path { fill: none; stroke: var(--accent); stroke-width: 2; vector-effect: non-scaling-stroke; }
+      svg text { font-size: 11px; fill: var(--muted); }
+      svg line { stroke: var(--line); }
+    `,
+  ];
+
+  @state() private card: ModelCard | null = null;
+  @state() private failure = "";
+  private requested = "";
+
+  override get data(): unknown {
+    return { ...this.store.model, card: this.card };
+  }
+
+  protected override willUpdate(): void {
+    const { model } = this.store.state;
+    if (model === this.requested) return;
+    this.requested = model;
+    this.card = null;
+    this.failure = "";
+    this.store.client.card(model).then(
+      (card) => (this.card = card),
+      (reason: Error) => (this.failure = reason.message),
+    );
+  }
+
+  protected override render(): TemplateResult {
+    const { model } = this.store;
+    if (!model) return html``;
+    return html`<div class="body">
+      <section class="panel stack" aria-label="Model">
+        <h2>${model.name}</h2>
+        <p>${model.architecture}</p>
+        <dl>
+          <dt>Parameters</dt><dd class="number">${model.parameters?.toLocaleString("en") ?? "–"}</dd>
+          <dt>Training steps</dt><dd class="number">${model.step?.toLocaleString("en") ?? "–"}</dd>
+          ${Object.entries(model.metrics ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd class="number">${typeof value === "number" ? Number(value.toPrecision(4)) : String(value)}</dd>`)}
+        </dl>
+        <h3>Attention</h3>
+        <table>
+          <thead><tr><th>Role</th><th>Layer</th><th>Heads</th><th>Equation</th></tr></thead>
+          <tbody>${model.attentions.map((each) => html`<tr><td>${each.role ? ROLE_NAMES[each.role] : each.name}</td><td class="number">${(each.layer ?? 0) + 1}</td><td class="number">${each.heads}</td><td>${each.equation}</td></tr>`)}</tbody>
+        </table>
+      </section>
+      ${this.failure ? html`<p class="panel muted">${this.failure}</p>` : ""}
+      ${this.card ? this.renderCard(this.card) : ""}
+    </div>`;
+  }
+
+  private renderCard(card: ModelCard): TemplateResult {
+    return html`
+      ${card.curves?.length ? html`<section class="panel stack" aria-label="Learning curves"><h2>Learning curves</h2>${card.curves.map((series) => renderCurve(series))}</section>` : ""}
+      <section class="panel stack" aria-label="Settings"><h2>Settings</h2><pre tabindex="0" role="group" aria-label="Settings as YAML">${card.settings}</pre></section>
+    `;
+  }
+}
+
+function renderCurve(series: Series): TemplateResult {
+  const points = series.points.filter(([, value]) => Number.isFinite(value));
+  if (points.length < 2) return html``;
+  const [steps, values] = [points.map(([step]) => step), points.map(([, value]) => value)];
+  const [first, last] = [Math.min(...steps), Math.max(...steps)];
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const x = (step: number): number => 50 + (390 * (step - first)) / (last - first || 1);
+  const y = (value: number): number => 118 - (100 * (value - low)) / (high - low || 1);
+  const path = points.map(([step, value], index) => `${index ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+  const label = `${series.name}: from ${values[0].toPrecision(3)} to ${values[values.length - 1].toPrecision(3)}`;
+  return html`<figure .style=${"margin:0"}>
+    <figcaption class="small muted">${series.name}</figcaption>
+    <svg viewBox="0 0 450 140" role="img" aria-label=${label}>
+      <line x1="50" x2="440" y1="118" y2="118"></line>
+      ${svg`<path d=${path}></path><text x="44" y="22" text-anchor="end">${high.toPrecision(3)}</text><text x="44" y="120" text-anchor="end">${low.toPrecision(3)}</text><text x="50" y="134">${first}</text><text x="440" y="134" text-anchor="end">${last}</text>`}
+    </svg>
+  </figure>`;
+}

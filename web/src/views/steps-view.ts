@@ -1,0 +1,189 @@
+/** The tab Steps: walk through the decoding. */
+import { css, html, svg, type TemplateResult } from "lit";
+import { customElement } from "lit/decorators.js";
+import { BarsFigure, type Figure } from "../figures.js";
+import { shared } from "../styles.js";
+import { formatNumber, formatPercent, labelToken, toProbability, type BeamNode, type Step } from "../trace.js";
+import { View } from "./base.js";
+import { renderHypotheses } from "./controls.js";
+
+interface PlacedNode extends BeamNode {
+  x: number;
+  y: number;
+  from: PlacedNode | null;
+  isOnPath: boolean;
+}
+
+const COLUMN = 92;
+const LINE = 30;
+
+/** Place the candidates of beam search: a column for each step. */
+export function placeBeam(beam: readonly BeamNode[][], path: readonly number[]): PlacedNode[][] {
+  let slots = new Map<number, PlacedNode>();
+  return beam.map((candidates, step) => {
+    const placed = candidates.map((node, index): PlacedNode => {
+      const from = slots.get(node.parent) ?? null;
+      const isOnPath = (step === 0 || (from?.isOnPath ?? false)) && path[step] === node.id;
+      return { ...node, x: 70 + step * COLUMN, y: 34 + index * LINE, from, isOnPath };
+    });
+    slots = new Map(placed.filter((node) => node.slot !== null).map((node) => [node.slot!, node]));
+    return placed;
+  });
+}
+
+@customElement("steps-view")
+export class StepsView extends View {
+  static override styles = [
+    shared,
+    css`
+      .body { display: grid; grid-template-columns: minmax(340px, 5fr) minmax(0, 7fr); gap: var(--space-3); align-items: start; }
+      @media (max-width: 1000px) { .body { grid-template-columns: minmax(0, 1fr); } }
+      .prefix { font-size: var(--size-4); line-height: 1.6; }
+      .prefix button { font-size: inherit; border: 0; background: none; padding: 0 3px; min-height: 0; color: var(--muted); line-height: 1.4; }
+      .prefix button[aria-current="step"] { background: var(--accent-fill); color: var(--on-accent); border-radius: 5px; }
+      .prefix button.done { color: var(--ink); }
+      ol { margin: 0; padding: 0; list-style: none; display: grid; gap: 6px; }
+      li { display: grid; grid-template-columns: 5em 1fr 4.4em; gap: 10px; align-items: center; }
+      li bdi { text-align: end; overflow: hidden; text-overflow: ellipsis; white-space: pre; }
+      li.chosen { font-weight: 650; }
+      .bar { height: 20px; border-radius: 4px; background: var(--line); overflow: hidden; }
+      .bar i { display: block; height: 100%; background: var(--line-strong); transition: width 150ms; }
+      li.chosen .bar i { background: var(--accent); }
+      dl { display: flex; gap: var(--space-5); margin: 0; }
+      dt { color: var(--muted); font-size: var(--size-1); }
+      dd { margin: 0; font-size: var(--size-4); font-weight: 650; line-height: 1.2; }
+      svg text { font-size: 13px; fill: var(--ink); dominant-baseline: central; }
+      svg .edge { fill: none; stroke: var(--line-strong); stroke-width: 1.3; }
+      svg .box { fill: var(--panel); stroke: var(--line-strong); }
+      svg .kept .box { stroke: var(--accent); }
+      svg .finished .box { fill: var(--accent-fill); stroke: var(--accent-fill); }
+      svg .finished text { fill: var(--on-accent); font-weight: 600; }
+      svg .pruned text { fill: var(--muted); text-decoration: line-through; }
+      svg .pruned .box { stroke-dasharray: 3 3; }
+      svg .path { stroke: var(--accent); stroke-width: 2.5; }
+      svg .now { fill: var(--tint); }
+      svg .step { fill: var(--muted); font-size: 11px; }
+      .legend { display: flex; gap: var(--space-3); }
+      .legend span::before { content: ""; display: inline-block; width: 14px; height: 10px; margin-inline-end: 6px; border-radius: 3px; border: 1.5px solid var(--line-strong); }
+      .legend .kept::before { border-color: var(--accent); }
+      .legend .pruned::before { border-style: dashed; }
+      .legend .finished::before { background: var(--accent-fill); border-color: var(--accent-fill); }
+      .entropy { display: flex; align-items: end; gap: 3px; height: 64px; }
+      .entropy button { flex: 1; max-width: 40px; min-height: 0; height: 100%; padding: 0; border: 0; background: none; display: flex; align-items: end; }
+      .entropy i { display: block; width: 100%; min-height: 2px; background: var(--line-strong); border-radius: 3px 3px 0 0; }
+      .entropy button[aria-current="step"] i { background: var(--accent); }
+    `,
+  ];
+
+  private get steps(): Step[] {
+    return this.store.trace?.steps[this.store.state.hypothesis] ?? [];
+  }
+
+  private get index(): number {
+    return Math.min(this.store.state.row, this.steps.length - 1);
+  }
+
+  override get figure(): Figure | null {
+    const step = this.steps[this.index];
+    if (!step) return null;
+    const bars = step.top.map((each) => ({ label: each.token, value: toProbability(each.log_prob), isChosen: each.id === step.id }));
+    return new BarsFigure(`Step ${this.index + 1}: most likely tokens`, bars);
+  }
+
+  protected override render(): TemplateResult {
+    const { steps, index } = this;
+    if (!steps.length) return html`<p class="panel">This prediction has no steps.</p>`;
+    const step = steps[index];
+    return html`
+      <div class="stack" @keydown=${this.move}>
+        <section class="panel stack" aria-label="Step">
+          <div class="row">
+            <button type="button" id="previous" ?disabled=${index === 0} @click=${() => this.go(index - 1)}>← Previous</button>
+            <button type="button" id="next" ?disabled=${index === steps.length - 1} @click=${() => this.go(index + 1)}>Next →</button>
+            <h2>Step ${index + 1} of ${steps.length}</h2>
+            ${renderHypotheses(this.store)}
+          </div>
+          <div class="prefix" dir="auto">
+            ${steps.map((each, position) => html`<button type="button" class=${position < index ? "done" : ""} tabindex=${position === index ? 0 : -1} aria-current=${position === index ? "step" : "false"} @click=${() => this.go(position)}><bdi>${labelToken(each.token)}</bdi></button>`)}
+          </div>
+        </section>
+        <div class="body">
+          <section class="panel stack" aria-label="Most likely tokens">
+            <dl>
+              <div><dt>Probability</dt><dd class="number">${formatPercent(toProbability(step.log_prob))}</dd></div>
+              <div><dt>Log-probability</dt><dd class="number">${formatNumber(step.log_prob)}</dd></div>
+              <div><dt>Entropy</dt><dd class="number">${formatNumber(step.entropy, 2)} <span class="small muted">nats</span></dd></div>
+            </dl>
+            <ol>
+              ${step.top.map((each) => {
+                const probability = toProbability(each.log_prob);
+                return html`<li class=${each.id === step.id ? "chosen" : ""}><bdi>${labelToken(each.token)}</bdi><span class="bar"><i .style=${`width:${100 * probability}%`}></i></span><span class="number">${formatPercent(probability)}</span></li>`;
+              })}
+            </ol>
+            <h3>Entropy of each step</h3>
+            <div class="entropy">${this.renderEntropy()}</div>
+          </section>
+          ${this.renderBeam()}
+        </div>
+      </div>
+    `;
+  }
+
+  private renderEntropy(): TemplateResult[] {
+    const largest = Math.max(0.1, ...this.steps.map((step) => step.entropy));
+    return this.steps.map(
+      (step, position) => html`<button type="button" tabindex="-1" aria-current=${position === this.index ? "step" : "false"} aria-label=${`Step ${position + 1}: ${formatNumber(step.entropy, 2)} nats`} title=${`${labelToken(step.token)}: ${formatNumber(step.entropy, 2)} nats`} @click=${() => this.go(position)}><i .style=${`height:${(100 * step.entropy) / largest}%`}></i></button>`,
+    );
+  }
+
+  private renderBeam(): TemplateResult | string {
+    const { trace } = this.store;
+    if (!trace!.beam?.length) return html`<section class="panel"><p class="muted">Greedy search has no beam. Choose a larger beam to see the hypotheses that it considers.</p></section>`;
+    const placed = placeBeam(trace!.beam, this.steps.map((step) => step.id));
+    const width = 110 + placed.length * COLUMN;
+    const height = 24 + Math.max(...placed.map((nodes) => nodes.length)) * LINE + 20;
+    return html`<section class="panel stack" aria-label="Beam search">
+      <div class="row"><h2>Beam search</h2><span class="legend small muted"><span class="kept">kept</span><span class="finished">finished</span><span class="pruned">pruned</span></span></div>
+      <div class="scroll" id="beam" tabindex="0" role="group" aria-label="Candidates of each step">
+        <svg width=${width} height=${height} role="img" aria-label=${`Beam search over ${placed.length} steps`}>
+          <rect class="now" x=${70 + this.index * COLUMN - 40} y="0" width=${COLUMN - 12} height=${height} rx="8"></rect>
+          ${placed.flatMap((nodes) => nodes.map((node) => svg`<path class="edge ${node.isOnPath ? "path" : ""}" d=${edge(node)}></path>`))}
+          ${placed.map((nodes, step) => svg`<text class="step" x=${70 + step * COLUMN} y="10" text-anchor="middle">${step + 1}</text>${nodes.map((node) => this.renderNode(node))}`)}
+        </svg>
+      </div>
+    </section>`;
+  }
+
+  private renderNode(node: PlacedNode): unknown {
+    const label = labelToken(node.token);
+    return svg`<g class=${node.outcome}>
+      <title>${label}: ${node.outcome}, score ${formatNumber(node.score)}</title>
+      <rect class="box" x=${node.x - 32} y=${node.y - 12} width="64" height="24" rx="6"></rect>
+      <text x=${node.x} y=${node.y} text-anchor="middle">${label.length > 7 ? `${label.slice(0, 6)}…` : label}</text>
+    </g>`;
+  }
+
+  private move(event: KeyboardEvent): void {
+    if ((event.target as HTMLElement).tagName === "SELECT") return;
+    const targets: Record<string, number> = { ArrowRight: this.index + 1, ArrowLeft: this.index - 1, Home: 0, End: this.steps.length - 1 };
+    const target = targets[event.key];
+    if (target === undefined || target < 0 || target >= this.steps.length) return;
+    event.preventDefault();
+    this.go(target);
+    void this.updateComplete.then(() => this.shadowRoot!.querySelector<HTMLElement>('.prefix [aria-current="step"]')?.focus());
+  }
+
+  private go(row: number): void {
+    this.store.show({ row });
+    const step = this.steps[this.index];
+    this.store.announce(`Step ${this.index + 1}: ${labelToken(step.token)}, ${formatPercent(toProbability(step.log_prob))}`);
+    const beam = this.shadowRoot!.querySelector("#beam");
+    if (beam) beam.scrollLeft = Math.max(0, 70 + this.index * COLUMN - beam.clientWidth / 2);
+  }
+}
+
+function edge(node: PlacedNode): string {
+  const [x, y] = node.from ? [node.from.x + 32, node.from.y] : [10, 34];
+  const middle = (x + node.x - 32) / 2;
+  return `M${x} ${y}C${middle} ${y} ${middle} ${node.y} ${node.x - 32} ${node.y}`;
+}
