@@ -28,7 +28,7 @@ export interface Series {
 
 export interface TraceRequest {
   model: string;
-  source: { text: string } | { image: string };
+  source: { text: string } | { image: string } | { example: number };
   search: { beam: number; nbest: number };
   target: string | null;
   edits: Edit[];
@@ -38,6 +38,7 @@ export interface TraceRequest {
 }
 
 export interface CorpusRow {
+  index?: number;
   source: string;
   prediction: string;
   reference: string;

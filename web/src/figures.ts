@@ -48,16 +48,15 @@ export class MatrixFigure implements Figure {
     this.columns = axes.columns.map(labelToken);
     const longest = (labels: string[]): number =>
       labels.reduce((width, label) => Math.max(width, Math.min(measureText(label, LABEL_SIZE), LONGEST_LABEL)), 0);
-    this.left = Math.max(longest(this.rows) + 14, 34);
+    this.left = Math.max(longest(this.rows) + 14, measureText(`${axes.rowName} ↓`, 11) + 10);
     const fitting = (options.width - this.left - 12) / Math.max(weights.columns, 1);
+    this.cellWidth = Math.max(2, Math.min(56, fitting));
     const columnLength = longest(this.columns);
-    this.cellWidth = Math.max(2, Math.min(44, fitting));
     this.isRotated = columnLength > this.cellWidth - 2;
-    this.top = (this.isRotated ? columnLength : LABEL_SIZE) + 30;
-    const tallest = (options.height - this.top - 8) / Math.max(weights.rows, 1);
-    // Rows stay legible; a long output scrolls.
-    this.cellHeight = Math.max(Math.min(this.cellWidth, 40), Math.min(22, Math.max(tallest, 2)), 2);
-    if (weights.rows > 60) this.cellHeight = Math.max(2, Math.min(this.cellHeight, tallest < 2 ? 2 : tallest));
+    this.top = (this.isRotated ? columnLength : LABEL_SIZE) + 34;
+    // Rows stay legible while columns are: a long output scrolls.
+    const fittingHeight = (options.height - this.top - 8) / Math.max(weights.rows, 1);
+    this.cellHeight = Math.max(Math.min(20, this.cellWidth), Math.min(40, fittingHeight), 2);
     this.width = this.left + weights.columns * this.cellWidth + 12;
     this.height = this.top + weights.rows * this.cellHeight + 8;
   }

@@ -80,6 +80,8 @@ export interface TraceDocument {
   mechanisms: Record<string, Mechanism>;
   settings: Record<string, unknown>;
   edits: Edit[];
+  /** What the edits changed. */
+  changes?: { text: string; tokens: string[]; score: number | null; first_step: number | null } | null;
   cached?: boolean;
   seconds?: number;
 }

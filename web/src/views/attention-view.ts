@@ -97,7 +97,7 @@ export class AttentionView extends View {
           ${renderSegments<ViewName>("View", [["matrix", "Matrix"], ["lines", "Lines"], ["grid", "Heads"], ["text", "Text"]], view, (value) => this.store.show({ view: value }))}
           ${renderMapControls(this.store)}
           ${renderSegments("Unit", [["token", "Tokens"], ["word", "Words"]], this.store.words ? "word" : "token", (value) => this.store.show({ words: value === "word" }))}
-          ${renderSegments<ColorScale>("Colors", [["fixed", "Fixed colors"], ["row", "Per row"]], colors, (value) => this.store.show({ colors: value }))}
+          ${renderSegments<ColorScale>("Colors", [["fixed", "Colors fixed"], ["row", "per row"]], colors, (value) => this.store.show({ colors: value }))}
           ${renderHypotheses(this.store)}
         </div>
         <div class="body">
@@ -107,6 +107,7 @@ export class AttentionView extends View {
           </section>
           <aside>
             ${view === "grid" ? this.renderTileHelp() : this.renderDetails(map)}
+            ${this.store.client.isLive ? this.renderEdits(map) : ""}
             <section class="panel stack small muted">
               <p>Attention weights show what the model reads at a step. They are not by themselves an explanation of its output: compare them with the effect of an edit.</p>
               ${rows.length ? html`<button type="button" @click=${() => this.store.show({ rows: [] })}>Clear the selection</button>` : ""}
@@ -187,6 +188,32 @@ export class AttentionView extends View {
       <ol aria-label="Largest weights">
         ${order.map((slot) => html`<li><bdi>${labelToken(map.axes.columns[slot])}</bdi><span class="bar"><i .style=${`width:${100 * Math.min(1, distribution[slot])}%`}></i></span><span class="number small">${formatPercent(distribution[slot])}</span></li>`)}
       </ol>
+    </section>`;
+  }
+
+  /** Edits of the focused row, which the model decodes again. */
+  private renderEdits(map: SelectedMap): TemplateResult | string {
+    const { role, hypothesis, head } = this.store.state;
+    const layers = findLayers(this.store.trace!, role, hypothesis);
+    const { layer } = this.store;
+    if (typeof layer !== "number") return "";
+    const { name } = layers[Math.min(layer, layers.length - 1)];
+    const heads = readHeads(layers[0]).length;
+    const isOne = typeof head === "number" || heads === 1;
+    const target = { attention: name, head: typeof head === "number" ? head : null };
+    const { row, column } = this.cell;
+    const step = map.rowSpans[row][0];
+    const [start, end] = map.columnSpans[column];
+    const keys = Array.from({ length: end - start }, (_, index) => start + index);
+    const which = heads === 1 ? "" : isOne ? `, head ${Number(head) + 1}` : ", all heads";
+    return html`<section class="panel stack" aria-label="Decode again">
+      <h3>Decode again${which}</h3>
+      <div class="row">
+        <button type="button" id="mask-key" @click=${() => this.store.addEdit({ kind: "mask_keys", ...target, step, keys })}>Mask <bdi>“${labelToken(map.axes.columns[column])}”</bdi> at this step</button>
+        <button type="button" id="mask-key-everywhere" @click=${() => this.store.addEdit({ kind: "mask_keys", ...target, step: null, keys })}>at all steps</button>
+        <button type="button" id="uniform-row" @click=${() => this.store.addEdit({ kind: "uniform_row", ...target, step })}>Make this row uniform</button>
+        ${isOne ? html`<button type="button" id="ablate-head" @click=${() => this.store.addEdit({ kind: "ablate_head", attention: name, head: typeof head === "number" ? head : 0 })}>Ablate the head</button>` : ""}
+      </div>
     </section>`;
   }
 

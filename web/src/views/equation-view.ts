@@ -34,11 +34,12 @@ export class EquationView extends View {
       .track { position: relative; height: 14px; background: var(--ramp-0); border-radius: 3px; }
       .track i { position: absolute; top: 0; bottom: 0; border-radius: 3px; background: var(--accent); }
       .track i.negative { background: #d9822b; }
-      .vector { display: flex; flex-wrap: wrap; gap: 2px; }
-      .vector span { width: 14px; height: 22px; border-radius: 2px; }
+      .vector { display: flex; flex-wrap: wrap; gap: 1px; }
+      .vector span { width: 9px; height: 18px; border-radius: 2px; }
       .scalar { font-size: var(--size-5); font-weight: 650; line-height: 1.1; }
       canvas { max-width: 100%; border-radius: 4px; image-rendering: pixelated; }
-      .check { display: flex; gap: var(--space-2); align-items: baseline; padding: 8px 14px; border-radius: 8px; background: var(--tint); }
+      .check { max-width: none; display: flex; gap: var(--space-2); align-items: baseline; padding: 8px 14px; border-radius: 8px; background: var(--tint); }
+      .check > span:first-child { white-space: nowrap; }
       .check b { color: var(--good); }
       .check.bad b { color: var(--bad); }
       input[type="range"] { accent-color: var(--accent); width: 140px; }
@@ -149,6 +150,9 @@ export class EquationView extends View {
   }
 
   private renderCheck(part: Loaded): TemplateResult {
+    if (part.trace.edits.some((edit) => edit["attention"] === part.entry.name)) {
+      return html`<p class="check">The edits change weights of this attention, so they do not follow from the equation.</p>`;
+    }
     const error = this.checks.get(part.entry) ?? checkEquation(part.entry, part.mechanism);
     this.checks.set(part.entry, error);
     return html`<p class="check ${error < 1e-5 ? "" : "bad"}" id="check">

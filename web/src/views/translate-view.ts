@@ -16,7 +16,9 @@ export class TranslateView extends View {
       @media (max-width: 800px) { .panes { grid-template-columns: minmax(0, 1fr); } }
       .text { font-size: var(--size-5); line-height: 1.7; letter-spacing: 0.01em; word-break: break-word; }
       .long { font-size: var(--size-3); }
-      .source bdi { border-radius: 5px; padding: 2px 1px; transition: background 120ms; }
+      .source bdi { border-radius: 5px; padding: 2px 1px; transition: background 120ms; cursor: pointer; }
+      .source bdi.chosen { box-shadow: inset 0 0 0 2px var(--accent); }
+      .edits input { width: 9em; min-height: 34px; padding: 4px 10px; background: var(--control); border: 1px solid var(--line-strong); border-radius: 8px; }
       .text button {
         font-size: inherit; line-height: 1.25; border: 0; background: none; padding: 1px 2px 5px; min-height: 0; min-width: 0.6em; border-radius: 4px 4px 0 0; position: relative;
       }
@@ -61,7 +63,7 @@ export class TranslateView extends View {
         <div class="panes">
           <section class="panel stack" aria-label="Source">
             <p class="muted small">Source</p>
-            ${this.renderSource(active)}
+            ${this.renderSource(active)} ${this.renderSourceEdits()}
           </section>
           <section class="panel stack" aria-label="Output">
             <div class="row"><p class="muted small">Output. The line under a token is its probability.</p></div>
@@ -69,11 +71,23 @@ export class TranslateView extends View {
             <p class="muted small number">Log-probability ${formatNumber(output?.score ?? null)}${output?.truncated ? ", truncated" : ""}${trace.seconds === undefined ? "" : `, computed in ${trace.seconds.toFixed(2)} s`}</p>
           </section>
         </div>
+        ${this.renderChanges()}
         <div class="alternatives">
           ${this.renderAlternatives()} ${this.renderHypotheses()}
         </div>
       </div>
     `;
+  }
+
+  private renderChanges(): TemplateResult | string {
+    const { changes, hypotheses } = this.store.trace!;
+    if (!changes) return "";
+    const difference = (hypotheses[0]?.score ?? 0) - (changes.score ?? 0);
+    return html`<section class="panel row" aria-label="What changed" id="changes">
+      <span>${changes.first_step === null ? "The edits do not change the output." : html`Without the edits: <bdi><b>${changes.text}</b></bdi>. The outputs differ from step ${changes.first_step + 1} on.`}
+      <span class="number muted">Log-probability ${formatNumber(changes.score)} → ${formatNumber(hypotheses[0]?.score ?? null)} (${difference >= 0 ? "+" : ""}${formatNumber(difference)}).</span></span>
+      <button type="button" @click=${() => this.store.show({ tab: "compare", other: "original" })}>Compare</button>
+    </section>`;
   }
 
   private get weights(): { at(row: number, slot: number): number } | null {
@@ -91,8 +105,61 @@ export class TranslateView extends View {
     return html`<div class="text source ${isLong ? "long" : ""}" dir="auto">${trace.source.tokens.map((token, slot) => {
       const weight = weights && active < (trace.hypotheses[this.store.state.hypothesis]?.tokens.length ?? 0) ? weights.at(active, slot) : 0;
       const share = Math.round(100 * Math.min(1, weight));
-      return html`<bdi .style=${`background:color-mix(in srgb, var(--accent) ${Math.round(share * 0.75)}%, transparent)`} title=${formatPercent(weight)}>${showText(token)}</bdi>`;
+      return html`<bdi class=${this.isChosen(slot) ? "chosen" : ""} @click=${() => this.store.show({ column: slot })} .style=${`background:color-mix(in srgb, var(--accent) ${Math.round(share * 0.75)}%, transparent)`} title=${formatPercent(weight)}>${showText(token)}</bdi>`;
     })}</div>`;
+  }
+
+  /** The word of the focused source token, or the token itself, if the source has no spaces. */
+  private get word(): { unit: "word" | "token"; position: number; text: string; start: number; end: number } | null {
+    const { source } = this.store.trace!;
+    const slot = Math.min(this.store.state.column, source.tokens.length - 1);
+    const offset = source.offsets[slot];
+    if (!offset || source.grid) return null;
+    const words = [...source.text.matchAll(/\S+/gu)];
+    if (words.length < 2) return { unit: "token", position: slot, text: source.tokens[slot], start: offset[0], end: offset[1] };
+    // A space belongs to the word after it.
+    const position = Math.max(0, words.findIndex((word) => word.index + word[0].length > codeUnits(source.text, offset[1]) - 1));
+    const found = words[position];
+    const start = [...source.text.slice(0, found.index)].length;
+    return { unit: "word", position, text: found[0], start, end: start + [...found[0]].length };
+  }
+
+  private isChosen(slot: number): boolean {
+    const { word } = this;
+    const [start, end] = this.store.trace!.source.offsets[slot] ?? [0, 0];
+    return word !== null && this.store.client.isLive && start < word.end && end > word.start;
+  }
+
+  private renderSourceEdits(): TemplateResult | string {
+    const { word } = this;
+    if (!word || !this.store.client.isLive) return "";
+    const { unit, position } = word;
+    const replace = (event: Event): void => {
+      event.preventDefault();
+      const text = this.shadowRoot!.querySelector<HTMLInputElement>("#replacement")!.value;
+      if (text) this.store.addEdit({ kind: "replace_source", position, unit, text });
+    };
+    const move = (offset: number): void => this.moveWord(offset);
+    return html`<form class="row edits" aria-label="Edit the source" @submit=${replace}>
+      <button type="button" class="quiet" aria-label="Previous source word" @click=${() => move(-1)}>←</button>
+      <bdi><b>${word.text}</b></bdi>
+      <button type="button" class="quiet" aria-label="Next source word" @click=${() => move(1)}>→</button>
+      <button type="button" id="mask-source" @click=${() => this.store.addEdit({ kind: "mask_source", position, unit })}>Mask</button>
+      <button type="button" id="delete-source" @click=${() => this.store.addEdit({ kind: "delete_source", position, unit })}>Delete</button>
+      <input id="replacement" aria-label=${`Replace ${word.text} with`} placeholder="Replace with" maxlength="200" />
+      <button id="replace-source">Replace</button>
+    </form>`;
+  }
+
+  private moveWord(offset: number): void {
+    const { word } = this;
+    const { source } = this.store.trace!;
+    const edge = offset > 0 ? word!.end : word!.start;
+    const slot =
+      offset > 0
+        ? source.offsets.findIndex(([start], index) => start >= edge && !/^\s+$/u.test(source.tokens[index]))
+        : source.offsets.findLastIndex(([, end], index) => end <= edge && !/^\s+$/u.test(source.tokens[index]));
+    if (slot >= 0) this.store.show({ column: slot });
   }
 
   private renderOutput(): TemplateResult {
@@ -170,4 +237,9 @@ export class TranslateView extends View {
 /** The text of a token inside a text: the mark of a word start is a space. */
 function showText(token: string): string {
   return token.startsWith("▁") ? ` ${token.slice(1)}` : /^\s+$/u.test(token) ? " " : labelToken(token);
+}
+
+/** The index of a character in code units. Offsets of a trace count characters, as Python does. */
+function codeUnits(text: string, characters: number): number {
+  return [...text].slice(0, characters).join("").length;
 }
