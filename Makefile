@@ -2,12 +2,13 @@
 # make test     run all tests
 # make check    check formatting, lint and types
 # make format   format the code and fix lint
+# make web      build the page of the explorer (needs Node; the build is checked in)
 
 PYTHON ?= python3
 BIN    := .venv/bin
 RUN    ?= runs/demo
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format web clean
 
 demo: .venv/ready
 	@$(BIN)/regard train dates --out $(RUN)
@@ -28,6 +29,9 @@ check: .venv/ready
 format: .venv/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+web:
+	cd web && npm ci && npm run check && npm test && npm run build
 
 # Install torch first, in the tested version: another one may be a build of several gigabytes.
 .venv/ready: pyproject.toml constraints.txt

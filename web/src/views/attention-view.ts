@@ -63,7 +63,7 @@ export class AttentionView extends View {
   }
 
   private createFigure(map: SelectedMap): CellFigure {
-    const width = Math.max(320, (this.shadowRoot?.querySelector(".plot")?.clientWidth ?? 900) - 42);
+    const width = Math.max(280, this.measureWidth(".plot", 900) - 42);
     const height = Math.max(300, innerHeight - 300);
     const { weights, axes } = map;
     const { view, colors } = this.store.state;

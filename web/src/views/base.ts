@@ -1,5 +1,5 @@
 /** The base of all views: they are drawn again when the store or the theme changes. */
-import { LitElement } from "lit";
+import { LitElement, type PropertyValues } from "lit";
 import { property } from "lit/decorators.js";
 import type { Figure } from "../figures.js";
 import { shared } from "../styles.js";
@@ -26,6 +26,22 @@ export abstract class StoreElement extends LitElement {
 
 /** A tab of the page. */
 export abstract class View extends StoreElement {
+  private readonly widths = new Map<string, number>();
+
+  /** Return the width of an element of this view. Before it is drawn, return an estimate, and draw again afterwards. */
+  protected measureWidth(selector: string, estimate: number): number {
+    const width = this.shadowRoot?.querySelector(selector)?.clientWidth ?? estimate;
+    this.widths.set(selector, width);
+    return width;
+  }
+
+  protected override updated(_changed: PropertyValues): void {
+    for (const [selector, width] of this.widths) {
+      const actual = this.shadowRoot?.querySelector(selector)?.clientWidth ?? width;
+      if (actual !== width) this.requestUpdate();
+    }
+  }
+
   /** What PNG and SVG export; null if the view has no drawing. */
   get figure(): Figure | null {
     return null;

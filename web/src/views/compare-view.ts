@@ -85,7 +85,7 @@ export class CompareView extends View {
   }
 
   private createFigure(map: SelectedMap, colors: "fixed" | "row" | "signed"): MatrixFigure {
-    const width = Math.max(280, (this.shadowRoot?.querySelector(".pane")?.clientWidth ?? 420) - 42);
+    const width = Math.max(240, this.measureWidth(".pane", 400) - 42);
     return new MatrixFigure({ weights: map.weights, axes: map.axes, colors, width, height: 420, focus: this.focusIn(map), selected: [] });
   }
 

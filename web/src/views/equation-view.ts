@@ -1,5 +1,5 @@
 /** The tab Equation: how the weights of one step and head are computed, one card for each operation. */
-import { css, html, type TemplateResult } from "lit";
+import { css, html, type PropertyValues, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Operation, type Row, type Toggles } from "../equation.js";
 import { BarsFigure, MatrixFigure, paint, type Figure } from "../figures.js";
@@ -229,7 +229,8 @@ export class EquationView extends View {
       <p class="numbers number">(${values.slice(0, MOST_NUMBERS).map((value) => formatNumber(value, 2)).join(", ")}${values.length > MOST_NUMBERS ? `, … ${values.length} numbers` : ""})</p>`;
   }
 
-  protected override updated(): void {
+  protected override updated(changed: PropertyValues): void {
+    super.updated(changed);
     const part = this.computed;
     if (!part) return;
     const { operations } = computeRow(part.entry, part.mechanism, part.head, part.step, this.store.state.toggles);

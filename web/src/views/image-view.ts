@@ -1,5 +1,5 @@
 /** The tab Image: the picture under the weights of each word. Cells can be brushed out. */
-import { css, html, type TemplateResult } from "lit";
+import { css, html, type PropertyValues, type TemplateResult } from "lit";
 import { customElement, query, state } from "lit/decorators.js";
 import { decodeArray } from "../arrays.js";
 import { isDark } from "../palette.js";
@@ -97,7 +97,8 @@ export class ImageView extends View {
     event.preventDefault();
   }
 
-  protected override updated(): void {
+  protected override updated(changed: PropertyValues): void {
+    super.updated(changed);
     const { trace } = this.store;
     if (!this.canvas || !trace?.source.picture || !trace.source.grid) return;
     const context = this.canvas.getContext("2d")!;
