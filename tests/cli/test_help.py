@@ -51,7 +51,7 @@ def test_all_verbs_are_listed(cli: Run) -> None:
 def test_an_unknown_verb_gets_the_nearest_as_suggestion(cli: Run) -> None:
     done = cli("trian")
     assert done.returncode == 2
-    assert "There is no verb 'trian'. Did you mean 'train'?" in done.stderr
+    assert "There is no command 'trian'. Did you mean 'train'?" in done.stderr
 
 
 def test_presets_and_mechanisms_are_listed(cli: Run) -> None:

@@ -37,7 +37,7 @@ def draw(folder: Path, count: int, seed: int = 0) -> list[str]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images, a file of captions, and a captioner that was trained without a config."""
+    """A folder with images, a caption file, and a captioner that was trained without a config."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "photos").mkdir()
     (folder / "captions.tsv").write_text("".join(draw(folder / "photos", 160)))

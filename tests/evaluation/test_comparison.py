@@ -1,4 +1,4 @@
-"""Comparisons of systems: differences to the baseline, all pairs, groups of seeds, disagreements."""
+"""Comparisons of systems: differences from the baseline, all pairs, groups of seeds, disagreements."""
 
 from typing import Any
 

@@ -112,7 +112,7 @@ def test_the_report_is_complete_and_makes_no_request(comparison: Comparison) -> 
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xlink",
     }
-    for title in ("Results", "Differences to the baseline", "Metrics by length", "All pairs of systems", "Settings"):
+    for title in ("Results", "Differences from the baseline", "Metrics by length", "All pairs of systems", "Settings"):
         assert f"<h2>{title}</h2>" in report
     assert "<b>wrong</b>" in page.text  # escaped in the page, so it is text
     assert "<b>wrong</b>" not in report

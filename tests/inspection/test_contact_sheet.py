@@ -207,5 +207,5 @@ def test_a_head_or_a_grid_of_heads_is_selected_over_a_picture() -> None:
     assert grid.words == ["layer 1, head 1", "layer 1, head 2"]
     assert grid.title == "Cross-attention, averaged over the words"
     np.testing.assert_allclose(grid.weights_TYX[0].flatten(), [0.25, 0.25, 0.5, 0, 0, 0])
-    with pytest.raises(ConfigError, match="the source is a picture"):
+    with pytest.raises(ConfigError, match="the source is an image"):
         prediction.view(kind="lines")

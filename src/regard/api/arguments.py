@@ -16,14 +16,14 @@ from regard.formatting import did_you_mean
 
 
 class ArrayInterface(Protocol):
-    """What numpy can read as an array: an array, or an image of Pillow."""
+    """What numpy can read as an array: an array, or a Pillow image."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
 
 OneSource = str | Path | NDArray[Any] | ArrayInterface
-"""A source: a text; or what another kind of encoder reads: the name of a file, an array, or an image of Pillow."""
+"""A source: a text; or what another kind of encoder reads: the name of a file, an array, or a Pillow image."""
 
 
 def check_sources(source: Any, reader: SourceReader) -> tuple[list[RawSource], bool]:

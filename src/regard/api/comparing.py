@@ -275,7 +275,7 @@ def _check_systems(names: Sequence[str], outputs: Mapping[str, Sequence[str]], e
         )
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ConfigError(f"Two systems are called '{twice[0]}'. Give each system once, under a name of its own.")
+        raise ConfigError(f"Two systems are called '{twice[0]}'. Give each system once, with a unique name.")
     count = len(evaluation_set.references)
     if not count:
         raise DataError("There are no sentences to compare the systems on. Give at least one pair.")

@@ -38,7 +38,7 @@ class Past(NamedTuple):
     weights_BHS: Tensor | None = None
     """The weights of the last step, or the sum over all steps."""
     belief_BHS: Tensor | None = None
-    """The probability of each slot to be the last position."""
+    """The probability that each slot is the last position."""
 
     def positions(self, rows: int, queries: int) -> Tensor:
         """Return the positions of the next queries, (B, T): consecutive steps of a row, or the hypotheses of a

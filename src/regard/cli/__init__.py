@@ -1,4 +1,4 @@
-"""The command line: one module per verb, imported on first use. Help does not import torch."""
+"""The command line: one module per command, imported on first use. Help does not import torch."""
 
 import sys
 

@@ -63,14 +63,19 @@ _DEFAULTS = AlignmentSettings()
 @click.option(
     "--threshold", metavar="X", type=float, help=f"Minimum weight of a link. [default: {_DEFAULTS.threshold:g}]"
 )
-@click.option("--max-entropy", metavar="X", type=float, help=f"Maximum entropy. [default: {_DEFAULTS.max_entropy:g}]")
+@click.option(
+    "--max-entropy",
+    metavar="X",
+    type=float,
+    help=f"Maximum entropy, from 0 to 1. [default: {_DEFAULTS.max_entropy:g}]",
+)
 @click.option("--layer", metavar="N", type=click.IntRange(1), help="Layer, from 1.")
 @click.option("--head", metavar="N", type=click.IntRange(1), help="Head, from 1.")
 @click.option("--attention", metavar="NAME", help="Attention by name, instead of --layer; --rank prints the names.")
-@click.option("--shift", is_flag=True, help="Use the weights of the step that reads a token, not of the one before it.")
+@click.option("--shift", is_flag=True, help="Use the weights of the step that reads a token, not predicts it.")
 @click.option("--gold", metavar="FILE", help="Print the alignment error rate against this file in Pharaoh format.")
 @click.option("--one-based", is_flag=True, help="Words in the gold file are counted from 1.")
-@click.option("--rank", is_flag=True, help="Print a score of every layer and head, the best first.")
+@click.option("--rank", is_flag=True, help="Print a score for every layer and head, the best first.")
 @click.option(
     "--batch-size", metavar="N", type=click.IntRange(1), default=64, show_default=True, help="Pairs per batch."
 )
@@ -102,26 +107,26 @@ def command(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Align the words of pairs, from the attention weights with which MODEL predicts the given targets.
+    """Align the words of pairs, using the attention weights with which MODEL predicts the given targets.
 
     Write one line per pair, in order, in Pharaoh format: i-j links source word i to target word j. Words are separated
-    by white space and counted from 0. The weights of the tokens of a word are merged. A pair with an empty side has an
-    empty line.
+    by white space and counted from 0. The weights of the tokens of a word are merged. If a side of a pair is
+    empty, its line is empty.
 
     \b
     argmax      link each target word to the source word with the largest weight
     threshold   link to all source words with a weight of at least --threshold
-    entropy     as argmax, but leave target words unaligned whose weights are spread
-                out: their entropy, divided by log(source words), is above --max-entropy
+    entropy     as argmax, but no link if the entropy of the weights, divided by
+                log(source words), is above --max-entropy
 
-    The default weights are those of the head that training.guided_alignment supervised; else the average over the heads
-    of the last layer.
+    By default, the weights are those of the head that training.guided_alignment supervised. Without guided alignment,
+    they are the average over the heads of the last layer.
 
     With --gold, print the alignment error rate (Och and Ney 2003), precision and recall instead of the alignments. In
     the gold file, i-j is a sure link, and i?j or ipj a possible link.
 
-    With --rank, score every head of every layer: against the gold file; else by agreement with the --reverse model;
-    else by the entropy of its weights.
+    With --rank, score every head of every layer: against the --gold file, or by agreement with the --reverse model, or,
+    without both, by the entropy of its weights.
     """  # noqa: D301 - click needs a literal \b
     files = resolve_files(pairs, source, target, reader_settings(columns, header))
     if files is None:

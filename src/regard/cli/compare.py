@@ -63,7 +63,7 @@ def _is_value(word: str) -> bool:
 )  # fmt: skip
 @click.option(
     "--correction", type=click.Choice(["holm", "bh", "none"]), default="holm", show_default=True,
-    help="Correct p-values for several comparisons: Holm, Benjamini–Hochberg, or not.",
+    help="Correct p-values for several comparisons: Holm, Benjamini–Hochberg, or none.",
 )  # fmt: skip
 @click.option(
     "--resamples", metavar="N", type=click.IntRange(10),
@@ -122,7 +122,7 @@ def command(
 ) -> None:
     """Compare runs, or outputs in files, on the same sentences.
 
-    Prints each metric with a 95 % confidence interval, the difference to the baseline with its interval and p-value,
+    Prints each metric with a 95 % confidence interval, the difference from the baseline with its interval and p-value,
     speed, size, and the entropy of the attention weights. Runs that differ only in their seed are also compared over
     seeds. Without files, the test set of the runs is used.
     """
@@ -186,7 +186,9 @@ def _read_sentences(
     lengths = {path: len(lines) for path, lines in columns.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{path} has {length:,}" for path, length in lengths.items())
-        raise ConfigError(f"The files have different numbers of lines: {listed}. Line n of each file must correspond.")
+        raise ConfigError(
+            f"The files have different numbers of lines: {listed}. Line n of each file must belong to sentence n."
+        )
     by_line = [list(texts) for texts in zip(*(columns[path] for path in references), strict=True)]
     return make_evaluation_set(columns[sources] if sources else None, by_line)
 

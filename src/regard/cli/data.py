@@ -48,7 +48,7 @@ def command() -> None:
 
 
 def input_options(function: Any) -> Any:
-    """Add the arguments and options for input files, which are the same for both verbs."""
+    """Add the arguments and options for input files, which are the same for both commands."""
     for option in (
         reader_options,
         click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source."),

@@ -35,7 +35,7 @@ Examples:
 
 
 class NumberOr(click.ParamType[int | str]):
-    """A number from 1, or one of some words."""
+    """A number from 1, or one of several keywords."""
 
     name = "number"
 
@@ -60,7 +60,7 @@ class NumberOr(click.ParamType[int | str]):
     "targets",
     metavar="TEXT",
     multiple=True,
-    help="Draw the weights for this target, not for the prediction. Repeat it for several texts.",
+    help="Draw the weights for this target instead of the prediction. Give one for each text.",
 )
 @click.option(
     "--method",
@@ -119,7 +119,7 @@ class NumberOr(click.ParamType[int | str]):
     type=float,
     help="Weight of the strongest color. [default: depends on the largest weight]",
 )
-@click.option("--title", metavar="TEXT", help='Title of the figure; "" for none. [default: which weights are drawn]')
+@click.option("--title", metavar="TEXT", help='Title of the figure; "" for none. [default: describes the weights]')
 @click.option(
     "--style",
     type=click.Choice(["smooth", "grid"]),
@@ -158,11 +158,11 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Draw the attention weights of predictions: source tokens across, target tokens down. For an IMAGE, draw the
-    weights of each word over the image.
+    """Draw the attention weights of predictions. Columns are source tokens, and rows are target tokens. For an IMAGE,
+    draw the weights of each word over the image.
 
-    By default, the weights of the last cross-attention, averaged over its heads. --layer rollout multiplies the weights
-    of all layers of a Transformer (Abnar and Zuidema 2020).
+    By default, draw the cross-attention of the last layer, averaged over its heads. --layer rollout multiplies the
+    weights of all layers of a Transformer (Abnar and Zuidema 2020).
 
     Attention weights alone do not explain a prediction. --method draws other evidence, and prints its rank correlation
     with the weights. It requires captum, except for value_zeroing: pip install 'regard[explain]'.

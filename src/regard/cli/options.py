@@ -1,4 +1,4 @@
-"""Options shared by several verbs: columns of data files, ensembles, options with several values."""
+"""Options shared by several commands: columns of data files, ensembles, options with several values."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ IMAGES = (
 
 
 def reader_options(function: F) -> F:
-    """Add --columns and --header, which are the same for every verb."""
+    """Add --columns and --header, which are the same for every command."""
     columns = click.option(
         "--columns",
         nargs=2,
@@ -86,7 +86,7 @@ def _import_plugins(ctx: click.Context, parameter: click.Parameter, value: tuple
 
 
 def add_import_option(command: click.Command) -> None:
-    """Add --import to a verb, and to the commands of a group."""
+    """Add --import to a command, and to the commands of a group."""
     option = click.Option(
         ["--import", "imports"],
         metavar="MODULE",

@@ -1,4 +1,4 @@
-"""The group of verbs. Each verb is a module of the same name, whose `command` is imported on first use."""
+"""The group of commands. Each command is a module of the same name, whose `command` is imported on first use."""
 
 import importlib
 import logging
@@ -30,7 +30,7 @@ Examples:
   regard predict runs/dates < dates.txt > iso.txt
   regard evaluate runs/dates --pairs test.tsv --min accuracy=0.99
 
-Every verb accepts -h, --import MODULE (load a plugin) and --debug (print the full traceback of an error).
+Every command accepts -h, --import MODULE (load a plugin) and --debug (print the full traceback of an error).
 
 Exit codes: 0 success, 1 threshold missed or problems found, 2 usage or settings, 3 data, 4 model, 5 diverged,
 6 run in use, 7 disk or memory, 70 bug, 75 stopped by a signal, 130 interrupted."""
@@ -54,12 +54,12 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in VERBS:
             suggestion = did_you_mean(args[0], VERBS)
-            raise click.UsageError(f"There is no verb '{args[0]}'.{suggestion} Verbs: {', '.join(VERBS)}.", ctx)
+            raise click.UsageError(f"There is no command '{args[0]}'.{suggestion} Commands: {', '.join(VERBS)}.", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
-        with formatter.section("Verbs"):
+        with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
 
@@ -87,7 +87,7 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
 @click.group(
     cls=_Verbs,
     epilog=EXAMPLES,
-    subcommand_metavar="VERB [ARGS]...",
+    subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(

@@ -49,7 +49,7 @@ class SourceItem(ABC):
 
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
-        """The source as a picture (height, width, 3), over which attention weights are drawn; None if there is none."""
+        """The source as an image (height, width, 3), over which attention weights are drawn; None if there is none."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""The history of a beam search: which continuations each step considered, and what became of them."""
+"""The history of a beam search: the continuations that each step considered, and their outcomes."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Outcome = Literal["kept", "finished", "pruned"]
 
 
 class BeamCandidate(NamedTuple):
-    """A continuation of a hypothesis that a step of beam search considered, and what became of it."""
+    """A continuation of a hypothesis that a step of beam search considered, and its outcome."""
 
     token: int
     parent: int

@@ -1,4 +1,4 @@
-"""Comparison of systems on the same sentences: values, differences to a baseline, and variance over seeds.
+"""Comparison of systems on the same sentences: values, differences from a baseline, and variance over seeds.
 
 A system is a run, or a list of outputs from anywhere.
 
@@ -123,7 +123,7 @@ class SystemComparison:
 
     @cached_property
     def differences(self) -> dict[tuple[str, Metric], Tested]:
-        """The differences to the baseline. The correction covers the comparisons of one metric."""
+        """The differences from the baseline. The correction covers the comparisons of one metric."""
         others = [system for system in self.systems if system is not self.baseline]
         return {
             (other.name, metric): tested
@@ -178,7 +178,7 @@ class SystemComparison:
 
     @cached_property
     def seed_differences(self) -> dict[tuple[str, Metric], tuple[SeedDifference, float]]:
-        """The differences to the baseline's group over seeds, with corrected p-values, where there are two or more
+        """The differences from the baseline's group over seeds, with corrected p-values, where there are two or more
         seeds.
         """
         groups = self.seed_groups

@@ -51,7 +51,7 @@ class Appearance:
         max_weight: The weight of the strongest color. By default 1, 0.5, 0.2, 0.1, …: the smallest of these that is at
             least the largest weight.
         title: The title. By default, which weights are drawn; "" for none.
-        style: How weights are drawn over a picture: `smooth` or `grid`.
+        style: How weights are drawn over an image: `smooth` or `grid`.
         signed: Whether there are negative numbers. Then white is 0, blue is positive and red is negative by default.
         quantity: What the numbers are, for the scale of the colors.
     """

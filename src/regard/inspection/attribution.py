@@ -173,7 +173,7 @@ class Attribution:
         """Return how the scores are shown: `print` it, or save it with `save`.
 
         Each row is divided by the sum of its absolute scores. In a matrix, blue is positive and red is negative. Lines
-        and pictures show absolute values.
+        and images show absolute values.
 
         Args:
             words: Whether to combine the tokens of each word: rows are averaged, columns are summed.
@@ -181,10 +181,10 @@ class Attribution:
             colors: A color map: `signed`, `light`, `dark`, or a name that matplotlib knows.
             max_weight: The score of the strongest color. By default, it depends on the largest score.
             title: The title. By default, the method; "" for none.
-            style: How scores are drawn over a picture: `smooth` or `grid`.
+            style: How scores are drawn over an image: `smooth` or `grid`.
 
         Raises:
-            ConfigError: The color map is unknown, or lines are requested for a picture.
+            ConfigError: The color map is unknown, or lines are requested for an image.
 
         >>> print(attribution.view(words=True))
         """

@@ -1,4 +1,4 @@
-"""Blocks of lines in a terminal: pictures in half blocks, and blocks side by side."""
+"""Blocks of lines in a terminal: images in half blocks, and blocks side by side."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from regard.inspection.pictures import PixelArray
 
 
 def draw_half_blocks(pixels_HW3: PixelArray) -> list[Text]:
-    """Draw a picture of even height: the upper half of a character is the foreground, the lower half the background."""
+    """Draw an image of even height: the upper half of a character is the foreground, the lower half the background."""
     lines = []
     for upper, lower in zip(pixels_HW3[::2].tolist(), pixels_HW3[1::2].tolist(), strict=True):
         line = Text()

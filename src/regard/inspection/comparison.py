@@ -129,7 +129,7 @@ class Comparison:
         """How the numbers were computed."""
         numbers = self.numbers
         notes = [
-            f"Difference to {numbers.baseline.name}. p-values: {numbers.test.describe()}.",
+            f"Difference from {numbers.baseline.name}. p-values: {numbers.test.describe()}.",
             f"Confidence intervals: {numbers.test.resamples:,} bootstrap resamples of the sentences, seed "
             f"{numbers.test.seed}.",
         ]

@@ -71,7 +71,7 @@ def _embed(document: str, name: str, description: str) -> str:
 def draw_differences(numbers: SystemComparison) -> str:
     """Draw a forest plot: the difference of each system to the baseline, with its confidence interval."""
     return draw_svg(
-        "differences", "Differences to the baseline", _names(numbers.systems), lambda: _build_differences(numbers)
+        "differences", "Differences from the baseline", _names(numbers.systems), lambda: _build_differences(numbers)
     )
 
 

@@ -1,6 +1,6 @@
-"""Contact sheets: the attention weights of each word, drawn over the picture that a model describes.
+"""Contact sheets: the attention weights of each word, drawn over the image that a model describes.
 
-T words, Y and X rows and columns of the grid of memory slots, H height and W width of the picture.
+T words, Y and X rows and columns of the grid of memory slots, H height and W width of the image.
 """
 
 import hashlib
@@ -43,10 +43,10 @@ class _Cell(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class ContactSheet(AttentionView):
-    """One panel for the picture, and one for each word: its attention weights over the picture."""
+    """One panel for the image, and one for each word: its attention weights over the image."""
 
     pixels_HW3: PixelArray
-    """The picture as the encoder reads it."""
+    """The image as the encoder reads it."""
     name: str
     caption: str
     words: Sequence[str]
@@ -86,7 +86,7 @@ class ContactSheet(AttentionView):
         return "\n".join(line.plain.rstrip() for line in arrange(blocks, width))
 
     def to_color(self, width: int = 100) -> Text:
-        """Draw the picture and each panel in half blocks, two pixels above each other in a character."""
+        """Draw the image and each panel in half blocks, two pixels above each other in a character."""
         rows, columns = self._grid
         scale = max(1, round(_TERMINAL_COLUMNS / columns))
         height = scale * rows + scale * rows % 2
@@ -98,7 +98,7 @@ class ContactSheet(AttentionView):
         return Text("\n").join(arrange(blocks, width))
 
     def to_html(self) -> str:
-        """Draw the panels as inline SVG. The picture is stored once, and each panel has a layer of its own."""
+        """Draw the panels as inline SVG. The image is stored once, and each panel has a layer of its own."""
         picture_HW3 = self._scale_picture(_LONGEST_SIDE)
         height, width = picture_HW3.shape[:2]
         uri = to_data_uri(picture_HW3)

@@ -201,7 +201,7 @@ def _add_title(figure: Any, title: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A picture in a contact sheet, with a title on the left and a note on the right above it."""
+    """An image in a contact sheet, with a title on the left and a note on the right above it."""
 
     pixels_HW3: PixelArray
     title: str
@@ -209,7 +209,7 @@ class Panel:
     grid: tuple[int, int] | None = None
     """The numbers of rows and columns whose borders are drawn."""
     outlined: tuple[float, float, float, float] | None = None
-    """The left, top, width and height of a cell, as shares of the picture."""
+    """The left, top, width and height of a cell, as shares of the image."""
 
 
 def build_contact_sheet(panels: Sequence[Panel], caption: str, note: str = "") -> Any:

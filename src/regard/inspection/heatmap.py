@@ -21,7 +21,7 @@ Weights = NDArray[np.float32]
 
 
 class AttentionView(ABC):
-    """How attention weights are shown: as a heat map, a grid of heat maps, lines, or over a picture."""
+    """How attention weights are shown: as a heat map, a grid of heat maps, lines, or over an image."""
 
     title: str
     """Which weights are shown."""

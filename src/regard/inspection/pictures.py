@@ -1,6 +1,6 @@
-"""Attention weights over a picture: upsample them, and darken the parts of the picture with small weights.
+"""Attention weights over an image: upsample them, and darken the parts of the image with small weights.
 
-H height and W width of the picture in pixels, Y and X rows and columns of the grid of weights.
+H height and W width of the image in pixels, Y and X rows and columns of the grid of weights.
 """
 
 import base64
@@ -17,13 +17,13 @@ Levels = NDArray[np.float64]
 Style = Literal["smooth", "grid"]
 
 _SIGMA = 20 / 224
-"""Standard deviation of the smoothing as a share of the shorter side of the picture: Xu et al. (2015) smooth by 20 of
+"""Standard deviation of the smoothing as a share of the shorter side of the image: Xu et al. (2015) smooth by 20 of
 224 pixels, about the receptive field of a cell.
 """
 
 _SHADOW, _LIGHT = np.array([12, 12, 32]), np.array([255, 200, 40])
 _SHADOW_OPACITY, _LIGHT_OPACITY = 0.74, 0.22
-"""Colors and opacities at weights 0 and 1. The light shows attention to a dark part of a picture."""
+"""Colors and opacities at weights 0 and 1. The light shows attention to a dark part of an image."""
 
 
 def upsample(weights_YX: NDArray[np.float32], height: int, width: int, style: Style = "smooth") -> Levels:
@@ -46,14 +46,14 @@ def upsample(weights_YX: NDArray[np.float32], height: int, width: int, style: St
 
 
 def resize(pixels_HW3: PixelArray, height: int, width: int) -> PixelArray:
-    """Resize a picture by averaging the pixels that each new pixel covers."""
+    """Resize an image by averaging the pixels that each new pixel covers."""
     rows, columns = _resize_matrix(pixels_HW3.shape[0], height), _resize_matrix(pixels_HW3.shape[1], width)
     resized = np.einsum("hy,yxc,wx->hwc", rows, pixels_HW3.astype(np.float64), columns, optimize=True)
     return _to_bytes(resized)
 
 
 def shade(levels_HW: Levels) -> PixelArray:
-    """Return the layer (H, W, 4) that is drawn over a picture: a dark shadow where the level is low, and a faint light
+    """Return the layer (H, W, 4) that is drawn over an image: a dark shadow where the level is low, and a faint light
     where it is high.
     """
     shadow_HW1 = _SHADOW_OPACITY * (1 - levels_HW)[..., None]
@@ -65,7 +65,7 @@ def shade(levels_HW: Levels) -> PixelArray:
 
 
 def compose(pixels_HW3: PixelArray, weights_YX: NDArray[np.float32], style: Style = "smooth") -> PixelArray:
-    """Draw weights over a picture."""
+    """Draw weights over an image."""
     height, width = pixels_HW3.shape[:2]
     layer_HW4 = shade(upsample(weights_YX, height, width, style)).astype(np.float64)
     opacity_HW1 = layer_HW4[..., 3:] / 255
@@ -73,7 +73,7 @@ def compose(pixels_HW3: PixelArray, weights_YX: NDArray[np.float32], style: Styl
 
 
 def to_data_uri(pixels: PixelArray) -> str:
-    """Encode a picture (H, W, 3) or a layer (H, W, 4) as PNG, in a URI that contains the file."""
+    """Encode an image (H, W, 3) or a layer (H, W, 4) as PNG, in a URI that contains the file."""
     from matplotlib.image import imsave
 
     file = io.BytesIO()

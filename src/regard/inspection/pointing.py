@@ -1,4 +1,4 @@
-"""Pointing: whether attention is on an object of a picture while the words that mention it are generated.
+"""Pointing: whether attention is on an object of an image while the words that mention it are generated.
 
 Y and X rows and columns of the grid of memory slots.
 """
@@ -46,7 +46,7 @@ class Pointing(NamedTuple):
 def score_pointing(predictions: Sequence[Prediction], scenes: Sequence[Scene]) -> Pointing:
     """Compare the attention weights of predictions with the boxes of the objects in their scenes.
 
-    The weights of an object are averaged over the words that mention it. The encoder must read the whole picture
+    The weights of an object are averaged over the words that mention it. The encoder must read the whole image
     (`resize: squash`), so that the grid covers it.
 
     >>> score_pointing(model.predict([scene.pixels for scene in scenes]), scenes).accuracy
@@ -92,7 +92,7 @@ def _arrange_weights(prediction: Prediction) -> Weights:
     grid, weights_TS = prediction.layout, prediction.attention
     if grid is None or weights_TS.shape[1] != grid.height * grid.width:
         raise ModelError(
-            f"The attention weights for {prediction.source} do not form a grid over the picture. Predict with a model "
+            f"The attention weights for {prediction.source} do not form a grid over the image. Predict with a model "
             "that has cross-attention, and with attention=True."
         )
     return weights_TS.reshape(len(weights_TS), *grid)

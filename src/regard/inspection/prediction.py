@@ -25,7 +25,7 @@ from regard.models.contracts import Grid
 class Prediction:
     """A predicted text, its log-probability, and the attention weights of each of its tokens.
 
-    `print` and notebooks show the attention weights: as a heat map, or over the picture that the model describes.
+    `print` and notebooks show the attention weights: as a heat map, or over the image that the model describes.
 
     Attributes:
         source: The source text; for another kind of source, its label, such as a file name.
@@ -41,7 +41,7 @@ class Prediction:
         roles: The role of every attention in the model, by name: `encoder-self`, `decoder-self` or `cross`.
         members: The number of models, if the prediction is that of an ensemble; 1 otherwise.
         alternatives: The other predictions if `nbest` is above 1, best first.
-        item: The source as its reader returned it; the pixels of a picture are read from it when they are shown.
+        item: The source as its reader returned it; the pixels of an image are read from it when they are shown.
 
     >>> prediction = model.predict("3 mai 2009")
     >>> prediction.attention[0].argmax()  # the source token with the largest weight for the first token
@@ -139,7 +139,7 @@ class Prediction:
 
     @property
     def pixels(self) -> PixelArray | None:
-        """The picture as the encoder reads it (height, width, 3); None if the source is not a picture."""
+        """The image as the encoder reads it (height, width, 3); None if the source is not an image."""
         return None if self.item is None else self.item.pixels
 
     def view(
@@ -168,10 +168,10 @@ class Prediction:
             colors: A color map: `light`, `dark`, or a name that matplotlib knows.
             max_weight: The weight of the strongest color. By default, it depends on the largest weight.
             title: The title. By default, which weights are shown; "" for none.
-            style: How weights are drawn over a picture: `smooth` or `grid`.
+            style: How weights are drawn over an image: `smooth` or `grid`.
 
         Returns:
-            The view: a heat map, a grid, lines, or a contact sheet of a picture.
+            The view: a heat map, a grid, lines, or a contact sheet of an image.
 
         Raises:
             ConfigError: The model has no such attention, layer or head, or the color map is unknown.

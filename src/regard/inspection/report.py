@@ -53,7 +53,7 @@ def build_report(comparison: Comparison) -> str:
             "Results",
             _join_tables(comparison.tables) + "".join(f'<p class="note">{_text(n)}</p>' for n in comparison.notes),
         ),
-        ("Differences to the baseline", _draw_differences(numbers)),
+        ("Differences from the baseline", _draw_differences(numbers)),
         ("Metrics by length", _scroll(comparison_plots.draw_lengths(numbers))),
         ("All pairs of systems", _draw_pairwise(numbers)),
         ("Learning curves", _draw_curves(comparison.systems)),

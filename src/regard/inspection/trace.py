@@ -37,7 +37,7 @@ class Trace:
     Attributes:
         prediction: The prediction, with the other hypotheses as its `alternatives`.
         model: The model: its architecture, settings, training step and dtype.
-        style: How weights are drawn over a picture: `smooth` or `grid`.
+        style: How weights are drawn over an image: `smooth` or `grid`.
         settings: The settings of the search, and the constraints.
         steps: The steps of each hypothesis, the end token included: each token with its log-probability, the entropy of
             the distribution, and the most likely tokens.

@@ -41,7 +41,7 @@ class ViewOptions(TypedDict, total=False):
 START_LABEL = "<s>"
 
 _PIXELS_PER_CELL = 16
-"""The size of the gray picture that replaces a source without pixels."""
+"""The size of the gray image that replaces a source without pixels."""
 
 _AXES: dict[Role, tuple[str, str]] = {
     "cross": ("source", "output"),
@@ -136,7 +136,7 @@ def build_view(
     maps = selected.maps
     if _is_over_picture(prediction, selected):
         if kind == "lines":
-            raise ConfigError("Lines connect tokens, and the source is a picture. Use the view matrix or grid.")
+            raise ConfigError("Lines connect tokens, and the source is an image. Use the view matrix or grid.")
         return _view_over_picture(prediction, selected, title, appearance)
     if kind == "lines":
         if len({part.layer for part in maps}) > 1:

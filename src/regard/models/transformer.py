@@ -284,7 +284,7 @@ class TransformerDecoder(Decoder):
         return self.embedding.tokens
 
     def supervise_attention(self, layer: int | None, head: int) -> None:
-        """Supervise a head of a layer, by default of the last but one (Garg et al. 2019)."""
+        """Supervise a head of a layer, by default of the second to last (Garg et al. 2019)."""
         layers = self._layers()
         layer = max(1, len(layers) - 1) if layer is None else layer
         check_supervised_head(layer, head, len(layers), layers[0].cross_attention.attention.heads)

@@ -110,7 +110,7 @@ class GuidedAlignment(Settings):
     )
     weight: PositiveFloat = Field(0.05, description="λ, the weight of the alignments relative to the data")
     layer: PositiveInt | None = Field(
-        None, description="decoder layer of the supervised attention, from 1; by default the last but one"
+        None, description="decoder layer of the supervised attention, from 1; by default the second to last"
     )
     head: PositiveInt = Field(1, description="supervised head, from 1")
     shift: bool = Field(

@@ -21,11 +21,11 @@ from regard.models.vision.sources import Pixels
 @final
 @dataclass(frozen=True)
 class ImageAugmentation:
-    """Mirrors images, and cuts out a part of them that is scaled to the full size.
+    """Flips images horizontally, and resizes a random crop of them to the full size.
 
     Attributes:
         flip: The probability of a horizontal flip. Captions that name left or right are then wrong.
-        crop: The minimum height and width of the part, as a share of those of the image; 1 keeps the whole image.
+        crop: The minimum height and width of the crop, as a share of those of the image; 1 keeps the whole image.
     """
 
     flip: float = 0.0
@@ -36,7 +36,7 @@ class ImageAugmentation:
         return Pixels(_transform(source.pixels_B3HW.float(), parameters_B5))
 
     def _sample(self, row: int, epoch: int, seed: int) -> NDArray[np.float64]:
-        """Sample whether to flip (−1, or 1 if not), the height and width of the part, and the position of its center,
+        """Sample whether to flip (−1, or 1 if not), the height and width of the crop, and the position of its center,
         from −1 to 1.
         """
         values = np.random.default_rng((seed, epoch, row)).random(5)
@@ -47,7 +47,7 @@ class ImageAugmentation:
 
 
 def _transform(pixels_B3HW: torch.Tensor, parameters_B5: NDArray[np.float64]) -> torch.Tensor:
-    """Cut out and scale a part of each image, and mirror it."""
+    """Crop, resize and flip each image."""
     flip_B, height_B, width_B, y_B, x_B = torch.from_numpy(parameters_B5.astype(np.float32)).unbind(1)
     zero_B = torch.zeros_like(flip_B)
     matrix_B23 = torch.stack(

@@ -1,4 +1,4 @@
-"""Files of captions: tables, the token file of Flickr8k, the JSON of COCO, and the JSON of Karpathy's splits."""
+"""Caption files: tables, the token file of Flickr8k, the JSON of COCO, and the JSON of Karpathy's splits."""
 
 import gzip
 import json
@@ -36,7 +36,7 @@ class Caption(NamedTuple):
 
 
 def read_captions(files: Files) -> list[Caption]:
-    """Read a file of captions. Its format is detected. Empty captions are skipped with a warning."""
+    """Read a caption file. Its format is detected. Empty captions are skipped with a warning."""
     path = str(files.path)
     document = _parse_document(path)
     captions = list(_read_table(files) if document is None else _parse_json(document, path))

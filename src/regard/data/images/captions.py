@@ -76,7 +76,7 @@ def _read(settings: CaptionsData, folder: ImageFolder) -> list[Caption]:
     if files is not None:
         return read_captions(files)
     if train is not None and not is_list_of_names(train):
-        return []  # every split has its own file of captions
+        return []  # every split has its own caption file
     return [Caption(folder.relative(path), label_from_name(path)) for path in folder.images]
 
 
@@ -95,7 +95,7 @@ def _match(captions: Sequence[Caption], folder: ImageFolder, name: str) -> list[
     if count > MAX_MISSING_SHARE * len(captions):
         raise DataError(
             f"{message}. At most {MAX_MISSING_SHARE:.0%} may be missing. Check the folder of the images, and the names "
-            "in the file of captions."
+            "in the caption file."
         )
     log.warning("%s. They are not used.", message)
     return matched
@@ -138,7 +138,7 @@ def _read_split_files(
 def _split(
     matched: Sequence[ImageCaption], settings: CaptionsData, lists: Mapping[str, SplitName], folder: ImageFolder
 ) -> Splits:
-    """Assign each image to a split: by the lists, by the file of captions, or by a hash of its name."""
+    """Assign each image to a split: by the lists, by the caption file, or by a hash of its name."""
     splits: Splits = {name: [] for name in SPLITS}
     known = {caption.split for caption in matched} | {name for name in SPLITS if settings.files(name) is not None}
     shares = HeldOutShares.of(

@@ -96,7 +96,8 @@ def read_size(path: str) -> tuple[int, int]:
 
 
 def load_image(source: Any, at_least: int | None = None) -> "Image":
-    """Read an image as RGB, upright, on white where it is transparent; of an animation, the first frame.
+    """Read an image as RGB: apply the orientation, and replace transparency with white. Read the first frame of an
+    animation.
 
     With `at_least`, a large image may be reduced, but not below this height and width.
     """
@@ -179,7 +180,7 @@ def _scale(image: "Image", maximum: float) -> "Image":
 
 
 def _as_image(source: Any) -> "Image":
-    """Return an image in memory as an image of Pillow. Arrays contain bytes, 16-bit integers, or floats in [0, 1] or
+    """Return an image in memory as a Pillow image. Arrays contain bytes, 16-bit integers, or floats in [0, 1] or
     [0, 255].
     """
     if not isinstance(source, np.ndarray):

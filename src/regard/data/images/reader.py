@@ -1,4 +1,4 @@
-"""Images as a source: files, arrays and images of Pillow, fitted to the size that the encoder reads.
+"""Images as a source: files, arrays and Pillow images, fitted to the size that the encoder reads.
 
 B rows, N images, H height, W width.
 """

@@ -1,10 +1,10 @@
-"""The built-in corpus of scenes: pictures of colored shapes, with captions that name the objects.
+"""The built-in corpus of scenes: images of colored shapes, with captions that name the objects.
 
 The bounding box of every object that a caption mentions is known, and the words that mention it, so that attention can
 be compared with it: while a word is generated, the weight should be on its object. A scene is a pure function of the
 seed, the split and its number.
 
-A picture has one correct caption: it mentions the larger of two objects first, and of two equal sizes the left or the
+An image has one correct caption: it mentions the larger of two objects first, and of two equal sizes the left or the
 upper one.
 
 H height, W width.
@@ -31,10 +31,10 @@ _BACKGROUNDS = (200, 255)
 """The range of the gray values of backgrounds."""
 
 _SIZES = {"small": (0.17, 0.22), "large": (0.32, 0.40)}
-"""The range of the height and width of an object, as a share of those of the picture."""
+"""The range of the height and width of an object, as a share of those of the image."""
 
 _GAP = 0.06
-"""The minimum distance between two objects along the axis of their relation, as a share of the picture."""
+"""The minimum distance between two objects along the axis of their relation, as a share of the image."""
 
 _RELATIONS = ("left of", "right of", "above", "below")
 _READING_ORDER, _HORIZONTAL = ("left of", "above"), ("left of", "right of")
@@ -79,7 +79,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A picture, its caption, and the boxes of the objects, in the order in which the caption mentions them."""
+    """An image, its caption, and the boxes of the objects, in the order in which the caption mentions them."""
 
     pixels: PixelArray
     caption: str
@@ -102,7 +102,7 @@ def sample(settings: ScenesData, split: SplitName = "train") -> list[Scene]:
 
 
 def sample_pairs(settings: ScenesData) -> dict[str, list[tuple[PixelArray, str]]]:
-    """Draw all splits. Return the pictures with their captions."""
+    """Draw all splits. Return the images with their captions."""
     return {split: [(scene.pixels, scene.caption) for scene in sample(settings, split)] for split in SPLITS}
 
 
@@ -129,7 +129,7 @@ def _choose_object(generator: random.Random) -> _Object:
 
 
 class _Spot(NamedTuple):
-    """The position and the size of an object, as shares of the height and width of the picture."""
+    """The position and the size of an object, as shares of the height and width of the image."""
 
     top: float
     left: float
@@ -141,7 +141,7 @@ Range = tuple[float, float]
 
 
 def _place(generator: random.Random, thing: _Object, vertical: Range, horizontal: Range) -> _Spot:
-    """Choose a position inside a part of the picture, and a size."""
+    """Choose a position inside a part of the image, and a size."""
     side = generator.uniform(*_SIZES[thing.size])
     top = generator.uniform(vertical[0], max(vertical[0], vertical[1] - side))
     left = generator.uniform(horizontal[0], max(horizontal[0], horizontal[1] - side))

@@ -14,10 +14,10 @@ BadImages = Literal["error", "skip"]
 
 
 class Augmentation(Settings):
-    """Random changes of the training images, a pure function of the seed, the epoch and the image."""
+    """Random changes of the training images, a pure function of the seed, the epoch and the pair."""
 
     flip: float = Field(
-        0.0, ge=0, le=1, description="probability of a horizontal flip; not for captions that name left and right"
+        0.0, ge=0, le=1, description="probability of a horizontal flip; 0 if captions mention left and right"
     )
     crop: float = Field(
         1.0, gt=0, le=1, description="minimum height and width of a random crop, as a share; 1 is the whole image"
@@ -35,7 +35,7 @@ class CaptionsData(DataSettings):
 
     The format of the captions is detected: lines `image<TAB>caption`, the token file of Flickr8k
     (`image#0<TAB>caption`), the JSON of COCO, or the JSON of Karpathy's splits, which also sets train, dev and test.
-    Without a file of captions, the name of each image is its caption.
+    Without a caption file, the name of each image is its caption.
     """
 
     source_kind: ClassVar[str] = IMAGE
@@ -44,7 +44,7 @@ class CaptionsData(DataSettings):
     folder: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="folder of the files below")
     images: str = Field(json_schema_extra=MAY_CHANGE_ON_RESUME, description="a folder or a zip file of images")
     captions: FilesChoice | None = Field(
-        None, description="the file of captions; without it, the name of each image is its caption"
+        None, description="the caption file; without it, the name of each image is its caption"
     )
     train: FilesChoice | None = Field(
         None, description="names of the training images, one per line; by default, all that are not held out"
@@ -89,16 +89,16 @@ class CaptionsData(DataSettings):
 
 
 class ScenesData(DataSettings):
-    """Pictures of colored shapes, with captions such as `a large red circle left of a small blue square`. Built in; a
+    """Images of colored shapes, with captions such as `a large red circle left of a small blue square`. Built in; a
     pure function of the seed.
     """
 
     source_kind: ClassVar[str] = IMAGE
 
     kind: Literal["scenes"] = "scenes"
-    height: int = Field(64, ge=32, le=512, description="height of the pictures in pixels")
-    width: int = Field(64, ge=32, le=512, description="width of the pictures in pixels")
-    single: float = Field(0.2, ge=0, le=1, description="share of pictures with one object; others have two")
+    height: int = Field(64, ge=32, le=512, description="height of the images in pixels")
+    width: int = Field(64, ge=32, le=512, description="width of the images in pixels")
+    single: float = Field(0.2, ge=0, le=1, description="share of images with one object; others have two")
     train: PositiveInt = 6_000
     dev: PositiveInt = 300
     test: PositiveInt = 1_000
