@@ -1,11 +1,12 @@
-"""What does the recording of attention weights cost in prediction, when it is off and when it is on?
+"""What do the hooks of recording and interventions cost in prediction when they are off, and recording when it is on?
 
     OMP_NUM_THREADS=1 python benchmarks/recording.py
     python benchmarks/recording.py --device cuda --texts 2000
 
-`off` is the time of prediction without attention weights, divided by that of the same code from which all recording
-hooks have been removed: their statements are deleted from the source of each function that contains one. `on` is the
-time with attention weights, divided by the time without. `trace` is the same for `Model.trace`, text by text.
+`off` is the time of prediction without attention weights, divided by that of the same code from which all hooks of
+recording and of interventions have been removed: their statements are deleted from the source of each function that
+contains one. `on` is the time with attention weights, divided by the time without. `trace` is the same for
+`Model.trace`, text by text.
 
 The models have the architecture of the demo (`dates`), and a Transformer with the same tokenizers, with random weights;
 they generate exactly as many tokens as a correct prediction has. The variants alternate, and a ratio is the median over
@@ -35,6 +36,7 @@ from regard.formatting import table
 from regard.recurrent import dispatch
 
 FUNCTIONS: list[tuple[type | ModuleType, str]] = [
+    (Attention, "fused"),
     (Attention, "prepare"),
     (Attention, "_read"),
     (MultiHeadAttention, "extend"),
@@ -45,12 +47,15 @@ FUNCTIONS: list[tuple[type | ModuleType, str]] = [
 
 CONDITIONS = {"is_recorded", "records_details"}
 CALLS = {"record_weights", "record_fused"}
+LOOKUP = "find_interventions"
 SEARCHES: dict[str, dict[str, int]] = {"greedy": {}, "beam 5": {"beam": 5}}
 LIMITS = {"off": 1.02, "on": 2.0}
 
 
 class HookRemoval(ast.NodeTransformer):
-    """Deletes the statements of hooks: `if self.records_details: …` and `self.record_weights(…)`."""
+    """Deletes the statements of hooks, `if self.records_details: …` and `self.record_weights(…)`, and replaces lookups
+    of interventions with the result that there are none.
+    """
 
     removed = 0
 
@@ -65,26 +70,32 @@ class HookRemoval(ast.NodeTransformer):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in CALLS:
             self.removed += 1
             return None
-        return node
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Name) and node.func.id == LOOKUP:
+            self.removed += 1
+            return ast.copy_location(ast.Tuple([], ast.Load()), node)
+        return self.generic_visit(node)
 
 
 @cache
-def remove_hooks(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function without its recording hooks."""
+def remove_hooks(member: Any) -> Any:
+    """Return the function or property without its hooks."""
+    function: Any = member.fget if isinstance(member, property) else member
     removal = HookRemoval()
     tree = removal.visit(ast.parse(textwrap.dedent(inspect.getsource(function))))
     assert removal.removed, f"{function.__qualname__} contains no hook"
     names: dict[str, Any] = {}
     code = compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec")
     exec(code, function.__globals__, names)
-    stripped: Callable[..., Any] = names[function.__name__]
-    return stripped
+    return names[function.__name__]
 
 
 @contextmanager
 def without_hooks() -> Iterator[None]:
-    """Within the block, no module can be recorded."""
-    originals = [(owner, name, getattr(owner, name)) for owner, name in FUNCTIONS]
+    """Within the block, no module can be recorded, and no attention can be changed."""
+    originals = [(owner, name, inspect.getattr_static(owner, name)) for owner, name in FUNCTIONS]
     for owner, name, function in originals:
         setattr(owner, name, remove_hooks(function))
     try:

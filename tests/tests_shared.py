@@ -1,18 +1,24 @@
-"""Settings, batches and distillation for tests, and a way to stop a run."""
+"""Settings, models, batches and distillation for tests, and a way to stop a run."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
-from regard.config import Settings
+import regard
+from regard.config import Settings, resolve
 from regard.data.batching import Batch, EncodedCorpus, EncodedTexts
 from regard.data.ragged import Ragged
-from regard.data.tokens.tokenizers import END
-from regard.models.seq2seq import Seq2Seq
+from regard.data.texts import TextReader
+from regard.data.tokens.tokenizers import END, Tokenizer
+from regard.decoding.predictor import Predictor
+from regard.decoding.settings import DecodingSettings
+from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import ModelSettings
 from regard.runs.objective_settings import Teachers
+from regard.runs.settings import RunSettings
 from regard.training import loop
 from regard.training.distillation import Distillation
 from regard.training.state import TrainingState
@@ -32,6 +38,22 @@ SMALL = {
     "training.log_every": 5,
 }
 """Overrides with which `dates` trains for a few seconds."""
+
+
+def build_untrained(base: Mapping[str, Any], changes: Mapping[str, Any]) -> regard.Model:
+    """Return an untrained model of texts of the characters a to m, with larger weights, so that attention is not
+    uniform.
+    """
+    torch.manual_seed(1)
+    overrides = {f"model.{key}": value for key, value in changes.items()}
+    settings = resolve(RunSettings, {"data": {"kind": "dates"}, "model": dict(base)}, overrides)
+    tokenizer = Tokenizer.characters(["abcdefghijklm"])
+    network = build_model(settings.model, len(tokenizer), len(tokenizer)).eval()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.mul_(1.0 if "norm" in name or "sharpening" in name else 2.0)
+    limits = DecodingSettings(max_length_ratio=0.5, max_length_extra=0)
+    return regard.Model(Predictor(network, TextReader(tokenizer, 50), tokenizer, limits, 50), settings, step=0)
 
 
 def make_corpus(sources: Iterable[list[int]], targets: Iterable[list[int]]) -> EncodedCorpus:

@@ -53,15 +53,18 @@ MAY_CHANGE_ON_RESUME: JsonDict = {"may_change_on_resume": True}
 """`json_schema_extra` of a field that may change when a run is resumed."""
 
 
-def resolve(schema: type[S], source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> S:
-    """Return the settings of a preset, a file or a mapping, with dotted-key overrides applied.
+def resolve(
+    schema: type[S], source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any], name: str = "settings"
+) -> S:
+    """Return the settings of a preset, a file or a mapping, with dotted-key overrides applied. Messages call a mapping
+    `name`.
 
     The source is validated before the overrides are applied, so that an error in a file is reported with its line and
     an error in an override with the override.
     """
     lines: dict[Path_, int] = {}
     if isinstance(source, Mapping):
-        tree, name = dict(source), "settings"
+        tree = dict(source)
     else:
         tree, lines = read_yaml(find_config(source))
         name = str(source)

@@ -13,23 +13,15 @@ from typing import Any
 import example_parts  # noqa: F401 - registers parts, which are traced too
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 import regard
-from regard.config import resolve
-from regard.data.texts import TextReader
-from regard.data.tokens.tokenizers import Tokenizer
-from regard.decoding.predictor import Predictor
-from regard.decoding.settings import DecodingSettings
-from regard.models.seq2seq import build_model
 from regard.recurrent.settings import VARIANTS
-from regard.runs.settings import RunSettings
+from tests_shared import build_untrained
 
 Array = Any
 """An array of float64. The stubs of numpy do not know the result of `einsum`."""
 
-ALPHABET = "abcdefghijklm"
 SOURCE = "abcdefghijkl"
 RECURRENT = {"kind": "recurrent", "embedding": 6, "encoder": {"hidden": 8}, "decoder": {"hidden": 16}}
 TRANSFORMER = {"kind": "transformer", "size": 16, "heads": 2, "layers": 2, "feedforward": 12}
@@ -67,20 +59,6 @@ MODELS = {
     if not ("transformer" in name and "location_aware" in name)
 }
 MODELS["location_aware transformer"] = (TRANSFORMER, {"cross_score": "location_aware"})
-
-
-def build(base: Mapping[str, Any], changes: Mapping[str, Any]) -> regard.Model:
-    """Return an untrained model, with larger weights, so that attention is not uniform."""
-    torch.manual_seed(1)
-    overrides = {f"model.{key}": value for key, value in changes.items()}
-    settings = resolve(RunSettings, {"data": {"kind": "dates"}, "model": dict(base)}, overrides)
-    tokenizer = Tokenizer.characters([ALPHABET])
-    network = build_model(settings.model, len(tokenizer), len(tokenizer)).eval()
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            parameter.mul_(1.0 if "norm" in name or "sharpening" in name else 2.0)
-    limits = DecodingSettings(max_length_ratio=0.5, max_length_extra=0)
-    return regard.Model(Predictor(network, TextReader(tokenizer, 50), tokenizer, limits, 50), settings, step=0)
 
 
 def save(model: regard.Model, path: Path, **options: Any) -> dict[str, Any]:
@@ -269,7 +247,7 @@ def entmax15(scores: Array) -> Array:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_are_recomputed_from_queries_and_keys(name: str, tmp_path: Path) -> None:
-    document = save(build(*MODELS[name]), tmp_path, queries=True, beam=2, nbest=2)
+    document = save(build_untrained(*MODELS[name]), tmp_path, queries=True, beam=2, nbest=2)
     assert document["attention"]
     spread = 0.0
     for entry in document["attention"]:
@@ -285,7 +263,7 @@ def test_weights_are_recomputed_from_queries_and_keys(name: str, tmp_path: Path)
 def test_a_past_is_the_weights_of_earlier_steps(tmp_path: Path) -> None:
     for features in ("last", "sum"):
         attention = {"score": {"kind": "location_aware", "features": features}}
-        [entry] = save(build(RECURRENT, {"attention": attention}), tmp_path, queries=True)["attention"]
+        [entry] = save(build_untrained(RECURRENT, {"attention": attention}), tmp_path, queries=True)["attention"]
         weights_TS, [past_TS] = read(entry), read(entry["inputs"]["past"])
         assert (past_TS[0] == 0).all()
         expected = weights_TS[:-1] if features == "last" else weights_TS[:-1].cumsum(0)
@@ -307,7 +285,7 @@ CELLS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("kind", ["recurrent", "fixed"])
 def test_states_follow_from_the_gates(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     changes = {f"{side}.{key}": value for side in ("encoder", "decoder") for key, value in options.items()}
-    model = build({**RECURRENT, "kind": kind}, {**changes, "encoder.layers": 2})
+    model = build_untrained({**RECURRENT, "kind": kind}, {**changes, "encoder.layers": 2})
     document = save(model, tmp_path, states=True, beam=2, nbest=2)
     assert {entry["dtype"] for entry in document["attention"]} <= {"float16"}
     tokens = [len(hypothesis["tokens"]) for hypothesis in document["hypotheses"]]
@@ -344,7 +322,7 @@ def test_states_follow_from_the_gates(kind: str, options: dict[str, Any], tmp_pa
 def test_recorded_states_are_those_that_the_model_computes(tmp_path: Path) -> None:
     """The memory consists of the outputs of the encoder, both directions; also of an encoder that reads backward."""
     for reverse in (False, True):
-        model = build(RECURRENT, {"encoder.reverse": reverse, "decoder.cell": "lstm"})
+        model = build_untrained(RECURRENT, {"encoder.reverse": reverse, "decoder.cell": "lstm"})
         document = save(model, tmp_path, queries=True, states=True)
         forward, backward, decoder = document["states"]
         directions = ("backward", "forward") if reverse else ("forward", "backward")

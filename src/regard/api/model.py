@@ -1,6 +1,6 @@
 """Model: predict, score, trace, explain and evaluate with a trained model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
@@ -13,6 +13,7 @@ from regard.api.attribution import AttributionRequest, Contrast, attribute_sourc
 from regard.api.network import LoadedNetwork
 from regard.api.tracing import trace_source
 from regard.config import resolve
+from regard.decoding.edits import Edit
 from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
@@ -227,6 +228,7 @@ class Model(LoadedNetwork):
         queries: bool = False,
         states: bool = False,
         candidates: int = 10,
+        edits: Sequence[Edit | Mapping[str, Any]] = (),
         **search: Unpack[PredictionOptions],
     ) -> Trace:
         """Predict the output for a text, and return it with all attention weights and how it was computed.
@@ -238,24 +240,28 @@ class Model(LoadedNetwork):
                 masks and parameters.
             states: Whether to record the states and gates of recurrent layers.
             candidates: The number of most likely tokens that are listed at each step.
+            edits: Changes of the source, of attention weights or of tokens, which the model decodes again: mappings
+                such as {"kind": "force_token", "step": 0, "token": "2"}, or objects of `regard.decoding.edits`.
             search: Settings of the search and constraints, as for `predict`.
 
         Returns:
             The trace.
 
         Raises:
-            ConfigError: A search setting is unknown or out of range, or there is a target as well.
+            ConfigError: A search setting is unknown or out of range, or there is a target as well. An edit is unknown,
+                or refers to a step, head, key or position that does not exist.
             ArgumentTypeError: The source is not a str, or another argument has the wrong type.
 
         >>> model.trace("3 mai 2009", beam=5).save("trace.html")
         >>> model.trace("3 mai 2009", queries=True, states=True).states[0].gates
         >>> model.trace("3 mai 2009", "2009-05-03").steps[0]
+        >>> model.trace("3 mai 2009", edits=[{"kind": "replace_source", "position": 1, "text": "juin"}]).changes
         """
         arguments.check_search(search, PredictionOptions)
         request = TraceOptions(
             check_integer("candidates", candidates), check_flag("queries", queries), check_flag("states", states)
         )
-        return trace_source(self, source, target, request, search)
+        return trace_source(self, source, target, request, search, edits)
 
     def attribute(
         self,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import checks, dispatch, equation
+from regard.attention.interventions import ActiveInterventions, find_interventions
 from regard.attention.mechanisms import find_mechanism, mechanisms
 from regard.attention.memory import Attended, Keys, Past
 from regard.attention.record import Recordable, Role
@@ -179,7 +180,8 @@ class Attention(Recordable):
     @property
     def fused(self) -> bool:
         """Whether the fused path is used, unless weights are requested."""
-        return dispatch.fused_unsupported_reason(self.score, self.scope, self.select) is None
+        is_changed = bool(find_interventions(self))
+        return dispatch.fused_unsupported_reason(self.score, self.scope, self.select, is_changed=is_changed) is None
 
     def read_fused(self, query_BTD: Tensor, prepared: Tensor, values_BHSD: Tensor, mask: ScoreBias | None) -> Tensor:
         """Attend with the fused path and a given mask; the scope is not evaluated."""
@@ -202,9 +204,12 @@ class Attention(Recordable):
     def _read(self, query_BTD: Tensor, keys: Keys, past: Past, steps: int, *, weights: bool) -> Attended:
         if self.records_details:
             self._record_inputs(query_BTD, keys, past)
-        # Only scopes use the target positions, and the global scope does not.
+        interventions = find_interventions(self)
+        # Only scopes and interventions use the target positions, and the global scope does not.
         is_global = self.scope.is_global
-        new_past = past if is_global else past._replace(position_B=past.position_B + steps)
+        new_past = past
+        if interventions or not is_global:
+            new_past = past._replace(position_B=past.position_B + steps)
         if self.fused and not weights:
             mask = keys.score_bias
             if mask is None or not is_global:
@@ -218,8 +223,13 @@ class Attention(Recordable):
         return_weights = weights or self.stepwise or self.select.marginal
         scope = self._apply_scope(query_BTD, keys, past)
         scores_BHTS = self.score(query_BTD, keys.prepared, past.weights_BHS)
-        selected = self._select(scores_BHTS, scope, past)
+        active = None
+        if interventions:
+            active = ActiveInterventions(interventions, past.positions(*query_BTD.shape[:2]))
+        selected = self._select(scores_BHTS, scope, past, active)
         context_BHTD = equation.pool(self.dropout(selected.weights_BHTS), keys.values_BHSD)
+        if active is not None:
+            context_BHTD = active.replace_context(context_BHTD)
         attention_weights = self._per_head(selected.weights_BHTS)
         self.record_weights(attention_weights)
         new_past = self._update_past(new_past, selected.weights_BHTS)
@@ -308,14 +318,21 @@ class Attention(Recordable):
         tensors = (allowed_BTS, scope.bias_BTS, scope.factor_BTS)
         return ScopeOutput(*(None if tensor is None else tensor.unsqueeze(1) for tensor in tensors))
 
-    def _select(self, scores_BHTS: Tensor, scope: ScopeOutput, past: Past) -> Selected:
+    def _select(
+        self, scores_BHTS: Tensor, scope: ScopeOutput, past: Past, interventions: ActiveInterventions | None
+    ) -> Selected:
         allowed = torch.ones_like(scores_BHTS, dtype=torch.bool) if scope.allowed_BTS is None else scope.allowed_BTS
         allowed_BHTS = allowed.expand_as(scores_BHTS)
+        if interventions is not None:
+            allowed_BHTS = interventions.mask_slots(allowed_BHTS)
         scores_BHTS = scores_BHTS if scope.bias_BTS is None else scores_BHTS + scope.bias_BTS
         selected: Selected = self.select(scores_BHTS, allowed_BHTS, past.belief_BHS)
-        if scope.factor_BTS is None:
-            return selected
-        return selected._replace(weights_BHTS=selected.weights_BHTS * scope.factor_BTS)
+        if scope.factor_BTS is not None:
+            selected = selected._replace(weights_BHTS=selected.weights_BHTS * scope.factor_BTS)
+        if interventions is not None:
+            weights_BHTS = interventions.replace_weights(selected.weights_BHTS, allowed_BHTS)
+            selected = selected._replace(weights_BHTS=weights_BHTS)
+        return selected
 
     def _record_inputs(self, query_BTD: Tensor, keys: Keys, past: Past) -> None:
         """Record what the weights are computed from; `prepare` records the keys and values."""

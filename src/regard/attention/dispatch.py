@@ -12,10 +12,12 @@ from regard.ops.dispatch import Dispatch, first_available
 from regard.ops.reference_mode import in_reference_mode
 
 
-def fused_unsupported_reason(score: Score, scope: Scope, select: Selection) -> str | None:
-    """Return why the fused path cannot be used, or None if it can."""
+def fused_unsupported_reason(score: Score, scope: Scope, select: Selection, *, is_changed: bool = False) -> str | None:
+    """Return why the fused path cannot be used, or None if it can. `is_changed`: whether there are interventions."""
     if in_reference_mode():
         return "reference mode is on"
+    if is_changed:
+        return "an intervention changes the weights, which this path does not store"
     if not isinstance(score, InnerProduct):
         return f"the score {type(score).__name__} is not equivalent to a dot product"
     if not select.is_softmax:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from regard.data.corpora import Augment, RawSource
 from regard.data.ragged import Ids
-from regard.models.contracts import Source
+from regard.errors import ConfigError
+from regard.models.contracts import Grid, Source
 
 Span = tuple[int, int]
 
@@ -115,6 +116,15 @@ class SourceReader(ABC):
         """Return what is wrong with a source that cannot be read; None if it can be read."""
         del source
         return None
+
+    def edit(self, item: Any, edit: Any, layout: Grid | None) -> SourceItem:
+        """Return an item of this reader with a change: a `SourceEdit` for its noun (`source_edits.py`). `layout` is how
+        the encoder arranges the slots of the item.
+        """
+        del item, layout
+        raise ConfigError(
+            f"{edit.kind} is not supported for sources that {type(self).__name__} reads. Edit the source."
+        )
 
     def is_compatible(self, other: "SourceReader") -> bool:
         """Whether models that were trained with the two readers can read the same batches."""

@@ -8,10 +8,11 @@ from typing import ClassVar, final
 from regard.data.batching import EncodedTexts, pad, warn_truncated
 from regard.data.corpora import RawSource
 from regard.data.ragged import Ragged
+from regard.data.source_edits import EditedText, TextEdit, check_index
 from regard.data.sources import SourceItem, SourceReader, Span
 from regard.data.tokens.pretokenization import MARK
 from regard.data.tokens.tokenizers import UNKNOWN, TokenizedText, Tokenizer
-from regard.models.contracts import Tokens
+from regard.models.contracts import Grid, Tokens
 
 
 @final
@@ -21,6 +22,8 @@ class TextItem(SourceItem):
 
     text: str
     tokenized: TokenizedText
+    masked: tuple[Span, ...] = ()
+    """The parts of the text whose tokens are replaced with the unknown token."""
 
     @property
     def label(self) -> str:
@@ -97,6 +100,16 @@ class TextReader(SourceReader):
         truncated = (TokenizedText(tokens.ids[:end], tokens.texts[:end], tokens.offsets[:end]) for tokens in tokenized)
         return [TextItem(text, tokens) for text, tokens in zip(sources, truncated, strict=True)]
 
+    def edit(self, item: TextItem, edit: TextEdit, layout: Grid | None) -> TextItem:
+        """Replace, delete or mask a word or token."""
+        del layout
+        text, masked = edit.apply(EditedText(item.text, item.masked), _find_part(item, edit))
+        [read] = self.read([text])
+        tokens = read.tokenized
+        hidden = [any(start < span[1] and span[0] < end for span in masked) for start, end in tokens.offsets]
+        ids = [UNKNOWN if is_hidden else token for token, is_hidden in zip(tokens.ids, hidden, strict=True)]
+        return TextItem(text, tokens._replace(ids=ids), masked)
+
     def collate(self, items: Sequence[TextItem]) -> Tokens:
         return pad([item.tokenized.ids for item in items])
 
@@ -114,3 +127,12 @@ class TextReader(SourceReader):
 
     def is_compatible(self, other: SourceReader) -> bool:
         return isinstance(other, TextReader) and self.tokenizer.to_json() == other.tokenizer.to_json()
+
+
+def _find_part(item: TextItem, edit: TextEdit) -> Span:
+    """Return the span of the word or token that an edit changes."""
+    spans = item.offsets
+    if edit.unit == "word":
+        spans = [span for span, _ in item.tokenized.by_word(item.text)]
+    check_index("position", edit.position, len(spans), edit.unit, "the source")
+    return spans[edit.position]

@@ -45,6 +45,8 @@ class Constraints(NamedTuple):
     prefixes: Sequence[str] = ()
     phrases: Sequence[Sequence[str]] = ()
     banned: Sequence[str] = ()
+    prefix_ids: Sequence[Sequence[int]] = ()
+    """The prefixes as token ids, which replace `prefixes`."""
 
     def select(self, rows: Sequence[int]) -> "Constraints":
         """Return the constraints of some of the texts."""
@@ -52,6 +54,7 @@ class Constraints(NamedTuple):
             [self.prefixes[row] for row in rows] if self.prefixes else (),
             [self.phrases[row] for row in rows] if self.phrases else (),
             self.banned,
+            [self.prefix_ids[row] for row in rows] if self.prefix_ids else (),
         )
 
 
@@ -220,7 +223,7 @@ class Predictor:
 
     def _tokenize_constraints(self, constraints: Constraints) -> "_TokenizedConstraints":
         return _TokenizedConstraints(
-            self._tokenize_required("prefix", constraints.prefixes),
+            constraints.prefix_ids or self._tokenize_required("prefix", constraints.prefixes),
             [
                 [ids for ids in self._tokenize_required("must_contain", phrases) if ids]
                 for phrases in constraints.phrases
@@ -261,7 +264,7 @@ class _Task(NamedTuple):
 class _TokenizedConstraints(NamedTuple):
     """`Constraints` as token ids."""
 
-    prefixes: list[list[int]]
+    prefixes: Sequence[Sequence[int]]
     phrases: list[list[list[int]]]
     banned: tuple[tuple[int, ...], ...]
 

@@ -20,6 +20,7 @@ from regard.decoding.tracing import (
 from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.formatting import quantity, to_json
 from regard.inspection.attribution import Attribution
+from regard.inspection.changes import Changes
 from regard.inspection.pictures import Style
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace_document import Document, TraceParts, parse_document, read_document, write_document
@@ -46,7 +47,8 @@ class Trace:
         inputs: What the weights of each attention are computed from, with `queries`.
         states: The states and gates of each recurrent cell, with `states`.
         attributions: The scores of source tokens for the first hypothesis, as `Model.attribute` returns them.
-        edits: Changes of the source, the weights or the output that the trace was computed with. Currently empty.
+        edits: Changes of the source, the weights or the output that the trace was computed with, as JSON.
+        changes: What the edits changed, compared with the prediction without them; None if there are no edits.
 
     >>> trace = model.trace("3 mai 2009", beam=3)
     >>> trace.steps[0][0].top
@@ -65,6 +67,7 @@ class Trace:
     states: list[CellStates] = field(default_factory=list)
     attributions: list[Attribution] = field(default_factory=list)
     edits: list[dict[str, Any]] = field(default_factory=list)
+    changes: Changes | None = None
 
     @classmethod
     def from_search(
@@ -150,6 +153,7 @@ class Trace:
             self.states,
             self.attributions,
             self.edits,
+            self.changes,
         )
 
     @property

@@ -23,6 +23,7 @@ from regard.decoding.tracing import (
 )
 from regard.formatting import to_json
 from regard.inspection.attribution import Attribution, describe_attribution
+from regard.inspection.changes import Changes
 from regard.inspection.pictures import PixelArray
 from regard.inspection.prediction import Prediction
 from regard.models.contracts import Grid
@@ -51,6 +52,7 @@ class TraceParts(NamedTuple):
     states: list[CellStates]
     attributions: list[Attribution]
     edits: list[dict[str, Any]]
+    changes: Changes | None
 
 
 def write_document(parts: TraceParts) -> Document:
@@ -83,6 +85,7 @@ def write_document(parts: TraceParts) -> Document:
         "attributions": list(map(_write_attribution, parts.attributions)),
         "settings": parts.settings,
         "edits": parts.edits,
+        "changes": None if parts.changes is None else _write_changes(parts.changes),
     }
 
 
@@ -201,6 +204,8 @@ def read_document(document: Document) -> TraceParts:
         # Documents of this format that were written before there were attributions have no such field.
         [_read_attribution(entry, prediction) for entry in document.get("attributions", [])],
         document["edits"],
+        # Documents of this format that were written before there were edits have no such field.
+        None if document.get("changes") is None else _read_changes(document["changes"]),
     )
 
 
@@ -257,6 +262,14 @@ def _read_step(entry: Document) -> Step:
 def _read_node(entry: Document) -> BeamNode:
     values = {name: _from_finite(entry[name]) for name in ("score", "log_prob")}
     return BeamNode(**{**entry, **values})
+
+
+def _write_changes(changes: Changes) -> Document:
+    return {**changes._asdict(), "score": _to_finite(changes.score)}
+
+
+def _read_changes(entry: Document) -> Changes:
+    return Changes(**{**entry, "score": _from_finite(entry["score"])})
 
 
 def _to_finite(value: float) -> float | None:
