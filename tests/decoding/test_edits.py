@@ -202,6 +202,48 @@ def test_masked_words_are_unknown_tokens(small: regard.Model) -> None:
     assert one.steps == small.trace("abc dzf ghij").steps
 
 
+@pytest.fixture(scope="module")
+def captioner(tmp_path_factory: pytest.TempPathFactory) -> regard.Model:
+    path = tmp_path_factory.mktemp("runs") / "captioner"
+    sizes = {"data.train": 16, "data.dev": 4, "data.test": 4, "model.decoder.hidden": 16, "model.embedding": 8}
+    settings = {**sizes, "model.encoder.channels": [4, 4], "training.steps": 5, "training.validate_every": 5}
+    regard.train("scenes", settings, out=path, quiet=True)
+    return regard.load(path)
+
+
+@pytest.mark.parametrize("search", SEARCHES[:2], ids=str)
+def test_a_masked_region_is_captioned_as_if_the_picture_were_given(
+    captioner: regard.Model, search: dict[str, Any]
+) -> None:
+    reader: Any = captioner.predictor.reader
+    picture = np.random.default_rng(0).integers(0, 255, (reader.height, reader.width, 3), np.uint8)
+    unedited = captioner.trace(picture, **search)
+    rows, columns = unedited.document["source"]["grid"]
+    edited = captioner.trace(picture, edits=[{"kind": "mask_region", "cells": [0, rows * columns - 1]}], **search)
+    masked = picture.copy()
+    height, width = reader.height // rows, reader.width // columns
+    color = picture.mean((0, 1), dtype=np.float64).round().astype(np.uint8)
+    masked[:height, :width] = masked[-height:, -width:] = color
+    expected = captioner.trace(masked, **search)
+    np.testing.assert_array_equal(edited.prediction.pixels, masked)
+    assert edited.steps == expected.steps
+    assert edited.changes is not None
+    assert edited.changes.score == pytest.approx(unedited.prediction.score)
+    assert max(edited.changes.variation[cross(captioner)]) > 0
+    uniform = captioner.trace(picture, edits=[{"kind": "uniform_row", "attention": cross(captioner)}], **search)
+    weights = uniform.prediction.attentions[cross(captioner)]
+    np.testing.assert_allclose(weights, 1 / (rows * columns), rtol=1e-5)
+    assert weights.size
+
+
+def test_words_of_a_picture_and_cells_outside_the_grid_are_rejected(captioner: regard.Model) -> None:
+    picture = np.zeros((8, 8, 3), np.uint8)
+    with pytest.raises(regard.ConfigError, match="it changes texts, but the model reads images"):
+        captioner.trace(picture, edits=[{"kind": "delete_source", "position": 0}])
+    with pytest.raises(regard.ConfigError, match=r"edits\[0\]: cell 9999 is out of range"):
+        captioner.trace(picture, edits=[{"kind": "mask_region", "cells": [9999]}])
+
+
 def test_an_empty_source_has_an_empty_prediction(small: regard.Model) -> None:
     trace = small.trace("abc", edits=[{"kind": "delete_source", "position": 0}])
     assert trace.prediction.text == ""

@@ -11,9 +11,11 @@ from regard.data.corpora import load_corpus
 from regard.data.images.augmentation import ImageAugmentation
 from regard.data.images.reader import EncodedImages, ImageReader, to_batch
 from regard.data.images.settings import ScenesData
+from regard.data.source_edits import MaskRegion
 from regard.data.source_kinds import register_reader
 from regard.data.sources import AugmentedSources
 from regard.errors import ConfigError
+from regard.models.contracts import Grid
 
 READER = ImageReader(height=8, width=12)
 
@@ -126,3 +128,20 @@ def test_the_augmentation_of_the_data_applies_to_training_only() -> None:
     assert load_corpus(ScenesData(**size)).augment is None
     augmented = load_corpus(ScenesData(**size, augmentation={"crop": 0.8}))
     assert augmented.augment == ImageAugmentation(0.0, 0.8)
+
+
+def test_masked_cells_have_the_average_color(paths: list[str]) -> None:
+    pixels_HW3 = np.zeros((8, 12, 3), np.uint8)
+    pixels_HW3[:4, :4] = (240, 60, 0)  # the first of 2 × 3 cells
+    [item] = READER.read([pixels_HW3])
+    edited = READER.edit(item, MaskRegion(cells=(0, 4)), Grid(2, 3))
+    expected = np.zeros_like(pixels_HW3)
+    expected[:4, :4] = expected[4:, 4:8] = (40, 10, 0)
+    np.testing.assert_array_equal(edited.pixels, expected)
+    assert READER.edit(READER.read(paths)[0], MaskRegion(cells=(0,)), Grid(2, 3)).label == paths[0]
+    with pytest.raises(
+        ConfigError, match=r"cell 6 is out of range: the grid of the image has 6 cells. Use cell 0 to 5"
+    ):
+        READER.edit(item, MaskRegion(cells=(0, 6)), Grid(2, 3))
+    with pytest.raises(ConfigError, match="does not arrange the slots of an image in a grid"):
+        READER.edit(item, MaskRegion(cells=(0,)), None)

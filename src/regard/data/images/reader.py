@@ -18,8 +18,11 @@ from regard.data.corpora import RawSource, identify
 from regard.data.images.files import hash_file
 from regard.data.images.pixels import PixelArray, Resize, import_pillow, read_pixels
 from regard.data.ragged import Ids
+from regard.data.source_edits import MaskRegion, check_index
 from regard.data.sources import SourceItem, SourceReader
-from regard.errors import DataError
+from regard.data.tokens.tokenizers import UNKNOWN
+from regard.errors import ConfigError, DataError
+from regard.models.contracts import Grid
 from regard.models.vision.sources import LENGTH_HINT, Pixels
 
 _MAX_BYTES_IN_MEMORY = 1 << 30
@@ -33,9 +36,13 @@ class ImageItem(SourceItem):
 
     source: RawSource
     reader: "ImageReader"
+    name: str | None = None
+    """The label of an image that was edited."""
 
     @property
     def label(self) -> str:
+        if self.name is not None:
+            return self.name
         return os.fspath(self.source) if isinstance(self.source, str | os.PathLike) else "image"
 
     @property
@@ -78,6 +85,16 @@ class ImageReader(SourceReader):
 
     def collate(self, items: Sequence[ImageItem]) -> Pixels:
         return to_batch(np.stack([item.pixels for item in items]))
+
+    def edit(self, item: ImageItem, edit: MaskRegion, layout: Grid | None) -> ImageItem:
+        """Fill cells of the grid with the average color of the image."""
+        if layout is None:
+            raise ConfigError("the encoder does not arrange the slots of an image in a grid, so it has no cells.")
+        hidden_1S = torch.zeros(1, layout.height * layout.width, dtype=torch.bool)
+        check_index("cell", max(edit.cells), hidden_1S.shape[1], "cell", "the grid of the image")
+        hidden_1S[0, list(edit.cells)] = True
+        pixels_3HW = self.collate([item]).occlude(hidden_1S, UNKNOWN, layout).pixels_B3HW[0]
+        return ImageItem(pixels_3HW.permute(1, 2, 0).numpy(), self, item.label)
 
     def encode(self, sources: Sequence[RawSource]) -> "EncodedImages":
         return EncodedImages(self, sources)
