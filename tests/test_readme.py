@@ -22,6 +22,7 @@ GUIDES = (
     "looking",
     "alignment",
     "captions",
+    "attribution",
     "trace",
     *(f"guides/{path.stem}" for path in sorted((ROOT / "docs" / "guides").glob("*.md"))),
 )

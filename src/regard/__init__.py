@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         RunInUseError,
     )
     from regard.evaluation.metrics import MetricStatistics, ModelOutputs, register_metric
+    from regard.inspection.attribution import Attribution
     from regard.inspection.comparison import Comparison
     from regard.inspection.prediction import Prediction
     from regard.inspection.trace import Trace
@@ -53,6 +54,7 @@ _MODULES = {
     "RNN": "regard.recurrent.modules",
     "ArgumentTypeError": "regard.errors",
     "Attention": "regard.attention.attention",
+    "Attribution": "regard.inspection.attribution",
     "Callback": "regard.runs.callbacks",
     "Cell": "regard.recurrent.cells",
     "ConfigError": "regard.errors",
@@ -123,6 +125,7 @@ __all__ = [
     "RNN",
     "ArgumentTypeError",
     "Attention",
+    "Attribution",
     "Callback",
     "Cell",
     "Comparison",

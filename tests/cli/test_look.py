@@ -198,3 +198,45 @@ def test_a_model_without_attention_says_so(cli: Run, tmp_path: Path) -> None:
     wrong = cli("look", "fixed", "3 mai 2009", "--head", "2")
     assert wrong.returncode == 2
     assert "The model has no cross-attention. It has no attention." in wrong.stderr
+
+
+def test_attributions_are_drawn_with_their_agreement(cli: Run, transformer_run: Path, tmp_path: Path) -> None:
+    done = cli("look", transformer_run, "3 mai 2009", "--target", "2009-05", "--method", "occlusion")
+    assert done.returncode == 0, done.stderr
+    assert "\nOcclusion; colors from -" in done.stdout
+    assert re.search(
+        r"\nSpearman correlation with the attention weights: -?0\.\d\d \(average of 7 steps\)$", done.stdout
+    )
+    outputs = ("-o", "a.svg", "-o", "a.json")
+    done = cli("look", transformer_run, "3 mai 2009", "--method", "integrated_gradients", *outputs)
+    assert done.stdout == ""
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == [
+        "wrote a.svg",
+        "wrote a.json",
+        "Spearman correlation with the attention weights",
+        "Largest convergence delta",
+    ]
+    assert "Integrated gradients" in read_labels(tmp_path / "a.svg")
+    trace = regard.Trace.load(tmp_path / "a.json")
+    assert trace.attributions[0].method == "integrated_gradients"
+    assert trace.steps
+
+
+def test_a_contrast_and_the_compared_head_are_printed_as_json(cli: Run, transformer_run: Path) -> None:
+    words = ("3 mai 2009", "--method", "gradient_x_input", "--target", "2009-05", "--contrast", "2009-12", "--json")
+    documents = [
+        json.loads(cli("look", transformer_run, *words, "--layer", "1", "--head", head).stdout) for head in "12"
+    ]
+    assert documents[0]["rows"] == ["0 rather than 1"]
+    assert documents[0]["columns"] == list("3 mai 2009")
+    assert documents[0]["steps"] == [5]
+    assert documents[0]["scores"] == documents[1]["scores"]
+    assert documents[0]["spearman"] != documents[1]["spearman"]
+
+
+def test_a_contrast_needs_a_method(cli: Run, small_run: RunFolder) -> None:
+    done = cli("look", small_run.path, "3 mai 2009", "--contrast", "1999")
+    assert done.returncode == 2
+    assert "Add --method integrated_gradients" in done.stderr
+    done = cli("look", small_run.path, "3 mai", "4 mai", "--contrast", "1999", "--method", "occlusion")
+    assert "There are 2 texts and 1 contrasts. Give a --contrast for each." in done.stderr

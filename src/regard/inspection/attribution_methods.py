@@ -189,7 +189,7 @@ class Attributor:
         rows = len(steps_N)
         with replace_outputs(dict(zip(self._modules, embedded, strict=True))):
             decoded = self.model(self._repeat_source(rows), self.inputs_1T.expand(rows, -1))
-        features_ND = decoded.features[torch.arange(rows), self.explained.steps_K[steps_N]]
+        features_ND = decoded.features[torch.arange(rows, device=steps_N.device), self.explained.steps_K[steps_N]]
         return self.explained.select(decoded.output(features_ND), steps_N)
 
     def _evaluate_occluded(self, visible_NS: Tensor, visible_NT: Tensor | None = None) -> Tensor:
@@ -202,7 +202,9 @@ class Attributor:
         decoded = self.model(source, inputs_NT)
         steps_K = self.explained.steps_K
         logits_NV = decoded.output(decoded.features[:, steps_K]).flatten(0, 1)
-        return self.explained.select(logits_NV, torch.arange(len(steps_K)).repeat(rows)).view(rows, -1)
+        return self.explained.select(logits_NV, torch.arange(len(steps_K), device=steps_K.device).repeat(rows)).view(
+            rows, -1
+        )
 
     def _zero_values(self, attentions: Sequence[nn.Module], slots: int, which: str) -> Tensor:
         if not attentions:

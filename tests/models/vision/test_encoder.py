@@ -284,3 +284,21 @@ def test_an_image_encoder_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> 
     memory = model.encoder(source)
     torch.testing.assert_close(memory.slots_BSD[0], torch.tensor([[0.0] * 3, [1.0] * 3]).double(), rtol=0, atol=0.1)
     assert model(source, TOKENS[:1]).logits_BTV.isfinite().all()
+
+
+def test_an_occluded_cell_has_the_average_color_of_its_image() -> None:
+    pixels = torch.arange(2 * 3 * 4 * 6, dtype=torch.uint8).view(2, 3, 4, 6)
+    hidden = torch.zeros(2, 6, dtype=torch.bool)
+    hidden[0, 4] = True  # the second row and the second column of a grid of 2 × 3 cells
+    occluded = Pixels(pixels).occlude(hidden, 1, Grid(2, 3)).pixels_B3HW
+    assert occluded.dtype == torch.uint8
+    changed = torch.zeros(2, 3, 4, 6, dtype=torch.bool)
+    changed[0, :, 2:, 2:4] = True
+    assert torch.equal(occluded[~changed], pixels[~changed])
+    average = pixels[0].double().mean((1, 2)).round().to(torch.uint8)
+    assert torch.equal(occluded[0, :, 2:, 2:4], average[:, None, None].expand(3, 2, 2))
+
+
+def test_features_cannot_be_occluded() -> None:
+    with pytest.raises(regard.ConfigError, match="Features does not define how a part of a source is hidden"):
+        Features(torch.zeros(1, 6, 4)).occlude(torch.zeros(1, 6, dtype=torch.bool), 1, Grid(2, 3))
