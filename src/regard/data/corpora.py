@@ -34,6 +34,16 @@ def identify(source: RawSource) -> Hashable:
     return source if isinstance(source, Hashable) else id(source)
 
 
+def are_texts(sources: Iterable[RawSource]) -> bool:
+    """Whether all sources are texts or file names."""
+    return all(isinstance(source, str) for source in sources)
+
+
+def describe_source(source: RawSource) -> str:
+    """Return a text or a file name itself; an empty text for a source of another type, such as an array."""
+    return source if isinstance(source, str) else ""
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Sources and their targets, in order."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from regard.data.corpora import RawSource
+from regard.data.corpora import RawSource, are_texts
 from regard.errors import ConfigError, DataError
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics
 from regard.evaluation.settings import Metric
@@ -204,7 +204,7 @@ def group_by_length(evaluation_set: EvaluationSet) -> Grouping:
     The length is counted in words, or in characters if half of the texts have fewer than four words.
     """
     texts, side = evaluation_set.sources, "source"
-    if not _are_texts(texts):
+    if not are_texts(texts):
         texts, side = [references[0] for references in evaluation_set.references], "reference"
     words = [len(text.split()) for text in texts]
     in_words = float(np.median(words)) >= _WORDS_PER_SENTENCE
@@ -245,10 +245,6 @@ def _assign(numbers: Sequence[int], buckets: Sequence[Bucket]) -> dict[Bucket, l
     """Return the lines in each bucket that is not empty."""
     lines = {bucket: [line for line, number in enumerate(numbers) if number in bucket] for bucket in buckets}
     return {bucket: members for bucket, members in lines.items() if members}
-
-
-def _are_texts(sources: Sequence[RawSource]) -> bool:
-    return all(isinstance(source, str) for source in sources)
 
 
 def find_lines(statistics: MetricStatistics, evaluation_set: EvaluationSet) -> list[int]:
@@ -343,7 +339,7 @@ def group_lines(name: BreakdownName, evaluation_set: EvaluationSet, counts: Word
         return group_by_length(evaluation_set)
     if counts is None:
         raise ConfigError(f"The breakdown by {name} needs the training data. Pass its pairs.")
-    if _are_texts(evaluation_set.sources):
+    if are_texts(evaluation_set.sources):
         return _BY_TRAINING_WORDS[name](evaluation_set, counts)
     if name == "unseen":
         raise DataError("The breakdown by unseen words needs sources that are text. Use length or frequency instead.")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from regard.data.corpora import describe_source
 from regard.errors import ModelError
 from regard.evaluation.comparison import SIGNIFICANT, Disagreement, System, SystemComparison
 from regard.evaluation.settings import Metric
@@ -136,8 +137,7 @@ def _list_disagreements(numbers: SystemComparison) -> str:
 def _format_disagreement(numbers: SystemComparison, metric: Metric, disagreement: Disagreement) -> str:
     line, values = disagreement
     evaluation_set = numbers.evaluation_set
-    source = evaluation_set.sources[line]
-    rows = [("", f"line {line + 1}", source, "")] if isinstance(source, str) else [("", f"line {line + 1}", "", "")]
+    rows = [("", f"line {line + 1}", describe_source(evaluation_set.sources[line]), "")]
     rows += [("", "reference", reference, "") for reference in evaluation_set.references[line]]
     best = max(values.values()) if metric.higher_is_better else min(values.values())
     for system in numbers.systems:
