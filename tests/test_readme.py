@@ -21,6 +21,7 @@ GUIDES = (
     "comparing",
     "looking",
     "alignment",
+    "cost",
     "captions",
     "attribution",
     "trace",

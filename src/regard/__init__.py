@@ -7,6 +7,7 @@ from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from regard.api.comparing import compare
+    from regard.api.explaining import explain
     from regard.api.loading import load
     from regard.api.model import Model
     from regard.api.training import Run, train
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from regard.evaluation.metrics import MetricStatistics, ModelOutputs, register_metric
     from regard.inspection.attribution import Attribution
     from regard.inspection.comparison import Comparison
+    from regard.inspection.explain import Explanation
     from regard.inspection.prediction import Prediction
     from regard.inspection.trace import Trace
     from regard.models.contracts import Decoded, Decoder, Encoder, Grid, Memory, Source, Tokens
@@ -65,6 +67,7 @@ _MODULES = {
     "Decoder": "regard.models.contracts",
     "DivergedError": "regard.errors",
     "Encoder": "regard.models.contracts",
+    "Explanation": "regard.inspection.explain",
     "Grid": "regard.models.contracts",
     "InnerProduct": "regard.attention.scores",
     "Interrupted": "regard.errors",
@@ -101,6 +104,7 @@ _MODULES = {
     "attend": "regard.attention.equation",
     "choose": "regard.training.planning",
     "compare": "regard.api.comparing",
+    "explain": "regard.api.explaining",
     "load": "regard.api.loading",
     "mechanisms": "regard.attention.mechanisms",
     "record": "regard.attention.record",
@@ -136,6 +140,7 @@ __all__ = [
     "Decoder",
     "DivergedError",
     "Encoder",
+    "Explanation",
     "Grid",
     "InnerProduct",
     "Interrupted",
@@ -172,6 +177,7 @@ __all__ = [
     "attend",
     "choose",
     "compare",
+    "explain",
     "load",
     "mechanisms",
     "record",

@@ -33,6 +33,34 @@ def quantity(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def format_bytes(number: float) -> str:
+    """Format a size in the units of file managers: 1 MB is 1,000,000 bytes.
+
+    >>> format_bytes(1_234_567)
+    '1.2 MB'
+    """
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
+
+
+def format_count(number: float) -> str:
+    """Format a count: exactly up to 99,999; above with three digits and a unit.
+
+    >>> format_count(1_048_576)
+    '1.05 M'
+    """
+    if abs(number) < 100_000:
+        return f"{number:,.0f}" if number == int(number) else f"{number:,.4g}"
+    units = iter(("k", "M", "G", "T", "P"))
+    number, unit = number / 1000, next(units)
+    while abs(number) >= 999.5:
+        number, unit = number / 1000, next(units, f"{unit}k")
+    return f"{number:.3g} {unit}"
+
+
 def short_path(path: str | Path) -> str:
     """Format a path for messages: relative if it is below the working directory."""
     relative = os.path.relpath(path)

@@ -167,4 +167,4 @@ def test_another_kind_replaces_the_settings_of_the_old_one(cli: Run, override: s
 
 def test_another_kind_and_its_settings_can_be_given_together(cli: Run) -> None:
     done = cli("explain", "dates", "model.kind=transformer", "model.size=64", "tokenizer.shared=true")
-    assert "encoder.layers.0.attention.attention: Dot × Global × Softmax, 4 heads" in done.stdout
+    assert "encoder.layers.0–2.attention.attention (× 3): Dot × Global × Softmax, 4 heads" in done.stdout

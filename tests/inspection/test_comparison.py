@@ -10,7 +10,8 @@ import pytest
 
 import regard
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.inspection.comparison import Comparison, format_bytes, format_p
+from regard.formatting import format_bytes
+from regard.inspection.comparison import Comparison, format_p
 
 COUNT = 60
 REFERENCES = [f"the reference of sentence {number} & more" for number in range(COUNT)]

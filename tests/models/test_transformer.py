@@ -10,7 +10,7 @@ import regard
 from peers import marian
 from regard.config import resolve
 from regard.data.batching import pad
-from regard.models import transformer
+from regard.models import embedding
 from regard.models.contracts import Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import TransformerModel
@@ -204,4 +204,4 @@ def test_gradient_checkpointing_saves_memory_and_keeps_the_gradients() -> None:
 def test_torch_compile_treats_sinusoidal_positions_as_constants() -> None:
     marks = vars(torch.compiler.assume_constant_result(lambda: None))  # type: ignore[no-untyped-call]
     assert marks
-    assert vars(transformer._get_sinusoids).items() >= marks.items()
+    assert vars(embedding._get_sinusoids).items() >= marks.items()

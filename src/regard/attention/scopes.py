@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.attention import settings
 from regard.attention.mechanisms import Mechanism, add_mechanism
 from regard.errors import ConfigError
+from regard.ops.cost import Cost, MultiplyAdds
 
 
 class ScopeInput(NamedTuple):
@@ -44,6 +45,15 @@ class Scope(nn.Module, ABC):
     self_only: bool = False
     """Whether the scope is defined only for self-attention."""
 
+    @property
+    def multiply_adds(self) -> MultiplyAdds | None:
+        """The multiply-adds of the scope. If a scope does not declare them (None), they are counted."""
+        return None
+
+    def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
+        """Return the largest number of weights that are not masked; by default, one for each query and slot."""
+        return queries * slots
+
     @abstractmethod
     def forward(self, inputs: ScopeInput) -> ScopeOutput: ...
 
@@ -56,6 +66,10 @@ class Scope(nn.Module, ABC):
 class Global(Scope):
     """Every slot that the mask of the memory allows."""
 
+    @property
+    def multiply_adds(self) -> MultiplyAdds:
+        return MultiplyAdds()
+
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         del inputs
         return ScopeOutput()
@@ -66,9 +80,17 @@ class Global(Scope):
 class LocalMonotonic(Scope):
     """Slots t − D … t + D, assuming a roughly monotonic alignment (Luong et al. 2015, local-m)."""
 
+    @property
+    def multiply_adds(self) -> MultiplyAdds:
+        return MultiplyAdds()
+
     def __init__(self, window: int = 5) -> None:
         super().__init__()
         self.window = window
+
+    def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
+        del slots
+        return (2 * self.window + 1) * queries
 
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         distance_BTS = (inputs.slots_S - inputs.positions_BT.unsqueeze(-1)).abs()
@@ -93,6 +115,14 @@ class LocalPredictive(Scope):
         self.inner = nn.Linear(query_size, query_size, bias=False)
         self.outer = nn.Linear(query_size, 1, bias=False)
 
+    @property
+    def multiply_adds(self) -> MultiplyAdds:
+        return MultiplyAdds(per_query=self.inner.weight.numel() + self.outer.weight.numel())
+
+    def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
+        del slots
+        return (2 * self.window + 1) * queries
+
     def center(self, inputs: ScopeInput) -> Tensor:
         """Predict the position p (B, T), between 0 and the length of the row."""
         fraction_BT = torch.sigmoid(self.outer(torch.tanh(self.inner(inputs.query_BTD)))).squeeze(-1)
@@ -112,6 +142,13 @@ class LocalPredictive(Scope):
 class Causal(Scope):
     """Slots up to the query's own position; later slots are masked."""
 
+    @property
+    def multiply_adds(self) -> MultiplyAdds:
+        return MultiplyAdds()
+
+    def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
+        return 0.5 * queries * slots + 0.5 * queries
+
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         return ScopeOutput(inputs.slots_S <= inputs.positions_BT.unsqueeze(-1))
 
@@ -126,6 +163,20 @@ class AllOf(Scope):
         self.learned = any(scope.learned for scope in scopes)
         self.self_only = any(scope.self_only for scope in scopes)
         self.is_global = all(scope.is_global for scope in scopes)
+
+    @property
+    def multiply_adds(self) -> MultiplyAdds | None:
+        parts = [scope.multiply_adds for scope in self._scopes()]
+        declared = [part for part in parts if part is not None]
+        return reduce(MultiplyAdds.combine, declared) if len(declared) == len(parts) else None
+
+    def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
+        """Return the number of the scope that restricts long memories most."""
+        numbers = [scope.visible_weights(queries, slots) for scope in self._scopes()]
+        return min(numbers, key=lambda number: number(1e6, 1e6))
+
+    def _scopes(self) -> list[Scope]:
+        return [scope for scope in self.scopes if isinstance(scope, Scope)]
 
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         outputs = [scope(inputs) for scope in self.scopes]

@@ -1,26 +1,72 @@
 """regard explain"""
 
+from pathlib import Path
+
 import click
 
-from regard.config import parse_override, resolve
-from regard.runs.folder import locate
-from regard.runs.settings import RunSettings
+from regard.config import parse_override
+from regard.errors import ConfigError
+from regard.formatting import to_json
 
 EXAMPLES = """\b
 Examples:
   regard explain dates
-  regard explain dates model.attention=transformer
-  regard explain runs/dates"""
+  regard explain dates model.attention=transformer --source 50 --target 50
+  regard explain multi30k-transformer --beam 5
+  regard explain runs/dates --json
+  regard explain runs/dates --plot cost.svg"""
+
+PLOT_FORMATS = (".svg", ".png", ".pdf")
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("config", metavar="PRESET|FILE.yaml|RUN")
+@click.argument("config", metavar="PRESET|FILE.yaml|MODEL")
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
-def command(config: str, settings: tuple[str, ...]) -> None:
-    """Print the layers and attentions of a config, the kernel that each uses, and why faster kernels are not used."""
-    source, _ = locate(config, None)
-    resolved = resolve(RunSettings, source, dict(parse_override(text) for text in settings))
+@click.option(
+    "--source", metavar="N", type=click.IntRange(1),
+    help="Number of source positions at which the formulas are evaluated. [default: the average of the training data "
+    "of a run, otherwise 25]",
+)  # fmt: skip
+@click.option(
+    "--target", metavar="M", type=click.IntRange(1), help="Number of target steps, with the end of the sequence."
+)
+@click.option("--beam", metavar="K", type=click.IntRange(1), default=1, show_default=True, help="Size of the beam.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: formulas, values, implementations.")
+@click.option(
+    "--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure the time of a forward pass at several lengths, and draw it with the predicted cost: .svg, .png or "
+    ".pdf.",
+)  # fmt: skip
+def command(
+    config: str,
+    settings: tuple[str, ...],
+    source: int | None,
+    target: int | None,
+    beam: int,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Print what a model computes and what it costs.
 
-    from regard.inspection.explain import explain
+    Parameters, multiply-adds, attention weights and memory are printed as formulas of the lengths and as numbers,
+    followed by the implementation that each recurrent layer and attention uses, and why faster ones are not used.
+    """
+    overrides = dict(parse_override(text) for text in settings)
+    if plot is not None:
+        _check_plot(plot)
 
-    click.echo(explain(resolved.model))
+    from regard.api.explaining import explain
+
+    explanation = explain(config, overrides, source=source, target=target, beam=beam)
+    click.echo(to_json(explanation.to_json(), indent=2, ensure_ascii=False) if as_json else explanation.to_text())
+    if plot is not None:
+        measured = explanation.plot(plot)
+        click.echo(f"wrote {plot}: {measured}", err=True)
+
+
+def _check_plot(path: Path) -> None:
+    """Report a path that cannot be written before anything is measured."""
+    if path.suffix.lower() not in PLOT_FORMATS:
+        raise ConfigError(f"--plot {path}: use one of the extensions {', '.join(PLOT_FORMATS)}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot {path}: there is no folder {path.parent}. Create it first.")

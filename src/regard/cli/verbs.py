@@ -19,7 +19,7 @@ VERBS = {
     "align": "Align the words of pairs, and compute alignment error rate.",
     "data": "Check pairs for problems (check), or print statistics (stats).",
     "presets": "List the presets, or print one.",
-    "explain": "Print what a config computes and which kernels it uses.",
+    "explain": "Print what a model computes, what it costs and which kernels it uses.",
     "mechanisms": "List the attention mechanisms by name.",
 }
 

@@ -130,6 +130,11 @@ class EncodedCorpus:
         """The source and target length of each pair; approximate if lengths differ between epochs."""
         return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
 
+    @property
+    def average_lengths(self) -> dict[str, float]:
+        """The average lengths of `source` and `target`."""
+        return dict(zip(("source", "target"), self.lengths_N2.mean(0).round(2).tolist(), strict=True))
+
     def epoch_lengths(self, epoch: int) -> Ids:
         """Return the source and target length of each pair in an epoch → (N, 2)."""
         return _lengths_in(self, epoch)

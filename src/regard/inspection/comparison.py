@@ -12,7 +12,7 @@ from regard.evaluation.breakdown import GroupValues
 from regard.evaluation.comparison import SIGNIFICANT, Interval, SeedGroup, System, SystemComparison, Tested
 from regard.evaluation.settings import Metric
 from regard.evaluation.significance import CORRECTION_TITLES
-from regard.formatting import quantity, replace_nonfinite, to_json
+from regard.formatting import format_bytes, quantity, replace_nonfinite, to_json
 from regard.inspection.tables import Table
 
 FORMAT = 1
@@ -323,16 +323,3 @@ def _length_to_json(group: GroupValues) -> dict[str, Any]:
 
 def _format_rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
-
-
-def format_bytes(number: float) -> str:
-    """Format a size in the units of file managers: 1 MB is 1,000,000 bytes.
-
-    >>> format_bytes(1_234_567)
-    '1.2 MB'
-    """
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} GB"

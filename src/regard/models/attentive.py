@@ -25,6 +25,7 @@ from regard.models.contracts import (
 )
 from regard.models.readout import CopyAttention, Readout
 from regard.models.settings import RecurrentModel
+from regard.ops.cost import NO_COST, Cost, K, PartCost, T
 from regard.ops.dropout import Dropout
 from regard.recurrent import layers
 
@@ -124,6 +125,24 @@ class AttentiveDecoder(Decoder, ABC):
     @property
     def stepwise_modules(self) -> tuple[nn.Module, ...]:
         return self.stacks if self.stepwise else ()
+
+    @property
+    def feeds_features(self) -> bool:
+        """Whether a step passes the hidden layer of the output on to the next step."""
+        return False
+
+    def costs(self) -> list[PartCost]:
+        bridge = Cost.constant(self.bridge.weight.numel())
+        gate = [] if self.gate is None else [PartCost.per_step("gate", self.gate.weight.numel(), self.gate)]
+        return [
+            PartCost.per_source("embedding", NO_COST, self.embedding),
+            PartCost.per_source("initial state", bridge, self.bridge),
+            *self.layers.costs(T, K * T),
+            *(replace(part, name=f"second {part.name}") for stack in self.stacks[1:] for part in stack.costs(T, K * T)),
+            PartCost.cross_attention(self.attention.multiply_adds, self.attention),
+            *gate,
+            *self.readout.costs(marginal=self.attention.select.marginal, feeds_features=self.feeds_features),
+        ]
 
     def supervise_attention(self, layer: int | None, head: int) -> None:
         check_supervised_head(layer or 1, head, 1, self.attention.heads)
@@ -321,6 +340,10 @@ class LuongDecoder(AttentiveDecoder):
         feed_size = {"luong": settings.readout if settings.decoder.input_feeding else 0, "simple": memory}[order]
         super().__init__(settings, vocabulary, memory, extra_inputs=feed_size, readout_uses_token=False)
         self.feed_size, self.feeds_context = feed_size, order == "simple"
+
+    @property
+    def feeds_features(self) -> bool:
+        return bool(self.feed_size) and not self.feeds_context
 
     @property
     def stepwise(self) -> bool:

@@ -4,7 +4,7 @@ B rows, T target steps, S memory slots, D width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, final
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.formatting import quantity
+from regard.ops.cost import PartCost
 
 State = Any
 """Nested tuples, lists and dicts of tensors with rows on axis 0, and of objects with a method `reorder`."""
@@ -96,6 +97,12 @@ class Tokens(Source):
 
     tokens_BT: Tensor
     lengths_B: Tensor
+
+    @classmethod
+    def zeros(cls, length: int, device: torch.device) -> "Tokens":
+        """Return a batch of one row of this length, for measurements."""
+        tokens_BT = torch.zeros(1, length, dtype=torch.long, device=device)
+        return cls(tokens_BT, torch.full((1,), length, device=device))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -220,6 +227,22 @@ class Encoder(nn.Module, ABC, Generic[SourceT]):
         """Whether recurrent layers read the source from its end. Memory slots are in the order of the source."""
         return False
 
+    @property
+    def fixed_slots(self) -> int | None:
+        """The number of slots of every memory, such as the cells of a grid; None if it is the length of the source."""
+        return None
+
+    def example_source(self, length: int, device: torch.device) -> SourceT | None:
+        """Return a batch of one source of this length, with which the cost is measured; None if it cannot be.
+
+        An encoder of another kind of source than text overrides this method.
+        """
+        return Tokens.zeros(length, device) if self.source_kind == "text" else None  # type: ignore[return-value]
+
+    def costs(self) -> Sequence[PartCost] | None:
+        """Return the multiply-adds of the parts of the encoder; None if they are not declared, and must be counted."""
+        return None
+
     def load_pretrained(self) -> None:
         """Load pretrained weights, if there are any. Called when a run starts; checkpoints contain all weights."""
 
@@ -243,6 +266,10 @@ class Decoder(nn.Module, ABC):
     def stepwise_modules(self) -> tuple[nn.Module, ...]:
         """The recurrent networks whose steps cannot run at once, because attention is computed between them."""
         return ()
+
+    def costs(self) -> Sequence[PartCost] | None:
+        """Return the multiply-adds of the parts of the decoder; None if they are not declared, and must be counted."""
+        return None
 
     def supervise_attention(self, layer: int | None, head: int) -> None:
         """Return the weights of a head of the attention to the source in `Decoded.alignment_BTS`, in training mode.

@@ -12,6 +12,7 @@ from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens, r
 from regard.models.encoder_settings import RecurrentEncoderSettings
 from regard.models.readout import Readout
 from regard.models.settings import FixedModel
+from regard.ops.cost import NO_COST, Cost, K, PartCost, S, T
 from regard.ops.dropout import Dropout
 from regard.recurrent import layers
 
@@ -47,6 +48,9 @@ class RecurrentEncoder(Encoder[Tokens]):
     @property
     def reads_backward(self) -> bool:
         return self.reverse
+
+    def costs(self) -> list[PartCost]:
+        return [PartCost.per_source("embedding", NO_COST, self.embedding), *self.layers.costs(S, S)]
 
     def forward(self, source: Tokens) -> Memory:
         embedded_BSD = self.dropout(self.embedding(source.tokens_BT))
@@ -100,6 +104,15 @@ class FixedDecoder(Decoder):
     @property
     def token_embedding(self) -> nn.Embedding:
         return self.embedding
+
+    def costs(self) -> list[PartCost]:
+        bridge = Cost.constant(self.bridge.weight.numel())
+        return [
+            PartCost.per_source("embedding", NO_COST, self.embedding),
+            PartCost.per_source("initial state", bridge, self.bridge),
+            *self.layers.costs(T, K * T),
+            *self.readout.costs(),
+        ]
 
     def begin(self, memory: Memory) -> tuple[Tensor, FixedState]:
         initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))

@@ -3,7 +3,6 @@
 B rows, T target steps, S source positions, D width, H heads, V vocabulary.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, final
@@ -21,12 +20,13 @@ from regard.attention.kv_cache import (
 )
 from regard.attention.memory import Keys, Past
 from regard.attention.multihead import MultiHeadAttention, PackedProjection
-from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.attention.record import Role
 from regard.attention.settings import Score
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens, check_supervised_head
-from regard.models.encoder_settings import TransformerBlocks, TransformerEncoderSettings, TransformerLayers
+from regard.models.embedding import Embedding
+from regard.models.encoder_settings import TransformerBlocks, TransformerEncoderSettings
 from regard.models.settings import TransformerModel
+from regard.ops.cost import NO_COST, PartCost, S, T, parameters_of
 from regard.ops.dropout import Dropout
 from regard.ops.layer_norm import LayerNorm
 
@@ -72,6 +72,10 @@ class FeedForward(nn.Module):
         output: Tensor = self.outer(self.dropout(hidden))
         return output
 
+    @property
+    def multiply_adds(self) -> int:
+        return self.inner.weight.numel() + self.outer.weight.numel()
+
 
 @final
 class Residual(nn.Module):
@@ -98,56 +102,6 @@ class Residual(nn.Module):
 
 
 @final
-class Embedding(nn.Module):
-    """√d · token + position."""
-
-    def __init__(self, settings: TransformerLayers, vocabulary: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, settings.size)
-        nn.init.normal_(self.tokens.weight, std=settings.size**-0.5)
-        self.scale = math.sqrt(settings.size)
-        self.dropout = Dropout(settings.dropout)
-        learned = settings.positions == "learned"
-        self.learned = LearnedPositions(settings.max_positions, settings.size) if learned else None
-        self.sinusoidal = settings.positions == "sinusoidal"
-
-    def forward(self, tokens_BT: Tensor, start: int | Tensor = 0, max_length: int | None = None) -> Tensor:
-        """Embed tokens at the positions from `start` on, all below `max_length`."""
-        x_BTD = self.tokens(tokens_BT) * self.scale
-        if self.learned is not None:
-            assert isinstance(start, int)
-            x_BTD = x_BTD + self.learned.span(start, tokens_BT.shape[1])
-        if self.sinusoidal:
-            if max_length is None:
-                assert isinstance(start, int)
-                max_length = start + tokens_BT.shape[1]
-            positions = 1 << max(8, (max_length - 1).bit_length())
-            sinusoids_TD = _get_sinusoids(positions, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)
-            if isinstance(start, Tensor):
-                x_BTD = x_BTD + sinusoids_TD.index_select(0, start)
-            else:
-                x_BTD = x_BTD + sinusoids_TD[start : start + tokens_BT.shape[1]]
-        dropped: Tensor = self.dropout(x_BTD)
-        return dropped
-
-
-_SINUSOIDS: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
-
-
-def _get_sinusoids(positions: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return sinusoidal positions, computed once. The tensor stays at its address, because CUDA graphs may read it."""
-    key = positions, size, dtype, device
-    if key not in _SINUSOIDS:
-        with torch.inference_mode(False):
-            _SINUSOIDS[key] = sinusoidal_positions(positions, size).to(device, dtype)
-    return _SINUSOIDS[key]
-
-
-# Equivalent to torch.compiler.assume_constant_result, which would import the compiler and take seconds at startup.
-_get_sinusoids._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@final
 class EncoderLayer(nn.Module):
     """Self-attention, followed by a feed-forward layer."""
 
@@ -161,6 +115,14 @@ class EncoderLayer(nn.Module):
         x_BSD = self.after_attention(x_BSD, lambda x: self.attention(x, allowed=allowed_BS)[0])
         output: Tensor = self.after_feedforward(x_BSD, self.feedforward)
         return output
+
+    def costs(self, layer: int) -> list[PartCost]:
+        attention, feedforward = self.attention.multiply_adds.cost(S, S, S * S), self.feedforward.multiply_adds * S
+        parts = (self.feedforward, self.after_feedforward)
+        return [
+            PartCost.per_source("self-attention", attention, self.attention, self.after_attention, layer=layer),
+            PartCost.per_source("feed-forward", feedforward, *parts, layer=layer),
+        ]
 
 
 @final
@@ -183,6 +145,14 @@ class TransformerEncoder(Encoder[Tokens]):
     @property
     def token_embedding(self) -> nn.Embedding:
         return self.embedding.tokens
+
+    def costs(self) -> list[PartCost]:
+        layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+        return [
+            PartCost.per_source("embedding", NO_COST, self.embedding),
+            *(part for number, layer in enumerate(layers, start=1) for part in layer.costs(number)),
+            *norm_costs(self.norm),
+        ]
 
     def forward(self, source: Tokens) -> Memory:
         x_BSD, valid_BS = self.embedding(source.tokens_BT), source.valid_BT
@@ -254,6 +224,17 @@ class DecoderLayer(nn.Module):
         x_B1D = self.after_cross.add_output(x_B1D, attended.context_BTD)
         return self.after_feedforward(x_B1D, self.feedforward), layer_cache, attended.past
 
+    def costs(self, layer: int) -> list[PartCost]:
+        own, cross = self.self_attention.multiply_adds, self.cross_attention.multiply_adds
+        parameters = parameters_of(self.self_attention, self.after_self)
+        search = self.self_attention.self_attention_search_cost
+        parts = (self.feedforward, self.after_feedforward)
+        return [
+            PartCost("self-attention", own.cost(T, T, T * T), search, parameters, layer),
+            PartCost.cross_attention(cross, self.cross_attention, self.after_cross, layer=layer),
+            PartCost.per_step("feed-forward", self.feedforward.multiply_adds, *parts, layer=layer),
+        ]
+
 
 @final
 class TransformerDecoder(Decoder):
@@ -282,6 +263,16 @@ class TransformerDecoder(Decoder):
     @property
     def token_embedding(self) -> nn.Embedding:
         return self.embedding.tokens
+
+    def costs(self) -> list[PartCost]:
+        bridge = sum(parameter.numel() for parameter in self.bridge.parameters() if parameter.dim() == 2)
+        return [
+            PartCost.per_source("embedding", NO_COST, self.embedding),
+            *([PartCost.per_source("memory projection", bridge * S, self.bridge)] if bridge else []),
+            *(part for number, layer in enumerate(self._layers(), start=1) for part in layer.costs(number)),
+            *norm_costs(self.norm),
+            PartCost.per_step("output projection", self.output.weight.numel(), self.output),
+        ]
 
     def supervise_attention(self, layer: int | None, head: int) -> None:
         """Supervise a head of a layer, by default of the second to last (Garg et al. 2019)."""
@@ -353,6 +344,12 @@ def _run_layer(layer: nn.Module, x: Tensor, mask_or_keys: Any, **options: bool) 
 def _run_checkpointed(layer: nn.Module, x: Tensor, mask_or_keys: Any, **options: bool) -> Any:
     """Run a layer with gradient checkpointing: recompute its activations in the backward pass (Chen et al. 2016)."""
     return checkpoint(partial(layer, **options), x, mask_or_keys, use_reentrant=False)
+
+
+def norm_costs(norm: nn.Module) -> list[PartCost]:
+    """Return the part of the normalization after the last layer, if there is one."""
+    parameters = parameters_of(norm)
+    return [PartCost("normalization", NO_COST, NO_COST, parameters)] if parameters else []
 
 
 def init_weights(layers: nn.Module) -> None:

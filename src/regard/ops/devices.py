@@ -1,4 +1,6 @@
-"""Check devices and floating-point dtypes that users pass."""
+"""Devices and floating-point dtypes: check those that users pass; autocast."""
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -44,3 +46,8 @@ def check_dtype(dtype: str | torch.dtype, argument: str = "dtype") -> torch.dtyp
             f"{argument}={name}: not a supported dtype.{did_you_mean(name, DTYPES)} Available: {', '.join(DTYPES)}."
         )
     return DTYPES[name]
+
+
+def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Disable autocast within a block. The device `meta`, on which nothing is computed, has no autocast."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

@@ -32,5 +32,5 @@ class LayerNorm(nn.LayerNorm):
 def _autocast_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype to which autocast casts the input of a matrix product. It leaves float64 unchanged."""
     device = x.device.type
-    is_cast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    is_cast = not x.is_meta and torch.is_autocast_enabled(device) and x.dtype != torch.float64
     return torch.get_autocast_dtype(device) if is_cast else x.dtype

@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.ops.cost import Cost, PartCost, parameters_of
 from regard.ops.dropout import Dropout
 from regard.recurrent import cells, dispatch, scan
 from regard.recurrent.cells import Cell
@@ -130,6 +131,20 @@ class Stack(nn.Module):
             output_BH = layer_BH if output_BH is None or not self.settings.residual else output_BH + layer_BH
         assert output_BH is not None
         return output_BH, tuple(next_state)
+
+    def costs(self, forward: Cost, search: Cost) -> list[PartCost]:
+        """Return the cost of each layer for a number of steps of a forward pass, and of a search."""
+        name = self.settings.cell.kind.upper() + (", 2 directions" if self.directions > 1 else "")
+        parts = []
+        for first in range(0, len(self.cells), self.directions):
+            layer = self._cells()[first : first + self.directions]
+            multiply_adds = sum(cell.multiply_adds for cell in layer)
+            parameters = parameters_of(*layer)
+            if first == 0 and self.learned_initial_state is not None:
+                parameters += (self.learned_initial_state,)
+            number = first // self.directions + 1 if self.settings.layers > 1 else None
+            parts.append(PartCost(name, multiply_adds * forward, multiply_adds * search, parameters, number))
+        return parts
 
     def _drop(self, x: Tensor, mask_BD: Tensor | None, between: bool) -> Tensor:
         """Apply the dropout between layers: the variational mask, or ordinary dropout."""

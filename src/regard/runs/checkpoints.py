@@ -57,6 +57,8 @@ class RunProgress:
     """Whether memory ran out with CUDA graphs, so that they are not used any more."""
     average_tried: bool = False
     """Whether the average of the last checkpoints has been validated."""
+    average_lengths: dict[str, float] | None = None
+    """The average lengths of `source` and `target` in the training data."""
 
     def is_finished(self, settings: TrainingSettings) -> bool:
         """Whether all steps have been taken, or validation has not improved for `patience` validations."""

@@ -148,7 +148,7 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
     optimizer = build_optimizer(model, training)
     average = MovingAverage(model, training.ema_decay) if training.ema_decay else None
     schedule = build_schedule(sampler, training)
-    progress = RunProgress(data=hashes, schedule=schedule)
+    progress = RunProgress(data=hashes, schedule=schedule, average_lengths=data.train.average_lengths)
     if newest is not None:
         progress = checkpoints.restore(model, optimizer, newest, average.weights if average else None)
         if progress.schedule.length != schedule.length:

@@ -13,7 +13,8 @@ from regard.attention.positions import LearnedPositions, sinusoidal_grid_positio
 from regard.errors import DataError
 from regard.models.contracts import Encoder, FrozenPart, Grid, Memory
 from regard.models.vision.settings import IMAGE, Positions
-from regard.models.vision.sources import Features, ImageSource
+from regard.models.vision.sources import Features, ImageSource, Pixels
+from regard.ops.cost import Cost, PartCost, S, count_multiply_adds, parameters_of
 
 
 class Backbone(nn.Module, ABC):
@@ -126,6 +127,25 @@ class ImageEncoder(Encoder[ImageSource]):
         if self.cache_dtype is None:
             return None
         return FrozenPart(self.backbone, self._compute_features, Features, self.cache_dtype)
+
+    @property
+    def fixed_slots(self) -> int:
+        return self.backbone.grid.height * self.backbone.grid.width
+
+    def example_source(self, length: int, device: torch.device) -> Pixels:
+        """Return an image; all have the same size."""
+        del length
+        return Pixels(torch.zeros(1, *self.backbone.image_shape, device=device))
+
+    def costs(self) -> list[PartCost]:
+        pixels_B3HW = self.example_source(1, next(self.parameters()).device).pixels_B3HW
+        backbone = Cost.constant(count_multiply_adds(lambda: self.backbone(pixels_B3HW)))
+        matrix = sum(parameter.numel() for parameter in self.projection.parameters() if parameter.dim() == 2)
+        projected = parameters_of(self.projection, self.positions)
+        return [
+            PartCost.per_source("backbone", backbone, self.backbone),
+            *([PartCost("projection and positions", matrix * S, matrix * S, projected)] if projected else []),
+        ]
 
     def load_pretrained(self) -> None:
         self.backbone.load_pretrained()
