@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 import regard
@@ -276,6 +277,32 @@ def test_the_document_contains_edits_and_changes(small: regard.Model, tmp_path: 
     assert regard.Trace.load(tmp_path / "trace.json") == trace
     again = small.trace(SOURCE, edits=document["edits"], beam=2)
     assert again.document == trace.document
+
+
+def test_a_page_and_the_text_of_a_trace_show_the_edits(small: regard.Model) -> None:
+    trace = small.trace("abc </b>", edits=[{"kind": "replace_source", "position": 1, "text": "<i>"}])
+    page, before = trace.to_html(), small.predict("abc </b>").text
+    assert (
+        "<li>{&quot;kind&quot;: &quot;replace_source&quot;, &quot;position&quot;: 1, &quot;text&quot;: &quot;&lt;i&gt;"
+        in page
+    )
+    assert f"Without edits: <bdi>{before}</bdi>" in page
+    assert f"without 1 edit: {before!r}" in repr(trace)
+    assert "Edits" not in small.trace("abc").to_html()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_edits_have_the_same_effect_on_a_gpu(small: regard.Model) -> None:
+    edits: list[dict[str, Any]] = [
+        {"kind": "mask_keys", "attention": cross(small), "keys": [0, 5]},
+        {"kind": "set_row", "attention": cross(small), "step": 2, "weights": [1] * 12},
+        {"kind": "force_token", "step": 1, "token": "k"},
+    ]
+    for search in SEARCHES[:2]:
+        on_cpu = small.to("cpu").trace(SOURCE, edits=edits, min_length=5, **search)
+        on_gpu = small.to("cuda").trace(SOURCE, edits=edits, min_length=5, **search)
+        assert on_gpu.prediction.text == on_cpu.prediction.text
+        assert on_gpu.prediction.score == pytest.approx(on_cpu.prediction.score, abs=1e-3)
 
 
 def test_every_kind_is_in_the_union() -> None:

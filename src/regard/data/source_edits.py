@@ -1,6 +1,5 @@
 """Edits of a source: replace, delete or mask a word of a text, or mask cells of an image."""
 
-import re
 from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Literal, NamedTuple, final
 
@@ -28,12 +27,17 @@ class EditedText(NamedTuple):
         return EditedText(self.text[:start] + replacement + self.text[end:], masked)
 
     def delete_word(self, span: Span) -> "EditedText":
-        """Delete a word with the white space before it; of the first word, with the white space after it."""
+        """Delete a word with the white space before it; of the first word, with the white space after it. A tag is
+        deleted with the semicolon that separates it from another tag.
+        """
         start, end = span
-        before, after = self.text[:start].rstrip(), re.match(r"\s*", self.text[end:])
+        if self.text.startswith(";", end):
+            return self.replace((start, end + 1), "")
+        before = self.text[:start].removesuffix(";").rstrip()
         if before:
             return self.replace((len(before), end), "")
-        return self.replace((start, end + (after.end() if after else 0)), "")
+        # A tab before tags stays.
+        return self.replace((start, len(self.text) - len(self.text[end:].lstrip(" "))), "")
 
     def mask(self, span: Span) -> "EditedText":
         """Replace the tokens of a part with the unknown token."""

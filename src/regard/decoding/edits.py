@@ -29,6 +29,25 @@ from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean, quantity
 from regard.models.contracts import Grid
 
+__all__ = [
+    "KINDS",
+    "AblateHead",
+    "DeleteSource",
+    "Edit",
+    "ForceToken",
+    "MaskKeys",
+    "MaskRegion",
+    "MaskSource",
+    "ReplaceSource",
+    "SetRow",
+    "TraceTask",
+    "UniformRow",
+    "apply_edits",
+    "check_steps",
+    "describe_edit",
+    "parse_edits",
+]
+
 
 @final
 class ForceToken(Settings):

@@ -127,6 +127,7 @@ class Trace:
             f"source: {prediction.source!r} ({_describe_slots(prediction)})",
             f"output: {prediction.text!r} ({quantity(len(prediction.tokens), 'token')}), "
             f"log-probability {prediction.score:.4f}",
+            *([] if self.changes is None else [f"without {quantity(len(self.edits), 'edit')}: {self.changes.text!r}"]),
             *(f"{name}: {' × '.join(map(str, weights.shape))}" for name, weights in prediction.attentions.items()),
         ]
         return "\n".join(["Trace(", *(f"  {line}" for line in lines), ")"])

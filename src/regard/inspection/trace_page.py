@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from regard.decoding.tracing import BeamNode, CellStates, Step
-from regard.formatting import quantity
+from regard.formatting import quantity, to_json
+from regard.inspection.changes import Changes
 from regard.inspection.labels import label
 from regard.inspection.pictures import Style
 from regard.inspection.prediction import Prediction
@@ -26,6 +27,7 @@ table.steps { border-collapse: collapse } table.steps td, table.steps th { paddi
 def render_page(parts: TraceParts, document: Document, style: Style) -> str:
     """Return the page: hypotheses, steps, beam, a view of each attention and head; and the document itself."""
     sections = [
+        _render_edits(parts.edits, parts.changes),
         _render_hypotheses(parts.prediction),
         _render_steps(parts.steps[0]) if parts.steps else "",
         _render_beam(parts.beam) if parts.beam else "",
@@ -47,6 +49,16 @@ def render_title(prediction: Prediction) -> str:
     return (
         f"<bdi>{markup.escape(prediction.source)}</bdi> → <bdi>{markup.escape(prediction.text)}</bdi>, "
         f"log-probability {prediction.score:.4f}"
+    )
+
+
+def _render_edits(edits: Sequence[Document], changes: Changes | None) -> str:
+    if changes is None:
+        return ""
+    items = (f"<li>{markup.escape(to_json(edit, ensure_ascii=False))}</li>" for edit in edits)
+    return (
+        f"<h2>Edits</h2><ol>{''.join(items)}</ol>"
+        f"<p>Without edits: <bdi>{markup.escape(changes.text)}</bdi>, log-probability {changes.score:.4f}</p>"
     )
 
 
