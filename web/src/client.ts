@@ -72,7 +72,7 @@ export class ServerClient implements Client {
   }
 
   trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument> {
-    return this.fetchJson("api/trace", request, signal);
+    return this.fetchJson("api/trace", describeBody(request), signal);
   }
 
   card(model: string): Promise<ModelCard> {
@@ -88,7 +88,7 @@ export class ServerClient implements Client {
   }
 
   async exportPage(request: TraceRequest, fragment: string): Promise<Blob> {
-    return (await this.fetch("api/export", { ...request, fragment })).blob();
+    return (await this.fetch("api/export", { ...describeBody(request), fragment })).blob();
   }
 
   private async fetchJson<T>(path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
@@ -109,6 +109,12 @@ export class ServerClient implements Client {
     if (!response.ok) throw new RequestError(await readError(response));
     return response;
   }
+}
+
+/** Return the body of a request. Fields with their default value are left out. */
+function describeBody(request: TraceRequest): Partial<TraceRequest> {
+  const { edits, target, ...fields } = request;
+  return { ...fields, ...(edits.length ? { edits } : {}), ...(target === null ? {} : { target }) };
 }
 
 async function readError(response: Response): Promise<string> {
@@ -173,8 +179,9 @@ export class EmbeddedClient implements Client {
   }
 }
 
+/** What identifies a trace. An exported page contains queries or not, so they do not count. */
 const describeRequest = ({ model, source, edits, search }: TraceRequest): string =>
-  JSON.stringify([model, source, edits, search?.beam]);
+  JSON.stringify([model, source, edits ?? [], search?.beam]);
 
 /** Return the client of this page: embedded documents, if there are any, otherwise the server. */
 export function createClient(): Client {

@@ -1,7 +1,7 @@
 /** Figures: what the views draw, and what they export. */
 import type { Matrix } from "./arrays.js";
-import { colorOf, differenceColor, type Palette } from "./palette.js";
-import { CanvasSurface, fitText, measureText, SvgSurface, type Surface } from "./surface.js";
+import { levelOf, type Palette } from "./palette.js";
+import { CanvasSurface, fitText, measureText, SvgSurface, type Grid, type Surface } from "./surface.js";
 import { formatPercent, labelToken, type Axes } from "./trace.js";
 
 export interface Figure {
@@ -17,6 +17,20 @@ const LONGEST_LABEL = 120;
 export interface Cell {
   row: number;
   column: number;
+}
+
+/** Return the level of each weight: from 0 to 1, from 0 to the largest of its row, or from −1 to 1. */
+function quantize(weights: Matrix, colors: "fixed" | "row" | "signed"): Grid {
+  const levels = new Uint8Array(weights.rows * weights.columns);
+  for (let row = 0; row < weights.rows; row++) {
+    const values = weights.row(row);
+    const largest = colors === "row" ? values.reduce((best, value) => Math.max(best, value), 0) || 1 : 1;
+    for (let column = 0; column < weights.columns; column++) {
+      const value = values[column];
+      levels[row * weights.columns + column] = levelOf(colors === "signed" ? (value + 1) / 2 : value / largest);
+    }
+  }
+  return { rows: weights.rows, columns: weights.columns, levels };
 }
 
 export interface MatrixOptions {
@@ -70,18 +84,19 @@ export class MatrixFigure implements Figure {
 
   private drawCells(surface: Surface, palette: Palette): void {
     const { weights, colors } = this.options;
-    const gap = Math.min(this.cellWidth, this.cellHeight) > 8 ? 1 : 0;
-    for (let row = 0; row < weights.rows; row++) {
-      const values = weights.row(row);
-      const largest = colors === "row" ? values.reduce((best, value) => Math.max(best, value), 0) || 1 : 1;
-      for (let column = 0; column < weights.columns; column++) {
-        const value = values[column];
-        const fill = colors === "signed" ? differenceColor(palette, value) : colorOf(palette, value / largest);
-        const x = this.left + column * this.cellWidth;
-        const y = this.top + row * this.cellHeight;
-        surface.rect(x, y, this.cellWidth - gap, this.cellHeight - gap, fill);
-      }
+    const ramp = colors === "signed" ? palette.diverging : palette.ramp;
+    const grid = quantize(weights, colors);
+    if (Math.min(this.cellWidth, this.cellHeight) <= 8) {
+      const [width, height] = [weights.columns * this.cellWidth, weights.rows * this.cellHeight];
+      surface.rect(this.left, this.top, width, height, ramp[0]);
+      surface.cells(this.left, this.top, width, height, grid, ramp);
+      return;
     }
+    grid.levels.forEach((level, index) => {
+      const x = this.left + (index % weights.columns) * this.cellWidth;
+      const y = this.top + Math.floor(index / weights.columns) * this.cellHeight;
+      surface.rect(x, y, this.cellWidth - 1, this.cellHeight - 1, ramp[level]);
+    });
   }
 
   private drawLabels(surface: Surface, palette: Palette): void {
@@ -237,18 +252,8 @@ export class GridFigure implements Figure {
       const style = { size: 12, color: palette.muted, anchor: "middle" } as const;
       surface.text(x + this.tileWidth / 2, 12, `Head ${head + 1}`, style);
     }
-    const width = this.tileWidth / weights.columns;
-    const height = this.tileHeight / weights.rows;
     surface.rect(x, y, this.tileWidth, this.tileHeight, palette.ramp[0]);
-    for (let row = 0; row < weights.rows; row++) {
-      const values = weights.row(row);
-      const largest = this.options.colors === "row" ? Math.max(...values) || 1 : 1;
-      values.forEach((value, column) => {
-        // Most weights are close to 0, which is the background.
-        if (value / largest < 1 / 255) return;
-        surface.rect(x + column * width, y + row * height, width + 0.3, height + 0.3, colorOf(palette, value / largest));
-      });
-    }
+    surface.cells(x, y, this.tileWidth, this.tileHeight, quantize(weights, this.options.colors), palette.ramp);
     const isFocused = this.options.focus.layer === layer && this.options.focus.head === head;
     surface.outline(x - 1, y - 1, this.tileWidth + 2, this.tileHeight + 2, isFocused ? palette.accent : palette.line, isFocused ? 3 : 1);
   }
@@ -330,6 +335,9 @@ export function paint(canvas: HTMLCanvasElement, figure: Figure, palette: Palett
   canvas.style.width = `${figure.width}px`;
   canvas.style.height = `${figure.height}px`;
   const context = canvas.getContext("2d", { alpha: false })!;
+  // The last row and column of pixels may be covered in part only.
+  context.fillStyle = palette.background;
+  context.fillRect(0, 0, canvas.width, canvas.height);
   context.scale(scale, scale);
   figure.draw(new CanvasSurface(context), palette);
 }

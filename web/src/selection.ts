@@ -19,10 +19,14 @@ export interface SelectedMap {
 /** Combine matrices of one shape element by element. */
 export function reduce(parts: readonly Matrix[], how: Reduction): Matrix {
   const [first] = parts;
-  return first.map((_, row, column) => {
-    const values = parts.map((part) => part.at(row, column));
-    return how === "max" ? Math.max(...values) : values.reduce((sum, value) => sum + value, 0) / values.length;
-  });
+  const data = Float64Array.from(first.data);
+  for (const part of parts.slice(1)) {
+    for (let index = 0; index < data.length; index++) {
+      data[index] = how === "max" ? Math.max(data[index], part.data[index]) : data[index] + part.data[index];
+    }
+  }
+  if (how === "mean") for (let index = 0; index < data.length; index++) data[index] /= parts.length;
+  return new Matrix(first.rows, first.columns, data);
 }
 
 function selectHead(heads: readonly Matrix[], head: Head): Matrix {

@@ -18,7 +18,8 @@ export class Store extends EventTarget {
   /** The picture of a captioner, as base64. It is too large for the URL, so the tab of the browser keeps it. */
   image = sessionStorage.getItem("regard.image") ?? "";
   error = "";
-  loading = false;
+  /** Also before the models are known. */
+  loading = true;
   /** What assistive technology reads aloud. */
   announcement = "";
   private past: Computed[] = [];

@@ -11,11 +11,20 @@ export interface TextStyle {
 
 export interface Surface {
   rect(x: number, y: number, width: number, height: number, fill: string): void;
+  /** A rectangle of many cells without gaps. The level of a cell is an index of the colors; level 0 is left out. */
+  cells(x: number, y: number, width: number, height: number, grid: Grid, colors: readonly string[]): void;
   outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void;
   text(x: number, y: number, text: string, style: TextStyle): void;
   line(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity?: number): void;
   /** A curve that leaves and enters horizontally. */
   curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number): void;
+}
+
+/** Levels of cells in C order. */
+export interface Grid {
+  rows: number;
+  columns: number;
+  levels: Uint8Array;
 }
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", "Noto Sans", "Noto Sans CJK SC", Arial, sans-serif';
@@ -28,6 +37,21 @@ export class CanvasSurface implements Surface {
   rect(x: number, y: number, width: number, height: number, fill: string): void {
     this.context.fillStyle = fill;
     this.context.fillRect(x, y, width, height);
+  }
+
+  /** One image instead of a rectangle per cell: a page of many heads has a million cells. */
+  cells(x: number, y: number, width: number, height: number, grid: Grid, colors: readonly string[]): void {
+    const canvas = document.createElement("canvas");
+    canvas.width = grid.columns;
+    canvas.height = grid.rows;
+    const context = canvas.getContext("2d")!;
+    const image = context.createImageData(grid.columns, grid.rows);
+    const pixels = new Uint32Array(image.data.buffer);
+    const table = packColors(colors);
+    grid.levels.forEach((level, index) => (pixels[index] = level ? table[level] : 0));
+    context.putImageData(image, 0, 0);
+    this.context.imageSmoothingEnabled = false;
+    this.context.drawImage(canvas, x, y, width, height);
   }
 
   outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void {
@@ -71,6 +95,21 @@ export class CanvasSurface implements Surface {
   }
 }
 
+const packed = new WeakMap<readonly string[], Uint32Array>();
+
+/** Return colors `rgb(r,g,b)` as pixels: red is the lowest byte. */
+function packColors(colors: readonly string[]): Uint32Array {
+  const known = packed.get(colors);
+  if (known) return known;
+  const pack = (color: string): number => {
+    const [red, green, blue] = color.match(/\d+/g)!.map(Number);
+    return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+  };
+  const table = Uint32Array.from(colors, pack);
+  packed.set(colors, table);
+  return table;
+}
+
 const ESCAPES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
 const escapeText = (text: string): string =>
   // Control characters are not allowed in XML.
@@ -82,6 +121,16 @@ export class SvgSurface implements Surface {
 
   rect(x: number, y: number, width: number, height: number, fill: string): void {
     this.parts.push(`<rect ${place(x, y, width, height)} fill="${fill}"/>`);
+  }
+
+  cells(x: number, y: number, width: number, height: number, grid: Grid, colors: readonly string[]): void {
+    const [cellWidth, cellHeight] = [width / grid.columns, height / grid.rows];
+    grid.levels.forEach((level, index) => {
+      if (!level) return;
+      const [row, column] = [Math.floor(index / grid.columns), index % grid.columns];
+      // The overlap hides the seams between cells that some programs draw.
+      this.rect(x + column * cellWidth, y + row * cellHeight, cellWidth + 0.1, cellHeight + 0.1, colors[level]);
+    });
   }
 
   outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void {

@@ -27,7 +27,7 @@ export class AttentionView extends View {
       @media (max-width: 900px) { .body { grid-template-columns: minmax(0, 1fr); } }
       aside { display: grid; gap: var(--space-3); }
       .shaded { font-size: var(--size-4); line-height: 2; }
-      .shaded bdi, .shaded button { padding: 3px 4px; border-radius: 5px; font-size: inherit; line-height: 1.3; min-height: 0; }
+      .shaded span, .shaded button { padding: 3px 4px; border-radius: 5px; font-size: inherit; line-height: 1.3; min-height: 0; }
       .shaded button { border: 1px solid transparent; background: none; margin: 0; }
       .shaded button[aria-pressed="true"] { background: var(--accent-fill); color: var(--on-accent); }
       ol { margin: 0; padding: 0; list-style: none; display: grid; gap: 4px; }
@@ -120,9 +120,8 @@ export class AttentionView extends View {
 
   private renderFigure(map: SelectedMap): TemplateResult {
     const isGrid = this.store.state.view === "grid";
-    const maps = this.heads;
     const size = isGrid
-      ? { rows: maps.length, columns: maps[0].length }
+      ? { rows: this.heads.length, columns: this.heads[0].length }
       : { rows: map.weights.rows, columns: map.weights.columns };
     const { layer, head } = this.tile;
     return html`<canvas-figure
@@ -228,14 +227,14 @@ export class AttentionView extends View {
       <div class="shaded" dir="auto">
         ${map.axes.columns.map((token, column) => {
           const weight = distribution[column] / largest;
-          return html`<bdi .style=${`background:${colorOf(palette, weight)};color:${textOn(weight)}`} title=${formatPercent(distribution[column])}>${labelToken(token)}</bdi>`;
+          return html`<span .style=${`background:${colorOf(palette, weight)};color:${textOn(weight)}`} title=${formatPercent(distribution[column])}>${labelToken(token)}</span>`;
         })}
       </div>
       <p class="muted small">${isSelf ? "Queries" : map.axes.rowName}: select one or several</p>
       <div class="shaded" dir="auto">
         ${map.axes.rows.map(
           (token, row) => html`<button type="button" aria-pressed=${chosen.includes(row)}
-            @click=${() => this.toggleRow(map, row)}><bdi>${labelToken(token)}</bdi></button>`,
+            @click=${() => this.toggleRow(map, row)}>${labelToken(token)}</button>`,
         )}
       </div>
     `;

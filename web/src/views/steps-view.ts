@@ -104,7 +104,7 @@ export class StepsView extends View {
             ${renderHypotheses(this.store)}
           </div>
           <div class="prefix" dir="auto">
-            ${steps.map((each, position) => html`<button type="button" class=${position < index ? "done" : ""} tabindex=${position === index ? 0 : -1} aria-current=${position === index ? "step" : "false"} @click=${() => this.go(position)}><bdi>${labelToken(each.token)}</bdi></button>`)}
+            ${steps.map((each, position) => html`<button type="button" class=${position < index ? "done" : ""} tabindex=${position === index ? 0 : -1} aria-current=${position === index ? "step" : "false"} @click=${() => this.go(position)}>${labelToken(each.token)}</button>`)}
           </div>
         </section>
         <div class="body">

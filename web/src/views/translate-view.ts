@@ -14,10 +14,10 @@ export class TranslateView extends View {
     css`
       .panes { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: var(--space-3); }
       @media (max-width: 800px) { .panes { grid-template-columns: minmax(0, 1fr); } }
-      .text { font-size: var(--size-5); line-height: 1.7; letter-spacing: 0.01em; word-break: break-word; }
+      .text { font-size: var(--size-5); line-height: 1.7; word-break: break-word; }
       .long { font-size: var(--size-3); }
-      .source bdi { border-radius: 5px; padding: 2px 1px; transition: background 120ms; cursor: pointer; }
-      .source bdi.chosen { box-shadow: inset 0 0 0 2px var(--accent); }
+      .source span { border-radius: 5px; padding: 2px 1px; transition: background 120ms; cursor: pointer; }
+      .source span.chosen { box-shadow: inset 0 0 0 2px var(--accent); }
       .edits input { width: 9em; min-height: 34px; padding: 4px 10px; background: var(--control); border: 1px solid var(--line-strong); border-radius: 8px; }
       .text button {
         font-size: inherit; line-height: 1.25; border: 0; background: none; padding: 1px 2px 5px; min-height: 0; min-width: 0.6em; border-radius: 4px 4px 0 0; position: relative;
@@ -105,7 +105,7 @@ export class TranslateView extends View {
     return html`<div class="text source ${isLong ? "long" : ""}" dir="auto">${trace.source.tokens.map((token, slot) => {
       const weight = weights && active < (trace.hypotheses[this.store.state.hypothesis]?.tokens.length ?? 0) ? weights.at(active, slot) : 0;
       const share = Math.round(100 * Math.min(1, weight));
-      return html`<bdi class=${this.isChosen(slot) ? "chosen" : ""} @click=${() => this.store.show({ column: slot })} .style=${`background:color-mix(in srgb, var(--accent) ${Math.round(share * 0.75)}%, transparent)`} title=${formatPercent(weight)}>${showText(token)}</bdi>`;
+      return html`<span class=${this.isChosen(slot) ? "chosen" : ""} @click=${() => this.store.show({ column: slot })} .style=${`background:color-mix(in srgb, var(--accent) ${Math.round(share * 0.75)}%, transparent)`} title=${formatPercent(weight)}>${showText(token)}</span>`;
     })}</div>`;
   }
 
@@ -176,7 +176,7 @@ export class TranslateView extends View {
         return html`<button type="button" class=${index <= forced ? "forced" : ""} tabindex=${index === row ? 0 : -1} aria-current=${index === row}
           aria-label=${`${labelToken(token)}, probability ${formatPercent(probability)}`} .style=${`--share:${100 * probability}%`}
           @pointerenter=${() => (this.hovered = index)} @focus=${() => (this.hovered = index)} @blur=${() => (this.hovered = null)}
-          @click=${() => this.store.show({ row: index })}><bdi>${showText(token)}</bdi></button>`;
+          @click=${() => this.store.show({ row: index })}>${showText(token)}</button>`;
       })}
     </div>`;
   }
