@@ -86,6 +86,6 @@ def test_checkpoints_are_averaged_at_the_new_end(tmp_path: Path) -> None:
     settings = {"training.average_checkpoints": 2, "training.learning_rate": 0.08, "training.metric": "loss"}
     train(tmp_path / "run", {**settings, "training.steps": 20})
     extended = regard.train(tmp_path / "run", {"training.steps": 40})
-    averages = [event["of"] for event in extended.events if "of" in event]
+    averages = [event["of"] for event in extended.events if event["event"] == "validation" and "of" in event]
     assert averages == ["average-20", "average-40"]
     assert RunFolder(tmp_path / "run").best().find_problem() is None
