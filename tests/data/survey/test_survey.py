@@ -205,7 +205,7 @@ def test_examples_are_read_again_in_order(tmp_path: Path) -> None:
     assert locations == {"no-pair": [f"{path}:1"], "empty": [f"{path}:5", f"{path}:9"]}
 
 
-@pytest.mark.parametrize(("separator", "name"), [("  ", "two spaces"), (" ||| ", "three bars"), (",", "a comma")])
+@pytest.mark.parametrize(("separator", "name"), [("  ", "two spaces"), (";", "a semicolon"), (",", "a comma")])
 def test_a_separator_other_than_a_tab_is_reported(tmp_path: Path, separator: str, name: str) -> None:
     (tmp_path / "x.txt").write_text(f"HELLO{separator}HH AH L OW\nWORLD{separator}W ER L D\n")
     characters = Characters()

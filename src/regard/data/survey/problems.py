@@ -40,7 +40,7 @@ _CHUNK = 500_000
 
 _NONE = np.zeros(0, np.intp)
 
-_SEPARATORS = {"  ": "two spaces", " ||| ": "three bars", ";": "a semicolon", "|": "a bar", ",": "a comma"}
+_SEPARATORS = {"  ": "two spaces", ";": "a semicolon", "|": "a bar", ",": "a comma"}
 """Column separators of formats other than TSV."""
 
 _SPACES = re.compile(r"\s\s|\s$")
