@@ -16,6 +16,7 @@ A message is one paragraph: what is wrong, where (file, line, key), and what to 
 """
 
 import errno
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -71,3 +72,9 @@ def describe_disk_failure(error: OSError, path: object) -> tuple[str, str]:
         return f"{error.filename or path} could not be read or written: {error.strerror}", "check the disk"
     remedy = "make the disk writable" if error.errno == errno.EROFS else "free some space"
     return f"{path} could not be written: {error.strerror}", remedy
+
+
+def check_output_folder(path: Path, option: str = "") -> None:
+    """Raise ConfigError if the folder of a file to be written does not exist. `option` precedes the path."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {path.parent}. Create it first.".lstrip())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard.attention.value_zeroing import zero_values
+from regard.attention.interventions import ZeroValues, intervene
 
 
 @pytest.mark.parametrize("score", ["additive", "scaled_dot", "projected"])
@@ -18,7 +18,7 @@ def test_a_zeroed_slot_does_not_contribute(score: str, heads: int) -> None:
     values = attention.score.values(memory)
     zeroed = torch.zeros(2, 4, dtype=torch.bool)
     zeroed[0, 1] = zeroed[1, 3] = True
-    with zero_values([attention], zeroed):
+    with intervene({attention: [ZeroValues(zeroed)]}):
         changed, same_weights = attention(query, memory)
         fused, _ = attention(query, memory, weights=False)
     weights_BHTS = weights if heads > 1 else weights.unsqueeze(1)
@@ -35,8 +35,8 @@ def test_other_attentions_and_other_numbers_of_slots_do_not_change() -> None:
     attention, other = regard.Attention(8, 8), regard.Attention(8, 8)
     query, memory = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
     expected = [module(query, memory)[0] for module in (attention, other)]
-    with zero_values([attention], torch.ones(2, 5, dtype=torch.bool)):
+    with intervene({attention: [ZeroValues(torch.ones(2, 5, dtype=torch.bool))]}):
         assert torch.equal(attention(query, memory)[0], expected[0])
-    with zero_values([attention], torch.ones(2, 4, dtype=torch.bool)):
+    with intervene({attention: [ZeroValues(torch.ones(2, 4, dtype=torch.bool))]}):
         assert not attention(query, memory)[0].any()
         assert torch.equal(other(query, memory)[0], expected[1])

@@ -12,7 +12,7 @@ from captum.attr import IntegratedGradients, LayerIntegratedGradients
 from torch import Tensor, nn
 
 import regard
-from regard.attention.value_zeroing import zero_values
+from regard.attention.interventions import ZeroValues, intervene
 from regard.config import resolve
 from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import PAD, START, UNKNOWN, Tokenizer
@@ -205,7 +205,7 @@ def test_value_zeroing_hides_a_token_of_a_transformer_from_all_layers() -> None:
     attentions = [module for module in network.modules() if isinstance(module, regard.Attention)]
     zeroed = torch.zeros(2, 5, dtype=torch.bool)
     zeroed[:, 0] = True
-    with torch.no_grad(), zero_values(attentions, zeroed):
+    with torch.no_grad(), intervene(dict.fromkeys(attentions, (ZeroValues(zeroed),))):
         # The scores `location` do not read keys, so nothing reads the first token.
         features = network(Tokens(tokens, torch.tensor([5, 5])), torch.tensor([[START, 9, 8]] * 2)).features
     torch.testing.assert_close(features[0], features[1])

@@ -22,7 +22,7 @@ def read_test_set(
     if images or (files and data.source_kind == IMAGE):
         return _read_captions(data, files, images)
     if files is not None:
-        return read_pairs(_read_like_training(files, data))
+        return read_pairs(read_like_training(files, data))
     corpus = load_corpus(data)
     if corpus.test is None:
         raise DataError(
@@ -37,14 +37,15 @@ def read_training_pairs(folder: RunFolder, files: Files | None = None) -> Iterab
     """Read the training pairs of a run, or of files, with the columns of the run's own training file."""
     data = folder.settings().data
     if files is not None:
-        return read_pairs(_read_like_training(files, data))
+        return read_pairs(read_like_training(files, data))
     try:
         return load_corpus(data).train
     except DataError as error:
         raise DataError(f"The training data of {folder.path} cannot be read. Give it with --train. {error}") from None
 
 
-def _read_like_training(files: Files, data: DataSettings) -> Files:
+def read_like_training(files: Files, data: DataSettings) -> Files:
+    """Use the columns of the training file, unless others are given."""
     return files.read_like(data.train) if isinstance(data, FilesData) else files
 
 

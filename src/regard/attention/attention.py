@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import checks, dispatch, equation
-from regard.attention.interventions import ActiveInterventions, find_interventions
+from regard.attention.interventions import ActiveInterventions, changes_weights, find_interventions, replace_values
 from regard.attention.mechanisms import find_mechanism, mechanisms
 from regard.attention.memory import Attended, Keys, Past
 from regard.attention.record import Recordable, Role
@@ -18,7 +18,6 @@ from regard.attention.scopes import Scope, ScopeInput, ScopeOutput, build_scope,
 from regard.attention.scores import InnerProduct, Score, build_score
 from regard.attention.selections import Selected, Selection, build_selection, join_samples
 from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
-from regard.attention.value_zeroing import zero_selected_values
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
@@ -168,7 +167,7 @@ class Attention(Recordable):
         values = keys if values_BSD is None else equation.zero_masked_slots(values_BSD, allowed_BTS)
         ends_S = torch.arange(1, keys_BSD.shape[1] + 1, device=keys_BSD.device)
         ends_BS = ends_S.expand(keys_BSD.shape[:2]) if allowed_BTS is None else allowed_BTS.any(1) * ends_S
-        prepared, values_BHSD = self.score.prepare(keys), zero_selected_values(self, self.score.values(values))
+        prepared, values_BHSD = self.score.prepare(keys), replace_values(self, self.score.values(values))
         if self.records_details:
             self.record_details({"key": keys, "value": values})
         score_bias = None
@@ -194,7 +193,7 @@ class Attention(Recordable):
     @property
     def fused(self) -> bool:
         """Whether the fused path is used, unless weights are requested."""
-        is_changed = bool(find_interventions(self))
+        is_changed = changes_weights(self)
         return dispatch.fused_unsupported_reason(self.score, self.scope, self.select, is_changed=is_changed) is None
 
     def read_fused(self, query_BTD: Tensor, prepared: Tensor, values_BHSD: Tensor, mask: ScoreBias | None) -> Tensor:

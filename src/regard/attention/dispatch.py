@@ -13,7 +13,7 @@ from regard.ops.reference_mode import in_reference_mode
 
 
 def fused_unsupported_reason(score: Score, scope: Scope, select: Selection, *, is_changed: bool = False) -> str | None:
-    """Return why the fused path cannot be used, or None if it can. `is_changed`: whether there are interventions."""
+    """Return why the fused path cannot be used; None if it can. `is_changed`: an intervention changes the weights."""
     if in_reference_mode():
         return "reference mode is on"
     if is_changed:

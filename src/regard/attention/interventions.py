@@ -1,4 +1,4 @@
-"""Interventions: changes of the weights or of the output of an attention, for some heads and queries.
+"""Interventions: changes of the values, the weights or the output of an attention.
 
 An intervention acts on the weights that the context is computed from, so that everything after it depends on it. An
 attention without interventions runs at full speed.
@@ -7,11 +7,11 @@ B rows, H heads, T queries, S memory slots, D width.
 """
 
 import math
-from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Annotated, Literal, NamedTuple, Self, final
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, final
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
@@ -20,8 +20,53 @@ from torch import Tensor, nn
 from regard.config import Settings
 
 
-class Intervention(Settings, ABC):
-    """A change of an attention, for one head or all heads."""
+class Intervention:
+    """A change of an attention. By default, every step of the equation stays as it is.
+
+    Masks, weights and contexts are given with the position of each query.
+    """
+
+    changes_weights: ClassVar[bool] = True
+    """Whether the weights are changed or read, which the fused path does not store."""
+
+    def replace_values(self, values_BHSD: Tensor) -> Tensor:
+        """Return the values, given those of the memory."""
+        return values_BHSD
+
+    def mask_slots(self, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
+        """Return the slots that are visible to each query, given those that are visible without the intervention."""
+        del positions_BT
+        return allowed_BHTS
+
+    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
+        """Return the weights, given those of the selection."""
+        del allowed_BHTS, positions_BT
+        return weights_BHTS
+
+    def replace_context(self, context_BHTD: Tensor, positions_BT: Tensor) -> Tensor:
+        """Return the contexts, given those that are computed from the weights."""
+        del positions_BT
+        return context_BHTD
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ZeroValues(Intervention):
+    """Set the values of the slots that are True in `slots_BS` to zero, in an attention to S slots (value zeroing,
+    Mohebbi et al. 2023). The weights do not change.
+    """
+
+    changes_weights: ClassVar[bool] = False
+    slots_BS: Tensor
+
+    def replace_values(self, values_BHSD: Tensor) -> Tensor:
+        if self.slots_BS.shape[1] != values_BHSD.shape[2]:
+            return values_BHSD
+        return values_BHSD.masked_fill(self.slots_BS[:, None, :, None], 0.0)
+
+
+class HeadIntervention(Settings, Intervention):
+    """A change of one head or all heads of an attention, for one query or all queries."""
 
     attention: str = Field(description="the name of the attention in the model")
     head: NonNegativeInt | None = Field(None, description="the head, from 0; null for all heads")
@@ -31,23 +76,17 @@ class Intervention(Settings, ABC):
         """The position of the query, from 0; None for all queries."""
         return None
 
-    def mask_slots(self, allowed_BHTS: Tensor, chosen_BHT1: Tensor) -> Tensor:
-        """Return the slots that are visible to each query, given those that are visible without the intervention."""
-        del chosen_BHT1
-        return allowed_BHTS
-
-    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor, chosen_BHT1: Tensor) -> Tensor:
-        """Return the weights, given those of the selection."""
-        del allowed_BHTS, chosen_BHT1
-        return weights_BHTS
-
-    def replace_context(self, context_BHTD: Tensor, chosen_BHT1: Tensor) -> Tensor:
-        """Return the contexts, given those that are computed from the weights."""
-        del chosen_BHT1
-        return context_BHTD
+    def choose(self, heads: int, positions_BT: Tensor) -> Tensor:
+        """Return which heads and queries are changed, (B, H, T, 1)."""
+        heads_H = torch.arange(heads, device=positions_BT.device)
+        chosen_H = torch.ones_like(heads_H, dtype=torch.bool) if self.head is None else heads_H == self.head
+        chosen_BT = torch.ones_like(positions_BT, dtype=torch.bool)
+        if self.query is not None:
+            chosen_BT = positions_BT == self.query
+        return (chosen_H.view(1, -1, 1) & chosen_BT.unsqueeze(1)).unsqueeze(-1)
 
 
-class RowIntervention(Intervention, ABC):
+class RowIntervention(HeadIntervention):
     """A change of the weights of one query or of all queries."""
 
     step: NonNegativeInt | None = Field(
@@ -72,12 +111,12 @@ class SetRow(RowIntervention):
             raise ValueError(f"weights: their sum is {sum(self.weights)}, so they cannot be normalized to a sum of 1.")
         return self
 
-    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor, chosen_BHT1: Tensor) -> Tensor:
+    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
         del allowed_BHTS
         total, slots = math.fsum(self.weights), weights_BHTS.shape[-1]
         row = [weight / total for weight in self.weights[:slots]]
         row_S = weights_BHTS.new_tensor([*row, *[0.0] * (slots - len(row))])
-        return torch.where(chosen_BHT1, row_S, weights_BHTS)
+        return torch.where(self.choose(weights_BHTS.shape[1], positions_BT), row_S, weights_BHTS)
 
 
 @final
@@ -86,10 +125,10 @@ class UniformRow(RowIntervention):
 
     kind: Literal["uniform_row"] = "uniform_row"
 
-    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor, chosen_BHT1: Tensor) -> Tensor:
+    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
         visible_BHTS = allowed_BHTS.to(weights_BHTS.dtype)
         uniform_BHTS = visible_BHTS / visible_BHTS.sum(-1, keepdim=True).clamp_min(1)
-        return torch.where(chosen_BHT1, uniform_BHTS, weights_BHTS)
+        return torch.where(self.choose(weights_BHTS.shape[1], positions_BT), uniform_BHTS, weights_BHTS)
 
 
 @final
@@ -99,20 +138,20 @@ class MaskKeys(RowIntervention):
     kind: Literal["mask_keys"] = "mask_keys"
     keys: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
 
-    def mask_slots(self, allowed_BHTS: Tensor, chosen_BHT1: Tensor) -> Tensor:
+    def mask_slots(self, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
         slots_S = torch.arange(allowed_BHTS.shape[-1], device=allowed_BHTS.device)
         masked_S = torch.isin(slots_S, torch.tensor(self.keys, device=slots_S.device))
-        return allowed_BHTS & ~(chosen_BHT1 & masked_S)
+        return allowed_BHTS & ~(self.choose(allowed_BHTS.shape[1], positions_BT) & masked_S)
 
 
 @final
-class AblateHead(Intervention):
+class AblateHead(HeadIntervention):
     """Set the output of a head to zero (Michel et al. 2019): its context, before the output projection."""
 
     kind: Literal["ablate_head"] = "ablate_head"
 
-    def replace_context(self, context_BHTD: Tensor, chosen_BHT1: Tensor) -> Tensor:
-        return torch.where(chosen_BHT1, 0.0, context_BHTD)
+    def replace_context(self, context_BHTD: Tensor, positions_BT: Tensor) -> Tensor:
+        return torch.where(self.choose(context_BHTD.shape[1], positions_BT), 0.0, context_BHTD)
 
 
 class ActiveInterventions(NamedTuple):
@@ -124,33 +163,20 @@ class ActiveInterventions(NamedTuple):
     def mask_slots(self, allowed_BHTS: Tensor) -> Tensor:
         """Return the slots that are visible to each query."""
         for each in self.interventions:
-            allowed_BHTS = each.mask_slots(allowed_BHTS, self._choose(each, allowed_BHTS.shape[1]))
+            allowed_BHTS = each.mask_slots(allowed_BHTS, self.positions_BT)
         return allowed_BHTS
 
     def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor) -> Tensor:
         """Return the weights that the context is computed from."""
         for each in self.interventions:
-            chosen_BHT1 = self._choose(each, weights_BHTS.shape[1])
-            weights_BHTS = each.replace_weights(weights_BHTS, allowed_BHTS, chosen_BHT1)
+            weights_BHTS = each.replace_weights(weights_BHTS, allowed_BHTS, self.positions_BT)
         return weights_BHTS
 
     def replace_context(self, context_BHTD: Tensor) -> Tensor:
         """Return the contexts of all heads."""
         for each in self.interventions:
-            context_BHTD = each.replace_context(context_BHTD, self._choose(each, context_BHTD.shape[1]))
+            context_BHTD = each.replace_context(context_BHTD, self.positions_BT)
         return context_BHTD
-
-    def _choose(self, intervention: Intervention, heads: int) -> Tensor:
-        """Return which heads and queries an intervention changes, (B, H, T, 1)."""
-        positions_BT = self.positions_BT
-        heads_H = torch.arange(heads, device=positions_BT.device)
-        chosen_H = torch.ones_like(heads_H, dtype=torch.bool)
-        chosen_BT = torch.ones_like(positions_BT, dtype=torch.bool)
-        if intervention.head is not None:
-            chosen_H = heads_H == intervention.head
-        if intervention.query is not None:
-            chosen_BT = positions_BT == intervention.query
-        return (chosen_H.view(1, -1, 1) & chosen_BT.unsqueeze(1)).unsqueeze(-1)
 
 
 _active: ContextVar[Mapping[nn.Module, Sequence[Intervention]] | None] = ContextVar("interventions", default=None)
@@ -175,3 +201,15 @@ def find_interventions(attention: nn.Module) -> Sequence[Intervention]:
     """Return the interventions on an attention that are active."""
     active = _active.get()
     return () if active is None else active.get(attention, ())
+
+
+def replace_values(attention: nn.Module, values_BHSD: Tensor) -> Tensor:
+    """Return the values of an attention, changed by its interventions."""
+    for each in find_interventions(attention):
+        values_BHSD = each.replace_values(values_BHSD)
+    return values_BHSD
+
+
+def changes_weights(attention: nn.Module) -> bool:
+    """Whether an intervention changes or reads the weights of an attention."""
+    return any(each.changes_weights for each in find_interventions(attention))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import click
 
 from regard.cli.options import reader_options, reader_settings, resolve_files
-from regard.data.settings import FilesData
-from regard.errors import ConfigError
+from regard.errors import check_output_folder
 from regard.evaluation.alignment import (
     SYMMETRIZATIONS,
     AlignmentSettings,
@@ -19,11 +18,10 @@ from regard.evaluation.alignment import (
     score_alignments,
 )
 from regard.formatting import table, to_json
-from regard.runs.folder import RunFolder, open_model
+from regard.runs.folder import open_model
 
 if TYPE_CHECKING:
     from regard.data.corpora import Pairs
-    from regard.data.files import Files
     from regard.data.pharaoh import GoldLinks
     from regard.evaluation.aligner import Aligner, RankedHead
     from regard.evaluation.alignment import WordAlignment
@@ -137,8 +135,8 @@ def command(
         raise click.UsageError("--rank with --gold scores MODEL alone. Omit --reverse.")
     if one_based and not gold:
         raise click.UsageError("--one-based needs --gold.")
-    if output and not output.parent.is_dir():
-        raise ConfigError(f"-o {output}: there is no folder {output.parent}. Create it first.")
+    if output:
+        check_output_folder(output, "-o")
     values = {
         "threshold": threshold,
         "max_entropy": max_entropy,
@@ -151,10 +149,11 @@ def command(
     opened = [open_model(path) for path in (model, *([reverse] if reverse else ()))]
 
     from regard.api.alignment import align_pairs, build_aligner, read_gold_alignments
+    from regard.api.evaluation_data import read_like_training
     from regard.api.model import Model
     from regard.data.corpora import Pairs, stream_pairs
 
-    stream = stream_pairs(_read_like_training(files, opened[0][0]))
+    stream = stream_pairs(read_like_training(files, opened[0][0].settings().data))
     loaded, *others = (Model.from_checkpoint(*located) for located in opened)
     backward = others[0] if others else None
     if rank:
@@ -178,12 +177,6 @@ def command(
         _write(alignments, output, as_json=as_json)
     score = score_alignments([alignment.links for alignment in alignments], references)
     click.echo(to_json({"model": model, "pairs": len(read), **score.to_json()}) if as_json else str(score))
-
-
-def _read_like_training(files: "Files", folder: RunFolder) -> "Files":
-    """Use the columns of the training file, unless others are given."""
-    data = folder.settings().data
-    return files.read_like(data.train) if isinstance(data, FilesData) else files
 
 
 def _write(alignments: "Iterable[WordAlignment]", output: Path | None, *, as_json: bool) -> None:

@@ -7,7 +7,7 @@ import click
 
 from regard.cli.options import IMAGES, MultiValueCommand, reader_options, reader_settings, resolve_files
 from regard.config import parse_override
-from regard.errors import ConfigError
+from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import metric_names, parse_metrics
 from regard.formatting import to_json
 
@@ -197,8 +197,7 @@ def _check_report(report: Path) -> None:
     """Report a path that cannot be written before the systems are evaluated."""
     if report.suffix != ".html":
         raise ConfigError(f"--html {report}: the report is an HTML file. Use the extension .html.")
-    if not report.parent.is_dir():
-        raise ConfigError(f"--html {report}: there is no folder {report.parent}. Create it first.")
+    check_output_folder(report, "--html")
 
 
 def _format(comparison: "Comparison", output_format: str) -> str:

@@ -19,7 +19,7 @@ from regard.cli.options import (
 from regard.config import parse_override, resolve
 from regard.data.files import Files
 from regard.decoding.settings import SearchSettings
-from regard.errors import ConfigError
+from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import Metric, metric_names, parse_metric, parse_metrics
 from regard.formatting import replace_nonfinite, to_json
 from regard.runs.folder import RunFolder, open_models
@@ -246,8 +246,7 @@ def _compute_breakdowns(
 
 
 def _check_output(out: Path, metrics: Sequence[Metric]) -> None:
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}. Create it first.")
+    check_output_folder(out, "--out")
     if not any(metric.needs_predictions for metric in metrics):
         raise ConfigError("--out: loss and perplexity need no predictions. Add a metric that does, such as accuracy.")
 

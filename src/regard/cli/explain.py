@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from regard.config import parse_override
-from regard.errors import ConfigError
+from regard.errors import ConfigError, check_output_folder
 from regard.formatting import to_json
 
 EXAMPLES = """\b
@@ -68,5 +68,4 @@ def _check_plot(path: Path) -> None:
     """Report a path that cannot be written before anything is measured."""
     if path.suffix.lower() not in PLOT_FORMATS:
         raise ConfigError(f"--plot {path}: use one of the extensions {', '.join(PLOT_FORMATS)}.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no folder {path.parent}. Create it first.")
+    check_output_folder(path, "--plot")

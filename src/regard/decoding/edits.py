@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, StrictInt
 from regard.attention.attention import Attention
 from regard.attention.interventions import (
     AblateHead,
-    Intervention,
+    HeadIntervention,
     MaskKeys,
     SetRow,
     UniformRow,
@@ -106,7 +106,7 @@ class TraceTask:
     search: SearchSettings = GREEDY
     constraints: Constraints = NO_CONSTRAINTS
     target: str | None = None
-    interventions: tuple[Intervention, ...] = ()
+    interventions: tuple[HeadIntervention, ...] = ()
 
     def trace(self, predictor: Predictor, options: TraceOptions) -> TracedSearch:
         """Search and trace, or trace the target."""
@@ -123,7 +123,7 @@ class TraceTask:
 
     @contextmanager
     def _intervene(self, predictor: Predictor) -> Iterator[None]:
-        by_module: dict[torch.nn.Module, list[Intervention]] = {}
+        by_module: dict[torch.nn.Module, list[HeadIntervention]] = {}
         for each in self.interventions:
             by_module.setdefault(_find_attention(predictor, each.attention), []).append(each)
         with intervene(by_module):
@@ -137,7 +137,7 @@ def apply_edits(predictor: Predictor, task: TraceTask, edits: Sequence[Edit]) ->
             task = _apply(predictor, task, edit)
     slots, _ = _measure_memory(predictor, task.item)
     for index, edit in enumerate(edits):
-        if isinstance(edit, Intervention):
+        if isinstance(edit, HeadIntervention):
             with _locate(index):
                 _check_slots(edit, _find_attention(predictor, edit.attention), slots)
     return task
@@ -221,7 +221,7 @@ def _measure_memory(predictor: Predictor, item: SourceItem) -> tuple[int, Grid |
     return int(memory.allowed_BS.sum()), memory.layout
 
 
-def _check_slots(edit: Intervention, attention: Attention, slots: int) -> None:
+def _check_slots(edit: HeadIntervention, attention: Attention, slots: int) -> None:
     """Raise ConfigError unless the keys of an intervention exist. Keys of the decoder are its inputs."""
     is_target = attention.role == "decoder-self"
     query = edit.query
@@ -254,7 +254,7 @@ def check_steps(predictor: Predictor, edits: Sequence[Edit], longest: int) -> No
     roles = predictor.attention_roles
     steps = longest + 1  # the last step predicts the end token
     for index, edit in enumerate(edits):
-        if isinstance(edit, Intervention) and roles[edit.attention] != "encoder-self":
+        if isinstance(edit, HeadIntervention) and roles[edit.attention] != "encoder-self":
             with _locate(index):
                 if edit.query is not None:
                     check_index("step", edit.query, steps, "step", "the prediction")

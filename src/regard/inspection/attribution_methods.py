@@ -16,8 +16,8 @@ from typing import Final, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from regard.attention.interventions import ZeroValues, intervene
 from regard.attention.record import Recordable, Role
-from regard.attention.value_zeroing import zero_values
 from regard.data.tokens.tokenizers import PAD, UNKNOWN
 from regard.decoding.scoring import MAX_LOGITS
 from regard.errors import ConfigError
@@ -218,7 +218,7 @@ class Attributor:
         with torch.no_grad():
             for zeroed_NS in torch.split(torch.cat([nothing_1S, one_slot_SS]), self._max_rows):
                 rows = len(zeroed_NS)
-                with zero_values(attentions, zeroed_NS):
+                with intervene(dict.fromkeys(attentions, (ZeroValues(zeroed_NS),))):
                     decoded = self.model(self._repeat_source(rows), self.inputs_1T.expand(rows, -1))
                 features.append(decoded.features[:, steps_K])
         features_NKD = torch.cat(features)

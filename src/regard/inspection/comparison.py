@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.errors import ArgumentTypeError, ConfigError, check_output_folder
 from regard.evaluation.breakdown import GroupValues
 from regard.evaluation.comparison import SIGNIFICANT, Interval, SeedGroup, System, SystemComparison, Tested
 from regard.evaluation.settings import Metric
@@ -274,8 +274,7 @@ def check_report_path(path: Path, extensions: Sequence[str]) -> None:
     """Raise ConfigError if a file cannot be written, or its extension is not one of these."""
     if path.suffix not in extensions:
         raise ConfigError(f"{path}: the extension selects the format. Use one of {', '.join(extensions)}.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {path.parent}. Create it first.")
+    check_output_folder(path)
 
 
 def _title(metric: Metric) -> str:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, check_output_folder
 from regard.inspection.fonts import fonts_for
 from regard.inspection.heatmap import AttentionView
 from regard.inspection.prediction import Prediction
@@ -35,8 +35,7 @@ def check_extension(path: Path) -> None:
     """Raise ConfigError if the extension of a file is not a known format, or if its folder does not exist."""
     if path.suffix.lower() not in _ALL_FORMATS:
         raise ConfigError(f"{path}: the extension selects the format, and must be one of {', '.join(_ALL_FORMATS)}.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {path.parent}. Create it first.")
+    check_output_folder(path)
 
 
 def save(prediction: Prediction, path: str | Path, view: AttentionView | None = None) -> None:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regard.attention.record import ROLES, Role
 from regard.decoding.search import Weights
 from regard.errors import ConfigError
+from regard.evaluation.alignment import merge_words
 from regard.formatting import did_you_mean, quantity
 from regard.inspection.rollout import roll_out, roll_out_cross
 from regard.inspection.words import Span
@@ -208,7 +210,9 @@ def _reduce_layers(maps: Sequence[AttentionMap], how: object) -> list[AttentionM
 
 def combine_words(weights_TS: Weights, rows: Sequence[Span], columns: Sequence[Span]) -> Weights:
     """Average the rows of each word, and sum the columns of each word. The spans cover all rows and columns."""
-    lengths_R = np.array([end - start for start, end in rows])
-    summed_TC = np.add.reduceat(weights_TS, [start for start, _ in columns], axis=1)
-    combined: Weights = np.add.reduceat(summed_TC, [start for start, _ in rows], axis=0) / lengths_R[:, None]
-    return combined.astype(np.float32)
+    return merge_words(weights_TS, *map(_index_words, (rows, columns))).astype(np.float32)
+
+
+def _index_words(spans: Sequence[Span]) -> NDArray[np.int64]:
+    """Return the index of the word of each token."""
+    return np.repeat(np.arange(len(spans)), [end - start for start, end in spans])

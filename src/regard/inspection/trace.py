@@ -17,7 +17,7 @@ from regard.decoding.tracing import (
     Step,
     TracedSearch,
 )
-from regard.errors import ArgumentTypeError, ConfigError, DataError
+from regard.errors import ArgumentTypeError, ConfigError, DataError, check_output_folder
 from regard.formatting import quantity, to_json
 from regard.inspection.attribution import Attribution
 from regard.inspection.changes import Changes
@@ -180,8 +180,7 @@ class Trace:
         """
         _check_path(path)
         path = Path(path)
-        if not path.parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.parent}. Create it first.")
+        check_output_folder(path)
         if path.suffix.lower() not in EXTENSIONS:
             raise ConfigError(f"{path}: a trace is saved as .json or .html. Use one of these extensions.")
         text = self.to_html() if path.suffix.lower() == ".html" else to_json(self.document, ensure_ascii=False)
