@@ -13,8 +13,8 @@ scenes: exact captions; pointing accuracy and mass inside the box, on the object
 captcha: correct characters (100 − CER), correct captchas, and the share of characters whose attention is further right
 than that of the character before.
 flickr8k: BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D (printed × 100, as in papers). Beam and length penalty are those with
-the best BLEU-4 on the dev set. The runs `soft-tuned` and `hard` start with the weights of the run `soft` of the same
-seed, and train the backbone too.
+the best BLEU-4 on the dev set. The run `soft-tuned` starts with the weights of the run `soft` of the same seed, and
+trains the backbone too. The run `hard` starts with the weights of `soft-tuned`.
 
 With --figures, contact sheets are drawn for the first seed: of scenes and captchas, the first test images; of
 flickr8k, the test images with the highest and the lowest CIDEr-D.
@@ -48,11 +48,17 @@ SELECTIONS = {
     "hard_exact": "hard_exact",
     "straight_through": "straight_through",
 }
-TUNED = {
-    "soft-tuned": ["training.steps=1000", "training.learning_rate=0.0001"],
-    "hard": ["training.steps=1500", "training.learning_rate=0.0002"],
-}
-"""Attentions of flickr8k whose runs start with the weights of the soft run of the same seed, and their schedules."""
+
+
+class Tuning(NamedTuple):
+    """A run of flickr8k that starts with the weights of another run of the same seed."""
+
+    start: str
+    steps: int
+    learning_rate: float
+
+
+TUNED = {"soft-tuned": Tuning("soft", 1000, 0.0001), "hard": Tuning("soft-tuned", 1500, 0.0002)}
 
 TUNING = ["model.encoder.frozen=false", "data.augmentation.flip=0.5", "training.warmup=200"]
 TUNING += ["training.validate_every=250", "training.save_every=250"]
@@ -96,9 +102,11 @@ class Run(NamedTuple):
         if (preset, self.attention) == ("scenes", "hard"):  # REINFORCE needs other settings
             preset, settings = "scenes-hard", []
         elif preset == "flickr8k" and self.attention in TUNED:
-            soft = self._replace(attention="soft")
-            soft.train()
-            settings += [f"training.init_from={soft.folder.resolve()}", *TUNING, *TUNED[self.attention]]
+            tuning = TUNED[self.attention]
+            start = self._replace(attention=tuning.start)
+            start.train()
+            settings += [f"training.init_from={start.folder.resolve()}", *TUNING]
+            settings += [f"training.steps={tuning.steps}", f"training.learning_rate={tuning.learning_rate}"]
         settings = [*data, *settings, f"seed={self.seed}", *self.args.set]
         command = [sys.executable, "-m", "regard", "train", preset, *settings, "--out", str(self.folder)]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)

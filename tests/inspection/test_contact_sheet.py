@@ -118,6 +118,16 @@ def test_a_long_word_is_drawn_smaller_instead_of_over_its_weight() -> None:
     assert title.get_window_extent(renderer).x1 <= note.get_window_extent(renderer).x0
 
 
+def test_a_file_name_that_is_too_long_is_cut_instead_of_drawn_over_the_next_panel() -> None:
+    figure = sheet(name=f"photos/{'3363750526_' * 6}.webp").build_figure()
+    axes = figure.axes[0]
+    title = axes._left_title
+    renderer = figure.canvas.get_renderer()
+    assert title.get_text().startswith("3363750526_")
+    assert title.get_text().endswith("…")
+    assert title.get_window_extent(renderer).x1 <= axes.get_window_extent(renderer).x1
+
+
 class Page(HTMLParser):
     """The tags of a page, its text, and the addresses that it refers to."""
 

@@ -258,16 +258,24 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
 
 
 def _shrink_to_fit(axes: Any, title: Any, note: Any) -> None:
-    """Reduce the size of a title that would overlap the note."""
+    """Reduce the size of a title that would overlap the note or the next panel, and cut it if that is not enough."""
     renderer = axes.figure.canvas.get_renderer()
     room = axes.get_window_extent(renderer).width
     if note.get_text():
         room -= note.get_window_extent(renderer).width + 4
+
+    def is_too_wide() -> bool:
+        return bool(title.get_window_extent(renderer).width > room)
+
     # Hinted glyphs do not scale exactly with the size.
     size = _WORD_SIZE
-    while size > _MIN_WORD_SIZE and title.get_window_extent(renderer).width > room:
+    while size > _MIN_WORD_SIZE and is_too_wide():
         size -= 0.5
         title.set_fontsize(size)
+    text = title.get_text()
+    while text and is_too_wide():
+        text = text[:-1]
+        title.set_text(text + "…")
 
 
 def _new_figure(width: float, height: float) -> Any:
