@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from regard.inspection.heatmap import HeatMap
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.contracts import Grid
+from tests_html import Page
 from tests_svg import read_labels
 
 GRID = Grid(2, 3)
@@ -126,24 +126,6 @@ def test_a_file_name_that_is_too_long_is_cut_instead_of_drawn_over_the_next_pane
     assert title.get_text().startswith("3363750526_")
     assert title.get_text().endswith("…")
     assert title.get_window_extent(renderer).x1 <= axes.get_window_extent(renderer).x1
-
-
-class Page(HTMLParser):
-    """The tags of a page, its text, and the addresses that it refers to."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in {"href", "src"}]
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
 
 
 def test_a_page_is_self_contained_and_stores_the_picture_once() -> None:

@@ -5,7 +5,6 @@ import html
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from regard.inspection.prediction import Prediction
 from regard.inspection.trace_document import StoredSource
 from regard.models.contracts import Grid
 from regard.runs.folder import RunFolder
+from tests_html import Page
 from tests_shared import SMALL
 
 SEARCHES: list[dict[str, Any]] = [
@@ -174,25 +174,6 @@ def test_a_document_is_read_without_regard(model: regard.Model, tmp_path: Path) 
     assert {entry["dtype"] for entry in plain["attention"]} <= {"float16"}
     assert all(mechanism["parameters"] == {} for mechanism in plain["mechanisms"].values())
     assert plain["states"] == []
-
-
-class Page(HTMLParser):
-    """The tags and addresses of a page, and its text outside of scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name.endswith(("href", "src"))]
-
-    def handle_data(self, data: str) -> None:
-        if self.tags[-1:] not in (["script"], ["style"]):
-            self.texts.append(data)
 
 
 def test_a_page_shows_steps_beam_and_attention_and_makes_no_request(model: regard.Model) -> None:

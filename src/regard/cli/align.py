@@ -47,8 +47,6 @@ _DEFAULTS = AlignmentSettings()
     "--pairs", metavar="FILE", help="File of pairs: TSV, CSV, JSONL or lines with |||, plain or gzipped; - is stdin."
 )
 @reader_options
-@click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
-@click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
 @click.option("--reverse", metavar="MODEL", help="Model of the opposite direction, to combine both alignments.")
 @click.option(
     "--symmetrize", type=click.Choice(SYMMETRIZATIONS), default="grow-diag-final", show_default=True,

@@ -45,8 +45,6 @@ def _is_value(word: str) -> bool:
 @click.option("--pairs", metavar="FILE", help="Compare on this file: TSV, CSV or JSONL, plain or gzipped.")
 @click.option("--images", metavar="FOLDER", help=IMAGES)
 @reader_options
-@click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
-@click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
 @click.option(
     "--references", multiple=True, metavar="FILE...",
     help="References, one per line. Give several files if a sentence has several references.",

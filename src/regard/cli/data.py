@@ -51,8 +51,6 @@ def input_options(function: Any) -> Any:
     """Add the arguments and options for input files, which are the same for both commands."""
     for option in (
         reader_options,
-        click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source."),
-        click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target."),
         click.option("--test", metavar="FILE", help="Test pairs, or SOURCE,TARGET."),
         click.option("--dev", metavar="FILE", help="Validation pairs, or SOURCE,TARGET."),
         click.option("--train", metavar="FILE", help="Training pairs, or SOURCE,TARGET for two parallel files."),

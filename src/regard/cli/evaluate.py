@@ -72,8 +72,6 @@ class Limit(NamedTuple):
 @click.option("--pairs", metavar="FILE", help="Evaluate on this file: TSV, CSV or JSONL, plain or gzipped.")
 @click.option("--images", metavar="FOLDER", help=IMAGES)
 @reader_options
-@click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
-@click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
 @click.option(
     "--metric", "metrics", multiple=True, metavar="METRIC...", help=f"One or more of {', '.join(metric_names())}."
 )

@@ -1,4 +1,4 @@
-"""Options shared by several commands: columns of data files, ensembles, options with several values."""
+"""Options shared by several commands: data files and their columns, ensembles, options with several values."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +18,9 @@ IMAGES = (
 
 
 def reader_options(function: F) -> F:
-    """Add --columns and --header, which are the same for every command."""
+    """Add --source, --target, --columns and --header, which are the same for every command."""
+    source = click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
+    target = click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
     columns = click.option(
         "--columns",
         nargs=2,
@@ -32,7 +34,7 @@ def reader_options(function: F) -> F:
         default=None,
         help="Whether line 1 names the columns. By default this is detected and reported.",
     )
-    return columns(header(function))
+    return source(target(columns(header(function))))
 
 
 def _check_columns(

@@ -36,8 +36,6 @@ Examples:
 @click.argument("words", metavar="[PRESET|FILE.yaml|RUN|PAIRS.tsv] [KEY=VALUE]...", nargs=-1)
 @click.option("--pairs", metavar="FILE", help="Train on this file. All settings are chosen from the data.")
 @click.option("--images", metavar="FOLDER", help=IMAGES)
-@click.option("--source", metavar="FILE", help="Source side of two parallel files; needs --target.")
-@click.option("--target", metavar="FILE", help="Target side of two parallel files; needs --source.")
 @click.option(
     "--dev",
     metavar="FILE",

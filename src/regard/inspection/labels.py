@@ -21,6 +21,12 @@ class Labels(NamedTuple):
         return self._replace(columns=columns, rows=rows)
 
     @property
+    def characters(self) -> str:
+        """All characters of the labels in figures."""
+        drawn = self.drawn
+        return "".join([*drawn.columns, *drawn.rows])
+
+    @property
     def visible(self) -> "Labels":
         """The labels as they are shown: every token is visible."""
         return self._replace(columns=list(map(label, self.columns)), rows=list(map(label, self.rows)))

@@ -51,8 +51,7 @@ class LineView(AttentionView):
 
     @property
     def characters(self) -> str:
-        labels = self.labels.drawn
-        return "".join([self.title, *labels.columns, *labels.rows])
+        return self.title + self.labels.characters
 
     def to_text(self, width: int = 100) -> str:
         return "\n".join(line.plain.rstrip() for line in self._list_tokens(width))

@@ -52,8 +52,7 @@ class MapGrid(AttentionView):
 
     @property
     def characters(self) -> str:
-        labels = self.labels.drawn
-        return "".join([self.title, *labels.columns, *labels.rows])
+        return self.title + self.labels.characters
 
     @property
     def scale(self) -> str:
