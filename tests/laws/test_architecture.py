@@ -28,8 +28,9 @@ LAYERS = [
     {"runs"},
     {"training"},
     {"inspection"},
-    {"export", "serving", "explorer"},
+    {"export", "serving"},
     {"api"},
+    {"explorer"},
     {"cli"},
     {"__init__", "__main__"},
 ]

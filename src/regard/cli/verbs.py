@@ -16,6 +16,7 @@ VERBS = {
     "evaluate": "Score a model on pairs.",
     "compare": "Compare runs, or outputs in files, with significance tests.",
     "look": "Draw the attention weights of a prediction, or learning curves.",
+    "explore": "Open a page in the browser that shows the attention of models.",
     "align": "Align the words of pairs, and compute alignment error rate.",
     "data": "Check pairs for problems (check), or print statistics (stats).",
     "presets": "List the presets, or print one.",

@@ -7,6 +7,7 @@ import io
 import os
 import struct
 import warnings
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -116,25 +117,37 @@ def load_image(source: Any, at_least: int | None = None) -> "Image":
             raise DataError(f"{name} is a damaged image ({error}). Copy or download it again.") from None
 
 
+def decode_image(content: bytes, name: str, formats: Sequence[str] | None = None) -> "Image":
+    """Decode the content of an image file as `load_image` does. With `formats`, other formats are rejected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = _open(content, name, formats)
+        _check_size(image, name)
+        try:
+            return _to_rgb(import_pillow().ImageOps.exif_transpose(image))
+        except _UNREADABLE as error:
+            raise DataError(f"{name} is a damaged image ({error}). Copy or download it again.") from None
+
+
 def describe_source(source: Any) -> str:
     """Return the name of a source for messages: its path, or `image` for an array."""
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
     return short_path(path) if path else "The image"
 
 
-def _open(content: bytes, name: str) -> "Image":
+def _open(content: bytes, name: str, formats: Sequence[str] | None = None) -> "Image":
     """Read the header of an image."""
     if not content:
         raise DataError(f"{name} is empty (0 bytes). Copy or download the image again.")
     pillow = import_pillow()
     try:
-        image: Image = pillow.Image.open(io.BytesIO(content))
+        image: Image = pillow.Image.open(io.BytesIO(content), formats=formats)
     except pillow.Image.DecompressionBombError:
         raise DataError(_too_large(name)) from None
     except pillow.UnidentifiedImageError:
         raise DataError(
-            f"{name} is not an image of at least 1 × 1 pixels, or has a format that cannot be read. Use a JPEG, PNG, "
-            "WebP, GIF, TIFF or BMP file."
+            f"{name} is not an image of at least 1 × 1 pixels, or has a format that cannot be read. Use a "
+            f"{'JPEG, PNG, WebP, GIF, TIFF or BMP' if formats is None else ' or '.join(formats)} file."
         ) from None
     except _UNREADABLE as error:
         raise DataError(f"{name} is a damaged image ({error}). Copy or download it again.") from None

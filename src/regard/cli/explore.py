@@ -1,0 +1,69 @@
+"""regard explore"""
+
+from pathlib import Path
+
+import click
+
+from regard.errors import ConfigError, ModelError
+from regard.runs.folder import RunFolder, open_model
+
+EXAMPLES = """\b
+Examples:
+  regard explore
+  regard explore runs/dates
+  regard explore runs/dates runs/transformer --no-browser
+  regard explore runs/dates --host 0.0.0.0 --token "$TOKEN" """
+
+RUNS = Path("runs")
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    help="Port of the server. [default: 7866, or a free port if it is in use]",
+)
+@click.option(
+    "--host",
+    metavar="HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of the server. If other machines can reach it, --token is required.",
+)
+@click.option("--token", metavar="TOKEN", help="Secret that a browser needs to open the page.")
+@click.option("--browser/--no-browser", default=True, help="Whether to open the page in a browser.")
+def command(runs: tuple[str, ...], port: int | None, host: str, token: str | None, browser: bool) -> None:
+    """Open a page that shows the attention of models: predictions, attention weights, steps of the search.
+
+    Without RUN, open the newest run in the folder runs. Print the URL on stdout, and serve the page until Ctrl-C.
+    """
+    paths = runs or (str(find_newest_run()),)
+    for path in paths:
+        open_model(path)
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "The explorer requires the packages fastapi and uvicorn, which are not installed. Run pip install "
+            "'regard[explorer]'."
+        ) from None
+
+    from regard.explorer.served_model import load_models
+    from regard.explorer.server import is_loopback, serve
+
+    if token is not None and not token.strip():
+        raise click.UsageError("--token is empty. Use a long random text.")
+    if not is_loopback(host) and token is None:
+        raise click.UsageError(f"--host {host}: other machines can reach this address. Add --token TOKEN.")
+    serve(load_models(paths), host, port, token, browser=browser)
+
+
+def find_newest_run(folder: Path = RUNS) -> Path:
+    """Return the run whose model was written last."""
+    runs = [path.parent for path in folder.glob("*/config.yaml") if RunFolder(path.parent).all_checkpoints()]
+    if not runs:
+        raise ModelError(f"There is no run in the folder {folder}. Train a model first: `regard train dates`.")
+    return max(runs, key=lambda run: RunFolder(run).checkpoints.stat().st_mtime)

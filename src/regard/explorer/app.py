@@ -1,0 +1,67 @@
+"""The application: routes, security, and errors as JSON."""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from regard.errors import RegardError
+from regard.explorer.cache import MAX_BYTES, DocumentCache
+from regard.explorer.failures import RequestError
+from regard.explorer.routes import Session, router
+from regard.explorer.security import Access, SecurityMiddleware
+from regard.explorer.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+
+
+def create_app(models: Sequence[ServedModel], access: Access, *, cache_bytes: int = MAX_BYTES) -> FastAPI:
+    """Return the application that serves the page and the API.
+
+    Args:
+        models: The models that can be used. No request can load another.
+        access: The address of the server and the token, which every request is checked against.
+        cache_bytes: The maximum size of the cache of traces.
+    """
+    session = Session({served.id: served for served in models}, DocumentCache(cache_bytes))
+
+    @asynccontextmanager
+    async def close_workers(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        for served in models:
+            served.worker.close()
+
+    # The pages that FastAPI generates for an API load scripts from elsewhere.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=close_workers)
+    app.state.session = session
+    app.include_router(router)
+    app.add_middleware(SecurityMiddleware, access=access)
+    app.add_exception_handler(RequestError, _report_request_error)
+    app.add_exception_handler(RegardError, _report_regard_error)
+    app.add_exception_handler(HTTPException, _report_http_error)
+    app.add_exception_handler(Exception, _report_bug)
+    return app
+
+
+async def _report_request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error.to_response()
+
+
+async def _report_regard_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RegardError)
+    return RequestError.from_regard(error).to_response()
+
+
+async def _report_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {404: f"There is no {request.url.path}.", 405: f"{request.method} is not possible here."}
+    return RequestError(error.status_code, messages.get(error.status_code, str(error.detail))).to_response()
+
+
+async def _report_bug(_: Request, error: Exception) -> Response:
+    log.error("A request failed", exc_info=error)
+    return RequestError(500, f"This is a bug in regard: {type(error).__name__}. Please report it.").to_response()

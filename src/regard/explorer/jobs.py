@@ -1,0 +1,81 @@
+"""Work with a model outside the event loop: one thread for each model, and streams of results that can be cancelled."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from starlette.requests import Request
+
+from regard.errors import RegardError
+from regard.explorer.failures import RequestError
+from regard.formatting import to_json
+
+T = TypeVar("T")
+
+MAX_WAITING: Final = 64
+"""The maximum number of calls that wait for a model."""
+
+_END: Final = object()
+
+
+class Worker:
+    """A thread in which all computation with one model takes place, one call after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"model-{name}")
+        self._waiting = 0
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in the thread. If the caller is cancelled before the call has started, it does not start."""
+        if self._waiting >= MAX_WAITING:
+            raise RequestError(429, f"{MAX_WAITING} requests are waiting for this model. Try again later.")
+        self._waiting += 1
+        try:
+            return await asyncio.wrap_future(self._executor.submit(work, *arguments))
+        finally:
+            self._waiting -= 1
+
+    def finish(self, steps: Generator[Any, None, None]) -> None:
+        """Close a generator in the thread, after its present step."""
+        self._executor.submit(steps.close)
+
+    def close(self) -> None:
+        """Do not start any more calls."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def run_while_connected(request: Request, worker: Worker, work: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in the thread of a model. If the client disconnects while the call waits, it does not start."""
+    call = asyncio.ensure_future(worker.run(work, *arguments))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not call.done():
+            raise RequestError(499, "The client has closed the connection.")
+        return call.result()
+    finally:
+        gone.cancel()
+        call.cancel()
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def stream_lines(worker: Worker, steps: Generator[dict[str, Any], None, None]) -> AsyncIterator[str]:
+    """Yield the values of a generator as lines of JSON.
+
+    Each step of the generator is a call in the thread of the model, so that other requests are served between two
+    steps. When the client disconnects, the server cancels this iteration, and no further step is computed.
+    """
+    try:
+        while (value := await worker.run(next, steps, _END)) is not _END:
+            yield f"{to_json(value, ensure_ascii=False)}\n"
+    except RegardError as error:
+        yield f"{to_json(RequestError.from_regard(error).document, ensure_ascii=False)}\n"
+    except RequestError as error:
+        yield f"{to_json(error.document, ensure_ascii=False)}\n"
+    finally:
+        worker.finish(steps)

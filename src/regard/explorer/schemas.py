@@ -1,0 +1,111 @@
+"""Requests of the page, with limits: a request that is too large is rejected before the model computes anything."""
+
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+MAX_TEXT: Final = 2_000
+"""The maximum number of characters of a text."""
+
+MAX_IMAGE_BYTES: Final = 20_000_000
+"""The maximum size of an image file."""
+
+MAX_BODY_BYTES: Final = MAX_IMAGE_BYTES * 4 // 3 + 1_000_000
+"""The maximum size of a request: an image in base64, and the other fields."""
+
+MAX_BEAM: Final = 20
+MAX_CANDIDATES: Final = 50
+MAX_PHRASES: Final = 20
+MAX_ROWS: Final = 2_000
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Phrases = Annotated[list[Text], Field(max_length=MAX_PHRASES)]
+
+
+class Request(BaseModel):
+    """A request. Unknown fields, NaN and infinity are rejected, and no value is converted to another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class TextSource(Request):
+    """A text."""
+
+    text: Text
+
+
+class ImageSource(Request):
+    """An image file (PNG, JPEG or WebP), as base64."""
+
+    image: Annotated[str, Field(max_length=MAX_IMAGE_BYTES * 4 // 3 + 4)]
+
+
+class ExampleSource(Request):
+    """A source of the run's test set, by its index."""
+
+    example: Annotated[int, Field(ge=0, lt=MAX_ROWS)]
+
+
+Source = TextSource | ImageSource | ExampleSource
+
+
+class SearchRequest(Request):
+    """The settings of the search and the constraints of `Model.predict`, with limits."""
+
+    beam: Annotated[PositiveInt, Field(le=MAX_BEAM)] = 1
+    nbest: Annotated[PositiveInt, Field(le=MAX_BEAM)] = 1
+    length_penalty: NonNegativeFloat = 0.6
+    coverage_penalty: NonNegativeFloat = 0.0
+    groups: Annotated[PositiveInt, Field(le=MAX_BEAM)] = 1
+    diversity_penalty: NonNegativeFloat = 0.5
+    sample: bool = False
+    temperature: PositiveFloat = 1.0
+    top_k: NonNegativeInt = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    mbr_samples: Annotated[NonNegativeInt, Field(le=MAX_BEAM)] = 0
+    no_repeat_ngram: NonNegativeInt = 0
+    repetition_penalty: Annotated[float, Field(ge=1)] = 1.0
+    min_length: Annotated[NonNegativeInt, Field(le=MAX_TEXT)] = 0
+    seed: Annotated[NonNegativeInt, Field(lt=2**63)] = 0
+    prefix: Text = ""
+    must_contain: Phrases = []
+    banned: Phrases = []
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that the request contains, as keyword arguments of `Model.predict`."""
+        return self.model_dump(exclude_unset=True)
+
+
+class TraceRequest(Request):
+    """What to trace, and what the document contains."""
+
+    model: Annotated[str, Field(max_length=20)]
+    source: Source
+    search: SearchRequest = SearchRequest()
+    target: Text | None = None
+    queries: bool = False
+    states: bool = False
+    candidates: Annotated[PositiveInt, Field(le=MAX_CANDIDATES)] = 10
+    summary: bool = False
+
+
+class AttentionRequest(TraceRequest):
+    """A trace, and the names of the attentions whose weights are requested."""
+
+    names: Annotated[list[Text], Field(max_length=1_000)]
+
+
+class ExportRequest(TraceRequest):
+    """A trace, and the fragment of the URL that the exported page opens with."""
+
+    fragment: Annotated[str, Field(max_length=20_000)] = ""
+
+
+class CorpusRequest(Request):
+    """How many pairs of the test set to predict, and how."""
+
+    model: Annotated[str, Field(max_length=20)]
+    search: SearchRequest = SearchRequest()
+    limit: Annotated[PositiveInt, Field(le=MAX_ROWS)] = 200

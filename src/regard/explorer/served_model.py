@@ -1,0 +1,155 @@
+"""A model that the page shows: its description, its sources, and its traces."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from regard.api.evaluation_data import read_test_set
+from regard.api.model import Model
+from regard.config import to_yaml
+from regard.data.corpora import Pairs, RawSource
+from regard.data.images.pixels import decode_image
+from regard.decoding.tracing import describe_mechanisms
+from regard.errors import ConfigError, DataError, RegardError
+from regard.explorer.jobs import Worker
+from regard.explorer.schemas import (
+    MAX_IMAGE_BYTES,
+    MAX_ROWS,
+    MAX_TEXT,
+    ExampleSource,
+    ImageSource,
+    TextSource,
+    TraceRequest,
+)
+from regard.inspection import curves
+from regard.inspection.trace import Trace
+from regard.models.encoder_settings import TEXT
+from regard.models.vision.settings import IMAGE
+from regard.runs.folder import Checkpoint, RunFolder, open_model
+
+FORMATS: Final = ("PNG", "JPEG", "WEBP")
+"""The formats of images in requests. Others are not decoded, because fewer decoders have fewer bugs."""
+
+MAX_EXAMPLES: Final = 8
+
+
+class ServedModel:
+    """A loaded model with its run folder. Call the methods that compute something in the thread of `worker`.
+
+    Args:
+        id: The name of the model in requests: "0", "1", …
+        folder: The run folder.
+        checkpoint: The checkpoint of the model.
+        model: The loaded model.
+    """
+
+    def __init__(self, id: str, folder: RunFolder, checkpoint: Checkpoint, model: Model) -> None:  # noqa: A002
+        self.id, self.folder, self.checkpoint, self.model = id, folder, checkpoint, model
+        self.worker = Worker(id)
+
+    @property
+    def source_kind(self) -> str:
+        """The kind of source that the model reads: text, image, or a kind of a plugin."""
+        return self.model.settings.model.source_kind
+
+    @cached_property
+    def test_set(self) -> Pairs:
+        """The first pairs of the run's test set. Raise DataError if there is none."""
+        return read_test_set(self.folder, self.checkpoint).first(MAX_ROWS)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What the page shows of the model before anything is predicted."""
+        scores = self.model.scores
+        return {
+            "id": self.id,
+            "name": self.folder.path.resolve().name,
+            "architecture": self.model.settings.model.architecture,
+            "source_kind": self.source_kind,
+            "parameters": sum(parameter.numel() for parameter in self.model.network.parameters()),
+            "step": self.model.step,
+            "metrics": None if scores is None else scores.values,
+            "attentions": [
+                {"name": name, **{key: value for key, value in record._asdict().items() if key != "parameters"}}
+                for name, record in describe_mechanisms(self.model.network, parameters=False).items()
+            ],
+            "examples": self._list_examples(),
+        }
+
+    @cached_property
+    def card(self) -> dict[str, Any]:
+        """The settings, the learning curves and the metrics of the run."""
+        return {
+            "settings": to_yaml(self.model.settings),
+            "curves": self._read_curves(),
+            "metrics": self.summary["metrics"],
+        }
+
+    def read_source(self, source: TextSource | ImageSource | ExampleSource) -> RawSource:
+        """Return a source as `Model.trace` accepts it. A text is never the name of a file."""
+        match source:
+            case TextSource() if self.source_kind == TEXT:
+                return source.text
+            case ImageSource() if self.source_kind == IMAGE:
+                return decode_image(_decode_base64(source.image), "The image", FORMATS)
+            case ExampleSource():
+                if source.example >= len(self.test_set):
+                    raise ConfigError(f"source.example: the test set has {len(self.test_set)} pairs, counted from 0.")
+                return self.test_set.sources[source.example]
+        raise ConfigError(f"The model reads sources of the kind {self.source_kind}. Send a source of this kind.")
+
+    def trace(self, request: TraceRequest) -> Trace:
+        """Trace the prediction for the source of a request, or its target."""
+        return self.model.trace(
+            self.read_source(request.source),
+            request.target,
+            queries=request.queries,
+            states=request.states,
+            candidates=request.candidates,
+            **request.search.options,
+        )
+
+    def _list_examples(self) -> list[str]:
+        """Return some texts of the test set; nothing if it cannot be read, or contains no texts."""
+        if self.source_kind != TEXT:
+            return []
+        try:
+            return [text for text in self.test_set.sources[:MAX_EXAMPLES] if len(text) <= MAX_TEXT]
+        except RegardError:
+            return []
+
+    def _read_curves(self) -> list[dict[str, Any]]:
+        try:
+            panels = curves.read_panels([self.folder])
+        except RegardError:  # the events of a copied model may be missing
+            return []
+        return [
+            {
+                "name": panel.name,
+                "validated": curve.validated,
+                "points": [list(point) for point in zip(curve.steps, curve.values, strict=True)],
+            }
+            for panel in panels
+            for curve in panel.curves
+        ]
+
+
+def load_models(paths: Sequence[str]) -> list[ServedModel]:
+    """Load the models of run folders. Raise ModelError for a folder that cannot be used, before any is loaded."""
+    located = [open_model(path) for path in paths]
+    return [
+        ServedModel(str(index), folder, checkpoint, Model.from_checkpoint(folder, checkpoint))
+        for index, (folder, checkpoint) in enumerate(located)
+    ]
+
+
+def _decode_base64(text: str) -> bytes:
+    try:
+        content = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise DataError("source.image is not valid base64. Encode the bytes of an image file.") from None
+    if len(content) > MAX_IMAGE_BYTES:
+        raise DataError(f"The image file is larger than {MAX_IMAGE_BYTES // 1_000_000} MB. Use a smaller image.")
+    return content

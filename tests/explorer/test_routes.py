@@ -1,0 +1,268 @@
+"""The API of the explorer, with real models."""
+
+import asyncio
+import base64
+import io
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from PIL import Image
+
+import regard
+from regard.explorer.corpus import BATCH, compute_coverage, compute_entropy
+from regard.inspection.trace_document import read_array
+from tests_explorer import ORIGIN, post, send
+
+GRU, TRANSFORMER, CAPTIONER = "0", "1", "2"
+TEXT = "3 mai 2009"
+
+
+def make_request(model: str = GRU, text: str = TEXT, **fields: Any) -> dict[str, Any]:
+    return {"model": model, "source": {"text": text}, **fields}
+
+
+def encode_image(format: str = "PNG", size: tuple[int, int] = (64, 48)) -> str:  # noqa: A002
+    buffer = io.BytesIO()
+    Image.new("RGB", size, "red").save(buffer, format)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_models_are_described_with_their_attentions(app: FastAPI, runs: list[Path]) -> None:
+    models = send(app, "GET", "/api/models").json()
+    assert [model["id"] for model in models] == [GRU, TRANSFORMER, CAPTIONER]
+    assert [model["name"] for model in models] == [run.name for run in runs]
+    assert [model["source_kind"] for model in models] == ["text", "text", "image"]
+    assert [entry["role"] for entry in models[1]["attentions"]].count("cross") == 2
+    assert models[1]["attentions"][0]["heads"] == 2
+    assert models[0]["attentions"][0]["equation"] == "e = vᵀ tanh(W q + U k)"
+    assert models[0]["metrics"]["loss"] > 0
+    assert len(models[0]["examples"]) == 8
+    assert models[2]["examples"] == []
+
+
+def test_the_card_has_settings_and_learning_curves(app: FastAPI) -> None:
+    card = send(app, "GET", f"/api/models/{GRU}/card").json()
+    assert "hidden: 16" in card["settings"]
+    loss = next(curve for curve in card["curves"] if curve["name"] == "loss" and curve["validated"])
+    assert [step for step, _ in loss["points"]] == [10, 20, 30]
+
+
+@pytest.mark.parametrize("model", [GRU, TRANSFORMER])
+def test_a_trace_is_that_of_the_model(app: FastAPI, runs: list[Path], model: str) -> None:
+    request = make_request(model, search={"beam": 3, "nbest": 2}, queries=True, states=True, candidates=4)
+    document = post(app, "/api/trace", request).json()
+    trace = regard.load(runs[int(model)]).trace(TEXT, beam=3, nbest=2, queries=True, states=True, candidates=4)
+    assert {name: document[name] for name in trace.document} == json.loads(json.dumps(trace.document))
+
+
+def test_a_given_target_is_traced(app: FastAPI) -> None:
+    document = post(app, "/api/trace", make_request(target="2009-05-03")).json()
+    assert document["hypotheses"][0]["text"] == "2009-05-03"
+
+
+def test_a_repeated_request_is_answered_from_the_cache_bit_by_bit(app: FastAPI) -> None:
+    request = make_request(text="4 juin 2011", search={"beam": 2})
+    first, second = (post(app, "/api/trace", request) for _ in range(2))
+    assert (first.json()["cached"], second.json()["cached"]) == (False, True)
+    assert first.content.partition(b'"format"')[2] == second.content.partition(b'"format"')[2]
+    assert not post(app, "/api/trace", {**request, "candidates": 3}).json()["cached"]
+
+
+def test_a_summary_has_averages_and_all_heads_follow_on_demand(app: FastAPI) -> None:
+    request = make_request(TRANSFORMER)
+    complete = post(app, "/api/trace", request).json()["attention"]
+    summary = post(app, "/api/trace", {**request, "summary": True}).json()["attention"]
+    for entry, average in zip(complete, summary, strict=True):
+        expected = read_array(entry).astype(np.float32).mean(0)
+        assert np.abs(read_array(average) - expected).max() < 1e-3
+    names = [complete[-1]["name"]]
+    selected = post(app, "/api/attention", {**request, "names": names}).json()["attention"]
+    assert selected == [entry for entry in complete if entry["name"] in names]
+    unknown = post(app, "/api/attention", {**request, "names": ["decoder.attenton"]})
+    assert unknown.status_code == 422
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+def test_an_image_is_captioned(app: FastAPI, format: str) -> None:  # noqa: A002
+    request = {"model": CAPTIONER, "source": {"image": encode_image(format)}}
+    document = post(app, "/api/trace", request).json()
+    assert document["source"]["grid"] is not None
+    red = read_array(document["source"]["picture"])
+    assert red[..., 0].min() > 200
+    assert red[..., 1:].max() < 60
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"image": "not base64"}, "base64"),
+        ({"image": base64.b64encode(b"GIF89a").decode()}, "Use a PNG or JPEG or WEBP file"),
+        ({"image": encode_image()[:60]}, "The image"),
+        ({"image": encode_image("BMP")}, "Use a PNG or JPEG or WEBP file"),
+        ({"image": encode_image(size=(20_000, 5_000))}, "too many pixels"),
+        ({"text": "/etc/hostname.png"}, "kind image"),
+        ({"example": 4}, "4 pairs"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_an_error_with_a_reason(
+    app: FastAPI, source: dict[str, Any], message: str
+) -> None:
+    response = post(app, "/api/trace", {"model": CAPTIONER, "source": source})
+    assert response.status_code == 422
+    assert message in response.json()["error"]["message"]
+
+
+def test_an_image_of_the_test_set_can_be_traced(app: FastAPI) -> None:
+    document = post(app, "/api/trace", {"model": CAPTIONER, "source": {"example": 0}}).json()
+    assert document["source"]["picture"] is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "field"),
+    [
+        ({"model": "9"}, 404, "model"),
+        ({"model": 0}, 422, "model"),
+        ({"source": {"text": "x" * 2001}}, 422, "source"),
+        ({"source": {"image": encode_image()}}, 422, None),
+        ({"search": {"beam": 21}}, 422, "search.beam"),
+        ({"search": {"beams": 2}}, 422, "search.beams"),
+        ({"search": {"beam": 2, "sample": True}}, 422, None),
+        ({"search": {"prefix": "字"}}, 422, None),
+        ({"candidates": 51}, 422, "candidates"),
+        ({"path": "runs/other"}, 422, "path"),
+    ],
+)
+def test_a_request_outside_the_limits_is_rejected_with_its_field(
+    app: FastAPI, change: dict[str, Any], status: int, field: str | None
+) -> None:
+    response = post(app, "/api/trace", {**make_request(), **change})
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["message"]
+    assert (error["field"] or "").startswith(field or "")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"model": NaN}', b"[" * 100_000, b'"\\ud800"'])
+def test_a_body_that_is_not_a_request_is_rejected(app: FastAPI, body: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    assert send(app, "POST", "/api/trace", content=body, headers=headers).status_code in (400, 422)
+
+
+def test_other_paths_and_methods_are_json_errors(app: FastAPI) -> None:
+    assert send(app, "GET", "/api/runs").json()["error"]["message"] == "There is no /api/runs."
+    assert send(app, "GET", "/api/trace").status_code == 405
+    assert send(app, "GET", "/../pyproject.toml").status_code == 404
+    assert send(app, "GET", "/openapi.json").status_code == 404
+
+
+def read_lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_corpus_streams_the_predictions_of_the_test_set(app: FastAPI, runs: list[Path]) -> None:
+    lines = read_lines(post(app, "/api/corpus", {"model": GRU, "limit": 20}).text)
+    rows = [line["row"] for line in lines if "row" in line]
+    assert lines[0] == {"total": 20}
+    assert lines[-1] == {"progress": 1.0}
+    assert [row["index"] for row in rows] == list(range(20))
+    prediction = regard.load(runs[0]).predict([row["source"] for row in rows])[7]
+    assert (rows[7]["prediction"], rows[7]["length"]) == (prediction.text, len(prediction.source_tokens))
+    assert rows[7]["score"] == pytest.approx(prediction.score)
+    assert rows[7]["entropy"] == pytest.approx(compute_entropy(prediction.attention))
+
+
+def test_entropy_and_coverage_of_weights() -> None:
+    uniform, one = np.full((2, 4), 0.25, np.float32), np.eye(4, dtype=np.float32)[:2]
+    assert compute_entropy(uniform) == pytest.approx(1)
+    assert compute_entropy(one) == pytest.approx(0)
+    assert compute_coverage(uniform) == pytest.approx(0.5)
+    assert compute_coverage(one) == pytest.approx(0.5)
+    assert compute_entropy(np.zeros((0, 3), np.float32)) is None
+
+
+def test_a_corpus_is_cancelled_when_the_client_disconnects(app: FastAPI) -> None:
+    """The first row is sent, then the client is gone: no other batch is predicted."""
+    served = app.state.session.models[GRU]
+    predicted: list[int] = []
+    predict = served.model.predict
+
+    def count(sources: list[str], **options: Any) -> Any:
+        predicted.append(len(sources))
+        return predict(sources, **options)
+
+    async def run() -> None:
+        body = json.dumps({"model": GRU, "limit": 40}).encode()
+        gone = asyncio.Event()
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> dict[str, Any]:
+            message = next(messages, None)
+            if message is None:
+                await gone.wait()
+                return {"type": "http.disconnect"}
+            return message
+
+        async def receive_response(message: dict[str, Any]) -> None:
+            if b'"row"' in message.get("body", b""):
+                gone.set()
+
+        headers = [(b"host", b"127.0.0.1:7866"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http", "method": "POST", "path": "/api/corpus", "raw_path": b"/api/corpus", "query_string": b"",
+            "headers": headers, "scheme": "http", "server": ("127.0.0.1", 7866), "root_path": "", "http_version": "1.1",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+        }  # fmt: skip
+        await asyncio.wait_for(app(scope, receive, receive_response), 30)  # type: ignore[arg-type]
+        await served.worker.run(lambda: None)
+
+    served.model.predict = count
+    try:
+        asyncio.run(run())
+    finally:
+        del served.model.predict
+    assert predicted == [BATCH]
+
+
+def test_the_event_loop_is_free_while_a_model_computes(app: FastAPI) -> None:
+    """A model that is busy does not delay requests that do not need it."""
+    served = app.state.session.models[GRU]
+    release, started = threading.Event(), threading.Event()
+
+    def block() -> None:
+        started.set()
+        release.wait(30)
+
+    async def run() -> list[int]:
+        import httpx
+
+        busy = asyncio.ensure_future(served.worker.run(block))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=ORIGIN) as client:
+            waiting = asyncio.ensure_future(client.post("/api/trace", json=make_request(text="1 juin 1999")))
+            other = await asyncio.wait_for(client.post("/api/trace", json=make_request(TRANSFORMER)), 30)
+            assert not waiting.done()
+            release.set()
+            await busy
+            return [other.status_code, (await waiting).status_code]
+
+    assert asyncio.run(run()) == [200, 200]
+    assert started.is_set()
+
+
+@pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "مايو ٣", "🙂 2009年", "<!--", "\u2028"])
+def test_text_of_any_script_stays_text(app: FastAPI, text: str) -> None:
+    document = post(app, "/api/trace", make_request(text=text))
+    assert document.json()["source"]["text"] == text
+    assert document.headers["content-type"] == "application/json"
+    page = post(app, "/api/export", make_request(text=text)).text
+    assert "<script>alert" not in page
+
+
+def test_an_exported_page_contains_the_document(app: FastAPI, tmp_path: Path) -> None:
+    response = post(app, "/api/export", make_request(fragment="tab=attention"))
+    assert response.headers["content-disposition"].startswith("attachment")
+    assert "http" not in response.text.partition("<script")[0].replace("http-equiv", "")
