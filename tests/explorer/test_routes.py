@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hashlib
 import io
 import json
 import threading
@@ -58,6 +59,47 @@ def test_a_trace_is_that_of_the_model(app: FastAPI, runs: list[Path], model: str
     document = post(app, "/api/trace", request).json()
     trace = regard.load(runs[int(model)]).trace(TEXT, beam=3, nbest=2, queries=True, states=True, candidates=4)
     assert {name: document[name] for name in trace.document} == json.loads(json.dumps(trace.document))
+
+
+def test_edits_are_decoded_again_by_the_model(app: FastAPI, runs: list[Path]) -> None:
+    edits = [
+        {"kind": "replace_source", "position": 1, "text": "juin"},
+        {"kind": "force_token", "step": 0, "token": "1"},
+    ]
+    document = post(app, "/api/trace", make_request(edits=edits)).json()
+    trace = regard.load(runs[0]).trace(TEXT, edits=edits)
+    assert document["source"]["text"] == "3 juin 2009"
+    assert document["hypotheses"][0]["tokens"][0] == "1"
+    assert {name: document[name] for name in trace.document} == json.loads(json.dumps(trace.document))
+    assert not post(app, "/api/trace", make_request(edits=edits[:1])).json()["cached"]
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ([{"kind": "force_tokn", "step": 0, "token": "1"}], "Did you mean 'force_token'"),
+        ([{"kind": "ablate_head", "attention": "decoder.attention", "head": 5}], "edits[0]"),
+        ([{"kind": "replace_source", "position": 10**30, "text": ""}], "edits[0]"),
+        ([{"kind": "delete_source", "position": 0}] * 51, "50"),
+        ([{"kind": "replace_source", "position": 0, "text": "x" * 200_000}], "characters"),
+        ([{}], "kind"),
+        ([[]], "edits"),
+    ],
+)
+def test_a_wrong_edit_is_rejected_with_the_reason(app: FastAPI, edits: list[Any], message: str) -> None:
+    response = post(app, "/api/trace", make_request(edits=edits))
+    assert response.status_code == 422
+    assert message in response.json()["error"]["message"]
+
+
+def test_cells_of_an_image_are_masked(app: FastAPI) -> None:
+    request = {"model": CAPTIONER, "source": {"example": 0}}
+    before, after = (
+        read_array(post(app, "/api/trace", {**request, "edits": edits}).json()["source"]["picture"])
+        for edits in ([], [{"kind": "mask_region", "cells": [0]}])
+    )
+    assert (before != after).any()
+    assert (before[-1] == after[-1]).all()
 
 
 def test_a_given_target_is_traced(app: FastAPI) -> None:
@@ -262,7 +304,34 @@ def test_text_of_any_script_stays_text(app: FastAPI, text: str) -> None:
     assert "<script>alert" not in page
 
 
-def test_an_exported_page_contains_the_document(app: FastAPI, tmp_path: Path) -> None:
+def test_an_exported_page_contains_the_document(app: FastAPI) -> None:
     response = post(app, "/api/export", make_request(fragment="tab=attention"))
     assert response.headers["content-disposition"].startswith("attachment")
-    assert "http" not in response.text.partition("<script")[0].replace("http-equiv", "")
+    embedded = response.text.partition('<script type="application/json" id="explorer-data">')[2].partition("</script>")[
+        0
+    ]
+    data = json.loads(embedded)
+    assert data["fragment"] == "tab=attention"
+    assert data["traces"][0]["document"]["source"]["text"] == TEXT
+    assert [model["id"] for model in data["models"]] == [GRU]
+
+
+def test_an_exported_page_may_only_run_the_bundle(app: FastAPI) -> None:
+    """The policy names the script and the style by their hashes, and no other source."""
+    page = post(app, "/api/export", make_request()).text
+    policy = page.partition('content="default-src')[2].partition('"')[0]
+    [script] = [part.partition("</script>")[0] for part in page.split("<script>")[1:]]
+    [style] = [part.partition("</style>")[0] for part in page.split("<style>")[1:]]
+    for code in (script, style):
+        assert base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() in policy
+    assert "unsafe" not in policy
+    assert 'src="' not in page.replace(script, "")
+    assert "connect-src" not in policy
+
+
+def test_the_page_is_served(app: FastAPI) -> None:
+    page = send(app, "GET", "/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<explorer-app>" in page.text
+    assert "javascript" in send(app, "GET", "/app.js").headers["content-type"]
+    assert send(app, "GET", "/app.css").headers["content-type"].startswith("text/css")

@@ -2,7 +2,18 @@
 
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+from regard.formatting import to_json
 
 MAX_TEXT: Final = 2_000
 """The maximum number of characters of a text."""
@@ -17,9 +28,23 @@ MAX_BEAM: Final = 20
 MAX_CANDIDATES: Final = 50
 MAX_PHRASES: Final = 20
 MAX_ROWS: Final = 2_000
+MAX_EDITS: Final = 50
+
+MAX_EDITS_SIZE: Final = 200_000
+"""The maximum number of characters of all edits, as JSON."""
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Phrases = Annotated[list[Text], Field(max_length=MAX_PHRASES)]
+
+
+def _check_size(edits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(to_json(edits)) > MAX_EDITS_SIZE:
+        raise ValueError(f"The edits have more than {MAX_EDITS_SIZE:,} characters. Use fewer edits or shorter texts")
+    return edits
+
+
+Edits = Annotated[list[dict[str, Any]], Field(max_length=MAX_EDITS), AfterValidator(_check_size)]
+"""Edits as `Model.trace` accepts them, which also checks them."""
 
 
 class Request(BaseModel):
@@ -85,6 +110,7 @@ class TraceRequest(Request):
     source: Source
     search: SearchRequest = SearchRequest()
     target: Text | None = None
+    edits: Edits = []
     queries: bool = False
     states: bool = False
     candidates: Annotated[PositiveInt, Field(le=MAX_CANDIDATES)] = 10

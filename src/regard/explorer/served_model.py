@@ -108,6 +108,7 @@ class ServedModel:
             queries=request.queries,
             states=request.states,
             candidates=request.candidates,
+            edits=request.edits,
             **request.search.options,
         )
 
