@@ -218,6 +218,32 @@ def test_the_corpus_streams_the_predictions_of_the_test_set(app: FastAPI, runs: 
     assert rows[7]["entropy"] == pytest.approx(compute_entropy(prediction.attention))
 
 
+@pytest.mark.parametrize("model", [GRU, TRANSFORMER])
+def test_attributions_are_streamed_method_by_method(app: FastAPI, runs: list[Path], model: str) -> None:
+    methods = ["gradient_x_input", "occlusion"]
+    lines = read_lines(post(app, "/api/attribution", make_request(model, methods=methods)).text)
+    assert [line["progress"] for line in lines if "progress" in line] == [0, 0.5, 1]
+    results = [line["result"] for line in lines if "result" in line]
+    loaded = regard.load(runs[int(model)])
+    for method, result in zip(methods, results, strict=True):
+        expected = loaded.attribute(TEXT, method=method)  # type: ignore[arg-type] # one of the names
+        assert result["method"] == method
+        assert result["tokens"] == expected.tokens
+        np.testing.assert_allclose(read_array(result), expected.scores, rtol=1e-4, atol=1e-6)
+
+
+def test_an_attribution_can_contrast_two_tokens(app: FastAPI) -> None:
+    request = make_request(target="2009-05-03", methods=["occlusion"])
+    [result] = [
+        line["result"]
+        for line in read_lines(post(app, "/api/attribution", {**request, "contrast": "2009-06-03"}).text)
+        if "result" in line
+    ]
+    assert read_array(result).shape[0] == 1
+    same = read_lines(post(app, "/api/attribution", {**request, "contrast": {"step": 0, "token": "2"}}).text)
+    assert "is the token of the target" in same[-1]["error"]["message"]
+
+
 def test_entropy_and_coverage_of_weights() -> None:
     uniform, one = np.full((2, 4), 0.25, np.float32), np.eye(4, dtype=np.float32)[:2]
     assert compute_entropy(uniform) == pytest.approx(1)

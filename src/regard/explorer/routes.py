@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 
 from regard.explorer import schemas
+from regard.explorer.attribution import attribute
 from regard.explorer.cache import DocumentCache
 from regard.explorer.corpus import predict_rows
 from regard.explorer.documents import Answer, select_attention, summarize, trace_document
@@ -82,6 +83,13 @@ async def stream_corpus(request: Request) -> Response:
     pairs = (await served.worker.run(lambda: served.test_set)).first(wanted.limit)
     rows = predict_rows(served.model, pairs, wanted.search.options)
     return StreamingResponse(stream_lines(served.worker, rows), media_type="application/x-ndjson")
+
+
+@router.post("/api/attribution")
+async def stream_attribution(request: Request) -> Response:
+    wanted = await _parse(request, schemas.AttributionRequest)
+    served = _session(request).find(wanted.model)
+    return StreamingResponse(stream_lines(served.worker, attribute(served, wanted)), media_type="application/x-ndjson")
 
 
 @router.post("/api/export")

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from regard.formatting import to_json
+from regard.inspection.attribution_methods import METHODS, Baseline, Method
 
 MAX_TEXT: Final = 2_000
 """The maximum number of characters of a text."""
@@ -123,10 +124,32 @@ class AttentionRequest(TraceRequest):
     names: Annotated[list[Text], Field(max_length=1_000)]
 
 
+class Contrast(Request):
+    """Another token at a step, counted from 0."""
+
+    step: NonNegativeInt
+    token: Text
+
+
 class ExportRequest(TraceRequest):
     """A trace, and the fragment of the URL that the exported page opens with."""
 
     fragment: Annotated[str, Field(max_length=20_000)] = ""
+
+
+class AttributionRequest(Request):
+    """What to explain, with which methods, and rather than which other token or target."""
+
+    model: Annotated[str, Field(max_length=20)]
+    source: Source
+    search: SearchRequest = SearchRequest()
+    target: Text | None = None
+    methods: Annotated[list[Method], Field(min_length=1, max_length=len(METHODS))] = ["gradient_x_input"]
+    contrast: Text | Contrast | None = None
+    baseline: Baseline = "zero"
+    integration_steps: Annotated[PositiveInt, Field(le=200)] = 50
+    previous: bool = False
+    normalize: bool = False
 
 
 class CorpusRequest(Request):

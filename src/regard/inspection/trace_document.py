@@ -82,7 +82,7 @@ def write_document(parts: TraceParts) -> Document:
             }
             for states in parts.states
         ],
-        "attributions": list(map(_write_attribution, parts.attributions)),
+        "attributions": list(map(write_attribution, parts.attributions)),
         "settings": parts.settings,
         "edits": parts.edits,
         "changes": None if parts.changes is None else _write_changes(parts.changes),
@@ -142,7 +142,7 @@ def _write_attention(parts: TraceParts) -> list[Document]:
     return entries
 
 
-def _write_attribution(attribution: Attribution) -> Document:
+def write_attribution(attribution: Attribution) -> Document:
     target_scores = attribution.target_scores
     return {
         **describe_attribution(attribution, attribution.agreement),
