@@ -1,13 +1,20 @@
-"""An explorer of three small models: a GRU, a Transformer and a captioner."""
+"""An explorer of three small models (a GRU, a Transformer and a captioner), and a browser that opens its page."""
 
+import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 from fastapi import FastAPI
 
 import regard
 from regard.explorer.app import create_app
+from regard.explorer.security import Access
 from regard.explorer.served_model import load_models
+from regard.explorer.server import listen
 from regard.runs.folder import RunFolder
 from tests_explorer import ACCESS
 from tests_shared import SMALL
@@ -15,6 +22,8 @@ from tests_shared import SMALL
 TRANSFORMER = {
     "kind": "transformer", "size": 16, "feedforward": 32, "layers": 2, "heads": 2, "dropout": 0, "positions": "rotary",
 }  # fmt: skip
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +40,48 @@ def runs(small_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> list
 @pytest.fixture(scope="session")
 def app(runs: list[Path]) -> FastAPI:
     return create_app(load_models(list(map(str, runs))), ACCESS)
+
+
+@pytest.fixture(scope="module")
+def url(runs: list[Path]) -> Iterator[str]:
+    """The URL of a server with the GRU and the Transformer."""
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    models = load_models([str(path) for path in runs[:2]])
+    server = uvicorn.Server(uvicorn.Config(create_app(models, Access("127.0.0.1", port)), log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{port}/"
+    server.should_exit = True
+    thread.join(10)
+    listener.close()
+
+
+# Not longer than a module: while a browser is open, its thread has a running event loop, and `asyncio.run` fails.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium: an installed one, or the one that Playwright has downloaded."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is missing; install it with: pip install -e '.[test]'"
+    )
+    with playwright.sync_playwright() as driver:
+        path = next(filter(None, map(shutil.which, BROWSERS)), driver.chromium.executable_path)
+        if not Path(path).is_file():
+            pytest.skip("Chromium is missing; install it with: apt install chromium, or: playwright install chromium")
+        opened = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page of the browser. An error in the console, such as a violated Content-Security-Policy, fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 720}, accept_downloads=True)
+    opened = context.new_page()
+    errors: list[str] = []
+    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.set_default_timeout(30_000)
+    yield opened
+    context.close()
+    assert errors == []
