@@ -182,7 +182,9 @@ def test_wrong_arguments_are_rejected(model: regard.Model, options: dict[str, An
         model.attribute("3 mai 2009", **options)
 
 
-@pytest.mark.parametrize("options", [{"contrast": 3}, {"contrast": ("1", 2)}, {"target": 2009}, {"previous": "yes"}])
+@pytest.mark.parametrize(
+    "options", [{"contrast": 3}, {"contrast": ("1", 2)}, {"target": 2009}, {"previous": "yes"}, {"progress": 1}]
+)
 def test_arguments_of_a_wrong_type_are_rejected(model: regard.Model, options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentTypeError):
         model.attribute("3 mai 2009", **options)

@@ -331,3 +331,32 @@ def test_attribution_changes_neither_the_model_nor_its_mode(family: str, method:
     assert model.score(SOURCE, TARGET) == before
     assert all("forward" not in vars(module) for module in model.network.modules())
     assert all(parameter.grad is None for parameter in model.network.parameters())
+
+
+COMPUTED = [method for method in METHODS if method != "attention"]
+
+
+@pytest.mark.parametrize("previous", [False, True])
+@pytest.mark.parametrize("method", COMPUTED)
+def test_the_progress_increases_to_one(method: Method, previous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribution_methods, "MAX_TOKENS", 3 * (len(SOURCE) + len(TARGET)))
+    shares: list[float] = []
+    model = build(FAMILIES["transformer"])
+    model.attribute(SOURCE, TARGET, method=method, previous=previous, integration_steps=7, progress=shares.append)
+    assert len(set(shares)) > 2
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < 1
+    assert shares[-1] == 1
+
+
+@pytest.mark.parametrize("method", COMPUTED)
+def test_an_exception_of_the_progress_function_stops_the_computation(method: Method) -> None:
+    def stop(_: float) -> None:
+        raise InterruptedError
+
+    model = build(FAMILIES["transformer"])
+    before = model.score(SOURCE, TARGET)
+    with pytest.raises(InterruptedError):
+        model.attribute(SOURCE, TARGET, method=method, progress=stop)
+    assert model.score(SOURCE, TARGET) == before
+    assert all("forward" not in vars(module) for module in model.network.modules())

@@ -1,6 +1,6 @@
 """Attributions of one source and target: checks of the arguments, the explained tokens, and the method."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,16 @@ from regard.decoding.search import Hypothesis, Weights
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
 from regard.inspection.attribution import END_LABEL, Attribution
-from regard.inspection.attribution_methods import BASELINES, METHODS, Attributor, Baseline, Explained, Method, Scores
+from regard.inspection.attribution_methods import (
+    BASELINES,
+    METHODS,
+    Attributor,
+    Baseline,
+    Explained,
+    Method,
+    Progress,
+    Scores,
+)
 from regard.inspection.prediction import Prediction
 from regard.ops.arguments import check_flag, check_integer
 
@@ -31,6 +40,7 @@ class AttributionRequest(NamedTuple):
     integration_steps: int = 50
     previous: bool = False
     normalize: bool = False
+    progress: Callable[[float], object] | None = None
 
     def check(self, members: int) -> "AttributionRequest":
         """Raise an error for an argument that is wrong, or that the others do not allow."""
@@ -43,6 +53,8 @@ class AttributionRequest(NamedTuple):
         check_integer("integration_steps", self.integration_steps)
         check_flag("previous", self.previous)
         check_flag("normalize", self.normalize)
+        if self.progress is not None and not callable(self.progress):
+            raise ArgumentTypeError(f"progress must be a function, not {type(self.progress).__name__}.")
         if self.baseline != "zero" and self.method != "integrated_gradients":
             raise ConfigError(f"The method {self.method} has no baseline. Use the method integrated_gradients.")
         if self.contrast is not None and self.method in ("value_zeroing", "attention"):
@@ -135,6 +147,7 @@ def _build_attributor(
         ),
         len(predictor.tokenizer),
         request.previous,
+        Progress(request.progress),
     )
 
 

@@ -1,6 +1,6 @@
 """Model: predict, score, trace, explain and evaluate with a trained model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
@@ -274,6 +274,7 @@ class Model(LoadedNetwork):
         integration_steps: int = 50,
         previous: bool = False,
         normalize: bool = False,
+        progress: Callable[[float], object] | None = None,
         **search: Unpack[PredictionOptions],
     ) -> Attribution:
         """Compute how much each source token contributes to the log-probability of each token of a target.
@@ -289,6 +290,7 @@ class Model(LoadedNetwork):
             integration_steps: The number of points at which integrated gradients evaluates the gradient.
             previous: Whether to compute scores of the previous tokens of the target, too.
             normalize: Whether to divide each row of scores by the sum of its absolute values.
+            progress: Called with the share of the computation that is done, from 0 to 1. An exception stops it.
             search: Settings of the search and constraints, as for `predict`, if there is no target.
 
         Returns:
@@ -302,7 +304,7 @@ class Model(LoadedNetwork):
         >>> model.attribute("3 mai 2009", "2009-05-03", contrast="2009-03-05").scores
         """
         arguments.check_search(search, PredictionOptions)
-        request = AttributionRequest(method, contrast, baseline, integration_steps, previous, normalize)
+        request = AttributionRequest(method, contrast, baseline, integration_steps, previous, normalize, progress)
         request.check(self.members)
         return attribute_source(self.predictor, source, target, request, search)
 

@@ -9,7 +9,7 @@ N rows, K explained steps, T target steps, S parts of the source, D width, V voc
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -63,6 +63,25 @@ class Scores(NamedTuple):
     delta_K: Tensor | None = None
 
 
+class Progress:
+    """Reports the share of the rows that the model has computed. An exception of `report` stops the computation."""
+
+    def __init__(self, report: Callable[[float], object] | None = None) -> None:
+        self._report = report
+        self._rows, self._total = 0, 1
+
+    def start(self, total: int) -> None:
+        """Set the number of rows to compute."""
+        self._rows, self._total = 0, total
+
+    def add(self, rows: int) -> None:
+        """Count computed rows."""
+        # Captum also evaluates the unchanged input, for example to check the sum of integrated gradients.
+        self._rows = min(self._total, self._rows + rows)
+        if self._report is not None:
+            self._report(self._rows / self._total)
+
+
 @dataclass(frozen=True)
 class Attributor:
     """Computes attributions for one source and the given inputs of the decoder, the start token first.
@@ -80,11 +99,13 @@ class Attributor:
     vocabulary: int
     """The number of target tokens."""
     previous: bool = False
+    progress: Progress = field(default_factory=Progress)
 
     def multiply_gradient(self) -> Scores:
         """Return Σ_d x_d ∂y/∂x_d for each embedding x of a token, or annotation of a cell (gradient × input)."""
         captum = import_captum("gradient_x_input")
         method = captum.InputXGradient(self._evaluate_embedded)
+        self.progress.start(len(self.explained.steps_K))
         inputs = self._embed()
 
         def attribute(steps_N: Tensor) -> tuple[Tensor, ...]:
@@ -99,6 +120,7 @@ class Attributor:
         captum = import_captum("integrated_gradients")
         method = captum.IntegratedGradients(self._evaluate_embedded)
         inputs, baselines = self._embed(), self._embed_baseline(baseline)
+        self.progress.start(integration_steps * len(self.explained.steps_K))
 
         def attribute(steps_N: Tensor) -> tuple[Tensor, ...]:
             rows = len(steps_N)
@@ -121,6 +143,7 @@ class Attributor:
         steps = self.inputs_1T.shape[1]
         sizes = (self.parts, steps) if self.previous else (self.parts,)
         visible = tuple(torch.ones(1, size, device=self.inputs_1T.device) for size in sizes)
+        self.progress.start(1 + sum(sizes))
         scores = captum.FeatureAblation(self._evaluate_occluded).attribute(
             visible, baselines=(0,) * len(visible), perturbations_per_eval=self._max_rows
         )
@@ -128,6 +151,7 @@ class Attributor:
 
     def zero_values(self) -> Scores:
         """Return the cosine distance between the features of the decoder, with and without the values of one slot."""
+        self.progress.start(1 + self.parts + (1 + self.inputs_1T.shape[1] if self.previous else 0))
         source_KS = self._zero_values(self._find_attentions("encoder-self", "cross"), self.parts, "to the source")
         if not self.previous:
             return Scores(source_KS)
@@ -189,6 +213,7 @@ class Attributor:
         rows = len(steps_N)
         with replace_outputs(dict(zip(self._modules, embedded, strict=True))):
             decoded = self.model(self._repeat_source(rows), self.inputs_1T.expand(rows, -1))
+        self.progress.add(rows)
         features_ND = decoded.features[torch.arange(rows, device=steps_N.device), self.explained.steps_K[steps_N]]
         return self.explained.select(decoded.output(features_ND), steps_N)
 
@@ -200,6 +225,7 @@ class Attributor:
         if visible_NT is not None:
             inputs_NT = inputs_NT.masked_fill(visible_NT == 0, UNKNOWN)
         decoded = self.model(source, inputs_NT)
+        self.progress.add(rows)
         steps_K = self.explained.steps_K
         logits_NV = decoded.output(decoded.features[:, steps_K]).flatten(0, 1)
         return self.explained.select(logits_NV, torch.arange(len(steps_K), device=steps_K.device).repeat(rows)).view(
@@ -220,6 +246,7 @@ class Attributor:
                 rows = len(zeroed_NS)
                 with intervene(dict.fromkeys(attentions, (ZeroValues(zeroed_NS),))):
                     decoded = self.model(self._repeat_source(rows), self.inputs_1T.expand(rows, -1))
+                self.progress.add(rows)
                 features.append(decoded.features[:, steps_K])
         features_NKD = torch.cat(features)
         similarity_SK = nn.functional.cosine_similarity(features_NKD[:1], features_NKD[1:], dim=-1)
