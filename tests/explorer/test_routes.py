@@ -16,6 +16,7 @@ from PIL import Image
 
 import regard
 from regard.explorer.corpus import BATCH, compute_coverage, compute_entropy
+from regard.inspection import attribution_methods
 from regard.inspection.trace_document import read_array
 from tests_explorer import ORIGIN, post, send
 
@@ -222,7 +223,10 @@ def test_the_corpus_streams_the_predictions_of_the_test_set(app: FastAPI, runs: 
 def test_attributions_are_streamed_method_by_method(app: FastAPI, runs: list[Path], model: str) -> None:
     methods = ["gradient_x_input", "occlusion"]
     lines = read_lines(post(app, "/api/attribution", make_request(model, methods=methods)).text)
-    assert [line["progress"] for line in lines if "progress" in line] == [0, 0.5, 1]
+    shares = [line["progress"] for line in lines if "progress" in line]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, 1)
+    assert len(set(shares)) > len(methods) + 1
     results = [line["result"] for line in lines if "result" in line]
     loaded = regard.load(runs[int(model)])
     for method, result in zip(methods, results, strict=True):
@@ -253,20 +257,12 @@ def test_entropy_and_coverage_of_weights() -> None:
     assert compute_entropy(np.zeros((0, 3), np.float32)) is None
 
 
-def test_a_corpus_is_cancelled_when_the_client_disconnects(app: FastAPI) -> None:
-    """The first row is sent, then the client is gone: no other batch is predicted."""
-    served = app.state.session.models[GRU]
-    predicted: list[int] = []
-    predict = served.model.predict
-
-    def count(sources: list[str], **options: Any) -> Any:
-        predicted.append(len(sources))
-        return predict(sources, **options)
+def disconnect_after(app: FastAPI, path: str, request: dict[str, Any], marker: bytes) -> None:
+    """Send a request, close the connection once the response contains a text, and wait until the model is idle."""
 
     async def run() -> None:
-        body = json.dumps({"model": GRU, "limit": 40}).encode()
         gone = asyncio.Event()
-        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+        messages = iter([{"type": "http.request", "body": json.dumps(request).encode(), "more_body": False}])
 
         async def receive() -> dict[str, Any]:
             message = next(messages, None)
@@ -276,24 +272,50 @@ def test_a_corpus_is_cancelled_when_the_client_disconnects(app: FastAPI) -> None
             return message
 
         async def receive_response(message: dict[str, Any]) -> None:
-            if b'"row"' in message.get("body", b""):
+            if marker in message.get("body", b""):
                 gone.set()
 
         headers = [(b"host", b"127.0.0.1:7866"), (b"content-type", b"application/json")]
         scope = {
-            "type": "http", "method": "POST", "path": "/api/corpus", "raw_path": b"/api/corpus", "query_string": b"",
+            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
             "headers": headers, "scheme": "http", "server": ("127.0.0.1", 7866), "root_path": "", "http_version": "1.1",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
         }  # fmt: skip
         await asyncio.wait_for(app(scope, receive, receive_response), 30)  # type: ignore[arg-type]
-        await served.worker.run(lambda: None)
+        await app.state.session.models[request["model"]].worker.run(lambda: None)
+        assert gone.is_set()
 
-    served.model.predict = count
-    try:
-        asyncio.run(run())
-    finally:
-        del served.model.predict
+    asyncio.run(run())
+
+
+def test_a_corpus_is_cancelled_when_the_client_disconnects(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first row is sent, then the client is gone: no other batch is predicted."""
+    model = app.state.session.models[GRU].model
+    predicted: list[int] = []
+    predict = model.predict
+
+    def count(sources: list[str], **options: Any) -> Any:
+        predicted.append(len(sources))
+        return predict(sources, **options)
+
+    monkeypatch.setattr(model, "predict", count)
+    disconnect_after(app, "/api/corpus", {"model": GRU, "limit": 40}, b'"row"')
     assert predicted == [BATCH]
+
+
+def test_an_attribution_is_cancelled_when_the_client_disconnects(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first report is sent, then the client is gone: the method that is running stops."""
+    monkeypatch.setattr(attribution_methods, "MAX_TOKENS", 1)  # one row at a time
+    network = app.state.session.models[GRU].model.network
+    calls: list[None] = []
+    hook = network.register_forward_hook(lambda *_: calls.append(None))
+    request = make_request(target="2009-05-03", methods=["integrated_gradients"])
+    try:
+        disconnect_after(app, "/api/attribution", {**request, "integration_steps": 200}, b'"progress": 0.0')
+    finally:
+        hook.remove()
+    points = 200 * len("2009-05-03")
+    assert 0 < len(calls) < points / 2
 
 
 def test_the_event_loop_is_free_while_a_model_computes(app: FastAPI) -> None:

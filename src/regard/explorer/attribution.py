@@ -1,19 +1,21 @@
-"""Attributions as a stream: one method after the other, so that a client can stop between two of them."""
+"""Attributions as a stream: the progress, and the result of each method."""
 
-from collections.abc import Generator
-from typing import Any
-
+from regard.explorer.jobs import Report
 from regard.explorer.schemas import AttributionRequest, Contrast
 from regard.explorer.served_model import ServedModel
 from regard.inspection.trace_document import write_attribution
 
 
-def attribute(served: ServedModel, request: AttributionRequest) -> Generator[dict[str, Any], None, None]:
-    """Yield the progress from 0 to 1, and the result of each method."""
+def attribute(served: ServedModel, request: AttributionRequest, report: Report) -> None:
+    """Report the progress of all methods, from 0 to 1, and the result of each."""
     source = served.read_source(request.source)
     contrast = request.contrast
-    yield {"progress": 0.0}
-    for done, method in enumerate(request.methods, start=1):
+    report({"progress": 0.0})
+    for done, method in enumerate(request.methods):
+
+        def report_share(share: float, done: int = done) -> None:
+            report({"progress": (done + share) / len(request.methods)})
+
         attribution = served.model.attribute(
             source,
             request.target,
@@ -23,7 +25,8 @@ def attribute(served: ServedModel, request: AttributionRequest) -> Generator[dic
             integration_steps=request.integration_steps,
             previous=request.previous,
             normalize=request.normalize,
+            progress=report_share,
             **request.search.options,
         )
-        yield {"result": {"tokens": attribution.tokens, **write_attribution(attribution)}}
-        yield {"progress": done / len(request.methods)}
+        report({"result": {"tokens": attribution.tokens, **write_attribution(attribution)}})
+    report({"progress": 1.0})

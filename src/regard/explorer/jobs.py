@@ -1,6 +1,7 @@
 """Work with a model outside the event loop: one thread for each model, and streams of results that can be cancelled."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -17,6 +18,13 @@ MAX_WAITING: Final = 64
 """The maximum number of calls that wait for a model."""
 
 _END: Final = object()
+
+Report = Callable[[dict[str, Any]], None]
+"""Sends a value to the client."""
+
+
+class _DisconnectedError(Exception):
+    """Nobody reads the reports of a function any more."""
 
 
 class Worker:
@@ -64,7 +72,7 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-async def stream_lines(worker: Worker, steps: Generator[dict[str, Any], None, None]) -> AsyncIterator[str]:
+async def stream_steps(worker: Worker, steps: Generator[dict[str, Any], None, None]) -> AsyncIterator[str]:
     """Yield the values of a generator as lines of JSON.
 
     Each step of the generator is a call in the thread of the model, so that other requests are served between two
@@ -72,10 +80,42 @@ async def stream_lines(worker: Worker, steps: Generator[dict[str, Any], None, No
     """
     try:
         while (value := await worker.run(next, steps, _END)) is not _END:
-            yield f"{to_json(value, ensure_ascii=False)}\n"
-    except RegardError as error:
-        yield f"{to_json(RequestError.from_regard(error).document, ensure_ascii=False)}\n"
-    except RequestError as error:
-        yield f"{to_json(error.document, ensure_ascii=False)}\n"
+            yield _to_line(value)
+    except (RegardError, RequestError) as error:
+        yield _report_error(error)
     finally:
         worker.finish(steps)
+
+
+async def stream_reports(worker: Worker, work: Callable[[Report], None]) -> AsyncIterator[str]:
+    """Yield what a function reports as lines of JSON, while it runs in the thread of the model.
+
+    When the client disconnects, the server cancels this iteration, and the next report stops the function.
+    """
+    loop, reports, closed = asyncio.get_running_loop(), asyncio.Queue[Any](), threading.Event()
+
+    def report(value: dict[str, Any]) -> None:
+        if closed.is_set():
+            raise _DisconnectedError
+        loop.call_soon_threadsafe(reports.put_nowait, value)
+
+    call = asyncio.ensure_future(worker.run(work, report))
+    call.add_done_callback(lambda _: reports.put_nowait(_END))
+    try:
+        while (value := await reports.get()) is not _END:
+            yield _to_line(value)
+        await call
+    except (RegardError, RequestError) as error:
+        yield _report_error(error)
+    finally:
+        closed.set()
+        call.cancel()
+
+
+def _to_line(value: dict[str, Any]) -> str:
+    return f"{to_json(value, ensure_ascii=False)}\n"
+
+
+def _report_error(error: RegardError | RequestError) -> str:
+    failure = error if isinstance(error, RequestError) else RequestError.from_regard(error)
+    return _to_line(failure.document)

@@ -14,7 +14,7 @@ from regard.explorer.corpus import predict_rows
 from regard.explorer.documents import Answer, select_attention, summarize, trace_document
 from regard.explorer.export import STATIC, has_bundle, render_export
 from regard.explorer.failures import RequestError
-from regard.explorer.jobs import run_while_connected, stream_lines
+from regard.explorer.jobs import run_while_connected, stream_reports, stream_steps
 from regard.explorer.served_model import ServedModel
 from regard.formatting import did_you_mean, to_json
 
@@ -82,14 +82,15 @@ async def stream_corpus(request: Request) -> Response:
     served = _session(request).find(wanted.model)
     pairs = (await served.worker.run(lambda: served.test_set)).first(wanted.limit)
     rows = predict_rows(served.model, pairs, wanted.search.options)
-    return StreamingResponse(stream_lines(served.worker, rows), media_type="application/x-ndjson")
+    return StreamingResponse(stream_steps(served.worker, rows), media_type="application/x-ndjson")
 
 
 @router.post("/api/attribution")
 async def stream_attribution(request: Request) -> Response:
     wanted = await _parse(request, schemas.AttributionRequest)
     served = _session(request).find(wanted.model)
-    return StreamingResponse(stream_lines(served.worker, attribute(served, wanted)), media_type="application/x-ndjson")
+    reports = stream_reports(served.worker, lambda report: attribute(served, wanted, report))
+    return StreamingResponse(reports, media_type="application/x-ndjson")
 
 
 @router.post("/api/export")
