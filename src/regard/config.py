@@ -17,7 +17,8 @@ from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
 from regard.errors import ConfigError, ModelError
-from regard.formatting import did_you_mean, nearest
+from regard.formatting import did_you_mean, nearest, quote, shorten
+from regard.yaml_reader import MAX_LENGTH, YAMLSyntaxError, dump_yaml, load_yaml
 
 Tree = dict[str, Any]
 Path_ = tuple[str | int, ...]
@@ -48,6 +49,8 @@ BY_NAME = BeforeValidator(_expand_name)
 """Annotation of a choice that also accepts its bare name."""
 
 _YAML = {".yaml", ".yml"}
+_MAX_PROBLEMS, _MAX_MESSAGE, _MAX_PLUGINS = 3, 2_000, 10
+_MAX_BYTES = 4 * MAX_LENGTH  # a character has at most 4 bytes in UTF-8
 
 MAY_CHANGE_ON_RESUME: JsonDict = {"may_change_on_resume": True}
 """`json_schema_extra` of a field that may change when a run is resumed."""
@@ -85,8 +88,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f"'{text}' is not a setting. Write key=value, for example training.steps=500.")
     try:
-        return key.strip(), yaml.safe_load(value) if value else ""
-    except yaml.YAMLError:
+        return key.strip(), load_yaml(value)[0] if value else ""
+    except YAMLSyntaxError:
         return key.strip(), value
 
 
@@ -95,7 +98,7 @@ def presets() -> dict[str, str]:
     descriptions = {}
     for entry in sorted((resources.files("regard") / "presets").iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".yaml"):
-            descriptions[entry.name.removesuffix(".yaml")] = str(yaml.safe_load(entry.read_text("utf-8"))["about"])
+            descriptions[entry.name.removesuffix(".yaml")] = str(load_yaml(entry.read_text("utf-8"))[0]["about"])
     return descriptions
 
 
@@ -122,18 +125,18 @@ def find_config(source: str | Path) -> Path:
 def read_yaml(path: Path) -> tuple[Tree, dict[Path_, int]]:
     """Read a YAML mapping → (mapping, line number of each key)."""
     try:
-        text = path.read_text("utf-8")
-        node = yaml.compose(text)
-        tree = yaml.safe_load(text)
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ConfigError(f"{path} is too long to contain settings.{_data_hint(path)}")
+        tree, node = load_yaml(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", error)
-        raise ConfigError(f"{where} is not valid YAML: {problem}.{_data_hint(path)}") from None
+    except YAMLSyntaxError as error:
+        where = f"{path}:{error.line}" if error.line else str(path)
+        raise ConfigError(f"{where} is not valid YAML: {error}.{_data_hint(path)}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} does not contain settings as `key: value` lines.{_data_hint(path)}")
     return tree, dict(_key_lines(node, ()))
@@ -154,7 +157,7 @@ def _key_lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int
 
 
 def to_yaml(settings: Settings) -> str:
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return dump_yaml(settings.model_dump(mode="json"))
 
 
 def flatten(settings: Settings, prefix: str = "") -> dict[str, Any]:
@@ -220,30 +223,33 @@ def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
         for detail in error.errors():
             if detail["type"] == "unknown_kind" and tree.get("imports"):
                 _report_missing_plugins(schema, detail, tree["imports"], locate(()))
-        problems = [_explain(schema, tree, detail, locate) for detail in error.errors()]
-        rest = len(problems) - 3
+        details = error.errors()
+        problems = [shorten(_explain(schema, tree, detail, locate), _MAX_MESSAGE) for detail in details[:_MAX_PROBLEMS]]
+        rest = len(details) - len(problems)
         more = [f"(and {rest} more)"] if rest > 0 else []
-        raise ConfigError("\n".join(problems[:3] + more)) from None
+        raise ConfigError("\n".join(problems + more)) from None
 
 
 def _report_missing_plugins(schema: type[Settings], detail: ErrorDetails, plugins: Any, where: str) -> NoReturn:
     """Raise ModelError for a part that a plugin registers. Plugins are imported only if the user asks for it."""
     path, _ = _find_owner(schema, detail["loc"])
-    names = [str(name) for name in plugins] if isinstance(plugins, list | tuple) else [str(plugins)]
+    names = [
+        shorten(str(name)) for name in (plugins if isinstance(plugins, list | tuple) else [plugins])[:_MAX_PLUGINS]
+    ]
     flags = " ".join(f"--import {name}" for name in names)
     remedy = f"Pass {flags}, or imports={names} in Python"
     if names == ["__main__"]:
         remedy = "It was registered in a script or notebook: register it again before you use the model"
     raise ModelError(
-        f"{where}: the {'.'.join(map(str, path))} '{detail['ctx']['tag']}' belongs to a plugin that is not imported. "
-        f"{remedy}. A model folder never imports code by itself."
+        f"{where}: the {'.'.join(map(str, path))} {quote(detail['ctx']['tag'])} belongs to a plugin that is not "
+        f"imported. {remedy}. A model folder never imports code by itself."
     )
 
 
 def _explain(schema: type[Settings], tree: Tree, detail: ErrorDetails, locate: Callable[[Path_], str]) -> str:
     """Describe a validation error: the key, the problem and the remedy."""
     path, owner = _find_owner(schema, detail["loc"])
-    key = ".".join(map(str, path))
+    key = shorten(".".join(map(str, path)))
     where = locate(path)
     match detail["type"]:
         case "extra_forbidden":
@@ -253,24 +259,23 @@ def _explain(schema: type[Settings], tree: Tree, detail: ErrorDetails, locate: C
             return f"{where}: the setting '{key}' is required. Set it, for example with {key}=VALUE."
         case "union_tag_invalid":
             names = [name.strip(" '") for name in detail["ctx"]["expected_tags"].split(",")]
-            value = detail["ctx"]["tag"]
-            near = did_you_mean(value, names)
-            return f"{where}: '{value}' is not a valid {key}.{near} Available: {', '.join(names)}."
+            return f"{where}: {_reject_name(detail['ctx']['tag'], key, names)}"
         case "unknown_kind":
-            value, names = str(detail["ctx"]["tag"]), detail["ctx"]["names"]
-            near = did_you_mean(value, names)
-            return f"{where}: '{value}' is not a valid {key}.{near} Available: {', '.join(names)}."
+            return f"{where}: {_reject_name(detail['ctx']['tag'], key, detail['ctx']['names'])}"
         case "union_tag_not_found" | "missing_kind":
             return f"{where}: {key} has no `kind`. Set {key}.kind."
         case "literal_error":
             names = [name.strip(" '") for name in detail["ctx"]["expected"].replace(" or ", ",").split(",")]
-            value, key = detail["input"], key.removesuffix(".kind")
-            near = did_you_mean(str(value), names)
-            return f"{where}: {_describe(value)} is not a valid {key}.{near} Available: {', '.join(names)}."
+            return f"{where}: {_reject_name(detail['input'], key.removesuffix('.kind'), names)}"
         case "value_error":
             return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']}"
         case _:
             return f"{where}: {key} = {_describe(detail['input'])}: {detail['msg'].lower()}."
+
+
+def _reject_name(value: Any, key: str, names: list[str]) -> str:
+    near = did_you_mean(value if isinstance(value, str) else quote(value), names)
+    return f"{_describe(value)} is not a valid {key}.{near} Available: {', '.join(names)}."
 
 
 _MAX_SUGGESTIONS = 3
@@ -354,8 +359,8 @@ def _find_override(overrides: Mapping[str, Any], path: Path_) -> str:
     if not causes:
         return "The settings are inconsistent"
     name = max(causes, key=len)
-    return f"{name}={overrides[name]}"
+    return shorten(f"{name}={overrides[name]}")
 
 
 def _describe(value: Any) -> str:
-    return "null" if value is None else repr(value)
+    return "null" if value is None else quote(value)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import reprlib
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,11 +13,14 @@ _SIMILAR, _SIMILAR_IF_SHORT, _SHORTEST_PREFIX = 0.75, 0.66, 3
 """The `difflib` ratio above which two names are similar, high enough to reject unrelated words; the ratio for words
 of up to three letters, which may differ in one letter; and the minimum length of a prefix that is completed to a name.
 """
+_LONGEST_NAME = 200
+"""Longer words are not names; comparing them takes long."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the name that `word` is a misspelling or a prefix of, if any."""
     known = list(names)
+    word = word[:_LONGEST_NAME]
     similar = get_close_matches(word, known, n=1, cutoff=_SIMILAR if len(word) > 3 else _SIMILAR_IF_SHORT)
     completions = [name for name in known if len(word) >= _SHORTEST_PREFIX and name.startswith(word)]
     return next(iter(similar + completions), None)
@@ -26,6 +30,34 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return ` Did you mean 'additive'?`, or an empty string if no name is similar."""
     suggestion = nearest(word, names)
     return f" Did you mean '{suggestion}'?" if suggestion else ""
+
+
+def quote(value: object, length: int = 100) -> str:
+    """Return the `repr` of a value for a message, shortened to about `length` characters.
+
+    >>> quote("a" * 1000, 10)
+    "'aaaaaaaa…"
+    """
+    return shorten(_ShortRepr(length).repr(value), length)
+
+
+class _ShortRepr(reprlib.Repr):
+    """A `repr` that does not spend time on what is cut off: nested, long or recursive values."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 20
+        self.maxstring = self.maxother = self.maxlong = 2 * length  # longer than the result, which is cut by `quote`
+
+    def repr_int(self, value: int, level: int) -> str:
+        digits = value.bit_length() * 3 // 10
+        return f"an integer of about {digits:,} digits" if digits > self.maxlong else super().repr_int(value, level)
+
+
+def shorten(text: str, length: int = 100) -> str:
+    """Return a text for a message, cut off after `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def quantity(number: int, noun: str) -> str:

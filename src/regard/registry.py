@@ -165,7 +165,9 @@ class Choice(Settings):
             raise PydanticCustomError("missing_kind", "kind is missing")
         schema = registry.find(kind) if isinstance(kind, str) else None
         if schema is None:
-            raise PydanticCustomError("unknown_kind", "unknown kind", {"tag": kind, "names": list(registry.settings)})
+            # Pydantic cannot format a string with lone surrogates.
+            tag = kind.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(kind, str) else kind
+            raise PydanticCustomError("unknown_kind", "unknown kind", {"tag": tag, "names": list(registry.settings)})
         try:
             return typing.cast(Self, schema.model_validate({**value, "kind": kind}))
         except ValidationError as error:
@@ -183,13 +185,14 @@ class Choice(Settings):
         return {name: getattr(self, name) for name in type(self).model_fields if name != "kind" and name in names}
 
 
-_CUSTOM_ERRORS = {"unknown_kind", "missing_kind", "not_a_choice"}
+_PYDANTIC_ERRORS = frozenset(typing.get_args(core_schema.ErrorType))
+"""The errors that pydantic defines. All others were raised as PydanticCustomError."""
 
 
 def _with_kind(detail: Any, kind: str) -> InitErrorDetails:
     """Return the details of an error with the kind in front of its location."""
     loc, value, context = (kind, *detail["loc"]), detail["input"], detail.get("ctx", {})
-    if detail["type"] in _CUSTOM_ERRORS:
+    if detail["type"] not in _PYDANTIC_ERRORS:
         return InitErrorDetails(type=PydanticCustomError(detail["type"], detail["msg"], context), loc=loc, input=value)
     return InitErrorDetails(type=detail["type"], loc=loc, input=value, ctx=context)
 

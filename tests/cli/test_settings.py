@@ -35,6 +35,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ("model={kind: transformer, size: 64, heads: 7}", "the size 64 must be divisible by the number of heads, 7"),
         ("model={kind: transformer, tied: all}", "requires a shared vocabulary. Set tokenizer.shared=true"),
         ("training.learning_rate=.inf", "learning_rate"),
+        ("seed=18446744073709551616", "seed = 18446744073709551616: input should be less than or equal to"),
+        ("seed=true", "seed = True: expected a number"),
+        ("seed=1:30", "seed = '1:30': input should be a valid integer"),
+        ("model={kind: [a]}", "['a'] is not a valid model"),
         ("data.train=-5", "data.train = -5: input should be greater than 0"),
     ],
 )

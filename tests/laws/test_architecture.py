@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     {"version"},
     {"formatting"},
-    {"errors"},
+    {"errors", "quantities", "yaml_reader"},
     {"config"},
     {"registry"},
     {"ops"},

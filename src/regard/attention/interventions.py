@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, final
 
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from regard.config import Settings
+from regard.quantities import OptionalCount, Weight
 
 
 class Intervention:
@@ -69,7 +70,7 @@ class HeadIntervention(Settings, Intervention):
     """A change of one head or all heads of an attention, for one query or all queries."""
 
     attention: str = Field(description="the name of the attention in the model")
-    head: NonNegativeInt | None = Field(None, description="the head, from 0; null for all heads")
+    head: OptionalCount | None = Field(None, description="the head, from 0; null for all heads")
 
     @property
     def query(self) -> int | None:
@@ -89,7 +90,7 @@ class HeadIntervention(Settings, Intervention):
 class RowIntervention(HeadIntervention):
     """A change of the weights of one query or of all queries."""
 
-    step: NonNegativeInt | None = Field(
+    step: OptionalCount | None = Field(
         None, description="the target step, or in the encoder the source position, from 0; null for all"
     )
 
@@ -103,7 +104,7 @@ class SetRow(RowIntervention):
     """Use these weights, normalized to a sum of 1, in place of those of the model. Slots without a weight get 0."""
 
     kind: Literal["set_row"] = "set_row"
-    weights: Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)]
+    weights: Annotated[tuple[Weight, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _check_sum(self) -> Self:
@@ -136,7 +137,7 @@ class MaskKeys(RowIntervention):
     """Set the scores of these keys to −∞, so that the selection distributes the weight over the other keys."""
 
     kind: Literal["mask_keys"] = "mask_keys"
-    keys: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    keys: Annotated[tuple[OptionalCount, ...], Field(min_length=1)]
 
     def mask_slots(self, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
         slots_S = torch.arange(allowed_BHTS.shape[-1], device=allowed_BHTS.device)

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from regard.attention.mechanisms import find_mechanism, mechanisms
 from regard.config import Settings
 from regard.formatting import did_you_mean
+from regard.quantities import Fraction, FractionBelowOne, Heads, Length, PositiveWeight, Temperature, Weight, Width
 from regard.registry import Choice, Registry
 
 _HIDDEN = Field(None, description="width of the hidden layer; default: that of the query")
@@ -55,37 +56,35 @@ class Additive(Score):
     kind: Literal["additive"] = "additive"
     equation: ClassVar[str] = "e = vᵀ tanh(W q + U k)"
     chunkable: ClassVar[bool] = True
-    hidden: PositiveInt | None = _HIDDEN
+    hidden: Width | None = _HIDDEN
 
 
 class Concat(Score):
     kind: Literal["concat"] = "concat"
     equation: ClassVar[str] = "e = vᵀ tanh(W [k; q])"
     chunkable: ClassVar[bool] = True
-    hidden: PositiveInt | None = _HIDDEN
+    hidden: Width | None = _HIDDEN
 
 
 class Cosine(Score):
     kind: Literal["cosine"] = "cosine"
     equation: ClassVar[str] = "e = β cos(q, k), β > 0 learned for each head"
     equal_sizes: ClassVar[bool] = True
-    sharpening: PositiveFloat = Field(10.0, description="initial value of β, which is learned")
+    sharpening: PositiveWeight = Field(10.0, description="initial value of β, which is learned")
 
 
 class Location(Score):
     kind: Literal["location"] = "location"
     equation: ClassVar[str] = "e_j = (W q)_j"
     reads_keys: ClassVar[bool] = False
-    slots: PositiveInt = Field(256, description="maximum length of the memory")
+    slots: Length = Field(256, description="maximum length of the memory")
 
 
 class Projected(Score):
     kind: Literal["projected"] = "projected"
     equation: ClassVar[str] = "e = (W_Q q)ᵀ (W_K k), divided by √d if scaled"
     scaled: bool = Field(True, description="divide by √d, where d is the width of a head")
-    size: PositiveInt | None = Field(
-        None, description="width of the projected queries and keys; default: that of the query"
-    )
+    size: Width | None = Field(None, description="width of the projected queries and keys; default: that of the query")
 
 
 class LocationAware(Score):
@@ -93,9 +92,9 @@ class LocationAware(Score):
     equation: ClassVar[str] = "e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋"
     chunkable: ClassVar[bool] = True
     uses_past: ClassVar[bool] = True
-    hidden: PositiveInt | None = _HIDDEN
-    filters: PositiveInt = 10
-    reach: PositiveInt = Field(3, description="a filter covers this many slots on either side")
+    hidden: Width | None = _HIDDEN
+    filters: Width = 10
+    reach: Length = Field(3, description="a filter covers this many slots on either side")
     features: Literal["last", "sum"] = Field(
         "last", description="convolve the weights of the last step, or the sum of all steps (coverage)"
     )
@@ -130,15 +129,13 @@ class GlobalScope(Scope):
 
 class LocalMonotonic(Scope):
     kind: Literal["local_m"] = "local_m"
-    window: PositiveInt = Field(5, description="D: slots t − D to t + D are visible to query t")
+    window: Length = Field(5, description="D: slots t − D to t + D are visible to query t")
 
 
 class LocalPredictive(Scope):
     kind: Literal["local_p"] = "local_p"
     learned: ClassVar[bool] = True
-    window: PositiveInt = Field(
-        5, description="D: slots p − D to p + D are visible, weighted by a Gaussian with σ = D/2"
-    )
+    window: Length = Field(5, description="D: slots p − D to p + D are visible, weighted by a Gaussian with σ = D/2")
     normalize: bool = Field(True, description="normalize the weights again, so that they sum to 1; the paper does not")
 
 
@@ -179,9 +176,9 @@ class Softmax(Selection):
 
 class Hard(Selection):
     kind: Literal["hard"] = "hard"
-    entropy: float = Field(0.02, ge=0, description="λ_e, the weight of the entropy bonus")
-    reward: PositiveFloat = Field(0.2, description="λ_r, the weight of the reward")
-    soft: float = Field(0.5, ge=0, le=1, description="probability of using the soft context instead of the sample")
+    entropy: Weight = Field(0.02, description="λ_e, the weight of the entropy bonus")
+    reward: PositiveWeight = Field(0.2, description="λ_r, the weight of the reward")
+    soft: Fraction = Field(0.5, description="probability of using the soft context instead of the sample")
 
 
 class HardExact(Selection):
@@ -198,7 +195,7 @@ class HardMonotonic(Selection):
 
 class StraightThrough(Selection):
     kind: Literal["straight_through"] = "straight_through"
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
 
 
 class Sparsemax(Selection):
@@ -235,8 +232,8 @@ class AttentionSettings(Settings):
     score: Score = Additive()
     scope: Scope = GlobalScope()
     select: Selection = Softmax()
-    heads: PositiveInt = 1
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the attention weights")
+    heads: Heads = 1
+    dropout: FractionBelowOne = Field(0.0, description="dropout of the attention weights")
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from regard.cli.options import reader_options, reader_settings, resolve_files
+from regard.cli.options import QuantityType, reader_options, reader_settings, resolve_files
 from regard.errors import check_output_folder
 from regard.evaluation.alignment import (
     SYMMETRIZATIONS,
@@ -18,6 +18,7 @@ from regard.evaluation.alignment import (
     score_alignments,
 )
 from regard.formatting import table, to_json
+from regard.quantities import BatchSize, Heads, Layers, PositiveFraction
 from regard.runs.folder import open_model
 
 if TYPE_CHECKING:
@@ -57,23 +58,26 @@ _DEFAULTS = AlignmentSettings()
     help="How to convert weights to links.",
 )  # fmt: skip
 @click.option(
-    "--threshold", metavar="X", type=float, help=f"Minimum weight of a link. [default: {_DEFAULTS.threshold:g}]"
+    "--threshold",
+    metavar="X",
+    type=QuantityType(PositiveFraction),
+    help=f"Minimum weight of a link. [default: {_DEFAULTS.threshold:g}]",
 )
 @click.option(
     "--max-entropy",
     metavar="X",
-    type=float,
+    type=QuantityType(PositiveFraction),
     help=f"Maximum entropy, from 0 to 1. [default: {_DEFAULTS.max_entropy:g}]",
 )
-@click.option("--layer", metavar="N", type=click.IntRange(1), help="Layer, from 1.")
-@click.option("--head", metavar="N", type=click.IntRange(1), help="Head, from 1.")
+@click.option("--layer", metavar="N", type=QuantityType(Layers), help="Layer, from 1.")
+@click.option("--head", metavar="N", type=QuantityType(Heads), help="Head, from 1.")
 @click.option("--attention", metavar="NAME", help="Attention by name, instead of --layer; --rank prints the names.")
 @click.option("--shift", is_flag=True, help="Use the weights of the step that reads a token, not predicts it.")
 @click.option("--gold", metavar="FILE", help="Print the alignment error rate against this file in Pharaoh format.")
 @click.option("--one-based", is_flag=True, help="Words in the gold file are counted from 1.")
 @click.option("--rank", is_flag=True, help="Print a score for every layer and head, the best first.")
 @click.option(
-    "--batch-size", metavar="N", type=click.IntRange(1), default=64, show_default=True, help="Pairs per batch."
+    "--batch-size", metavar="N", type=QuantityType(BatchSize), default=64, show_default=True, help="Pairs per batch."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per pair, or one with the scores.")
 @click.option(

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.options import IMAGES, MultiValueCommand, reader_options, reader_settings, resolve_files
+from regard.cli.options import IMAGES, MultiValueCommand, QuantityType, reader_options, reader_settings, resolve_files
 from regard.config import parse_override
 from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import metric_names, parse_metrics
 from regard.formatting import to_json
+from regard.quantities import BatchSize, BeamWidth, Resamples, Seed
 
 if TYPE_CHECKING:
     from regard.data.files import Files
@@ -64,18 +65,21 @@ def _is_value(word: str) -> bool:
     help="Correct p-values for several comparisons: Holm, Benjamini–Hochberg, or none.",
 )  # fmt: skip
 @click.option(
-    "--resamples", metavar="N", type=click.IntRange(10),
+    "--resamples", metavar="N", type=QuantityType(Resamples),
     help="Bootstrap resamples (default 1,000), or trials of randomization (default 10,000).",
 )  # fmt: skip
-@click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Seed of the test.")
+@click.option("--seed", metavar="N", type=QuantityType(Seed), default=0, show_default=True, help="Seed of the test.")
 @click.option(
-    "--beam", metavar="K", type=click.IntRange(1), help="Beam size. By default that of the validation of each run."
+    "--beam",
+    metavar="K",
+    type=QuantityType(BeamWidth),
+    help="Beam size. By default that of the validation of each run.",
 )
 @click.option(
     "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting; see regard predict -h."
 )
 @click.option(
-    "--batch-size", metavar="N", type=click.IntRange(1), default=64, show_default=True,
+    "--batch-size", metavar="N", type=QuantityType(BatchSize), default=64, show_default=True,
     help="Texts per batch. It affects the measured speed.",
 )  # fmt: skip
 @click.option(

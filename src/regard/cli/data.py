@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.options import file_settings, reader_options, reader_settings
+from regard.cli.options import QuantityType, file_settings, reader_options, reader_settings
 from regard.config import presets, resolve
 from regard.data.files import Files
 from regard.data.settings import SPLITS, FilesData
 from regard.errors import ConfigError
 from regard.formatting import did_you_mean, to_json
+from regard.quantities import Count, OptionalCount
 from regard.runs.folder import RunFolder, locate
 from regard.runs.settings import RunSettings
 
@@ -66,7 +67,7 @@ def input_options(function: Any) -> Any:
 @click.option(
     "--max-chars",
     metavar="N",
-    type=click.IntRange(1),
+    type=QuantityType(Count),
     default=1_000,
     show_default=True,
     help="Flag texts with more characters.",
@@ -74,7 +75,7 @@ def input_options(function: Any) -> Any:
 @click.option(
     "--max-words",
     metavar="N",
-    type=click.IntRange(1),
+    type=QuantityType(Count),
     default=200,
     show_default=True,
     help="Flag texts with more words.",
@@ -82,7 +83,7 @@ def input_options(function: Any) -> Any:
 @click.option(
     "--examples",
     metavar="N",
-    type=click.IntRange(0),
+    type=QuantityType(OptionalCount),
     default=3,
     show_default=True,
     help="Examples printed per problem.",

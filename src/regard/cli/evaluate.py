@@ -10,6 +10,7 @@ import click
 from regard.cli.options import (
     IMAGES,
     MultiValueCommand,
+    QuantityType,
     ensemble_option,
     file_settings,
     reader_options,
@@ -22,6 +23,7 @@ from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import Metric, metric_names, parse_metric, parse_metrics
 from regard.formatting import replace_nonfinite, to_json
+from regard.quantities import BatchSize, BeamWidth, Count
 from regard.runs.folder import RunFolder, open_models
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ class Limit(NamedTuple):
 @click.option(
     "--beam",
     metavar="K",
-    type=click.IntRange(1),
+    type=QuantityType(BeamWidth),
     help="Beam size; 1 is greedy search. By default the beam size of validation.",
 )
 @click.option(
@@ -97,12 +99,12 @@ class Limit(NamedTuple):
 @click.option(
     "--train", metavar="FILE", help="Count word frequencies in FILE instead of in the training data of the run."
 )
-@click.option("--worst", metavar="N", type=click.IntRange(1), help="Print the N worst sentences.")
+@click.option("--worst", metavar="N", type=QuantityType(Count), help="Print the N worst sentences.")
 @click.option(
     "--worst-by", metavar="METRIC", help="Metric that ranks sentences; by default the first that uses predictions."
 )
 @click.option(
-    "--batch-size", metavar="N", type=click.IntRange(1), default=256, show_default=True, help="Texts per batch."
+    "--batch-size", metavar="N", type=QuantityType(BatchSize), default=256, show_default=True, help="Texts per batch."
 )
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write predictions to FILE."

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import click
 
+from regard.cli.options import QuantityType
 from regard.config import parse_override
 from regard.errors import ConfigError, check_output_folder
 from regard.formatting import to_json
+from regard.quantities import BeamWidth, Length
 
 EXAMPLES = """\b
 Examples:
@@ -23,14 +25,16 @@ PLOT_FORMATS = (".svg", ".png", ".pdf")
 @click.argument("config", metavar="PRESET|FILE.yaml|MODEL")
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
-    "--source", metavar="N", type=click.IntRange(1),
+    "--source", metavar="N", type=QuantityType(Length),
     help="Number of source positions at which the formulas are evaluated. [default: the average of the training data "
     "of a run, otherwise 25]",
 )  # fmt: skip
 @click.option(
-    "--target", metavar="M", type=click.IntRange(1), help="Number of target steps, with the end of the sequence."
+    "--target", metavar="M", type=QuantityType(Length), help="Number of target steps, with the end of the sequence."
 )
-@click.option("--beam", metavar="K", type=click.IntRange(1), default=1, show_default=True, help="Size of the beam.")
+@click.option(
+    "--beam", metavar="K", type=QuantityType(BeamWidth), default=1, show_default=True, help="Size of the beam."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: formulas, values, implementations.")
 @click.option(
     "--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),

@@ -1,5 +1,6 @@
 """regard look"""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import click
 
 from regard.cli.look_views import Request, Shown, TraceRequest, show_attributions, show_predictions, write_json
+from regard.cli.options import QuantityType
 from regard.data.lines import parse_lines
 from regard.errors import DataError, ModelError
+from regard.formatting import quote
+from regard.quantities import BeamWidth
 from regard.runs.folder import RunFolder, open_model
 
 if TYPE_CHECKING:
@@ -46,8 +50,10 @@ class NumberOr(click.ParamType[int | str]):
         text = str(value)
         if text in self.words:
             return text
-        if not text.isdecimal() or int(text) < 1:
-            self.fail(f"'{text}' is not a number from 1, {', '.join(self.words[:-1])} or {self.words[-1]}.", param, ctx)
+        if not re.fullmatch("[1-9][0-9]{0,8}", text):
+            self.fail(
+                f"{quote(text)} is not a number from 1, {', '.join(self.words[:-1])} or {self.words[-1]}.", param, ctx
+            )
         return int(text)
 
 
@@ -79,7 +85,12 @@ class NumberOr(click.ParamType[int | str]):
     "other. Repeat it for several texts.",
 )
 @click.option(
-    "--beam", metavar="K", type=click.IntRange(1), default=1, show_default=True, help="Beam size; 1 is greedy search."
+    "--beam",
+    metavar="K",
+    type=QuantityType(BeamWidth),
+    default=1,
+    show_default=True,
+    help="Beam size; 1 is greedy search.",
 )
 @click.option(
     "--attention",

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from regard.formatting import quote
+
 if TYPE_CHECKING:
     from regard.data.files import Files
 
@@ -15,6 +17,23 @@ IMAGES = (
     "Folder or zip file of images, which --pairs refers to: TSV, or captions of Flickr8k, COCO or Karpathy's splits. "
     "Without --pairs, the name of each image is its caption."
 )
+
+
+class QuantityType(click.ParamType[Any]):
+    """The type of an option with a number: a type of `regard.quantities`, so that it has a range."""
+
+    name = "number"
+
+    def __init__(self, quantity: Any) -> None:
+        self._quantity = quantity
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter(self._quantity).validate_python(value)
+        except ValidationError as error:
+            self.fail(f"{quote(value)}: {error.errors()[0]['msg'].lower()}.", param, ctx)
 
 
 def reader_options(function: F) -> F:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from regard.cli.options import ensemble_option
+from regard.cli.options import QuantityType, ensemble_option
 from regard.cli.streaming import read_chunks
 from regard.config import parse_override, resolve
 from regard.data.lines import parse_lines
@@ -16,6 +16,7 @@ from regard.data.pharaoh import format_links
 from regard.decoding.settings import PredictionOptions, SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, to_json
+from regard.quantities import BatchSize, BeamWidth
 from regard.runs.folder import open_models
 
 if TYPE_CHECKING:
@@ -47,10 +48,13 @@ Examples:
 @click.argument("model")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
-    "--beam", metavar="K", type=click.IntRange(1), help="Beam size; 1 is greedy search. [default: the value of --nbest]"
+    "--beam",
+    metavar="K",
+    type=QuantityType(BeamWidth),
+    help="Beam size; 1 is greedy search. [default: the value of --nbest]",
 )
 @click.option(
-    "--nbest", metavar="N", type=click.IntRange(1), default=1, show_default=True, help="Predictions per text."
+    "--nbest", metavar="N", type=QuantityType(BeamWidth), default=1, show_default=True, help="Predictions per text."
 )
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting, listed above.")
 @click.option("--prefix", metavar="TEXT", help="Start every prediction with TEXT.")
@@ -58,7 +62,7 @@ Examples:
 @click.option("--banned", metavar="PHRASE", multiple=True, help="Prevent predictions from containing PHRASE.")
 @ensemble_option
 @click.option(
-    "--batch-size", metavar="N", type=click.IntRange(1), default=64, show_default=True, help="Texts per batch."
+    "--batch-size", metavar="N", type=QuantityType(BatchSize), default=64, show_default=True, help="Texts per batch."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per prediction: text, score, tokens.")
 @click.option("--attention", is_flag=True, help="Include attention weights; needs --json.")

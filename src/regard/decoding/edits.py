@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, final, get_args
 
 import torch
-from pydantic import Field, NonNegativeInt, StrictInt
+from pydantic import Field, StrictInt
 
 from regard.attention.attention import Attention
 from regard.attention.interventions import (
@@ -28,6 +28,7 @@ from regard.decoding.tracing import TracedSearch, TraceOptions
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean, quantity
 from regard.models.contracts import Grid
+from regard.quantities import OptionalCount
 
 __all__ = [
     "KINDS",
@@ -54,7 +55,7 @@ class ForceToken(Settings):
     """Keep the tokens of the best hypothesis before a step, append this token, and continue the search from there."""
 
     kind: Literal["force_token"] = "force_token"
-    step: NonNegativeInt
+    step: OptionalCount
     token: StrictInt | str = Field(description="the id of a token, or the token as the vocabulary spells it")
 
 

@@ -3,50 +3,61 @@
 from collections.abc import Sequence
 from typing import Any, Self, TypedDict
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from regard.config import MAY_CHANGE_ON_RESUME, Settings
+from regard.quantities import (
+    BeamWidth,
+    Factor,
+    FractionBelowOne,
+    OptionalCount,
+    OptionalLength,
+    PositiveFraction,
+    Ratio,
+    SampleCount,
+    Seed,
+    Temperature,
+    Weight,
+)
 
 
 class SearchSettings(Settings):
     """Search strategy: greedy search, beam search, sampling or minimum Bayes risk."""
 
-    beam: PositiveInt = Field(
+    beam: BeamWidth = Field(
         1, description="beam width; 1 is greedy search. By default the smallest width that fits nbest and groups"
     )
-    nbest: PositiveInt = Field(1, description="predictions for each source, best first")
-    length_penalty: NonNegativeFloat = Field(0.6, description="α: log p is divided by ((5 + length) / 6)^α")
-    coverage_penalty: NonNegativeFloat = Field(
+    nbest: BeamWidth = Field(1, description="predictions for each source, best first")
+    length_penalty: Weight = Field(0.6, description="α: log p is divided by ((5 + length) / 6)^α")
+    coverage_penalty: Weight = Field(
         0.0, description="β: penalty for source tokens that receive little attention, applied to finished hypotheses"
     )
-    groups: PositiveInt = Field(1, description="groups of diverse beam search; they split the beam equally")
-    diversity_penalty: NonNegativeFloat = Field(
+    groups: BeamWidth = Field(1, description="groups of diverse beam search; they split the beam equally")
+    diversity_penalty: Weight = Field(
         0.5, description="penalty on a token for each hypothesis of an earlier group that has it at the same step"
     )
     sample: bool = Field(False, description="sample each token instead of choosing the most likely one")
-    temperature: PositiveFloat = Field(
+    temperature: Temperature = Field(
         1.0, description="sampling temperature: below 1 more conservative, above 1 more diverse"
     )
-    top_k: NonNegativeInt = Field(0, description="sample from the k most likely tokens; 0 is off")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="sample from the most likely tokens whose probabilities add up to p; 1 is off"
+    top_k: OptionalCount = Field(0, description="sample from the k most likely tokens; 0 is off")
+    top_p: PositiveFraction = Field(
+        1.0, description="sample from the most likely tokens whose probabilities add up to p; 1 is off"
     )
-    min_p: float = Field(
+    min_p: FractionBelowOne = Field(
         0.0,
-        ge=0,
-        lt=1,
         description="sample from tokens at least min_p times as likely as the most likely one; 0 is off",
     )
-    mbr_samples: NonNegativeInt = Field(
+    mbr_samples: SampleCount = Field(
         0,
         description="minimum Bayes risk: sample N predictions, choose the most similar to the others (chrF); 0 is off",
     )
-    no_repeat_ngram: NonNegativeInt = Field(0, description="do not generate an n-gram of this size twice; 0 is off")
-    repetition_penalty: float = Field(
-        1.0, ge=1, description="multiplies the log-probability of tokens already generated; 1 is off"
+    no_repeat_ngram: OptionalLength = Field(0, description="do not generate an n-gram of this size twice; 0 is off")
+    repetition_penalty: Factor = Field(
+        1.0, description="multiplies the log-probability of tokens already generated; 1 is off"
     )
-    min_length: NonNegativeInt = Field(0, description="minimum number of tokens in a prediction")
-    seed: NonNegativeInt = Field(0, lt=2**63, description="random seed of sampling")
+    min_length: OptionalLength = Field(0, description="minimum number of tokens in a prediction")
+    seed: Seed = Field(0, description="random seed of sampling")
 
     @property
     def has_one_hypothesis(self) -> bool:
@@ -119,9 +130,9 @@ class PredictionOptions(SearchOptions, total=False):
 class DecodingSettings(Settings):
     """Length limit: a prediction has at most `max_length_ratio` · (source length) + `max_length_extra` tokens."""
 
-    max_length_ratio: PositiveFloat = Field(
+    max_length_ratio: Ratio = Field(
         2.0, json_schema_extra=MAY_CHANGE_ON_RESUME, description="target tokens allowed for each source token"
     )
-    max_length_extra: NonNegativeInt = Field(
+    max_length_extra: OptionalLength = Field(
         20, json_schema_extra=MAY_CHANGE_ON_RESUME, description="target tokens allowed in addition"
     )

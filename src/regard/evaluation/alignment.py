@@ -8,12 +8,13 @@ from typing import Literal, NamedTuple, TypedDict, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from regard.config import Settings
 from regard.data.pharaoh import GoldLinks, Link, Links, format_links
 from regard.errors import ConfigError
 from regard.formatting import did_you_mean
+from regard.quantities import Heads, Layers, PositiveFraction
 
 Weights = NDArray[np.floating]
 WordIndices = Sequence[int] | NDArray[np.integer]
@@ -36,13 +37,13 @@ class AlignmentSettings(Settings):
         description="argmax: link each target word to the source word with the largest weight; threshold: link to all "
         "words with at least this weight; entropy: as argmax, but leave words with spread-out weights unaligned",
     )
-    threshold: float = Field(0.2, gt=0, le=1, description="with method threshold: minimum weight of a link")
-    max_entropy: float = Field(
-        0.7, gt=0, le=1, description="with method entropy: maximum entropy, as a share of that of uniform weights"
+    threshold: PositiveFraction = Field(0.2, description="with method threshold: minimum weight of a link")
+    max_entropy: PositiveFraction = Field(
+        0.7, description="with method entropy: maximum entropy, as a share of that of uniform weights"
     )
     attention: str | None = Field(None, description="name of the attention in the model")
-    layer: PositiveInt | None = Field(None, description="instead of attention: number of the layer, counted from 1")
-    head: PositiveInt | None = Field(None, description="number of the head, counted from 1; by default the average")
+    layer: Layers | None = Field(None, description="instead of attention: number of the layer, counted from 1")
+    head: Heads | None = Field(None, description="number of the head, counted from 1; by default the average")
     shift: bool = Field(
         False, description="use the weights of the step that reads a token, not those of the step that predicts it"
     )

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field
 
 from regard.config import Settings, parse_override, resolve
+from regard.quantities import Count, OptionalCount
 from regard.registry import Choice, Registry
 
 References = Annotated[
@@ -134,7 +135,7 @@ class Bleu(Metric):
         "13a", description="a tokenizer of sacrebleu, or coco: lowercase words without punctuation"
     )
     lowercase: bool = False
-    max_order: int = Field(4, ge=1, le=4, description="maximum n-gram order: 4 is BLEU-4")
+    max_order: Count = Field(4, ge=1, le=4, description="maximum n-gram order: 4 is BLEU-4")
     smooth: Literal["exp", "floor", "add-k", "none"] = Field(
         "exp", description="smoothing if no n-gram of some order matches"
     )
@@ -146,7 +147,7 @@ class Chrf(Metric):
 
     higher_is_better: ClassVar[bool] = True
     kind: Literal["chrf"] = "chrf"
-    word_order: int = Field(0, ge=0, le=4, description="also count word n-grams up to this order")
+    word_order: OptionalCount = Field(0, ge=0, le=4, description="also count word n-grams up to this order")
     lowercase: bool = False
     references: References = "by_line"
 

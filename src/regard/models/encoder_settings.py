@@ -2,10 +2,11 @@
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from regard.attention.settings import ScaledDot, Score
 from regard.config import MAY_CHANGE_ON_RESUME, Settings
+from regard.quantities import FractionBelowOne, Heads, Layers, Length, Width
 from regard.recurrent.settings import RecurrentSettings
 from regard.registry import Choice, Registry
 
@@ -63,18 +64,18 @@ class RecurrentEncoderSettings(RecurrentSettings, EncoderSettings):
 class TransformerBlocks(Settings):
     """The settings of Transformer layers, whatever they read."""
 
-    size: PositiveInt = Field(256, description="width of the model, d")
-    heads: PositiveInt = 4
-    layers: PositiveInt = Field(3, description="number of encoder layers, and of decoder layers")
-    feedforward: PositiveInt = Field(1024, description="width of the hidden layer of the feed-forward networks")
+    size: Width = Field(256, description="width of the model, d")
+    heads: Heads = 4
+    layers: Layers = Field(3, description="number of encoder layers, and of decoder layers")
+    feedforward: Width = Field(1024, description="width of the hidden layer of the feed-forward networks")
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
     norm: Literal["post", "pre"] = Field(
         "post", description="normalize after each residual connection, as published, or before each sublayer"
     )
     normalization: Literal["layer", "rms"] = "layer"
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout on embeddings and on the output of each sublayer")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout on attention weights")
-    activation_dropout: float = Field(0.0, ge=0, lt=1, description="dropout within the feed-forward layers")
+    dropout: FractionBelowOne = Field(0.1, description="dropout on embeddings and on the output of each sublayer")
+    attention_dropout: FractionBelowOne = Field(0.0, description="dropout on attention weights")
+    activation_dropout: FractionBelowOne = Field(0.0, description="dropout within the feed-forward layers")
 
     @property
     def rotates(self) -> bool:
@@ -92,7 +93,7 @@ class TransformerLayers(TransformerBlocks):
     """The settings that the encoder and the decoder of a Transformer share."""
 
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    max_positions: PositiveInt = Field(1024, description="number of learned positions")
+    max_positions: Length = Field(1024, description="number of learned positions")
     gradient_checkpointing: bool = Field(
         False,
         json_schema_extra=MAY_CHANGE_ON_RESUME,

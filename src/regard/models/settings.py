@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from regard.attention.settings import AttentionChoice, AttentionSettings, ScaledDot, Score
 from regard.models.encoder_settings import (
@@ -16,6 +16,7 @@ from regard.models.encoder_settings import (
     check_self_score,
 )
 from regard.models.vision import settings as _image_encoders  # noqa: F401 - registers the settings of image encoders
+from regard.quantities import FractionBelowOne, Layers, Weight, Width
 from regard.recurrent.settings import RecurrentSettings
 from regard.registry import Choice, Registry
 
@@ -86,8 +87,8 @@ class RegisteredModel(ModelSettings):
     """Base class of the settings of registered decoders: any encoder, and the options of the decoder."""
 
     encoder: EncoderSettings = RecurrentEncoderSettings()
-    embedding: PositiveInt = Field(64, description="width of the token embeddings")
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout on embeddings")
+    embedding: Width = Field(64, description="width of the token embeddings")
+    dropout: FractionBelowOne = Field(0.1, description="dropout on embeddings")
 
     @property
     def encoder_settings(self) -> EncoderSettings:
@@ -113,9 +114,8 @@ class DecoderSettings(RecurrentSettings):
     input_feeding: bool = Field(True, description="with order luong: feed the attentional state s̃ to the next step")
     copy_source: bool = Field(False, description="use a pointer-generator, which can copy source tokens")
     gate: bool = Field(False, description="scale the context by a learned gate β = σ(w · q + b), q the query")
-    doubly_stochastic: float = Field(
+    doubly_stochastic: Weight = Field(
         0.0,
-        ge=0,
         description="weight λ of the penalty λ Σ_j (1 − Σ_t a_tj)², which encourages attention to every slot",
     )
 
@@ -123,13 +123,13 @@ class DecoderSettings(RecurrentSettings):
 class _RecurrentBase(ModelSettings):
     """The settings that all recurrent encoder-decoders share."""
 
-    embedding: PositiveInt = Field(64, description="width of the token embeddings")
+    embedding: Width = Field(64, description="width of the token embeddings")
     encoder: EncoderSettings = RecurrentEncoderSettings()
     decoder: RecurrentSettings
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout on embeddings and before the output layer")
-    memory_dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the encoder states")
-    output_dropout: float | None = Field(
-        None, ge=0, lt=1, description="dropout before the output layer; by default the same as dropout"
+    dropout: FractionBelowOne = Field(0.1, description="dropout on embeddings and before the output layer")
+    memory_dropout: FractionBelowOne = Field(0.0, description="dropout on the encoder states")
+    output_dropout: FractionBelowOne | None = Field(
+        None, description="dropout before the output layer; by default the same as dropout"
     )
     tied: Literal["none", "decoder", "all"] = Field(
         "none",
@@ -256,9 +256,7 @@ class TransformerModel(TransformerLayers, ModelSettings):
     encoder: EncoderSettings | None = Field(
         None, description="encoder of another kind; by default a Transformer encoder with the settings of the model"
     )
-    decoder_layers: PositiveInt | None = Field(
-        None, description="number of decoder layers; by default the same as layers"
-    )
+    decoder_layers: Layers | None = Field(None, description="number of decoder layers; by default the same as layers")
     tied: Literal["none", "decoder", "all"] = Field(
         "decoder",
         description="weight tying: decoder ties target embedding and output layer, all ties the source embedding too",

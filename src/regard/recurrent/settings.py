@@ -2,9 +2,10 @@
 
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from regard.config import Settings
+from regard.quantities import Bias, FractionBelowOne, Layers, Width
 from regard.registry import Choice, Registry
 
 Activation = Literal["tanh", "identity"]
@@ -153,7 +154,7 @@ class LSTM(Cell):
     )
     peepholes: bool | None = _switch("let the gates read the cell state")
     gate_recurrence: bool | None = _switch("let each gate read all gates of the previous step")
-    forget_bias: float = Field(1.0, description="initial bias of the forget gate; a positive value opens it")
+    forget_bias: Bias = Field(1.0, description="initial bias of the forget gate; a positive value opens it")
 
     def select_variant(self, name: str | None) -> LSTMVariant:
         """Return the variant that a name (None for the standard LSTM) and the switches select together."""
@@ -182,9 +183,9 @@ class RecurrentSettings(Settings):
     variant: VariantName | None = Field(
         None, description="LSTM variant by its name in Greff et al. (2015); by default the standard LSTM"
     )
-    hidden: PositiveInt = Field(128, description="state width, per direction")
-    layers: PositiveInt = 1
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout between layers")
+    hidden: Width = Field(128, description="state width, per direction")
+    layers: Layers = 1
+    dropout: FractionBelowOne = Field(0.0, description="dropout between layers")
     variational: bool = Field(False, description="use the same dropout mask at all steps, on the recurrent state too")
     residual: bool = Field(False, description="add each layer's input to its output, from the second layer on")
     layer_norm: bool = Field(False, description="normalize W x and R h separately before the gates")

@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field
 
 from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings
 from regard.models.settings import ModelSettings
+from regard.quantities import FractionBelowOne, Heads, Layers, OptionalCount, PositiveFraction, PositiveWeight, Weight
 
 
 def as_list(value: Any) -> Any:
@@ -36,7 +37,7 @@ class NoConsistency(Settings):
 class _TwoPasses(Settings):
     """Two forward passes per step."""
 
-    start_step: NonNegativeInt = Field(0, description="number of steps without the consistency loss at the start")
+    start_step: OptionalCount = Field(0, description="number of steps without the consistency loss at the start")
 
 
 class RDrop(_TwoPasses):
@@ -45,7 +46,7 @@ class RDrop(_TwoPasses):
     """
 
     kind: Literal["r-drop"] = "r-drop"
-    alpha: NonNegativeFloat = Field(5.0, description="α, the weight of the consistency loss")
+    alpha: Weight = Field(5.0, description="α, the weight of the consistency loss")
 
     @property
     def loss_weights(self) -> LossWeights:
@@ -58,8 +59,8 @@ class SimCut(_TwoPasses):
     """
 
     kind: Literal["simcut"] = "simcut"
-    alpha: NonNegativeFloat = Field(3.0, description="α, the weight of the consistency loss")
-    cut: float = Field(0.05, ge=0, lt=1, description="share of the tokens that are cut out")
+    alpha: Weight = Field(3.0, description="α, the weight of the consistency loss")
+    cut: FractionBelowOne = Field(0.05, description="share of the tokens that are cut out")
 
     @property
     def loss_weights(self) -> LossWeights:
@@ -82,7 +83,7 @@ class Teachers(Settings):
     runs: Annotated[tuple[Annotated[str, BeforeValidator(path_to_str)], ...], BeforeValidator(as_list)] = Field(
         min_length=1, description="the run folders of the teachers; they must have the student's tokenizers"
     )
-    weight: float = Field(0.5, gt=0, le=1, description="λ, the weight of the teachers relative to the data")
+    weight: PositiveFraction = Field(0.5, description="λ, the weight of the teachers relative to the data")
 
     def absolute(self) -> Self:
         return self.model_copy(update={"runs": tuple(map(os.path.abspath, self.runs))})
@@ -108,11 +109,11 @@ class GuidedAlignment(Settings):
         json_schema_extra=MAY_CHANGE_ON_RESUME,
         description="word alignments in Pharaoh format, with a line for each pair of the training files",
     )
-    weight: PositiveFloat = Field(0.05, description="λ, the weight of the alignments relative to the data")
-    layer: PositiveInt | None = Field(
+    weight: PositiveWeight = Field(0.05, description="λ, the weight of the alignments relative to the data")
+    layer: Layers | None = Field(
         None, description="decoder layer of the supervised attention, from 1; by default the second to last"
     )
-    head: PositiveInt = Field(1, description="supervised head, from 1")
+    head: Heads = Field(1, description="supervised head, from 1")
     shift: bool = Field(
         False, description="supervise the step that reads a token, not the one that predicts it (Chen et al. 2020)"
     )

@@ -9,10 +9,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     field_validator,
     model_validator,
 )
@@ -32,6 +28,21 @@ from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
 from regard.models.encoder_settings import TEXT
 from regard.models.settings import ModelSettings, RecurrentModel
+from regard.quantities import (
+    BatchSize,
+    Count,
+    Epochs,
+    FractionBelowOne,
+    LearningRate,
+    Length,
+    Minutes,
+    OpenFraction,
+    OptionalCount,
+    PositiveNorm,
+    Seed,
+    Threads,
+    Weight,
+)
 from regard.runs.objective_settings import (
     ConsistencyChoice,
     GuidedAlignmentChoice,
@@ -45,38 +56,36 @@ from regard.runs.objective_settings import (
 class TrainingSettings(Settings):
     """The settings of the training loop."""
 
-    steps: PositiveInt = Field(1_000, description="number of steps of the schedule; minutes and max_epochs rescale it")
-    minutes: PositiveFloat | None = Field(
+    steps: Count = Field(1_000, description="number of steps of the schedule; minutes and max_epochs rescale it")
+    minutes: Minutes | None = Field(
         None, description="deadline in minutes; the number of steps is adapted to the speed measured while training"
     )
-    max_epochs: PositiveFloat | None = Field(None, description="maximum number of epochs")
-    batch_size: PositiveInt = Field(64, description="number of pairs in a batch")
-    batch_tokens: PositiveInt | None = Field(
+    max_epochs: Epochs | None = Field(None, description="maximum number of epochs")
+    batch_size: BatchSize = Field(64, description="number of pairs in a batch")
+    batch_tokens: BatchSize | None = Field(
         None, description="instead of batch_size: number of tokens in a batch, on the longer side and with padding"
     )
-    max_pair_length: PositiveInt | None = Field(
+    max_pair_length: Length | None = Field(
         None, description="skip training pairs with more tokens on one side; requires batch_tokens"
     )
-    accumulate: PositiveInt = Field(1, description="number of batches per step (gradient accumulation)")
-    learning_rate: float = Field(1e-3, gt=0, le=1e30, description="peak learning rate")
-    warmup: NonNegativeInt = Field(100, description="number of steps of linear warm-up to the peak learning rate")
+    accumulate: Count = Field(1, description="number of batches per step (gradient accumulation)")
+    learning_rate: LearningRate = Field(1e-3, description="peak learning rate")
+    warmup: OptionalCount = Field(100, description="number of steps of linear warm-up to the peak learning rate")
     decay: Literal["cosine", "linear", "none", "inverse_sqrt", "plateau"] = Field(
         "cosine",
         description="cosine and linear decay to zero at the last step; inverse_sqrt is proportional to "
         "√(warmup / step); plateau reduces the rate when validation stops improving",
     )
-    plateau_patience: PositiveInt = Field(
+    plateau_patience: Count = Field(
         3, description="with decay=plateau: number of validations without improvement before the rate is reduced"
     )
-    plateau_factor: float = Field(
-        0.5, gt=0, lt=1, description="with decay=plateau: factor by which the rate is reduced"
-    )
-    adam_beta2: float = Field(0.999, gt=0, lt=1, description="β₂ of Adam")
-    weight_decay: NonNegativeFloat = Field(0.01, description="decoupled weight decay (AdamW)")
-    max_grad_norm: PositiveFloat = Field(1.0, description="maximum norm of the gradient; larger gradients are clipped")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability mass spread over all tokens")
-    word_dropout: float = Field(
-        0.0, ge=0, lt=1, description="probability that an input token is replaced by the unknown token"
+    plateau_factor: OpenFraction = Field(0.5, description="with decay=plateau: factor by which the rate is reduced")
+    adam_beta2: OpenFraction = Field(0.999, description="β₂ of Adam")
+    weight_decay: Weight = Field(0.01, description="decoupled weight decay (AdamW)")
+    max_grad_norm: PositiveNorm = Field(1.0, description="maximum norm of the gradient; larger gradients are clipped")
+    label_smoothing: FractionBelowOne = Field(0.0, description="probability mass spread over all tokens")
+    word_dropout: FractionBelowOne = Field(
+        0.0, description="probability that an input token is replaced by the unknown token"
     )
     consistency: ConsistencyChoice = Field(NoConsistency(), description="consistency loss: none, r-drop or simcut")
     teachers: TeachersChoice | None = Field(
@@ -89,13 +98,11 @@ class TrainingSettings(Settings):
         None,
         description="a run to fine-tune: start from its best weights, with its tokenizers and its model settings",
     )
-    ema_decay: float = Field(
+    ema_decay: FractionBelowOne = Field(
         0.0,
-        ge=0,
-        lt=1,
         description="decay of an exponential moving average (EMA) of the weights, which is evaluated and saved",
     )
-    average_checkpoints: PositiveInt = Field(
+    average_checkpoints: Count = Field(
         1, description="at the end, average the last N checkpoints, and use the average if it is better"
     )
     precision: Literal["float32", "bfloat16", "auto"] = Field(
@@ -107,30 +114,28 @@ class TrainingSettings(Settings):
         json_schema_extra=MAY_CHANGE_ON_RESUME,
         description="on a GPU, capture a CUDA graph for each batch shape, and replay it",
     )
-    validate_every: PositiveInt = Field(100, description="number of steps between validations")
+    validate_every: Count = Field(100, description="number of steps between validations")
     metric: Metric = Field(Accuracy(), description="metric that chooses the best checkpoint; the loss breaks ties")
     extra_metrics: Annotated[tuple[Metric, ...], BeforeValidator(as_list)] = Field(
         (), json_schema_extra=MAY_CHANGE_ON_RESUME, description="more metrics to compute in validation"
     )
     validation_search: SearchSettings = Field(SearchSettings(), description="search settings of validation")
-    validation_pairs: PositiveInt | None = Field(None, description="validate on the first N dev pairs; default: all")
-    diagnostics: NonNegativeInt = Field(
+    validation_pairs: Count | None = Field(None, description="validate on the first N dev pairs; default: all")
+    diagnostics: OptionalCount = Field(
         64,
         json_schema_extra=MAY_CHANGE_ON_RESUME,
         description="compute statistics of the attention weights on the first N dev pairs at each validation; 0: off",
     )
-    patience: PositiveInt = Field(
-        10, description="number of validations without improvement before training stops early"
-    )
-    save_every: PositiveInt = Field(
+    patience: Count = Field(10, description="number of validations without improvement before training stops early")
+    save_every: Count = Field(
         100, json_schema_extra=MAY_CHANGE_ON_RESUME, description="number of steps between checkpoints"
     )
-    keep_checkpoints: PositiveInt = Field(
+    keep_checkpoints: Count = Field(
         2,
         json_schema_extra=MAY_CHANGE_ON_RESUME,
         description="number of newest checkpoints to keep in addition to the best",
     )
-    log_every: PositiveInt = Field(
+    log_every: Count = Field(
         20, json_schema_extra=MAY_CHANGE_ON_RESUME, description="number of steps between log lines"
     )
     track: Literal["tensorboard"] | None = Field(
@@ -139,7 +144,7 @@ class TrainingSettings(Settings):
         description="also write the events to RUN/tensorboard",
     )
     device: str = Field("auto", json_schema_extra=MAY_CHANGE_ON_RESUME, description="auto, cpu, cuda or cuda:N")
-    threads: PositiveInt = Field(
+    threads: Threads = Field(
         1,
         json_schema_extra=MAY_CHANGE_ON_RESUME,
         description="number of CPU threads; more than one is faster only for large models",
@@ -197,7 +202,7 @@ class RunSettings(Settings):
     """All settings of a run."""
 
     about: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="a description in one line")
-    seed: NonNegativeInt = Field(0, description="seed of all random numbers")
+    seed: Seed = Field(0, description="seed of all random numbers")
     imports: tuple[str, ...] = Field(
         (),
         json_schema_extra=MAY_CHANGE_ON_RESUME,

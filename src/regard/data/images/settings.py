@@ -3,12 +3,13 @@
 import os
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from regard.config import MAY_CHANGE_ON_RESUME, Settings
 from regard.data.files import Files, FilesChoice
 from regard.data.settings import DataSettings
 from regard.models.vision.settings import IMAGE
+from regard.quantities import CorpusSize, Count, Fraction, ImageSize, PositiveFraction, Seed
 
 BadImages = Literal["error", "skip"]
 
@@ -16,11 +17,9 @@ BadImages = Literal["error", "skip"]
 class Augmentation(Settings):
     """Random changes of the training images, a pure function of the seed, the epoch and the pair."""
 
-    flip: float = Field(
-        0.0, ge=0, le=1, description="probability of a horizontal flip; 0 if captions mention left and right"
-    )
-    crop: float = Field(
-        1.0, gt=0, le=1, description="minimum height and width of a random crop, as a share; 1 is the whole image"
+    flip: Fraction = Field(0.0, description="probability of a horizontal flip; 0 if captions mention left and right")
+    crop: PositiveFraction = Field(
+        1.0, description="minimum height and width of a random crop, as a share; 1 is the whole image"
     )
 
     @property
@@ -59,7 +58,7 @@ class CaptionsData(DataSettings):
         description="names of the images for testing, or a file with their captions; without dev and test, 5 % of the "
         "images are held out if there are 1,000 pairs or more",
     )
-    test_every: int | None = Field(
+    test_every: Count | None = Field(
         None, ge=2, description="hold out every n-th image for testing, in the order of their names, from the first"
     )
     bad_images: BadImages = Field("error", description="how to handle images that cannot be read")
@@ -96,11 +95,11 @@ class ScenesData(DataSettings):
     source_kind: ClassVar[str] = IMAGE
 
     kind: Literal["scenes"] = "scenes"
-    height: int = Field(64, ge=32, le=512, description="height of the images in pixels")
-    width: int = Field(64, ge=32, le=512, description="width of the images in pixels")
-    single: float = Field(0.2, ge=0, le=1, description="share of images with one object; others have two")
-    train: PositiveInt = 6_000
-    dev: PositiveInt = 300
-    test: PositiveInt = 1_000
-    seed: NonNegativeInt = 0
+    height: ImageSize = Field(64, ge=32, le=512, description="height of the images in pixels")
+    width: ImageSize = Field(64, ge=32, le=512, description="width of the images in pixels")
+    single: Fraction = Field(0.2, description="share of images with one object; others have two")
+    train: CorpusSize = 6_000
+    dev: CorpusSize = 300
+    test: CorpusSize = 1_000
+    seed: Seed = 0
     augmentation: Augmentation = Augmentation()

@@ -2,10 +2,11 @@
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from regard.attention.settings import ScaledDot, Score
 from regard.models.encoder_settings import EncoderSettings, TransformerBlocks, check_self_score
+from regard.quantities import ImageSize, Integer, Layers, Width
 
 IMAGE = "image"
 """The kind of source that consists of images."""
@@ -32,8 +33,8 @@ class ImageEncoderSettings(EncoderSettings):
 
     source_kind: ClassVar[str] = IMAGE
 
-    height: PositiveInt = Field(224, description="height of the images, in pixels")
-    width: PositiveInt = Field(224, description="width of the images, in pixels")
+    height: ImageSize = Field(224, description="height of the images, in pixels")
+    width: ImageSize = Field(224, description="width of the images, in pixels")
     resize: Literal["squash", "crop", "pad"] = Field(
         "squash",
         description="how images are fitted to this size: squash changes their proportions, crop cuts off their sides, "
@@ -53,13 +54,13 @@ class ConvolutionalEncoderSettings(ImageEncoderSettings):
     """A small convolutional network, trained from scratch."""
 
     kind: Literal["cnn"] = "cnn"
-    height: PositiveInt = Field(64, description="height of the images, in pixels")
-    width: PositiveInt = Field(64, description="width of the images, in pixels")
-    channels: tuple[PositiveInt, ...] = Field(
+    height: ImageSize = Field(64, description="height of the images, in pixels")
+    width: ImageSize = Field(64, description="width of the images, in pixels")
+    channels: tuple[Width, ...] = Field(
         (32, 64, 128), min_length=1, description="channels of each stage; each stage halves the resolution"
     )
-    depth: PositiveInt = Field(2, description="convolutions in each stage")
-    grid: tuple[PositiveInt, PositiveInt] | None = Field(
+    depth: Layers = Field(2, description="convolutions in each stage")
+    grid: tuple[ImageSize, ImageSize] | None = Field(
         None, description="pool the annotations to this number of rows and columns"
     )
     positions: Positions = Field("none", description="add positions in two dimensions to the annotations")
@@ -89,8 +90,8 @@ class PatchEncoderSettings(TransformerBlocks, ImageEncoderSettings):
     """A Transformer encoder over the patches of an image (ViT, Dosovitskiy et al. 2021), trained from scratch."""
 
     kind: Literal["patches"] = "patches"
-    patch: PositiveInt = Field(16, description="height and width of a patch, in pixels")
-    layers: PositiveInt = Field(4, description="number of layers")
+    patch: ImageSize = Field(16, description="height and width of a patch, in pixels")
+    layers: Layers = Field(4, description="number of layers")
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
     norm: Literal["post", "pre"] = Field(
         "pre", description="normalize after each residual connection, or before each sublayer, as published"
@@ -127,7 +128,7 @@ class PretrainedEncoderSettings(ImageEncoderSettings):
     """A pretrained network, the backbone, whose feature maps are the annotations."""
 
     frozen: bool = Field(True, description="do not train the backbone")
-    size: PositiveInt | None = Field(
+    size: Width | None = Field(
         None, description="project the annotations to this width; by default they keep that of the backbone"
     )
     positions: Positions = Field("none", description="add positions in two dimensions to the annotations")
@@ -178,7 +179,7 @@ class TimmEncoderSettings(PretrainedEncoderSettings):
 
     kind: Literal["timm"] = "timm"
     model: str = Field(description="the name of the model, as in timm.list_models()")
-    stage: int = Field(-1, description="the index of the feature map that is read; -1 is the last")
+    stage: Integer = Field(-1, description="the index of the feature map that is read; -1 is the last")
     pretrained: bool = Field(True, description="start from the pretrained weights, which timm downloads")
 
     @property
