@@ -125,6 +125,41 @@ def test_the_keyboard_moves_through_the_matrix_and_the_cell_is_announced(page: A
         assert page.get_by_role("button", name=view, exact=True).get_attribute("aria-pressed") == "true"
 
 
+METHODS = ("gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing")
+
+
+def test_attributions_are_drawn_beside_the_weights_with_their_agreement(page: Any, url: str, tmp_path: Path) -> None:
+    open_page(page, url, f"text={SOURCE}&tab=attention")
+    for count, method in enumerate(METHODS, start=1):
+        page.locator("#method").select_option(method)
+        page.wait_for_selector(f"#agreement tbody tr:nth-child({count})")
+        assert has_several_colors(page, "attribution-panel canvas"), method
+    wait_for_url(page, "method=value_zeroing")
+    cells = page.locator("#agreement tbody td.number").all_inner_texts()
+    assert len(cells) == 2 * len(METHODS)
+    assert all(cell == "–" or -1 <= float(cell.replace("−", "-")) <= 1 for cell in cells)
+    document = json.loads(save_download(page, tmp_path, "json").read_text("utf-8"))
+    assert [each["method"] for each in document["attributions"]] == ["value_zeroing"]
+    assert "not by themselves an explanation" in page.locator("attention-view aside").inner_text()
+    page.reload()
+    page.wait_for_selector("#agreement")
+    assert page.locator("attribution-panel h2").inner_text() == "Value zeroing"
+
+
+def test_an_attribution_is_cancelled_when_the_page_moves_on(page: Any, url: str) -> None:
+    open_page(page, url, f"text={SOURCE}&tab=attention")
+    failed: list[str] = []
+    page.on("requestfailed", lambda request: failed.append(request.url))
+    page.route("**/api/attribution", lambda route: None)  # the server does not answer
+    page.locator("#method").select_option("occlusion")
+    page.wait_for_selector("attribution-panel progress")
+    page.keyboard.press("Escape")
+    page.locator("#tab-steps").click()
+    page.wait_for_selector("steps-view")
+    page.wait_for_timeout(100)
+    assert [each.rpartition("/")[2] for each in failed] == ["attribution"]
+
+
 def test_arrow_keys_walk_through_the_steps(page: Any, url: str) -> None:
     open_page(page, url, f"text={SOURCE}&tab=steps")
     page.locator("#next").focus()

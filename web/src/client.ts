@@ -1,4 +1,5 @@
 /** The data of the page: from the server, or from the documents inside an exported page. */
+import type { Attribution, Method } from "./attribution.js";
 import type { Edit, Mechanism, TraceDocument } from "./trace.js";
 
 export interface ModelSummary {
@@ -37,6 +38,14 @@ export interface TraceRequest {
   candidates: number;
 }
 
+/** What is explained: a prediction, or a given target. */
+export interface AttributionRequest extends Pick<TraceRequest, "model" | "source" | "search" | "target"> {
+  methods: Method[];
+}
+
+/** A line of a stream: how much is done, from 0 to 1, or a part of the result. */
+export type Streamed<Part> = { progress: number } | Part;
+
 export interface CorpusRow {
   index?: number;
   source: string;
@@ -54,7 +63,8 @@ export interface Client {
   listModels(): Promise<ModelSummary[]>;
   trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument>;
   card(model: string): Promise<ModelCard>;
-  streamCorpus(model: string, signal: AbortSignal): AsyncIterable<CorpusRow>;
+  streamAttribution(request: AttributionRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Attribution }>>;
+  streamCorpus(model: string, signal: AbortSignal): AsyncIterable<Streamed<{ row: CorpusRow } | { total: number }>>;
   exportPage(request: TraceRequest, fragment: string): Promise<Blob>;
 }
 
@@ -79,16 +89,25 @@ export class ServerClient implements Client {
     return this.fetchJson(`api/models/${encodeURIComponent(model)}/card`);
   }
 
-  async *streamCorpus(model: string, signal: AbortSignal): AsyncIterable<CorpusRow> {
-    const response = await this.fetch("api/corpus", { model }, signal);
-    for await (const value of readLines(response)) {
-      const row = (value as { row?: CorpusRow }).row ?? (value as CorpusRow);
-      if (row.source !== undefined) yield row;
-    }
+  streamAttribution(request: AttributionRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Attribution }>> {
+    return this.stream("api/attribution", request, signal);
+  }
+
+  streamCorpus(model: string, signal: AbortSignal): AsyncIterable<Streamed<{ row: CorpusRow } | { total: number }>> {
+    return this.stream("api/corpus", { model }, signal);
   }
 
   async exportPage(request: TraceRequest, fragment: string): Promise<Blob> {
     return (await this.fetch("api/export", { ...describeBody(request), fragment })).blob();
+  }
+
+  /** Yield the lines of a response. A failure is its last line, because the status was sent before. */
+  private async *stream<T>(path: string, body: unknown, signal: AbortSignal): AsyncIterable<T> {
+    for await (const line of readLines(await this.fetch(path, body, signal))) {
+      const { error } = line as { error?: { message: string } };
+      if (error) throw new RequestError(error.message);
+      yield line as T;
+    }
   }
 
   private async fetchJson<T>(path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
@@ -169,8 +188,11 @@ export class EmbeddedClient implements Client {
     return card;
   }
 
-  // eslint-disable-next-line require-yield
-  async *streamCorpus(): AsyncIterable<CorpusRow> {
+  async *streamAttribution(): AsyncIterable<never> {
+    throw new RequestError("This file does not contain attributions. Run regard explore to compute them.");
+  }
+
+  async *streamCorpus(): AsyncIterable<never> {
     throw new RequestError("This file does not contain a corpus. Run regard explore to read one.");
   }
 

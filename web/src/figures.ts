@@ -1,7 +1,7 @@
 /** Figures: what the views draw, and what they export. */
 import type { Matrix } from "./arrays.js";
 import { levelOf, type Palette } from "./palette.js";
-import { CanvasSurface, fitText, measureText, SvgSurface, type Grid, type Surface } from "./surface.js";
+import { CanvasSurface, fitText, measureText, ShiftedSurface, SvgSurface, type Grid, type Surface } from "./surface.js";
 import { formatPercent, labelToken, type Axes } from "./trace.js";
 
 export interface Figure {
@@ -12,6 +12,8 @@ export interface Figure {
 
 const LABEL_SIZE = 13;
 const LONGEST_LABEL = 120;
+const TITLE_HEIGHT = 32;
+const GAP = 24;
 
 /** A cell of a matrix. */
 export interface Cell {
@@ -325,6 +327,27 @@ export class TextFigure implements Figure {
       surface.rect(x, 102, width * this.probabilities[index], 5, palette.accent);
       x += width + 6;
     });
+  }
+}
+
+/** Several figures in a row, each under its title. */
+export class FigureRow implements Figure {
+  readonly width: number;
+  readonly height: number;
+
+  constructor(readonly parts: readonly (readonly [title: string, figure: Figure])[]) {
+    this.width = parts.reduce((sum, [, figure]) => sum + figure.width + GAP, -GAP);
+    this.height = TITLE_HEIGHT + Math.max(...parts.map(([, figure]) => figure.height));
+  }
+
+  draw(surface: Surface, palette: Palette): void {
+    surface.rect(0, 0, this.width, this.height, palette.background);
+    let left = 0;
+    for (const [title, figure] of this.parts) {
+      surface.text(left + 4, TITLE_HEIGHT / 2, fitText(title, 15, figure.width), { size: 15, color: palette.ink, bold: true });
+      figure.draw(new ShiftedSurface(surface, left, TITLE_HEIGHT), palette);
+      left += figure.width + GAP;
+    }
   }
 }
 

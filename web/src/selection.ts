@@ -92,6 +92,12 @@ function describe(trace: TraceDocument, role: Role, hypothesis: number, layer: L
   return parts.join(", ");
 }
 
+/** Return the index of the span that contains a token; the last one for a token behind all spans. */
+export function findSpan(spans: readonly Span[], token: number): number {
+  const found = spans.findIndex(([start, end]) => token >= start && token < end);
+  return found >= 0 ? found : Math.max(0, spans.length - 1);
+}
+
 const singles = (count: number): Span[] => Array.from({ length: count }, (_, index) => [index, index + 1]);
 
 export interface MapChoice {

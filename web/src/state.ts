@@ -1,6 +1,7 @@
 /** The state of the page, and its form in the fragment of the URL. A reload reproduces the page. */
 import type { Toggles } from "./equation.js";
 import { UNCHANGED } from "./equation.js";
+import { METHODS, type Method } from "./attribution.js";
 import type { Head, Layer } from "./selection.js";
 import type { Edit, Role } from "./trace.js";
 
@@ -36,6 +37,8 @@ export interface State {
   /** null: tokens for short sources, words for long ones. */
   words: boolean | null;
   colors: ColorScale;
+  /** The attribution beside the weights; empty for none. */
+  method: Method | "";
   /** The focused output token, and the focused slot. */
   row: number;
   column: number;
@@ -59,6 +62,7 @@ export const INITIAL: State = {
   view: "matrix",
   words: null,
   colors: "fixed",
+  method: "",
   row: 0,
   column: 0,
   rows: [],
@@ -67,7 +71,7 @@ export const INITIAL: State = {
 };
 
 /** Fields whose value is text. All others are written as JSON. */
-const TEXTS: ReadonlySet<string> = new Set(["tab", "model", "text", "role", "view", "colors", "other"]);
+const TEXTS: ReadonlySet<string> = new Set(["tab", "model", "text", "role", "view", "colors", "method", "other"]);
 
 /** Return the fragment of a state: the fields that differ from the initial state. */
 export function writeFragment(state: State): string {
@@ -134,6 +138,7 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   view: isOneOf(...VIEWS),
   words: isOneOf(true, false, null),
   colors: isOneOf("fixed", "row"),
+  method: isOneOf("", ...METHODS),
   row: isIndex,
   column: isIndex,
   rows: isIndices,

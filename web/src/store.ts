@@ -1,5 +1,6 @@
 /** The store: the state, the documents that belong to it, and the changes of both. Views subscribe to it. */
-import { RequestError, type Client, type ModelSummary, type TraceRequest } from "./client.js";
+import type { Attribution, Method } from "./attribution.js";
+import { RequestError, type AttributionRequest, type Client, type ModelSummary, type TraceRequest } from "./client.js";
 import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, readFragment, writeFragment, type State } from "./state.js";
 import { findLayers, type Edit, type TraceDocument } from "./trace.js";
@@ -22,6 +23,8 @@ export class Store extends EventTarget {
   loading = true;
   /** What assistive technology reads aloud. */
   announcement = "";
+  /** The attributions that were computed, by their request. */
+  readonly attributions = new Map<string, Attribution>();
   private past: Computed[] = [];
   private future: Computed[] = [];
   private readonly documents = new Map<string, Promise<TraceDocument>>();
@@ -134,6 +137,20 @@ export class Store extends EventTarget {
     const common = { target: null, queries: false, states: false, candidates: 10 };
     const source = this.readsImages ? { image: this.image } : { text };
     return { model, source, search: { beam, nbest }, edits, ...common, ...changes };
+  }
+
+  /** The request of an attribution for the present hypothesis. Edits of the source and of tokens are part of it. */
+  describeAttribution(method: Method): AttributionRequest {
+    const { model, source, search } = this.describeRequest();
+    const { hypothesis, edits } = this.state;
+    const isPredicted = !edits.length && hypothesis === 0;
+    return {
+      model,
+      source: "text" in source ? { text: this.trace!.source.text } : source,
+      search,
+      target: isPredicted ? null : (this.trace!.hypotheses[hypothesis]?.text ?? null),
+      methods: [method],
+    };
   }
 
   /** Return the document of a request, computed once. */

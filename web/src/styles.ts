@@ -25,12 +25,15 @@ export const shared = css`
   button.quiet:hover:not(:disabled) { background: var(--hover); }
   :focus-visible { outline: 2.5px solid var(--accent); outline-offset: 2px; }
   label.field { display: inline-flex; align-items: center; gap: 6px; color: var(--muted); font-size: var(--size-1); }
+  label.field select { max-width: 15em; }
   label.field select, label.field input { color: var(--ink); font-size: var(--size-2); }
   .segments { display: inline-flex; border: 1px solid var(--line-strong); border-radius: 8px; overflow: hidden; background: var(--control); }
   .segments button { border: 0; border-radius: 0; background: none; }
   .segments button + button { border-left: 1px solid var(--line); }
   .segments button[aria-pressed="true"], .segments button[aria-checked="true"] { background: var(--accent-fill); color: var(--on-accent); }
   .segments :focus-visible { outline-offset: -3px; outline-color: currentColor; }
+  progress { accent-color: var(--accent); height: 8px; width: 160px; }
+  caption { text-align: start; padding-bottom: var(--space-1); }
   .scroll { overflow: auto; max-width: 100%; }
   .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
   table { border-collapse: collapse; width: 100%; }

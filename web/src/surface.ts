@@ -169,6 +169,39 @@ export class SvgSurface implements Surface {
   }
 }
 
+/** A surface with another origin. */
+export class ShiftedSurface implements Surface {
+  constructor(
+    private readonly surface: Surface,
+    private readonly left: number,
+    private readonly top: number,
+  ) {}
+
+  rect(x: number, y: number, width: number, height: number, fill: string): void {
+    this.surface.rect(x + this.left, y + this.top, width, height, fill);
+  }
+
+  cells(x: number, y: number, width: number, height: number, grid: Grid, colors: readonly string[]): void {
+    this.surface.cells(x + this.left, y + this.top, width, height, grid, colors);
+  }
+
+  outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void {
+    this.surface.outline(x + this.left, y + this.top, width, height, color, stroke);
+  }
+
+  text(x: number, y: number, text: string, style: TextStyle): void {
+    this.surface.text(x + this.left, y + this.top, text, style);
+  }
+
+  line(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity?: number): void {
+    this.surface.line(x1 + this.left, y1 + this.top, x2 + this.left, y2 + this.top, color, stroke, opacity);
+  }
+
+  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number): void {
+    this.surface.curve(x1 + this.left, y1 + this.top, x2 + this.left, y2 + this.top, color, stroke, opacity);
+  }
+}
+
 const place = (x: number, y: number, width: number, height: number): string =>
   `x="${round(x)}" y="${round(y)}" width="${round(width)}" height="${round(height)}"`;
 

@@ -2,21 +2,19 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { Matrix } from "../arrays.js";
-import { GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure } from "../figures.js";
+import { METHOD_NAMES, METHODS, type Method } from "../attribution.js";
+import { FigureRow, GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure } from "../figures.js";
 import { colorOf, currentPalette } from "../palette.js";
-import type { SelectedMap } from "../selection.js";
+import { findSpan, type SelectedMap } from "../selection.js";
 import type { ColorScale, ViewName } from "../state.js";
 import { shared } from "../styles.js";
 import { findLayers, formatPercent, labelToken, readHeads } from "../trace.js";
-import type { Span } from "../words.js";
+import "./attribution-panel.js";
+import type { AttributionPanel } from "./attribution-panel.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent, CellFigure } from "./canvas-figure.js";
 import { renderHypotheses, renderMapControls, renderSegments } from "./controls.js";
-
-/** The index of the span that contains a token. */
-const indexOf = (spans: readonly Span[], token: number): number =>
-  Math.max(0, spans.findIndex(([start, end]) => token >= start && token < end));
 
 @customElement("attention-view")
 export class AttentionView extends View {
@@ -25,6 +23,7 @@ export class AttentionView extends View {
     css`
       .body { display: grid; grid-template-columns: minmax(0, 1fr) 300px; gap: var(--space-3); align-items: start; }
       @media (max-width: 900px) { .body { grid-template-columns: minmax(0, 1fr); } }
+      .matrices { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: var(--space-3); align-items: start; min-width: 0; }
       aside { display: grid; gap: var(--space-3); }
       .shaded { font-size: var(--size-4); line-height: 2; }
       .shaded span, .shaded button { padding: 3px 4px; border-radius: 5px; font-size: inherit; line-height: 1.3; min-height: 0; }
@@ -45,21 +44,38 @@ export class AttentionView extends View {
     const map = this.store.map!;
     const { row, column } = this.store.state;
     return {
-      row: Math.min(indexOf(map.rowSpans, row), map.weights.rows - 1),
-      column: Math.min(indexOf(map.columnSpans, column), map.weights.columns - 1),
+      row: findSpan(map.rowSpans, row),
+      column: findSpan(map.columnSpans, column),
     };
   }
 
   /** The selected rows of the map. */
   private get selected(): number[] {
     const map = this.store.map!;
-    return [...new Set(this.store.state.rows.map((row) => indexOf(map.rowSpans, row)))];
+    return [...new Set(this.store.state.rows.map((row) => findSpan(map.rowSpans, row)))];
   }
 
   override get figure(): Figure | null {
     const map = this.store.map;
-    if (!map || !map.weights.rows) return null;
-    return this.createFigure(map);
+    const scores = this.panel?.figure ?? null;
+    if (!map || !map.weights.rows) return scores;
+    const weights = this.createFigure(map);
+    return scores ? new FigureRow([[map.title, weights], [METHOD_NAMES[this.method as Method], scores]]) : weights;
+  }
+
+  override get data(): unknown {
+    const attribution = this.panel?.attribution;
+    return attribution ? { ...this.store.trace, attributions: [attribution] } : this.store.trace;
+  }
+
+  private get panel(): AttributionPanel | null {
+    return this.shadowRoot?.querySelector("attribution-panel") ?? null;
+  }
+
+  /** The attribution beside the weights: source tokens have scores, so it belongs to cross-attention. */
+  private get method(): Method | "" {
+    const { role, method } = this.store.state;
+    return role === "cross" && this.store.client.isLive ? method : "";
   }
 
   private createFigure(map: SelectedMap): CellFigure {
@@ -89,7 +105,7 @@ export class AttentionView extends View {
 
   protected override render(): TemplateResult {
     const map = this.store.map;
-    if (!map || !map.weights.rows) return html`<p class="panel">This prediction has no attention weights.</p>`;
+    if (!map || !map.weights.rows) return this.renderWithoutWeights();
     const { view, colors, rows } = this.store.state;
     return html`
       <div class="stack">
@@ -98,24 +114,50 @@ export class AttentionView extends View {
           ${renderMapControls(this.store)}
           ${renderSegments("Unit", [["token", "Tokens"], ["word", "Words"]], this.store.words ? "word" : "token", (value) => this.store.show({ words: value === "word" }))}
           ${renderSegments<ColorScale>("Colors", [["fixed", "Colors fixed"], ["row", "per row"]], colors, (value) => this.store.show({ colors: value }))}
-          ${renderHypotheses(this.store)}
+          ${this.renderMethods()} ${renderHypotheses(this.store)}
         </div>
         <div class="body">
-          <section class="panel plot stack" aria-label=${map.title}>
-            <div class="row"><h2>${map.title}</h2></div>
-            ${view === "text" ? this.renderText(map) : this.renderFigure(map)}
-          </section>
+          <div class="matrices">
+            <section class="panel plot stack" aria-label=${map.title}>
+              <div class="row"><h2>${map.title}</h2></div>
+              ${view === "text" ? this.renderText(map) : this.renderFigure(map)}
+            </section>
+            ${this.renderAttribution()}
+          </div>
           <aside>
             ${view === "grid" ? this.renderTileHelp() : this.renderDetails(map)}
             ${this.store.client.isLive ? this.renderEdits(map) : ""}
             <section class="panel stack small muted">
-              <p>Attention weights show what the model reads at a step. They are not by themselves an explanation of its output: compare them with the effect of an edit.</p>
+              <p>Attention weights show what the model reads at a step. They are not by themselves an explanation of its output: compare them with an attribution, and with the effect of an edit.</p>
               ${rows.length ? html`<button type="button" @click=${() => this.store.show({ rows: [] })}>Clear the selection</button>` : ""}
             </section>
           </aside>
         </div>
       </div>
     `;
+  }
+
+  /** A model without attention still has attributions. */
+  private renderWithoutWeights(): TemplateResult {
+    return html`<div class="stack">
+      <p class="panel">This prediction has no attention weights.</p>
+      <div class="row">${this.renderMethods()}</div>
+      ${this.renderAttribution()}
+    </div>`;
+  }
+
+  private renderMethods(): TemplateResult | string {
+    if (this.store.state.role !== "cross" || !this.store.client.isLive) return "";
+    const change = (event: Event): void => this.store.show({ method: (event.target as HTMLSelectElement).value as Method | "" });
+    return html`<label class="field">Compare with
+      <select id="method" @change=${change}>
+        <option value="" ?selected=${!this.method}>no attribution</option>
+        ${METHODS.map((method) => html`<option value=${method} ?selected=${method === this.method}>${METHOD_NAMES[method]}</option>`)}
+      </select></label>`;
+  }
+
+  private renderAttribution(): TemplateResult | string {
+    return this.method ? html`<attribution-panel .store=${this.store} method=${this.method}></attribution-panel>` : "";
   }
 
   private renderFigure(map: SelectedMap): TemplateResult {

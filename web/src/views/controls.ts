@@ -57,6 +57,11 @@ export function renderSegments<T extends string>(
   </span>`;
 }
 
+/** A progress bar with a share from 0 to 1. */
+export function renderProgress(label: string, share: number): TemplateResult {
+  return html`<div class="row"><progress max="1" .value=${share} aria-label=${label}></progress><span class="muted small number">${label}: ${Math.round(100 * share)} %</span></div>`;
+}
+
 /** Links to the hypotheses, if there are several. */
 export function renderHypotheses(store: Store): TemplateResult | string {
   const { hypotheses } = store.trace!;

@@ -57,8 +57,8 @@ export class CorpusView extends View {
     try {
       const batch: CorpusRow[] = [];
       let shown = performance.now();
-      for await (const row of this.store.client.streamCorpus(this.read, signal)) {
-        batch.push(row);
+      for await (const part of this.store.client.streamCorpus(this.read, signal)) {
+        if ("row" in part) batch.push(part.row);
         if (performance.now() - shown < 200) continue;
         shown = performance.now();
         this.rows = [...batch];

@@ -1,0 +1,148 @@
+/** An attribution beside the attention weights, with the rank agreement of both. */
+import { css, html, type TemplateResult } from "lit";
+import { customElement, property, state } from "lit/decorators.js";
+import { METHOD_MEANINGS, METHOD_NAMES, METHODS, selectScores, type Attribution, type Method } from "../attribution.js";
+import { MatrixFigure, type Cell } from "../figures.js";
+import { findSpan, type SelectedMap } from "../selection.js";
+import { shared } from "../styles.js";
+import { formatNumber, labelToken } from "../trace.js";
+import { View } from "./base.js";
+import "./canvas-figure.js";
+import type { CellEvent } from "./canvas-figure.js";
+import { renderProgress } from "./controls.js";
+
+/** Edits that the attribution does not contain: it explains a source and a target, with the attention of the model. */
+const NOT_EXPLAINED: ReadonlySet<string> = new Set(["set_row", "mask_keys", "uniform_row", "ablate_head", "mask_source", "mask_region"]);
+
+@customElement("attribution-panel")
+export class AttributionPanel extends View {
+  static override styles = [
+    shared,
+    css`
+      td.number, th.number { text-align: end; }
+      tr[aria-current="true"] td { font-weight: 600; }
+      td button { padding: 0 6px; min-height: 28px; text-align: start; }
+    `,
+  ];
+
+  @property() method: Method = METHODS[0];
+  @state() private progress = 0;
+  @state() private failure = "";
+  private requested = "";
+  private controller: AbortController | null = null;
+
+  /** The scores, if they are computed. */
+  get attribution(): Attribution | undefined {
+    return this.store.attributions.get(this.describeKey(this.method));
+  }
+
+  private describeKey(method: Method): string {
+    return JSON.stringify(this.store.describeAttribution(method));
+  }
+
+  override disconnectedCallback(): void {
+    super.disconnectedCallback();
+    this.stop();
+    this.requested = "";
+  }
+
+  private stop(): void {
+    // The page moves on: the server stops.
+    this.controller?.abort();
+    this.controller = null;
+  }
+
+  protected override willUpdate(): void {
+    if (!this.store.trace || this.store.loading) return;
+    const key = this.describeKey(this.method);
+    if (key === this.requested) return;
+    this.stop();
+    this.requested = key;
+    this.failure = "";
+    if (!this.store.attributions.has(key)) void this.compute(key);
+  }
+
+  private async compute(key: string): Promise<void> {
+    const controller = new AbortController();
+    this.controller = controller;
+    this.progress = 0;
+    try {
+      const request = this.store.describeAttribution(this.method);
+      for await (const part of this.store.client.streamAttribution(request, controller.signal)) {
+        if (controller.signal.aborted) return;
+        if ("result" in part) this.store.attributions.set(key, part.result);
+        else this.progress = part.progress;
+      }
+      this.store.announce(`${METHOD_NAMES[this.method]} computed`);
+      this.store.notify();
+    } catch (reason) {
+      if (!controller.signal.aborted) this.failure = (reason as Error).message;
+    }
+  }
+
+  private get map(): SelectedMap | null {
+    const { attribution } = this;
+    return attribution && this.store.trace ? selectScores(attribution, this.store.trace, this.store.words) : null;
+  }
+
+  override get figure(): MatrixFigure | null {
+    const { map } = this;
+    return map && this.createFigure(map);
+  }
+
+  private createFigure(map: SelectedMap): MatrixFigure {
+    const width = Math.max(240, this.measureWidth(".plot", 500) - 42);
+    const height = Math.max(300, innerHeight - 300);
+    return new MatrixFigure({ weights: map.weights, axes: map.axes, colors: "signed", width, height, focus: this.focusIn(map), selected: [] });
+  }
+
+  private focusIn(map: SelectedMap): Cell {
+    const { row, column } = this.store.state;
+    return { row: findSpan(map.rowSpans, row), column: findSpan(map.columnSpans, column) };
+  }
+
+  protected override render(): TemplateResult {
+    const { map, failure } = this;
+    return html`<section class="panel stack plot" aria-label=${METHOD_NAMES[this.method]} id="attribution">
+      <h2>${METHOD_NAMES[this.method]}</h2>
+      ${failure ? html`<p role="alert">${failure}</p>` : map ? this.renderScores(map) : renderProgress("Computing scores", this.progress)}
+    </section>`;
+  }
+
+  private renderScores(map: SelectedMap): TemplateResult {
+    const focus = this.focusIn(map);
+    const { rows, columns } = map.axes;
+    return html`
+      <canvas-figure .figure=${this.createFigure(map)} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
+        label=${map.title} description="Arrow keys move in both matrices"
+        @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>
+      <p class="small number"><bdi>${labelToken(rows[focus.row] ?? "")}</bdi>, <bdi>${labelToken(columns[focus.column] ?? "")}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the row.
+        <span class="muted">${METHOD_MEANINGS[this.method]} Blue is positive, orange is negative.</span></p>
+      ${this.renderAgreement()}
+      ${this.store.state.edits.some((edit) => NOT_EXPLAINED.has(edit.kind))
+        ? html`<p class="muted small">The scores explain the model without the masks and the edits of attention.</p>`
+        : ""}
+    `;
+  }
+
+  private renderAgreement(): TemplateResult {
+    const computed = METHODS.map((method) => this.store.attributions.get(this.describeKey(method))).filter((each) => each !== undefined);
+    return html`<table id="agreement">
+      <caption class="muted small">Rank agreement with the attention weights of the last layer, averaged over heads and steps. 1: the same order.</caption>
+      <thead><tr><th>Method</th><th class="number">Spearman</th><th class="number">Kendall</th></tr></thead>
+      <tbody>${computed.map(
+        (each) => html`<tr aria-current=${each.method === this.method}>
+          <td>${METHOD_NAMES[each.method]}</td><td class="number">${formatAgreement(each.spearman)}</td><td class="number">${formatAgreement(each.kendall)}</td></tr>`,
+      )}</tbody>
+    </table>`;
+  }
+
+  private focusCell(map: SelectedMap, event: CellEvent): void {
+    const { row, column } = event.detail;
+    this.store.show({ row: map.rowSpans[row][0], column: map.columnSpans[column][0] });
+    this.store.announce(`${labelToken(map.axes.rows[row])}, ${labelToken(map.axes.columns[column])}: ${formatNumber(map.weights.at(row, column))}`);
+  }
+}
+
+/** All steps may have equal scores or equal weights: then there is no agreement. */
+const formatAgreement = (value: number | null): string => (value === null ? "–" : formatNumber(value, 2));
