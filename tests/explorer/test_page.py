@@ -150,7 +150,7 @@ def test_an_attribution_is_cancelled_when_the_page_moves_on(page: Any, url: str)
     open_page(page, url, f"text={SOURCE}&tab=attention")
     failed: list[str] = []
     page.on("requestfailed", lambda request: failed.append(request.url))
-    page.route("**/api/attribution", lambda route: None)  # the server does not answer
+    page.route("**/api/attribution", lambda _: None)  # the server does not answer
     page.locator("#method").select_option("occlusion")
     page.wait_for_selector("attribution-panel progress")
     page.keyboard.press("Escape")
