@@ -10,6 +10,7 @@ import pytest
 from regard.errors import ConfigError, ModelError
 from regard.inspection import curves, terminal_plot
 from regard.inspection.appearance import CATEGORY_COLORS
+from regard.runs.events import find_attention
 from regard.runs.folder import RunFolder
 from tests_svg import read_labels, read_panels
 
@@ -50,6 +51,23 @@ def test_each_value_has_a_panel_and_both_losses_share_one(tmp_path: Path) -> Non
 def test_values_that_are_not_finite_numbers_are_ignored(tmp_path: Path) -> None:
     event = {"event": "validation", "step": 1, "loss": float("nan"), "signature": "x", "accuracy": 0.5, "best": True}
     assert [panel.name for panel in curves.read_panels([write_run(tmp_path / "one", event)])] == ["accuracy"]
+
+
+def test_damaged_lines_are_ignored(tmp_path: Path) -> None:
+    folder = write_linear_run(tmp_path / "one")
+    expected = curves.read_panels([folder])
+    damaged = [
+        '{"step": 1}',
+        "[]",
+        "1",
+        '{"event": "train", "step": "x", "loss": 1}',
+        '{"event": [], "step": 1}',
+        "[" * 5000,
+    ]
+    damaged += ['{"event": "attention", "step": 120, "attentions": [{"name": "x"}]}']
+    folder.events.write_text("\n".join([*damaged, folder.events.read_text(), ""]))
+    assert curves.read_panels([folder]) == expected
+    assert find_attention(folder.events, 120) is None
 
 
 @pytest.mark.parametrize(("smallest", "logarithmic"), [(0.01, True), (0.5, False), (-0.1, False)])

@@ -18,7 +18,7 @@ from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
 from regard.decoding.tracing import TraceOptions
-from regard.errors import ModelError
+from regard.errors import ArgumentTypeError, ModelError
 from regard.evaluation.alignment import AlignmentOptions, Symmetrization, WordAlignment
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
@@ -335,6 +335,8 @@ class Model(LoadedNetwork):
 
         >>> model.align([("3 mai 2009", "2009-05-03")], method="threshold", threshold=0.3)[0].links
         """
+        if reverse is not None and not isinstance(reverse, Model):
+            raise ArgumentTypeError(f"reverse must be a model, not {type(reverse).__name__}.")
         return list(align_pairs(self, check_pairs(pairs), reverse, symmetrize, dict(options), batch_size))
 
     def evaluate(

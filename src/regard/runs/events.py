@@ -4,6 +4,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -98,19 +99,30 @@ def find_attention(path: Path, step: int | None, average: str | None = None) -> 
     """
     for event in reversed(read_events(path)):
         if (event.get("event"), event.get("step"), event.get("of")) == ("attention", step, average):
-            return AttentionDiagnostics.from_json(event)
+            with suppress(KeyError, TypeError, AttributeError):  # a damaged line is ignored, as one that is not JSON
+                return AttentionDiagnostics.from_json(event)
     return None
 
 
 def _lines(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each complete line and its event."""
+    """Yield each complete line and its event. Damaged lines are left out."""
     for line in content.decode("utf-8", errors="replace").split("\n")[:-1]:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict):
+        if _is_event(event):
             yield f"{line}\n", event
+
+
+def _is_event(value: Any) -> bool:
+    match value:
+        case {"event": str(), "step": None | int()}:
+            return True
+        case {"event": str()}:
+            return "step" not in value
+        case _:
+            return False
 
 
 class ProgressDisplay(Callback):
