@@ -11,4 +11,5 @@ The model is trained, tested and stored in $run. What to try next:
   List attention mechanisms    regard mechanisms
   Train with another one       regard train dates model.attention=entmax15 --out runs/entmax15
   Train on your own pairs      regard train --pairs FILE.tsv
+  Explore it in the browser    regard explore $run
 TEXT

@@ -1,6 +1,7 @@
 """Test sets and training data of runs: from files, or from the run's own corpus."""
 
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from regard.data.corpora import Corpus, Pairs, RawSource, Stream, load_corpus, read_pairs
@@ -31,6 +32,11 @@ def read_test_set(
     if isinstance(corpus.test, Stream):
         _check_training_files_unchanged(corpus, folder, checkpoint)
     return Pairs.of(corpus.test)
+
+
+def read_examples(folder: RunFolder, count: int) -> list[RawSource]:
+    """Return the first sources of the run's test set; nothing without a test set. Files are read up to these pairs."""
+    return [source for source, _ in islice(load_corpus(folder.settings().data).test or (), count)]
 
 
 def read_training_pairs(folder: RunFolder, files: Files | None = None) -> Iterable[tuple[RawSource, str]]:

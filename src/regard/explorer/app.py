@@ -1,6 +1,6 @@
 """The application: routes, security, and errors as JSON."""
 
-import logging
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -15,8 +15,6 @@ from regard.explorer.routes import Session, router
 from regard.explorer.security import Access, SecurityMiddleware
 from regard.explorer.served_model import ServedModel
 
-log = logging.getLogger(__name__)
-
 
 def create_app(models: Sequence[ServedModel], access: Access, *, cache_bytes: int = MAX_BYTES) -> FastAPI:
     """Return the application that serves the page and the API.
@@ -29,13 +27,16 @@ def create_app(models: Sequence[ServedModel], access: Access, *, cache_bytes: in
     session = Session({served.id: served for served in models}, DocumentCache(cache_bytes))
 
     @asynccontextmanager
-    async def close_workers(_: FastAPI) -> AsyncIterator[None]:
+    async def prepare_and_close(_: FastAPI) -> AsyncIterator[None]:
+        # The page asks for the descriptions first, and their examples are read from files.
+        described = asyncio.create_task(session.describe_models())
         yield
+        described.cancel()
         for served in models:
             served.worker.close()
 
     # The pages that FastAPI generates for an API load scripts from elsewhere.
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=close_workers)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=prepare_and_close)
     app.state.session = session
     app.include_router(router)
     app.add_middleware(SecurityMiddleware, access=access)
@@ -63,5 +64,4 @@ async def _report_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _report_bug(_: Request, error: Exception) -> Response:
-    log.error("A request failed", exc_info=error)
-    return RequestError(500, f"This is a bug in regard: {type(error).__name__}. Please report it.").to_response()
+    return RequestError.from_bug(error).to_response()

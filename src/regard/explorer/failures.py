@@ -1,5 +1,6 @@
 """Failures of requests: each is a JSON object with a message, and the field that it is about."""
 
+import logging
 from typing import Any
 
 from pydantic import ValidationError
@@ -7,6 +8,8 @@ from starlette.responses import Response
 
 from regard.errors import RegardError
 from regard.formatting import to_json
+
+log = logging.getLogger(__name__)
 
 
 class RequestError(Exception):
@@ -20,6 +23,12 @@ class RequestError(Exception):
     def from_regard(cls, error: RegardError) -> "RequestError":
         """Return the failure of a request that regard rejects."""
         return cls(422, str(error))
+
+    @classmethod
+    def from_bug(cls, error: Exception) -> "RequestError":
+        """Return the failure of a request that regard should have answered or rejected, and log the traceback."""
+        log.error("A request failed", exc_info=error)
+        return cls(500, f"This is a bug in regard: {type(error).__name__}. Please report it.")
 
     @classmethod
     def from_validation(cls, error: ValidationError) -> "RequestError":

@@ -81,7 +81,7 @@ async def stream_steps(worker: Worker, steps: Generator[dict[str, Any], None, No
     try:
         while (value := await worker.run(next, steps, _END)) is not _END:
             yield _to_line(value)
-    except (RegardError, RequestError) as error:
+    except Exception as error:
         yield _report_error(error)
     finally:
         worker.finish(steps)
@@ -105,7 +105,7 @@ async def stream_reports(worker: Worker, work: Callable[[Report], None]) -> Asyn
         while (value := await reports.get()) is not _END:
             yield _to_line(value)
         await call
-    except (RegardError, RequestError) as error:
+    except Exception as error:
         yield _report_error(error)
     finally:
         closed.set()
@@ -116,6 +116,13 @@ def _to_line(value: dict[str, Any]) -> str:
     return f"{to_json(value, ensure_ascii=False)}\n"
 
 
-def _report_error(error: RegardError | RequestError) -> str:
-    failure = error if isinstance(error, RequestError) else RequestError.from_regard(error)
+def _report_error(error: Exception) -> str:
+    """Return the last line of a stream that fails. Its status was sent already, so no other place can report it."""
+    match error:
+        case RequestError():
+            failure = error
+        case RegardError():
+            failure = RequestError.from_regard(error)
+        case _:
+            failure = RequestError.from_bug(error)
     return _to_line(failure.document)

@@ -1,5 +1,6 @@
 """The endpoints of the explorer; `docs/explorer-api.md` describes them."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -30,6 +31,10 @@ class Session:
     models: dict[str, ServedModel]
     cache: DocumentCache = field(default_factory=DocumentCache)
 
+    async def describe_models(self) -> list[dict[str, Any]]:
+        """Return the descriptions of all models, computed outside the threads of the models, which may be busy."""
+        return await asyncio.gather(*(asyncio.to_thread(served.describe) for served in self.models.values()))
+
     def find(self, model: str) -> ServedModel:
         """Return a model. Raise RequestError if there is none with this id."""
         if model not in self.models:
@@ -54,8 +59,7 @@ async def get_style() -> Response:
 
 @router.get("/api/models")
 async def list_models(request: Request) -> Response:
-    models = _session(request).models.values()
-    return _send_json([await served.worker.run(lambda served=served: served.summary) for served in models])
+    return _send_json(await _session(request).describe_models())
 
 
 @router.get("/api/models/{model}/card")

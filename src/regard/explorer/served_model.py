@@ -4,9 +4,10 @@ import base64
 import binascii
 from collections.abc import Sequence
 from functools import cached_property
+from threading import Lock
 from typing import Any, Final
 
-from regard.api.evaluation_data import read_test_set
+from regard.api.evaluation_data import read_examples, read_test_set
 from regard.api.model import Model
 from regard.config import to_yaml
 from regard.data.corpora import Pairs, RawSource
@@ -48,6 +49,7 @@ class ServedModel:
     def __init__(self, id: str, folder: RunFolder, checkpoint: Checkpoint, model: Model) -> None:  # noqa: A002
         self.id, self.folder, self.checkpoint, self.model = id, folder, checkpoint, model
         self.worker = Worker(id)
+        self._lock = Lock()
 
     @property
     def source_kind(self) -> str:
@@ -77,6 +79,11 @@ class ServedModel:
             ],
             "examples": self._list_examples(),
         }
+
+    def describe(self) -> dict[str, Any]:
+        """Return the summary. Unlike other methods, it can be called in any thread."""
+        with self._lock:
+            return self.summary
 
     @cached_property
     def card(self) -> dict[str, Any]:
@@ -117,7 +124,7 @@ class ServedModel:
         if self.source_kind != TEXT:
             return []
         try:
-            return [text for text in self.test_set.sources[:MAX_EXAMPLES] if len(text) <= MAX_TEXT]
+            return [text for text in read_examples(self.folder, MAX_EXAMPLES) if len(text) <= MAX_TEXT]
         except RegardError:
             return []
 
