@@ -26,7 +26,6 @@ SETTINGS = [
     "model.encoder.hidden=32",
     "model.decoder.hidden=32",
     "model.dropout=0.2",
-    "training.steps=300",
     "training.warmup=20",
     "training.batch_size=32",
     "training.validate_every=75",
@@ -77,10 +76,10 @@ def write_corpus(folder: Path) -> None:
 class Trainer:
     """Runs one training command repeatedly, in a folder with its own cache."""
 
-    def __init__(self, folder: Path, recipe: str) -> None:
+    def __init__(self, folder: Path, recipe: str, steps: int) -> None:
         self.cache = folder / "cache"
         self.options = {"cwd": folder, "text": True, "env": {**os.environ, "REGARD_CACHE": str(self.cache)}}
-        self._settings = [RECIPES[recipe][0], *SETTINGS, *RECIPES[recipe][1:]]
+        self._settings = [RECIPES[recipe][0], *SETTINGS, f"training.steps={steps}", *RECIPES[recipe][1:]]
 
     def command(self, out: Path) -> list[str]:
         """Return the training command."""
@@ -165,6 +164,7 @@ def fingerprint(folder: RunFolder) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--recipe", choices=RECIPES, default="dates")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args()
@@ -173,14 +173,14 @@ def main() -> None:
     workspace = Path(tempfile.mkdtemp(prefix="regard-survival-"))
     try:
         write_corpus(workspace)
-        trainer = Trainer(workspace, args.recipe)
+        trainer = Trainer(workspace, args.recipe, args.steps)
         trainer.train(workspace / "uninterrupted")
         folder = RunFolder(workspace / "killed")
         damaged = False
         for kill in range(args.kills):
             step = train_and_kill(trainer, folder.path, rng)
             if step is None:
-                sys.exit(f"training finished after {kill} kills; increase training.steps")
+                sys.exit(f"training finished after {kill} kills; increase --steps")
             print(f"kill {kill + 1}: at step {step}", flush=True)
             if (action := damage_cache(trainer.cache, cache_rng)) is not None:
                 print(action, flush=True)

@@ -2,12 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests_preloaded import start_preloaded
 
@@ -33,6 +35,9 @@ BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", flags=re.MULTILINE | re.DOTA
 QUOTED = re.compile(r"# → (.+)$", flags=re.MULTILINE)
 """The quoted output of a command: lines, separated by commas."""
 
+TRAIN_DATES = re.compile(r"^regard train dates( +#.*)?$", flags=re.MULTILINE)
+"""The command that trains `runs/dates`, the model of several pages."""
+
 Results = dict[str, subprocess.CompletedProcess[str]]
 
 
@@ -47,10 +52,30 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{folder}{os.pathsep}{path}"
 
 
-def run_pages(path: str, folder: Path, *pages: Path) -> Results:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A temporary folder that all workers of pytest-xdist share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+def train_dates(path: str, shared: Path) -> Path:
+    """Run `regard train dates` for all pages that start with it. Only the first call trains: a finished run is
+    resumed at once.
+    """
+    with FileLock(shared / "dates.lock"):
+        command = ["regard", "train", "dates"]
+        subprocess.run(command, cwd=shared, env={**os.environ, "PATH": path}, capture_output=True, check=True)
+    return shared / "runs" / "dates"
+
+
+def run_pages(path: str, shared: Path, folder: Path, *pages: Path) -> Results:
     """Run all code blocks of some pages, one after the other in one folder, and check the quoted outputs."""
     results: Results = {}
-    for language, block in (match for page in pages for match in BLOCK.findall(page.read_text("utf-8"))):
+    text = "\n".join(page.read_text("utf-8") for page in pages)
+    if TRAIN_DATES.search(text):
+        shutil.copytree(train_dates(path, shared), folder / "runs" / "dates")
+    for language, block in BLOCK.findall(text):
         code = SKIPPED.sub("", block)
         program = ["bash", "-euo", "pipefail", "-c"] if language == "bash" else [sys.executable, "-W", "error", "-c"]
         results[code] = subprocess.run(
@@ -69,8 +94,8 @@ def run_pages(path: str, folder: Path, *pages: Path) -> Results:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_examples_of_a_guide_run(guide: str, programs: str, tmp_path: Path) -> None:
-    assert len(run_pages(programs, tmp_path, ROOT / "docs" / f"{guide}.md")) >= 2
+def test_examples_of_a_guide_run(guide: str, programs: str, shared: Path, tmp_path: Path) -> None:
+    assert len(run_pages(programs, shared, tmp_path, ROOT / "docs" / f"{guide}.md")) >= 2
 
 
 @pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide.startswith("guides/")])
@@ -78,11 +103,11 @@ def test_a_guide_is_short(guide: str) -> None:
     assert len((ROOT / "docs" / f"{guide}.md").read_text("utf-8").splitlines()) < 80
 
 
-def test_examples_of_the_readme_run_and_its_model_is_accurate(programs: str, tmp_path: Path) -> None:
+def test_examples_of_the_readme_run_and_its_model_is_accurate(programs: str, shared: Path, tmp_path: Path) -> None:
     """`regard evaluate … --min accuracy=0.99` passes on 1,000 unseen dates, and predictions are as quoted. The guide to
     models uses the model of the README.
     """
-    results = run_pages(programs, tmp_path, ROOT / "README.md", ROOT / "docs" / "models.md")
+    results = run_pages(programs, shared, tmp_path, ROOT / "README.md", ROOT / "docs" / "models.md")
     assert len(results) >= 9
     [commands] = [result for code, result in results.items() if "regard evaluate runs/dates" in code]
     assert "on 1,000 pairs" in commands.stdout

@@ -174,11 +174,10 @@ def test_only_valid_checkpoints_count_when_old_ones_are_removed(uninterrupted: P
 
 
 def test_a_killed_process_resumes_with_identical_weights() -> None:
-    """Run the benchmark with fewer kills than by default."""
+    """Run the benchmark with fewer kills and steps than by default."""
     script = ROOT / "benchmarks" / "survival.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--kills", "3", "--seed", "7"], capture_output=True, text=True, check=False
-    )
+    options = ["--kills", "3", "--steps", "150", "--seed", "7"]
+    done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bit-identical" in done.stdout
 
