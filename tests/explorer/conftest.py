@@ -44,10 +44,10 @@ def app(runs: list[Path]) -> FastAPI:
 
 @pytest.fixture(scope="module")
 def url(runs: list[Path]) -> Iterator[str]:
-    """The URL of a server with the GRU and the Transformer."""
+    """The URL of a server with the three models."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    models = load_models([str(path) for path in runs[:2]])
+    models = load_models(list(map(str, runs)))
     server = uvicorn.Server(uvicorn.Config(create_app(models, Access("127.0.0.1", port)), log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

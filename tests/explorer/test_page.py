@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 import regard
@@ -82,12 +83,84 @@ def test_edits_can_be_undone_and_redone(page: Any, url: str) -> None:
     assert read_output(page) == after
 
 
-def test_a_masked_source_word_is_decoded_again(page: Any, url: str) -> None:
-    open_page(page, url)
-    page.locator("#mask-source").click()
+def apply(page: Any, selector: str) -> str:
+    """Apply an edit, and return what the page says about its effect. Then undo it."""
+    page.locator(selector).click()
     page.wait_for_selector("#changes")
-    wait_for_url(page, "mask_source")
-    assert "Log-probability" in page.locator("#changes").inner_text()
+    page.wait_for_selector("main[aria-busy=false]")
+    effect: str = page.locator("#changes p").inner_text()
+    assert re.search(r"Log-probability −[\d.]+ → −[\d.]+ \([+−][\d.]+\)", effect)
+    page.locator("#undo").click()
+    page.wait_for_selector("#changes", state="detached")
+    return effect
+
+
+def test_edits_of_the_source_are_decoded_again(page: Any, url: str) -> None:
+    open_page(page, url)
+    page.get_by_label("Next source word").click()
+    for selector, chip in (("#mask-source", "“mai” masked"), ("#delete-source", "“mai” deleted")):
+        page.locator(selector).click()
+        page.wait_for_selector(f"[aria-label='Remove the edit: {chip}']")
+        page.locator("#undo").click()
+        page.wait_for_selector("#changes", state="detached")
+    assert "Weights move most at step" in apply(page, "#mask-source")
+    assert "other keys than before" in apply(page, "#delete-source")
+    page.locator("#replacement").fill("juin")
+    apply(page, "#replace-source")
+
+
+def test_a_token_of_the_vocabulary_can_be_forced(page: Any, url: str) -> None:
+    open_page(page, url)
+    page.locator("#other-token").fill("7")
+    page.locator("#force-token").click()
+    page.wait_for_selector("#changes")
+    assert read_output(page).startswith("7")
+    page.locator("#remove-edits").click()
+    page.wait_for_selector("#changes", state="detached")
+    page.locator('[aria-label="Output tokens"] button').nth(2).click()
+    page.locator("#force-end").click()
+    page.wait_for_selector("#changes")
+    assert page.locator('[aria-label="Output tokens"] button').count() == 2
+
+
+def test_edits_of_attention_are_decoded_again(page: Any, url: str) -> None:
+    open_page(page, url, f"text={SOURCE}&tab=attention&model=1&head=1&row=1")
+    for selector in ("#mask-key", "#mask-key-everywhere", "#uniform-row", "#uniform-everywhere", "#ablate-head"):
+        apply(page, selector)
+    page.locator("row-editor summary").click()
+    slider = page.get_by_role("slider", name="key 3")
+    slider.focus()
+    slider.press("End")
+    page.locator("#set-row").click()
+    page.wait_for_selector("#changes")
+    wait_for_url(page, "set_row")
+    assert "step 2 (" in page.locator("#changes p").inner_text()
+    page.reload()
+    page.wait_for_selector("[aria-label='Remove the edit: weights set at step 2, head 2']")
+
+
+def test_brushed_cells_of_an_image_are_decoded_again(page: Any, url: str) -> None:
+    open_page(page, url, "model=2&tab=image")
+    page.locator("image-view canvas").focus()
+    for key in ("ArrowRight", " ", "ArrowDown", " "):
+        page.keyboard.press(key)
+    apply(page, "#mask-region")
+
+
+def test_an_opened_image_survives_a_reload_with_a_short_url(page: Any, url: str, tmp_path: Path) -> None:
+    image = tmp_path / "blue.png"
+    PIL.Image.new("RGB", (64, 64), "blue").save(image)
+    open_page(page, url, "model=2&tab=image")
+    before = page.locator("image-view canvas").evaluate("canvas => canvas.toDataURL()")
+    page.locator("input[type=file]").set_input_files(image)
+    wait_for_url(page, "text=blue.png")
+    page.wait_for_selector("main[aria-busy=false] > *")
+    after = page.locator("image-view canvas").evaluate("canvas => canvas.toDataURL()")
+    assert after != before
+    page.reload()
+    page.wait_for_selector("image-view canvas")
+    assert page.locator("image-view canvas").evaluate("canvas => canvas.toDataURL()") == after
+    assert len(page.url) < 100
 
 
 def test_two_models_are_compared_by_a_difference(page: Any, url: str) -> None:
@@ -199,6 +272,40 @@ def test_no_tab_has_a_serious_accessibility_problem(page: Any, url: str, scheme:
         assert problems == [], f"{tab}: {problems}"
 
 
+def tab_to(page: Any, selector: str) -> None:
+    """Move the focus with the tabulator key until it is on an element."""
+    focused = """selector => {
+        let active = document.activeElement;
+        while (active?.shadowRoot?.activeElement) active = active.shadowRoot.activeElement;
+        return active?.matches(selector) ?? false;
+    }"""
+    for _ in range(80):
+        if page.evaluate(focused, selector):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"The keyboard does not reach {selector}")
+
+
+def test_every_edit_is_reached_by_the_keyboard(page: Any, url: str) -> None:
+    open_page(page, url)
+    for selector in ("#mask-source", "#delete-source", "#replacement", "#other-token", "#force-end"):
+        tab_to(page, selector)
+    page.keyboard.press("2")
+    page.wait_for_selector("attention-view")
+    for selector in ("#method", "#mask-key", "#uniform-row", "#ablate-head", "row-editor summary, summary"):
+        tab_to(page, selector)
+    page.keyboard.press("Enter")
+    tab_to(page, "input[type=range]")
+    page.keyboard.press("End")
+    tab_to(page, "#set-row")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#changes")
+    page.keyboard.press("Control+z")
+    page.wait_for_selector("#changes", state="detached")
+    page.keyboard.press("Control+Shift+z")
+    page.wait_for_selector("#changes")
+
+
 def save_download(page: Any, path: Path, file_format: str) -> Path:
     page.locator("#export").click()
     with page.expect_download() as download:
@@ -208,14 +315,44 @@ def save_download(page: Any, path: Path, file_format: str) -> Path:
     return target
 
 
-def test_a_view_is_exported_as_png_svg_and_json(page: Any, url: str, tmp_path: Path) -> None:
-    open_page(page, url, f"text={SOURCE}&tab=attention")
+EXPORTS = {
+    "translate": ("", "2009"),
+    "attention": ("", ">m</text>"),
+    "steps": ("&row=1", "Beam search"),
+    "equation": ("", "tanh"),
+    "compare": ("", "Difference"),
+    "corpus": ("&sort=-length", "Coverage"),
+    "image": ("&model=2", "<image"),
+    "model": ("", "Parameters"),
+}
+"""For each tab: a part of the URL, and a part of the SVG file."""
+
+
+@pytest.mark.parametrize("tab", EXPORTS)
+def test_every_tab_is_exported_as_png_svg_and_json(page: Any, url: str, tmp_path: Path, tab: str) -> None:
+    fragment, part = EXPORTS[tab]
+    source = "" if tab == "image" else f"text={SOURCE}&"
+    open_page(page, url, f"{source}tab={tab}{fragment}")
+    page.locator("#export").click()
+    page.wait_for_selector("[data-format=svg]:not([disabled])")
+    page.keyboard.press("Escape")
     assert save_download(page, tmp_path, "png").read_bytes().startswith(b"\x89PNG")
     svg = save_download(page, tmp_path, "svg").read_text("utf-8")
     assert svg.startswith("<svg")
-    assert ">m</text>" in svg
-    document = json.loads(save_download(page, tmp_path, "json").read_text("utf-8"))
-    assert document["source"]["text"] == SOURCE
+    assert part in svg
+    assert json.loads(save_download(page, tmp_path, "json").read_text("utf-8"))
+
+
+def test_a_link_to_every_tab_is_copied(page: Any, url: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    open_page(page, url)
+    for tab in TABS:
+        page.locator(f"#tab-{tab}").click()
+        page.wait_for_selector(f"{tab}-view")
+        page.locator("#export").click()
+        page.locator("[data-format=link]").click()
+        page.wait_for_selector("text=Link copied.")
+        assert page.evaluate("navigator.clipboard.readText()") == page.url
 
 
 def test_an_exported_page_makes_no_request(page: Any, url: str, tmp_path: Path) -> None:

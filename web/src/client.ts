@@ -47,7 +47,7 @@ export interface AttributionRequest extends Pick<TraceRequest, "model" | "source
 export type Streamed<Part> = { progress: number } | Part;
 
 export interface CorpusRow {
-  index?: number;
+  index: number;
   source: string;
   prediction: string;
   reference: string;
@@ -201,9 +201,12 @@ export class EmbeddedClient implements Client {
   }
 }
 
-/** What identifies a trace. An exported page contains queries or not, so they do not count. */
+/**
+ * What identifies a trace. An exported page contains queries or not, so they do not count. It contains one image only,
+ * whose file the page does not know.
+ */
 const describeRequest = ({ model, source, edits, search }: TraceRequest): string =>
-  JSON.stringify([model, source, edits ?? [], search?.beam]);
+  JSON.stringify([model, "text" in source ? source.text : "", edits ?? [], search?.beam]);
 
 /** Return the client of this page: embedded documents, if there are any, otherwise the server. */
 export function createClient(): Client {

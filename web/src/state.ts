@@ -26,6 +26,8 @@ export interface State {
   tab: Tab;
   model: string;
   text: string;
+  /** The index of an image in the test set; null for another image, or a text. */
+  example: number | null;
   beam: number;
   edits: Edit[];
   hypothesis: number;
@@ -46,6 +48,10 @@ export interface State {
   rows: number[];
   /** What to compare with: the model of this id, or "original", the prediction without edits. */
   other: string;
+  /** The column that sorts the corpus, with "-" for descending; empty before the test set is predicted. */
+  sort: string;
+  /** Whether the weights on a picture are interpolated. */
+  smooth: boolean;
   toggles: Toggles;
 }
 
@@ -53,6 +59,7 @@ export const INITIAL: State = {
   tab: "translate",
   model: "0",
   text: "",
+  example: null,
   beam: 4,
   edits: [],
   hypothesis: 0,
@@ -67,11 +74,13 @@ export const INITIAL: State = {
   column: 0,
   rows: [],
   other: "",
+  sort: "",
+  smooth: true,
   toggles: UNCHANGED,
 };
 
 /** Fields whose value is text. All others are written as JSON. */
-const TEXTS: ReadonlySet<string> = new Set(["tab", "model", "text", "role", "view", "colors", "method", "other"]);
+const TEXTS: ReadonlySet<string> = new Set(["tab", "model", "text", "role", "view", "colors", "method", "other", "sort"]);
 
 /** Return the fragment of a state: the fields that differ from the initial state. */
 export function writeFragment(state: State): string {
@@ -129,6 +138,7 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   tab: isOneOf(...TABS),
   model: isText,
   text: isText,
+  example: (value) => value === null || isIndex(value),
   beam: (value) => isIndex(value) && (value as number) >= 1 && (value as number) <= 20,
   edits: (value) => Array.isArray(value) && value.every((edit) => typeof edit?.kind === "string"),
   hypothesis: isIndex,
@@ -143,5 +153,7 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   column: isIndex,
   rows: isIndices,
   other: isText,
+  sort: (value) => /^(-?(score|length|entropy|coverage))?$/.test(String(value)),
+  smooth: isOneOf(true, false),
   toggles: isToggles,
 };

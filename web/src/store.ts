@@ -6,7 +6,7 @@ import { INITIAL, readFragment, writeFragment, type State } from "./state.js";
 import { findLayers, type Edit, type TraceDocument } from "./trace.js";
 
 /** The fields that decide what the model computes. A change of them can be undone. */
-const COMPUTED = ["model", "text", "beam", "edits"] as const;
+const COMPUTED = ["model", "text", "example", "beam", "edits"] as const;
 type Computed = Pick<State, (typeof COMPUTED)[number]>;
 
 /** Past this number of source tokens, words are shown instead of tokens. */
@@ -49,9 +49,25 @@ export class Store extends EventTarget {
   private restore(fragment: string): void {
     const state = readFragment(fragment);
     const model = this.models.find((each) => each.id === state.model) ?? this.models[0];
-    const text = state.text || (model?.source_kind === "text" ? model.examples[0] ?? "" : "");
-    this.state = { ...state, model: model?.id ?? state.model, text };
+    this.state = { ...state, model: model?.id ?? state.model };
+    if (!state.text && state.example === null) this.state = { ...this.state, ...this.findFirstSource() };
     void this.load();
+  }
+
+  /** The source of a first visit: an example of the test set. */
+  private findFirstSource(): Pick<State, "text" | "example"> {
+    if (this.readsImages) return { text: "", example: 0 };
+    return { text: this.model?.examples[0] ?? "", example: null };
+  }
+
+  /** Use another model. Its source stays the same, if it reads the same kind of source. */
+  chooseModel(id: string): void {
+    const { source_kind: before } = this.model!;
+    const changes = { model: id, edits: [], layer: null, head: "mean" } as const;
+    this.state = { ...this.state, tab: this.state.tab === "image" ? "translate" : this.state.tab };
+    const after = this.models.find((each) => each.id === id)!;
+    const source = before === after.source_kind ? {} : { text: after.examples[0] ?? "", example: after.source_kind === "image" ? 0 : null };
+    this.compute({ ...changes, edits: [], ...source });
   }
 
   get model(): ModelSummary | undefined {
@@ -70,7 +86,19 @@ export class Store extends EventTarget {
     } catch {
       // The storage of the browser is full: a reload will ask for the picture again.
     }
-    this.compute({ text: name, edits: [] });
+    this.compute({ text: name, example: null, edits: [], row: 0 });
+  }
+
+  /** Describe an image of the test set. */
+  openExample(example: number): void {
+    this.compute({ text: "", example, edits: [], row: 0 });
+  }
+
+  private get hasSource(): boolean {
+    // An exported page contains the document of its source.
+    if (!this.client.isLive) return true;
+    if (this.readsImages) return this.state.example !== null || Boolean(this.image);
+    return Boolean(this.state.text.trim());
   }
 
   /** Change what is shown. */
@@ -132,10 +160,11 @@ export class Store extends EventTarget {
 
   /** The request of the present state. */
   describeRequest(changes: Partial<TraceRequest> = {}): TraceRequest {
-    const { model, text, beam, edits } = this.state;
+    const { model, text, example, beam, edits } = this.state;
     const nbest = Math.min(beam, 5);
     const common = { target: null, queries: false, states: false, candidates: 10 };
-    const source = this.readsImages ? { image: this.image } : { text };
+    const image = example === null ? { image: this.image } : { example };
+    const source = this.readsImages ? image : { text };
     return { model, source, search: { beam, nbest }, edits, ...common, ...changes };
   }
 
@@ -171,7 +200,7 @@ export class Store extends EventTarget {
     this.controller = new AbortController();
     const { signal } = this.controller;
     this.error = "";
-    if (this.readsImages ? !this.image : !this.state.text.trim()) {
+    if (!this.hasSource) {
       this.trace = null;
       this.loading = false;
       this.notify();
@@ -236,5 +265,5 @@ export class Store extends EventTarget {
 }
 
 function pick(state: State): Computed {
-  return { model: state.model, text: state.text, beam: state.beam, edits: state.edits };
+  return Object.fromEntries(COMPUTED.map((name) => [name, state[name]])) as unknown as Computed;
 }

@@ -13,6 +13,7 @@ export interface Surface {
   rect(x: number, y: number, width: number, height: number, fill: string): void;
   /** A rectangle of many cells without gaps. The level of a cell is an index of the colors; level 0 is left out. */
   cells(x: number, y: number, width: number, height: number, grid: Grid, colors: readonly string[]): void;
+  image(x: number, y: number, width: number, height: number, image: HTMLCanvasElement): void;
   outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void;
   text(x: number, y: number, text: string, style: TextStyle): void;
   line(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity?: number): void;
@@ -52,6 +53,11 @@ export class CanvasSurface implements Surface {
     context.putImageData(image, 0, 0);
     this.context.imageSmoothingEnabled = false;
     this.context.drawImage(canvas, x, y, width, height);
+  }
+
+  image(x: number, y: number, width: number, height: number, image: HTMLCanvasElement): void {
+    this.context.imageSmoothingEnabled = true;
+    this.context.drawImage(image, x, y, width, height);
   }
 
   outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void {
@@ -133,6 +139,10 @@ export class SvgSurface implements Surface {
     });
   }
 
+  image(x: number, y: number, width: number, height: number, image: HTMLCanvasElement): void {
+    this.parts.push(`<image ${place(x, y, width, height)} href="${image.toDataURL("image/png")}"/>`);
+  }
+
   outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void {
     this.parts.push(`<rect ${place(x, y, width, height)} fill="none" stroke="${color}" stroke-width="${stroke}"/>`);
   }
@@ -183,6 +193,10 @@ export class ShiftedSurface implements Surface {
 
   cells(x: number, y: number, width: number, height: number, grid: Grid, colors: readonly string[]): void {
     this.surface.cells(x + this.left, y + this.top, width, height, grid, colors);
+  }
+
+  image(x: number, y: number, width: number, height: number, image: HTMLCanvasElement): void {
+    this.surface.image(x + this.left, y + this.top, width, height, image);
   }
 
   outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void {

@@ -81,7 +81,7 @@ export interface TraceDocument {
   settings: Record<string, unknown>;
   edits: Edit[];
   /** What the edits changed. */
-  changes?: { text: string; tokens: string[]; score: number | null; first_step: number | null } | null;
+  changes?: { text: string; tokens: string[]; score: number | null; first_step: number | null; variation?: Record<string, number[]> } | null;
   cached?: boolean;
   seconds?: number;
 }

@@ -8,20 +8,21 @@ import { colorOf, currentPalette } from "../palette.js";
 import { findSpan, type SelectedMap } from "../selection.js";
 import type { ColorScale, ViewName } from "../state.js";
 import { shared } from "../styles.js";
-import { findLayers, formatPercent, labelToken, readHeads } from "../trace.js";
+import { findLayers, formatPercent, labelToken, readHeads, type Edit } from "../trace.js";
 import "./attribution-panel.js";
 import type { AttributionPanel } from "./attribution-panel.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent, CellFigure } from "./canvas-figure.js";
 import { renderHypotheses, renderMapControls, renderSegments } from "./controls.js";
+import "./row-editor.js";
 
 @customElement("attention-view")
 export class AttentionView extends View {
   static override styles = [
     shared,
     css`
-      .body { display: grid; grid-template-columns: minmax(0, 1fr) 300px; gap: var(--space-3); align-items: start; }
+      .body { display: grid; grid-template-columns: minmax(0, 1fr) 320px; gap: var(--space-3); align-items: start; }
       @media (max-width: 900px) { .body { grid-template-columns: minmax(0, 1fr); } }
       .matrices { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: var(--space-3); align-items: start; min-width: 0; }
       aside { display: grid; gap: var(--space-3); }
@@ -34,8 +35,8 @@ export class AttentionView extends View {
       li bdi { overflow: hidden; text-overflow: ellipsis; white-space: pre; text-align: end; }
       .bar { height: 12px; border-radius: 3px; background: var(--line); overflow: hidden; }
       .bar i { display: block; height: 100%; background: var(--accent); }
-      .scale { display: flex; align-items: center; gap: 8px; }
-      .scale canvas { border-radius: 4px; }
+      .edits .row span { flex-basis: 100%; }
+      .edits button { min-height: 30px; padding: 2px 10px; }
       .value { font-size: var(--size-5); font-weight: 650; letter-spacing: -0.02em; line-height: 1.1; }
     `,
   ];
@@ -233,28 +234,33 @@ export class AttentionView extends View {
   }
 
   /** Edits of the focused row, which the model decodes again. */
-  private renderEdits(map: SelectedMap): TemplateResult | string {
+  private renderEdits(map: SelectedMap): TemplateResult {
     const { role, hypothesis, head } = this.store.state;
-    const layers = findLayers(this.store.trace!, role, hypothesis);
     const { layer } = this.store;
-    if (typeof layer !== "number") return "";
-    const { name } = layers[Math.min(layer, layers.length - 1)];
-    const heads = readHeads(layers[0]).length;
-    const isOne = typeof head === "number" || heads === 1;
-    const target = { attention: name, head: typeof head === "number" ? head : null };
+    const layers = findLayers(this.store.trace!, role, hypothesis);
+    if (typeof layer !== "number") return html`<p class="panel muted small">Choose a single layer to change its weights.</p>`;
+    const entry = layers[Math.min(layer, layers.length - 1)];
+    const heads = readHeads(entry).length;
+    const target = { attention: entry.name, head: typeof head === "number" ? head : null };
     const { row, column } = this.cell;
     const step = map.rowSpans[row][0];
     const [start, end] = map.columnSpans[column];
     const keys = Array.from({ length: end - start }, (_, index) => start + index);
-    const which = heads === 1 ? "" : isOne ? `, head ${Number(head) + 1}` : ", all heads";
-    return html`<section class="panel stack" aria-label="Decode again">
-      <h3>Decode again${which}</h3>
-      <div class="row">
-        <button type="button" id="mask-key" @click=${() => this.store.addEdit({ kind: "mask_keys", ...target, step, keys })}>Mask <bdi>“${labelToken(map.axes.columns[column])}”</bdi> at this step</button>
-        <button type="button" id="mask-key-everywhere" @click=${() => this.store.addEdit({ kind: "mask_keys", ...target, step: null, keys })}>at all steps</button>
-        <button type="button" id="uniform-row" @click=${() => this.store.addEdit({ kind: "uniform_row", ...target, step })}>Make this row uniform</button>
-        ${isOne ? html`<button type="button" id="ablate-head" @click=${() => this.store.addEdit({ kind: "ablate_head", attention: name, head: typeof head === "number" ? head : 0 })}>Ablate the head</button>` : ""}
-      </div>
+    const key = html`<bdi>“${labelToken(map.axes.columns[column])}”</bdi>`;
+    const button = (id: string, text: unknown, edit: Edit): TemplateResult =>
+      html`<button type="button" id=${id} @click=${() => this.store.addEdit(edit)}>${text}</button>`;
+    return html`<section class="panel stack edits" aria-label="Decode again">
+      <div><h3>Decode again</h3><p class="muted small">Change ${heads === 1 ? "the weights" : typeof head === "number" ? `head ${head + 1}` : "all heads"}${layers.length > 1 ? ` of layer ${layer + 1}` : ""}. The model continues from there.</p></div>
+      <div class="row" role="group" aria-label="Mask a key"><span>Mask ${key}</span>
+        ${button("mask-key", "here", { kind: "mask_keys", ...target, step, keys })}
+        ${button("mask-key-everywhere", "at all steps", { kind: "mask_keys", ...target, step: null, keys })}</div>
+      <div class="row" role="group" aria-label="Uniform weights"><span>Uniform weights</span>
+        ${button("uniform-row", "here", { kind: "uniform_row", ...target, step })}
+        ${button("uniform-everywhere", "at all steps", { kind: "uniform_row", ...target, step: null })}</div>
+      ${heads === 1 || typeof head === "number"
+        ? html`<div class="row">${button("ablate-head", heads === 1 ? "Ablate the attention" : `Ablate head ${Number(head) + 1}`, { kind: "ablate_head", attention: entry.name, head: target.head ?? 0 })}</div>`
+        : html`<p class="muted small">Choose a head to ablate it.</p>`}
+      <row-editor .store=${this.store} .map=${map} .edited=${{ ...target, row, step, keys: role === "decoder-self" ? step + 1 : entry.shape[entry.shape.length - 1] }}></row-editor>
     </section>`;
   }
 

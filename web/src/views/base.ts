@@ -40,6 +40,8 @@ export abstract class View extends StoreElement {
       const actual = this.shadowRoot?.querySelector(selector)?.clientWidth ?? width;
       if (actual !== width) this.requestUpdate();
     }
+    // What can be exported may have changed.
+    this.dispatchEvent(new Event("drawn", { bubbles: true, composed: true }));
   }
 
   /** What PNG and SVG export; null if the view has no drawing. */

@@ -2,7 +2,7 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { Matrix } from "../arrays.js";
-import { MatrixFigure, type Cell, type Figure } from "../figures.js";
+import { FigureRow, MatrixFigure, type Cell, type Figure } from "../figures.js";
 import { selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { findLayers, formatNumber, formatPercent, labelToken, type TraceDocument } from "../trace.js";
@@ -12,6 +12,8 @@ import type { CellEvent } from "./canvas-figure.js";
 import { renderMapControls } from "./controls.js";
 
 const ORIGINAL = "original";
+
+type PaneColors = "fixed" | "row" | "signed";
 
 @customElement("compare-view")
 export class CompareView extends View {
@@ -31,7 +33,7 @@ export class CompareView extends View {
 
   private get choices(): [string, string][] {
     const { models, state: { model, edits } } = this.store;
-    const others = models.filter((each) => each.id !== model).map((each): [string, string] => [each.id, each.name]);
+    const others = models.filter((each) => each.id !== model && each.source_kind === this.store.model?.source_kind).map((each): [string, string] => [each.id, each.name]);
     return edits.length ? [[ORIGINAL, "the same model without edits"], ...others] : others;
   }
 
@@ -80,11 +82,28 @@ export class CompareView extends View {
   }
 
   override get figure(): Figure | null {
-    const { difference } = this;
-    return difference && this.createFigure(difference, "signed");
+    const parts = this.panes.map(([name, map, colors]) => [name, this.createFigure(map, colors)] as const);
+    return parts.length ? new FigureRow(parts) : null;
   }
 
-  private createFigure(map: SelectedMap, colors: "fixed" | "row" | "signed"): MatrixFigure {
+  override get data(): unknown {
+    return { traces: [this.other, this.store.trace] };
+  }
+
+  /** The matrices: before, after, and their difference. */
+  private get panes(): [name: string, map: SelectedMap, colors: PaneColors][] {
+    const { trace, model, state: { colors, edits } } = this.store;
+    if (!trace || !this.choices.length) return [];
+    const name = this.choices.find(([id]) => id === this.choice)![1];
+    const panes: [string, SelectedMap | null, PaneColors][] = [
+      [this.choice === ORIGINAL ? "Without edits" : name, this.other && this.select(this.other), colors],
+      [edits.length ? "With edits" : (model?.name ?? ""), this.select(trace), colors],
+      ["Difference", this.difference, "signed"],
+    ];
+    return panes.filter((pane): pane is [string, SelectedMap, PaneColors] => Boolean(pane[1]?.weights.rows));
+  }
+
+  private createFigure(map: SelectedMap, colors: PaneColors): MatrixFigure {
     const width = Math.max(240, this.measureWidth(".pane", 400) - 42);
     return new MatrixFigure({ weights: map.weights, axes: map.axes, colors, width, height: 420, focus: this.focusIn(map), selected: [] });
   }
@@ -95,14 +114,12 @@ export class CompareView extends View {
   }
 
   protected override render(): TemplateResult {
-    const { trace, state: { colors } } = this.store;
+    const { trace } = this.store;
     if (!trace) return html``;
     if (!this.choices.length) {
       return html`<section class="panel stack"><h2>Nothing to compare with</h2>
         <p>Start the explorer with two models, <code>regard explore runs/a runs/b</code>, or edit this prediction: choose another token in the tab Translate.</p></section>`;
     }
-    const [left, right] = [this.other && this.select(this.other), this.select(trace)];
-    const name = this.choices.find(([id]) => id === this.choice)![1];
     const { difference } = this;
     return html`
       <div class="stack">
@@ -116,9 +133,7 @@ export class CompareView extends View {
         ${this.failure ? html`<p class="panel">${this.failure}</p>` : ""}
         ${this.other ? this.renderChange(trace, this.other) : html`<p class="panel muted">Computing…</p>`}
         <div class="panes">
-          ${left ? this.renderPane(name, left, colors) : ""}
-          ${right ? this.renderPane(this.store.state.edits.length ? "With edits" : (this.store.model?.name ?? ""), right, colors) : ""}
-          ${difference ? this.renderPane("Difference: blue is more, orange is less", difference, "signed") : ""}
+          ${this.panes.map(([title, map, colors]) => this.renderPane(title, map, colors))}
         </div>
         ${this.other && !difference ? html`<p class="muted">The models split the source into different tokens, so their weights have no common columns. Choose words.</p>` : ""}
       </div>
@@ -136,11 +151,11 @@ export class CompareView extends View {
     </section>`;
   }
 
-  private renderPane(name: string, map: SelectedMap, colors: "fixed" | "row" | "signed"): TemplateResult {
+  private renderPane(name: string, map: SelectedMap, colors: PaneColors): TemplateResult {
     const focus = this.focusIn(map);
     const value = map.weights.rows ? map.weights.at(focus.row, focus.column) : 0;
     return html`<section class="panel stack pane" aria-label=${name}>
-      <div><h2>${name}</h2><p class="muted small number"><bdi>${labelToken(map.axes.rows[focus.row] ?? "")}</bdi>, <bdi>${labelToken(map.axes.columns[focus.column] ?? "")}</bdi>: ${colors === "signed" ? formatNumber(value) : formatPercent(value)}</p></div>
+      <div><h2>${name}</h2><p class="muted small number"><bdi>${labelToken(map.axes.rows[focus.row] ?? "")}</bdi>, <bdi>${labelToken(map.axes.columns[focus.column] ?? "")}</bdi>: ${colors === "signed" ? html`${formatNumber(value)}. Blue is more, orange is less.` : formatPercent(value)}</p></div>
       <canvas-figure .figure=${this.createFigure(map, colors)} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
         label=${name} description="Arrow keys move in all matrices"
         @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>

@@ -2,9 +2,12 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import type { CorpusRow } from "../client.js";
+import type { Figure } from "../figures.js";
+import { TableFigure } from "../report.js";
 import { shared } from "../styles.js";
 import { formatNumber } from "../trace.js";
 import { View } from "./base.js";
+import { renderProgress } from "./controls.js";
 
 type Column = "score" | "length" | "entropy" | "coverage";
 const COLUMNS: readonly (readonly [Column, string])[] = [
@@ -14,6 +17,8 @@ const COLUMNS: readonly (readonly [Column, string])[] = [
   ["coverage", "Coverage"],
 ];
 const MOST_ROWS = 200;
+/** The rows of an exported figure: more do not fit on a page. */
+const MOST_DRAWN = 40;
 
 @customElement("corpus-view")
 export class CorpusView extends View {
@@ -31,8 +36,7 @@ export class CorpusView extends View {
 
   @state() private rows: CorpusRow[] = [];
   @state() private status = "";
-  @state() private column: Column = "score";
-  @state() private isDescending = false;
+  @state() private progress = 0;
   private controller: AbortController | null = null;
   private read = "";
 
@@ -45,6 +49,27 @@ export class CorpusView extends View {
     // The page moves on: the server stops.
     this.controller?.abort();
     this.controller = null;
+    this.read = "";
+  }
+
+  private get column(): Column {
+    return (this.store.state.sort.replace("-", "") || "score") as Column;
+  }
+
+  private get isDescending(): boolean {
+    return this.store.state.sort.startsWith("-");
+  }
+
+  override get figure(): Figure | null {
+    if (!this.rows.length) return null;
+    const head = ["Source", "Prediction", "Reference", ...COLUMNS.map(([, name]) => name)];
+    return new TableFigure(head, this.sorted.slice(0, MOST_DRAWN).map(listCells));
+  }
+
+  /** A link to a sorted corpus predicts it again. */
+  protected override willUpdate(): void {
+    const { state: { sort, model }, client } = this.store;
+    if (sort && client.isLive && this.read !== model) void this.start();
   }
 
   private async start(): Promise<void> {
@@ -54,11 +79,14 @@ export class CorpusView extends View {
     this.read = this.store.state.model;
     this.rows = [];
     this.status = "Reading…";
+    this.progress = 0;
+    if (!this.store.state.sort) this.store.show({ sort: "score" });
     try {
       const batch: CorpusRow[] = [];
       let shown = performance.now();
       for await (const part of this.store.client.streamCorpus(this.read, signal)) {
         if ("row" in part) batch.push(part.row);
+        if ("progress" in part) this.progress = part.progress;
         if (performance.now() - shown < 200) continue;
         shown = performance.now();
         this.rows = [...batch];
@@ -85,6 +113,7 @@ export class CorpusView extends View {
           <h2>Test set</h2>
           <button type="button" id="read" class="primary" ?disabled=${!this.store.client.isLive || isRunning} @click=${() => void this.start()}>Predict the test set</button>
           ${isRunning ? html`<button type="button" @click=${() => this.stop()}>Stop</button>` : ""}
+          ${isRunning ? renderProgress("Predicting", this.progress) : ""}
           <span class="muted small" role="status">${this.status}</span>
         </div>
         ${this.rows.length ? this.renderTable() : html`<p class="muted">The model predicts every source of its test set, and this table sorts them: the worst scores first, or the longest, the least certain, the least covered.</p>`}
@@ -112,21 +141,28 @@ export class CorpusView extends View {
     const isSorted = this.column === column;
     const order = isSorted ? (this.isDescending ? "descending" : "ascending") : "none";
     const sort = (): void => {
-      this.isDescending = isSorted ? !this.isDescending : false;
-      this.column = column;
+      this.store.show({ sort: isSorted && !this.isDescending ? `-${column}` : column });
     };
     return html`<th class="number" aria-sort=${order}><button type="button" @click=${sort}>${name} ${isSorted ? (this.isDescending ? "↓" : "↑") : ""}</button></th>`;
   }
 
+  private open(row: CorpusRow): void {
+    const source = this.store.readsImages ? { text: "", example: row.index } : { text: row.source, example: null };
+    this.store.compute({ ...source, edits: [], row: 0, column: 0, tab: this.store.readsImages ? "image" : "translate" });
+  }
+
   private renderRow(row: CorpusRow): TemplateResult {
     return html`<tr>
-      <td><button type="button" class="quiet" @click=${() => this.store.compute({ text: row.source, edits: [], tab: "translate" })}><bdi>${row.source}</bdi></button></td>
+      <td><button type="button" class="quiet" @click=${() => this.open(row)}><bdi>${row.source}</bdi></button></td>
       <td class=${row.prediction === row.reference ? "" : "wrong"}><bdi>${row.prediction}</bdi></td>
       <td><bdi>${row.reference}</bdi></td>
-      <td class="number">${formatNumber(row.score)}</td>
-      <td class="number">${row.length}</td>
-      <td class="number">${row.entropy === null ? "–" : formatNumber(row.entropy, 2)}</td>
-      <td class="number">${row.coverage === null ? "–" : formatNumber(row.coverage, 2)}</td>
+      ${listCells(row).slice(3).map((text) => html`<td class="number">${text}</td>`)}
     </tr>`;
   }
+}
+
+/** The texts of a row: source, prediction, reference and the numbers. */
+function listCells(row: CorpusRow): string[] {
+  const format = (value: number | null): string => (value === null ? "–" : formatNumber(value, 2));
+  return [row.source, row.prediction, row.reference, format(row.score), String(row.length), format(row.entropy), format(row.coverage)];
 }

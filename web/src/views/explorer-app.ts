@@ -9,6 +9,7 @@ import { Store } from "../store.js";
 import { shared } from "../styles.js";
 import { StoreElement, type View } from "./base.js";
 import "./attention-view.js";
+import "./changes-panel.js";
 import "./compare-view.js";
 import "./corpus-view.js";
 import "./equation-view.js";
@@ -152,7 +153,8 @@ export class ExplorerApp extends StoreElement {
       </div>
       <div class="progress">${store.loading ? html`<i></i>` : ""}</div>
       ${store.error ? html`<p class="panel error" role="alert">${store.error}</p>` : ""}
-      <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading}>${this.renderView()}</main>
+      ${store.trace?.changes ? html`<changes-panel .store=${store}></changes-panel>` : ""}
+      <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading} @drawn=${() => this.isMenuOpen && this.requestUpdate()}>${this.renderView()}</main>
       <div class="hidden" role="status" aria-live="polite" id="announcement">${store.announcement}</div>
       ${this.toast ? html`<div class="toast">${this.toast}</div>` : ""}
       ${this.isTourOpen && store.trace ? html`<guided-tour .store=${store} @close=${this.closeTour}></guided-tour>` : ""}
@@ -167,7 +169,7 @@ export class ExplorerApp extends StoreElement {
   private renderModels(): TemplateResult {
     const { models, state: { model } } = this.store;
     if (models.length < 2) return html`<span class="muted">${models[0]?.name ?? ""}</span>`;
-    const change = (event: Event): void => this.store.compute({ model: (event.target as HTMLSelectElement).value, edits: [], layer: null, head: "mean" });
+    const change = (event: Event): void => this.store.chooseModel((event.target as HTMLSelectElement).value);
     return html`<label class="field">Model <select id="model" @change=${change}>${models.map((each) => html`<option value=${each.id} ?selected=${each.id === model}>${each.name}</option>`)}</select></label>`;
   }
 
@@ -195,6 +197,7 @@ export class ExplorerApp extends StoreElement {
   private renderWelcome(): TemplateResult {
     return html`<section class="panel empty">
       <h2>${this.store.readsImages ? "Open an image to describe it" : "Type a source text, and press Enter"}</h2>
+      ${this.store.readsImages && this.store.state.text ? html`<p>A link does not contain images. Open the file <bdi><b>${this.store.state.text}</b></bdi> to see this page again.</p>` : ""}
       <p class="muted">The page shows which parts of the source the model attends to, step by step.</p>
     </section>`;
   }

@@ -1,11 +1,13 @@
 /** The tab Image: the picture under the weights of each word. Cells can be brushed out. */
 import { css, html, type PropertyValues, type TemplateResult } from "lit";
 import { customElement, query, state } from "lit/decorators.js";
-import { decodeArray } from "../arrays.js";
+import type { Figure } from "../figures.js";
 import { isDark } from "../palette.js";
-import { selectMap } from "../selection.js";
+import { drawWeighted, findHeight, PicturesFigure, type Weighted } from "../picture.js";
+import { selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { findLayers, formatPercent, labelToken } from "../trace.js";
+import { formatPercent } from "../trace.js";
+import { joinWord } from "../words.js";
 import { View } from "./base.js";
 import { renderMapControls, renderSegments } from "./controls.js";
 
@@ -25,42 +27,63 @@ export class ImageView extends View {
     `,
   ];
 
-  @state() private isSmooth = true;
   @state() private brushed: readonly number[] = [];
   @state() private cursor = 0;
   @query("canvas") private canvas!: HTMLCanvasElement;
 
+  private get map(): SelectedMap | null {
+    const { trace } = this.store;
+    return trace && selectMap(trace, this.store.choose({ role: "cross", words: false }));
+  }
+
   private get weights(): Float64Array | null {
-    const { trace, state: { hypothesis, row } } = this.store;
-    if (!trace?.source.grid || !findLayers(trace, "cross", hypothesis).length) return null;
-    const map = selectMap(trace, this.store.choose({ role: "cross", words: false }));
+    return this.readRow(this.store.state.row);
+  }
+
+  private readRow(row: number): Float64Array | null {
+    const { map } = this;
     return map && row < map.weights.rows ? map.weights.row(row) : null;
+  }
+
+  private weigh(weights: Float64Array | null): Weighted | null {
+    const { trace, state: { smooth } } = this.store;
+    if (!trace?.source.picture || !trace.source.grid) return null;
+    return { picture: trace.source.picture, grid: trace.source.grid, weights, isSmooth: smooth };
+  }
+
+  override get figure(): Figure | null {
+    const { trace, state: { hypothesis } } = this.store;
+    const tokens = trace?.hypotheses[hypothesis]?.tokens ?? [];
+    const words = tokens.length
+      ? tokens.map((token, row) => [joinWord([token]), this.weigh(this.readRow(row))] as const)
+      : [["The caption is empty", this.weigh(null)] as const];
+    const drawn = words.filter((each): each is readonly [string, Weighted] => each[1] !== null);
+    return drawn.length ? new PicturesFigure(drawn) : null;
   }
 
   protected override render(): TemplateResult {
     const { trace } = this.store;
     if (!trace?.source.picture || !trace.source.grid) return html`<p class="panel">Open an image to describe it.</p>`;
     const { hypothesis, row } = this.store.state;
-    const [height, width] = decodeArray(trace.source.picture).shape;
     const tokens = trace.hypotheses[hypothesis]?.tokens ?? [];
     const weight = this.weights?.[this.cursor] ?? 0;
     return html`<div class="stack">
       <div class="row">
-        ${renderSegments("Weights", [["smooth", "Smooth"], ["grid", "Grid"]], this.isSmooth ? "smooth" : "grid", (value) => (this.isSmooth = value === "smooth"))}
+        ${renderSegments("Weights", [["smooth", "Smooth"], ["grid", "Grid"]], this.store.state.smooth ? "smooth" : "grid", (value) => this.store.show({ smooth: value === "smooth" }))}
         ${renderMapControls(this.store)}
       </div>
       <div class="body">
         <section class="panel" aria-label="Picture">
-          <canvas width=${SIZE} height=${Math.round((SIZE * height) / width)} tabindex="0" role="application" aria-roledescription="picture"
+          <canvas width=${SIZE} height=${findHeight(trace.source.picture, SIZE)} tabindex="0" role="application" aria-roledescription="picture"
             aria-label="The picture under the weights of the selected word. Arrow keys move between cells, the space bar brushes a cell out"
             @pointerdown=${this.brush} @pointermove=${(event: PointerEvent) => event.buttons && this.brush(event)} @keydown=${this.move}></canvas>
         </section>
         <section class="panel stack" aria-label="Caption">
           <p class="muted small">Choose a word to see what the model looks at</p>
-          <div class="words">${tokens.map((token, index) => html`<button type="button" aria-pressed=${index === row} @click=${() => this.store.show({ row: index })}><bdi>${labelToken(token)}</bdi></button>`)}</div>
+          <div class="words">${tokens.length ? "" : html`<p class="muted">The caption is empty.</p>`}${tokens.map((token, index) => html`<button type="button" aria-pressed=${index === row} @click=${() => this.store.show({ row: index })}><bdi>${joinWord([token])}</bdi></button>`)}</div>
           <p class="number">Cell ${this.cursor + 1}: ${formatPercent(weight)}</p>
           <div class="row">
-            <button type="button" class="primary" ?disabled=${!this.brushed.length || !this.store.client.isLive} @click=${this.apply}>Describe without ${this.brushed.length} brushed cells</button>
+            <button type="button" class="primary" id="mask-region" ?disabled=${!this.brushed.length || !this.store.client.isLive} @click=${this.apply}>${!this.brushed.length ? "Describe without cells" : this.brushed.length === 1 ? "Describe without the brushed cell" : `Describe without ${this.brushed.length} brushed cells`}</button>
             <button type="button" ?disabled=${!this.brushed.length} @click=${() => (this.brushed = [])}>Clear</button>
           </div>
           <p class="muted small">Brush cells with the pointer. Their pixels are replaced by the average color, and the model describes the picture again.</p>
@@ -99,18 +122,12 @@ export class ImageView extends View {
 
   protected override updated(changed: PropertyValues): void {
     super.updated(changed);
-    const { trace } = this.store;
-    if (!this.canvas || !trace?.source.picture || !trace.source.grid) return;
+    const weighted = this.weigh(this.weights);
+    if (!this.canvas || !weighted) return;
     const context = this.canvas.getContext("2d")!;
-    const [rows, columns] = trace.source.grid;
+    const [rows, columns] = weighted.grid;
     const { width, height } = this.canvas;
-    context.imageSmoothingEnabled = true;
-    context.drawImage(createPicture(decodeArray(trace.source.picture)), 0, 0, width, height);
-    const { weights } = this;
-    if (weights) {
-      context.imageSmoothingEnabled = this.isSmooth;
-      context.drawImage(createShade(weights, rows, columns), 0, 0, width, height);
-    }
+    drawWeighted(context, weighted);
     const mark = (cell: number, color: string): void => {
       const x = ((cell % columns) * width) / columns;
       const y = (Math.floor(cell / columns) * height) / rows;
@@ -122,33 +139,4 @@ export class ImageView extends View {
     context.lineWidth = 2;
     context.strokeRect(((this.cursor % columns) * width) / columns, (Math.floor(this.cursor / columns) * height) / rows, width / columns, height / rows);
   }
-}
-
-function createCanvas(width: number, height: number, paint: (pixels: Uint8ClampedArray) => void): HTMLCanvasElement {
-  const canvas = document.createElement("canvas");
-  canvas.width = width;
-  canvas.height = height;
-  const context = canvas.getContext("2d")!;
-  const image = context.createImageData(width, height);
-  paint(image.data);
-  context.putImageData(image, 0, 0);
-  return canvas;
-}
-
-function createPicture(picture: { shape: number[]; data: Float64Array }): HTMLCanvasElement {
-  const [height, width] = picture.shape;
-  return createCanvas(width, height, (pixels) => {
-    for (let index = 0; index < height * width; index++) {
-      for (let channel = 0; channel < 3; channel++) pixels[4 * index + channel] = picture.data[3 * index + channel];
-      pixels[4 * index + 3] = 255;
-    }
-  });
-}
-
-/** Darken the cells with small weights. */
-function createShade(weights: Float64Array, rows: number, columns: number): HTMLCanvasElement {
-  const largest = Math.max(...weights) || 1;
-  return createCanvas(columns, rows, (pixels) => {
-    for (let cell = 0; cell < rows * columns; cell++) pixels[4 * cell + 3] = 200 * (1 - weights[cell] / largest);
-  });
 }

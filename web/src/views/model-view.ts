@@ -1,7 +1,9 @@
 /** The tab Model: what it is, its settings and its learning curves. */
 import { css, html, svg, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
-import type { ModelCard, Series } from "../client.js";
+import type { ModelCard, ModelSummary, Series } from "../client.js";
+import type { Figure } from "../figures.js";
+import { formatTick, ModelFigure, scaleCurve } from "../report.js";
 import { shared } from "../styles.js";
 import { ROLE_NAMES } from "../trace.js";
 import { View } from "./base.js";
@@ -27,6 +29,22 @@ export class ModelView extends View {
   @state() private failure = "";
   private requested = "";
 
+  override get figure(): Figure | null {
+    const { model } = this.store;
+    if (!model || !this.card) return null;
+    const facts = [...this.listFacts(model)].map(([name, value]) => `${name}: ${value}`);
+    const attentions = model.attentions.map((each) => `${nameAttention(each)}: ${each.equation}`);
+    return new ModelFigure(model.name, [model.architecture, facts.join(", "), ...new Set(attentions)], this.card.curves ?? []);
+  }
+
+  private listFacts(model: ModelSummary): [name: string, value: string][] {
+    return [
+      ["Parameters", model.parameters?.toLocaleString("en") ?? "–"],
+      ["Training steps", model.step?.toLocaleString("en") ?? "–"],
+      ...Object.entries(model.metrics ?? {}).map(([name, value]): [string, string] => [name, String(Number(value.toPrecision(4)))]),
+    ];
+  }
+
   override get data(): unknown {
     return { ...this.store.model, card: this.card };
   }
@@ -51,14 +69,12 @@ export class ModelView extends View {
         <h2>${model.name}</h2>
         <p>${model.architecture}</p>
         <dl>
-          <dt>Parameters</dt><dd class="number">${model.parameters?.toLocaleString("en") ?? "–"}</dd>
-          <dt>Training steps</dt><dd class="number">${model.step?.toLocaleString("en") ?? "–"}</dd>
-          ${Object.entries(model.metrics ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd class="number">${typeof value === "number" ? Number(value.toPrecision(4)) : String(value)}</dd>`)}
+          ${this.listFacts(model).map(([name, value]) => html`<dt>${name}</dt><dd class="number">${value}</dd>`)}
         </dl>
         <h3>Attention</h3>
         <table>
           <thead><tr><th>Role</th><th>Layer</th><th>Heads</th><th>Equation</th></tr></thead>
-          <tbody>${model.attentions.map((each) => html`<tr><td>${each.role ? ROLE_NAMES[each.role] : each.name}</td><td class="number">${(each.layer ?? 0) + 1}</td><td class="number">${each.heads}</td><td>${each.equation}</td></tr>`)}</tbody>
+          <tbody>${model.attentions.map((each) => html`<tr><td>${nameAttention(each)}</td><td class="number">${(each.layer ?? 0) + 1}</td><td class="number">${each.heads}</td><td>${each.equation}</td></tr>`)}</tbody>
         </table>
       </section>
       ${this.failure ? html`<p class="panel muted">${this.failure}</p>` : ""}
@@ -74,21 +90,19 @@ export class ModelView extends View {
   }
 }
 
+const nameAttention = (attention: ModelSummary["attentions"][number]): string =>
+  attention.role ? ROLE_NAMES[attention.role] : attention.name;
+
 function renderCurve(series: Series): TemplateResult {
-  const points = series.points.filter(([, value]) => Number.isFinite(value));
-  if (points.length < 2) return html``;
-  const [steps, values] = [points.map(([step]) => step), points.map(([, value]) => value)];
-  const [first, last] = [Math.min(...steps), Math.max(...steps)];
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const x = (step: number): number => 50 + (390 * (step - first)) / (last - first || 1);
-  const y = (value: number): number => 118 - (100 * (value - low)) / (high - low || 1);
-  const path = points.map(([step, value], index) => `${index ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-  const label = `${series.name}: from ${values[0].toPrecision(3)} to ${values[values.length - 1].toPrecision(3)}`;
+  const curve = scaleCurve(series, 390, 100);
+  if (!curve) return html``;
+  const path = curve.points.map(([x, y], index) => `${index ? "L" : "M"}${(50 + x).toFixed(1)} ${(18 + y).toFixed(1)}`).join("");
+  const label = `${series.name}: between ${formatTick(curve.low)} and ${formatTick(curve.high)}`;
   return html`<figure .style=${"margin:0"}>
     <figcaption class="small muted">${series.name}</figcaption>
     <svg viewBox="0 0 450 140" role="img" aria-label=${label}>
       <line x1="50" x2="440" y1="118" y2="118"></line>
-      ${svg`<path d=${path}></path><text x="44" y="22" text-anchor="end">${high.toPrecision(3)}</text><text x="44" y="120" text-anchor="end">${low.toPrecision(3)}</text><text x="50" y="134">${first}</text><text x="440" y="134" text-anchor="end">${last}</text>`}
+      ${svg`<path d=${path}></path><text x="44" y="22" text-anchor="end">${formatTick(curve.high)}</text><text x="44" y="120" text-anchor="end">${formatTick(curve.low)}</text><text x="50" y="134">${curve.firstStep}</text><text x="440" y="134" text-anchor="end">step ${curve.lastStep}</text>`}
     </svg>
   </figure>`;
 }

@@ -1,8 +1,8 @@
 /** The source, the search, and the edits of the present prediction. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, query } from "lit/decorators.js";
+import { describeEdits } from "../edits.js";
 import { shared } from "../styles.js";
-import { labelToken, type Edit } from "../trace.js";
 import { StoreElement } from "./base.js";
 
 const LONGEST_TEXT = 2000;
@@ -19,7 +19,12 @@ export class SourceBar extends StoreElement {
       }
       .edits { margin-top: var(--space-2); }
       .edit { border-radius: 999px; background: var(--tint); border-color: transparent; min-height: 28px; padding: 2px 12px; font-size: var(--size-1); }
-      input[type="file"] { flex: 1; padding: 8px; background: var(--panel); border: 1px solid var(--line-strong); border-radius: 10px; }
+      .image { flex: 1; display: flex; align-items: center; gap: var(--space-2); padding: 4px 14px; background: var(--panel); border: 1px solid var(--line-strong); border-radius: 10px; min-height: 44px; }
+      .image span { margin-inline-end: auto; font-size: var(--size-3); }
+      .file { position: relative; border: 1px solid var(--line-strong); border-radius: 8px; padding: 4px 12px; cursor: pointer; }
+      .file:hover { background: var(--hover); }
+      .file:focus-within { outline: 2.5px solid var(--accent); outline-offset: 2px; }
+      .file input { position: absolute; inset: 0; opacity: 0; cursor: pointer; }
       select { max-width: 15em; }
     `,
   ];
@@ -46,7 +51,9 @@ export class SourceBar extends StoreElement {
       ${state.edits.length
         ? html`<div class="row edits" role="group" aria-label="Edits">
             <span class="muted small">Edits</span>
-            ${state.edits.map((edit, index) => html`<button type="button" class="edit" ?disabled=${!client.isLive} aria-label=${`Remove the edit: ${this.describe(edit)}`} @click=${() => this.store.removeEdit(index)}>${this.describe(edit)} ×</button>`)}
+            ${describeEdits(state.edits, state.text, this.store.trace).map(
+              (text, index) => html`<button type="button" class="edit" ?disabled=${!client.isLive} aria-label=${`Remove the edit: ${text}`} @click=${() => this.store.removeEdit(index)}><bdi>${text}</bdi> ×</button>`,
+            )}
           </div>`
         : ""}
     `;
@@ -58,7 +65,13 @@ export class SourceBar extends StoreElement {
   }
 
   private renderFile(): TemplateResult {
-    return html`<input type="file" accept="image/png,image/jpeg,image/webp" aria-label="Image" @change=${this.openFile} />`;
+    const { client, state: { example, text } } = this.store;
+    return html`<div class="image">
+      <span><bdi>${example === null ? text || "No image" : `Image ${example + 1} of the test set`}</bdi></span>
+      <button type="button" id="previous-image" ?disabled=${!client.isLive || !example} aria-label="Previous image of the test set" @click=${() => this.store.openExample(example! - 1)}>←</button>
+      <button type="button" id="next-image" ?disabled=${!client.isLive} aria-label="Next image of the test set" @click=${() => this.store.openExample((example ?? -1) + 1)}>→</button>
+      <label class="file">Open an image <input type="file" accept="image/png,image/jpeg,image/webp" ?disabled=${!client.isLive} @change=${this.openFile} /></label>
+    </div>`;
   }
 
   private renderExamples(examples: readonly string[]): TemplateResult {
@@ -93,25 +106,5 @@ export class SourceBar extends StoreElement {
     let binary = "";
     for (const byte of bytes) binary += String.fromCharCode(byte);
     this.store.openImage(btoa(binary), file.name);
-  }
-
-  private describe(edit: Edit): string {
-    const { trace } = this.store;
-    const source = (position: unknown): string => labelToken(trace?.source.tokens[Number(position)] ?? `position ${Number(position) + 1}`);
-    const head = edit["head"] === null || edit["head"] === undefined ? "all heads" : `head ${Number(edit["head"]) + 1}`;
-    const step = edit["step"] === null || edit["step"] === undefined ? "all steps" : `step ${Number(edit["step"]) + 1}`;
-    const token = trace?.hypotheses[0]?.tokens[Number(edit["step"])];
-    const descriptions: Record<string, () => string> = {
-      force_token: () => `“${labelToken(token ?? String(edit["token"]))}” at step ${Number(edit["step"]) + 1}`,
-      set_row: () => `weights set at ${step}, ${head}`,
-      mask_keys: () => `${(edit["keys"] as number[]).length} keys masked at ${step}, ${head}`,
-      uniform_row: () => `uniform weights at ${step}, ${head}`,
-      ablate_head: () => `head ${Number(edit["head"]) + 1} ablated`,
-      replace_source: () => `source ${Number(edit["position"]) + 1} → “${String(edit["text"])}”`,
-      delete_source: () => `source ${Number(edit["position"]) + 1} deleted`,
-      mask_source: () => `source “${source(edit["position"])}” masked`,
-      mask_region: () => `${(edit["cells"] as number[]).length} cells brushed out`,
-    };
-    return descriptions[edit.kind]?.() ?? edit.kind;
   }
 }

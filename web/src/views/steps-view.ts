@@ -1,35 +1,12 @@
 /** The tab Steps: walk through the decoding. */
 import { css, html, svg, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
-import { BarsFigure, type Figure } from "../figures.js";
+import { BeamFigure, COLUMN, findStart, FIRST_X, HALF_WIDTH, measureBeam, placeBeam, type PlacedNode } from "../beam.js";
+import { BarsFigure, FigureRow, type Figure } from "../figures.js";
 import { shared } from "../styles.js";
-import { formatNumber, formatPercent, labelToken, toProbability, type BeamNode, type Step } from "../trace.js";
+import { formatNumber, formatPercent, labelToken, toProbability, type Step } from "../trace.js";
 import { View } from "./base.js";
 import { renderHypotheses } from "./controls.js";
-
-interface PlacedNode extends BeamNode {
-  x: number;
-  y: number;
-  from: PlacedNode | null;
-  isOnPath: boolean;
-}
-
-const COLUMN = 92;
-const LINE = 30;
-
-/** Place the candidates of beam search: a column for each step. */
-export function placeBeam(beam: readonly BeamNode[][], path: readonly number[]): PlacedNode[][] {
-  let slots = new Map<number, PlacedNode>();
-  return beam.map((candidates, step) => {
-    const placed = candidates.map((node, index): PlacedNode => {
-      const from = slots.get(node.parent) ?? null;
-      const isOnPath = (step === 0 || (from?.isOnPath ?? false)) && path[step] === node.id;
-      return { ...node, x: 70 + step * COLUMN, y: 34 + index * LINE, from, isOnPath };
-    });
-    slots = new Map(placed.filter((node) => node.slot !== null).map((node) => [node.slot!, node]));
-    return placed;
-  });
-}
 
 @customElement("steps-view")
 export class StepsView extends View {
@@ -87,7 +64,15 @@ export class StepsView extends View {
     const step = this.steps[this.index];
     if (!step) return null;
     const bars = step.top.map((each) => ({ label: each.token, value: toProbability(each.log_prob), isChosen: each.id === step.id }));
-    return new BarsFigure(`Step ${this.index + 1}: most likely tokens`, bars);
+    const figure = new BarsFigure("most likely tokens", bars);
+    const { placed } = this;
+    return placed ? new FigureRow([[`Step ${this.index + 1}`, figure], ["Beam search", new BeamFigure(placed)]]) : figure;
+  }
+
+  /** The tree of beam search; null for greedy search. */
+  private get placed(): PlacedNode[][] | null {
+    const beam = this.store.trace?.beam;
+    return beam?.length ? placeBeam(beam, this.steps.map((step) => step.id)) : null;
   }
 
   protected override render(): TemplateResult {
@@ -137,18 +122,16 @@ export class StepsView extends View {
   }
 
   private renderBeam(): TemplateResult | string {
-    const { trace } = this.store;
-    if (!trace!.beam?.length) return html`<section class="panel"><p class="muted">Greedy search has no beam. Choose a larger beam to see the hypotheses that it considers.</p></section>`;
-    const placed = placeBeam(trace!.beam, this.steps.map((step) => step.id));
-    const width = 110 + placed.length * COLUMN;
-    const height = 24 + Math.max(...placed.map((nodes) => nodes.length)) * LINE + 20;
+    const { placed } = this;
+    if (!placed) return html`<section class="panel"><p class="muted">Greedy search has no beam. Choose a larger beam to see the hypotheses that it considers.</p></section>`;
+    const { width, height } = measureBeam(placed);
     return html`<section class="panel stack" aria-label="Beam search">
       <div class="row"><h2>Beam search</h2><span class="legend small muted"><span class="kept">kept</span><span class="finished">finished</span><span class="pruned">pruned</span></span></div>
       <div class="scroll" id="beam" tabindex="0" role="group" aria-label="Candidates of each step">
         <svg width=${width} height=${height} role="img" aria-label=${`Beam search over ${placed.length} steps`}>
-          <rect class="now" x=${70 + this.index * COLUMN - 40} y="0" width=${COLUMN - 12} height=${height} rx="8"></rect>
+          <rect class="now" x=${FIRST_X + this.index * COLUMN - 40} y="0" width=${COLUMN - 12} height=${height} rx="8"></rect>
           ${placed.flatMap((nodes) => nodes.map((node) => svg`<path class="edge ${node.isOnPath ? "path" : ""}" d=${edge(node)}></path>`))}
-          ${placed.map((nodes, step) => svg`<text class="step" x=${70 + step * COLUMN} y="10" text-anchor="middle">${step + 1}</text>${nodes.map((node) => this.renderNode(node))}`)}
+          ${placed.map((nodes, step) => svg`<text class="step" x=${FIRST_X + step * COLUMN} y="10" text-anchor="middle">${step + 1}</text>${nodes.map((node) => this.renderNode(node))}`)}
         </svg>
       </div>
     </section>`;
@@ -178,12 +161,13 @@ export class StepsView extends View {
     const step = this.steps[this.index];
     this.store.announce(`Step ${this.index + 1}: ${labelToken(step.token)}, ${formatPercent(toProbability(step.log_prob))}`);
     const beam = this.shadowRoot!.querySelector("#beam");
-    if (beam) beam.scrollLeft = Math.max(0, 70 + this.index * COLUMN - beam.clientWidth / 2);
+    if (beam) beam.scrollLeft = Math.max(0, FIRST_X + this.index * COLUMN - beam.clientWidth / 2);
   }
 }
 
 function edge(node: PlacedNode): string {
-  const [x, y] = node.from ? [node.from.x + 32, node.from.y] : [10, 34];
-  const middle = (x + node.x - 32) / 2;
-  return `M${x} ${y}C${middle} ${y} ${middle} ${node.y} ${node.x - 32} ${node.y}`;
+  const [x, y] = findStart(node);
+  const end = node.x - HALF_WIDTH;
+  const middle = (x + end) / 2;
+  return `M${x} ${y}C${middle} ${y} ${middle} ${node.y} ${end} ${node.y}`;
 }

@@ -71,23 +71,11 @@ export class TranslateView extends View {
             <p class="muted small number">Log-probability ${formatNumber(output?.score ?? null)}${output?.truncated ? ", truncated" : ""}${trace.seconds === undefined ? "" : `, computed in ${trace.seconds.toFixed(2)} s`}</p>
           </section>
         </div>
-        ${this.renderChanges()}
         <div class="alternatives">
           ${this.renderAlternatives()} ${this.renderHypotheses()}
         </div>
       </div>
     `;
-  }
-
-  private renderChanges(): TemplateResult | string {
-    const { changes, hypotheses } = this.store.trace!;
-    if (!changes) return "";
-    const difference = (hypotheses[0]?.score ?? 0) - (changes.score ?? 0);
-    return html`<section class="panel row" aria-label="What changed" id="changes">
-      <span>${changes.first_step === null ? "The edits do not change the output." : html`Without the edits: <bdi><b>${changes.text}</b></bdi>. The outputs differ from step ${changes.first_step + 1} on.`}
-      <span class="number muted">Log-probability ${formatNumber(changes.score)} → ${formatNumber(hypotheses[0]?.score ?? null)} (${difference >= 0 ? "+" : ""}${formatNumber(difference)}).</span></span>
-      <button type="button" @click=${() => this.store.show({ tab: "compare", other: "original" })}>Compare</button>
-    </section>`;
   }
 
   private get weights(): { at(row: number, slot: number): number } | null {
@@ -202,22 +190,36 @@ export class TranslateView extends View {
       <ol class="choices">
         ${step.top.map((candidate) => this.renderCandidate(candidate, candidate.id === step.id, row))}
       </ol>
+      ${this.store.client.isLive ? this.renderOtherToken(row) : ""}
     </section>`;
   }
 
   private renderCandidate(candidate: Candidate, isChosen: boolean, step: number): TemplateResult {
     const probability = toProbability(candidate.log_prob);
     return html`<li><button type="button" aria-pressed=${isChosen} ?disabled=${!this.store.client.isLive || isChosen}
-      @click=${() => this.force(step, candidate)}>
+      @click=${() => this.force(step, candidate.id)}>
       <bdi>${labelToken(candidate.token)}</bdi><span class="bar"><i .style=${`width:${100 * probability}%`}></i></span><span class="number small">${formatPercent(probability)}</span>
     </button></li>`;
   }
 
+  private renderOtherToken(step: number): TemplateResult {
+    const submit = (event: Event): void => {
+      event.preventDefault();
+      const token = this.shadowRoot!.querySelector<HTMLInputElement>("#other-token")!.value;
+      if (token) this.force(step, token);
+    };
+    return html`<form class="row edits" aria-label="Force another token" @submit=${submit}>
+      <input id="other-token" aria-label="Another token of the vocabulary" placeholder="Another token" maxlength="100" />
+      <button id="force-token">Force</button>
+      <button type="button" id="force-end" @click=${() => this.force(step, "</s>")}>End the output here</button>
+    </form>`;
+  }
+
   /** Fix the output up to this step, with another token at it. Later forced tokens do not apply to the new prefix. */
-  private force(step: number, candidate: Candidate): void {
+  private force(step: number, token: number | string): void {
     const { edits } = this.store.state;
     const kept = edits.filter((edit) => edit.kind !== "force_token" || Number(edit["step"]) < step);
-    this.store.compute({ edits: [...kept, { kind: "force_token", step, token: candidate.id }] });
+    this.store.compute({ edits: [...kept, { kind: "force_token", step, token }] });
   }
 
   private renderHypotheses(): TemplateResult | string {

@@ -1,0 +1,87 @@
+/** Pictures of captioners under the weights of a word. */
+import { decodeArray, type EncodedArray } from "./arrays.js";
+import type { Figure } from "./figures.js";
+import type { Palette } from "./palette.js";
+import { fitText, type Surface } from "./surface.js";
+
+export interface Weighted {
+  picture: EncodedArray;
+  grid: readonly [number, number];
+  /** The weight of each cell; null without attention. */
+  weights: Float64Array | null;
+  isSmooth: boolean;
+}
+
+function createCanvas(width: number, height: number, paint?: (pixels: Uint8ClampedArray) => void): HTMLCanvasElement {
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = height;
+  if (!paint) return canvas;
+  const context = canvas.getContext("2d")!;
+  const image = context.createImageData(width, height);
+  paint(image.data);
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+function createPicture(encoded: EncodedArray): HTMLCanvasElement {
+  const { shape: [height, width], data } = decodeArray(encoded);
+  return createCanvas(width, height, (pixels) => {
+    for (let index = 0; index < height * width; index++) {
+      for (let channel = 0; channel < 3; channel++) pixels[4 * index + channel] = data[3 * index + channel];
+      pixels[4 * index + 3] = 255;
+    }
+  });
+}
+
+/** Darken the cells with small weights. */
+function createShade(weights: Float64Array, rows: number, columns: number): HTMLCanvasElement {
+  const largest = Math.max(...weights) || 1;
+  return createCanvas(columns, rows, (pixels) => {
+    for (let cell = 0; cell < rows * columns; cell++) pixels[4 * cell + 3] = 200 * (1 - weights[cell] / largest);
+  });
+}
+
+/** Return the height of a picture with this width. */
+export function findHeight(picture: EncodedArray, width: number): number {
+  return Math.round((width * picture.shape[0]) / picture.shape[1]);
+}
+
+/** Draw a picture, dark where the weights are small. */
+export function drawWeighted(context: CanvasRenderingContext2D, weighted: Weighted): void {
+  const { width, height } = context.canvas;
+  const { picture, grid, weights, isSmooth } = weighted;
+  context.imageSmoothingEnabled = true;
+  context.drawImage(createPicture(picture), 0, 0, width, height);
+  if (!weights) return;
+  context.imageSmoothingEnabled = isSmooth;
+  context.drawImage(createShade(weights, ...grid), 0, 0, width, height);
+}
+
+const TILE = 200;
+const COLUMNS = 5;
+
+/** The picture under the weights of each word. */
+export class PicturesFigure implements Figure {
+  readonly width: number;
+  readonly height: number;
+  private readonly tileHeight: number;
+
+  constructor(readonly words: readonly (readonly [word: string, weighted: Weighted])[]) {
+    this.tileHeight = findHeight(words[0][1].picture, TILE);
+    this.width = 12 + Math.min(COLUMNS, words.length) * (TILE + 12);
+    this.height = 12 + Math.ceil(words.length / COLUMNS) * (this.tileHeight + 40);
+  }
+
+  draw(surface: Surface, palette: Palette): void {
+    surface.rect(0, 0, this.width, this.height, palette.background);
+    this.words.forEach(([word, weighted], index) => {
+      const x = 12 + (index % COLUMNS) * (TILE + 12);
+      const y = 12 + Math.floor(index / COLUMNS) * (this.tileHeight + 40);
+      surface.text(x, y + 10, fitText(word, 15, TILE), { size: 15, color: palette.ink, bold: true });
+      const canvas = createCanvas(2 * TILE, 2 * this.tileHeight);
+      drawWeighted(canvas.getContext("2d")!, weighted);
+      surface.image(x, y + 24, TILE, this.tileHeight, canvas);
+    });
+  }
+}

@@ -1,0 +1,62 @@
+/** What the edits changed: the text, its score and the attention weights. */
+import { css, html, type TemplateResult } from "lit";
+import { customElement } from "lit/decorators.js";
+import { shared } from "../styles.js";
+import { formatNumber, formatPercent, labelToken, ROLE_NAMES, type TraceDocument } from "../trace.js";
+import { StoreElement } from "./base.js";
+
+/** The row whose weights changed most. */
+interface LargestChange {
+  attention: string;
+  step: number;
+  variation: number;
+}
+
+function findLargest(variation: Record<string, number[]>): LargestChange | null {
+  const rows = Object.entries(variation).flatMap(([attention, values]) =>
+    values.map((value, step): LargestChange => ({ attention, step, variation: value })),
+  );
+  return rows.reduce<LargestChange | null>((best, row) => (row.variation > (best?.variation ?? 0) ? row : best), null);
+}
+
+@customElement("changes-panel")
+export class ChangesPanel extends StoreElement {
+  static override styles = [
+    shared,
+    css`
+      .panel { padding: var(--space-2) var(--space-3); margin-bottom: var(--space-3); border-inline-start: 4px solid var(--accent); }
+      p { max-width: none; flex: 1; min-width: 20em; }
+    `,
+  ];
+
+  protected override render(): TemplateResult {
+    const { trace } = this.store;
+    if (!trace?.changes) return html``;
+    const { text, score, first_step: first } = trace.changes;
+    const after = trace.hypotheses[0];
+    const difference = (after?.score ?? 0) - (score ?? 0);
+    return html`<section class="panel row" aria-label="What changed" id="changes">
+      <p>
+        ${first === null
+          ? html`The edits do not change the output.`
+          : html`<bdi><b>${text || "(empty)"}</b></bdi> <span class="muted">→</span> <bdi><b>${after?.text || "(empty)"}</b></bdi>, different from step ${first + 1} on.`}
+        <span class="number">Log-probability ${formatNumber(score)} → ${formatNumber(after?.score ?? null)} (${difference >= 0 ? "+" : ""}${formatNumber(difference)}).</span>
+        <span class="number">${this.describeWeights(trace)}</span>
+      </p>
+      <button type="button" @click=${() => this.store.show({ tab: "compare", other: "original" })}>Compare</button>
+      <button type="button" id="remove-edits" ?disabled=${!this.store.client.isLive} @click=${() => this.store.compute({ edits: [] })}>Remove all edits</button>
+    </section>`;
+  }
+
+  private describeWeights(trace: TraceDocument): string {
+    const variation = trace.changes!.variation ?? {};
+    if (!Object.keys(variation).length) return "The attention has other keys than before.";
+    const largest = findLargest(variation);
+    if (!largest) return "No attention weight changes.";
+    const mechanism = trace.mechanisms[largest.attention];
+    const name = mechanism ? `${ROLE_NAMES[mechanism.role].toLowerCase()}, layer ${mechanism.layer + 1}` : largest.attention;
+    const tokens = mechanism?.role === "encoder-self" ? trace.source.tokens : trace.hypotheses[0]?.tokens;
+    const token = tokens?.[largest.step];
+    return `Weights move most at step ${largest.step + 1}${token === undefined ? "" : ` (“${labelToken(token)}”)`}: ${formatPercent(largest.variation)} of the row, ${name}.`;
+  }
+}
