@@ -90,7 +90,7 @@ def main() -> None:
     with torch.inference_mode():
         encoding = measure(lambda: model.encoder(pixels), device, args.repeats)
     print(f"{settings.model.architecture}; {args.device}, batches of {rows}")
-    print(f"captions per second: {rows / whole:.1f}; share of the encoder: {encoding / whole:.0%}")
+    print(f"captions per second: {rows / whole:.1f}; time in the encoder: {encoding / whole:.0%}")
 
     model.train()
     steps = args.images * args.captions / rows
