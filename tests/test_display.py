@@ -90,6 +90,12 @@ def test_every_kind_of_model_describes_its_architecture(settings: dict[str, obje
     assert expected in ModelOnly.model_validate({"model": settings}).model.architecture
 
 
+@pytest.mark.parametrize(("heads", "expected"), [(1, "width 256, 1 head"), (4, "width 256, 4 heads")])
+def test_the_number_of_heads_agrees_with_its_noun(heads: int, expected: str) -> None:
+    settings = {"kind": "transformer", "size": 256, "heads": heads}
+    assert ModelOnly.model_validate({"model": settings}).model.architecture.endswith(expected)
+
+
 def test_a_trace_is_displayed_with_source_output_and_shapes(model: regard.Model) -> None:
     trace = model.trace("3 mai <2009>")
     output = trace.prediction

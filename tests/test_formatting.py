@@ -1,11 +1,16 @@
-"""Standard JSON: no NaN and no infinity."""
+"""Text for messages: articles; and standard JSON, without NaN and infinity."""
 
 import json
 import math
 
 import pytest
 
-from regard.formatting import to_json
+from regard.formatting import add_article, to_json
+
+
+@pytest.mark.parametrize(("noun", "expected"), [("text", "a text"), ("image", "an image"), ("Item", "an Item")])
+def test_the_article_agrees_with_the_noun(noun: str, expected: str) -> None:
+    assert add_article(noun) == expected
 
 
 def test_nan_and_infinity_become_null() -> None:

@@ -65,6 +65,11 @@ def quantity(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def add_article(noun: str) -> str:
+    """Format a noun with its indefinite article: `a text`, `an image`."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def format_bytes(number: float) -> str:
     """Format a size in the units of file managers: 1 MB is 1,000,000 bytes.
 

@@ -118,8 +118,14 @@ def test_runs_with_different_test_sets_are_rejected(
         ({"pairs": PAIRS, "references": REFERENCES}, "not both"),
         ({"sources": REFERENCES}, "sources need references"),
         ({"references": REFERENCES, "baseline": "c"}, "The baseline 'c' is not one of the systems: a, b"),
-        ({"references": REFERENCES, "test": "bootstap"}, "'bootstap' is not a test. Did you mean 'bootstrap'"),
-        ({"references": REFERENCES, "correction": "holms"}, "'holms' is not a correction. Did you mean 'holm'"),
+        (
+            {"references": REFERENCES, "test": "bootstap"},
+            "'bootstap' is not a significance test. Did you mean 'bootstrap'",
+        ),
+        (
+            {"references": REFERENCES, "correction": "holms"},
+            "'holms' is not a correction of p-values. Did you mean 'holm'",
+        ),
         ({"references": REFERENCES, "metrics": ["loss"]}, "loss needs a model"),
         ({"references": REFERENCES, "resamples": 3}, "resamples must be an integer of at least 10"),
         ({"references": REFERENCES, "bean": 3}, "no search setting 'bean'. Did you mean 'beam'"),

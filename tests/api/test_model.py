@@ -184,7 +184,7 @@ def test_a_text_is_accepted_as_a_single_phrase(model: regard.Model) -> None:
 def test_one_value_for_several_texts_is_ambiguous(model: regard.Model, name: str) -> None:
     with pytest.raises(regard.ConfigError, match=f"{name}='20' is one value for a list of 2 texts. Pass a list"):
         model.predict(["x", "y"], **{name: "20"})  # type: ignore[call-overload]
-    with pytest.raises(regard.ConfigError, match=f"{name}: there are 1 values for 2 texts"):
+    with pytest.raises(regard.ConfigError, match=f"{name} has 1 value for 2 texts"):
         model.predict(["x", "y"], **{name: ["20"]})  # type: ignore[call-overload]
     with pytest.raises(regard.ArgumentTypeError, match=f"{name} must be a list with one value for each text, not int"):
         model.predict(["x", "y"], **{name: 20})  # type: ignore[call-overload]
@@ -203,5 +203,5 @@ def test_a_forced_target_has_the_weights_and_the_score_of_the_same_prediction(mo
         np.testing.assert_allclose(given.attention, predicted.attention, atol=1e-5)
     other = model.force(["3 mai 2009"], ["1999-12-31"])[0]
     assert other.attention.shape == (10, 10)
-    with pytest.raises(regard.ConfigError, match="There are 2 sources and 1 targets"):
+    with pytest.raises(regard.ConfigError, match="Got 2 sources and 1 target"):
         model.force(["a", "b"], ["c"])

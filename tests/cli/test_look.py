@@ -176,7 +176,7 @@ def test_the_weights_of_a_given_target_are_drawn(cli: Run, transformer_run: Path
     assert len(document["maps"][0]["weights"]) == 10
     wrong = cli("look", transformer_run, "3 mai 2009", "May 3", *target)
     assert wrong.returncode == 2
-    assert "There are 2 texts and 1 targets. Give a --target for each." in wrong.stderr
+    assert "Got 2 texts and 1 target. Give a --target for each text." in wrong.stderr
 
 
 def test_the_default_view_of_several_heads_says_how_to_see_each(
@@ -239,4 +239,4 @@ def test_a_contrast_needs_a_method(cli: Run, small_run: RunFolder) -> None:
     assert done.returncode == 2
     assert "Add --method integrated_gradients" in done.stderr
     done = cli("look", small_run.path, "3 mai", "4 mai", "--contrast", "1999", "--method", "occlusion")
-    assert "There are 2 texts and 1 contrasts. Give a --contrast for each." in done.stderr
+    assert "Got 2 texts and 1 contrast. Give a --contrast for each text." in done.stderr

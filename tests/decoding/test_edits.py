@@ -239,7 +239,7 @@ def test_a_masked_region_is_captioned_as_if_the_picture_were_given(
 
 def test_words_of_a_picture_and_cells_outside_the_grid_are_rejected(captioner: regard.Model) -> None:
     picture = np.zeros((8, 8, 3), np.uint8)
-    with pytest.raises(regard.ConfigError, match="it changes texts, but the model reads images"):
+    with pytest.raises(regard.ConfigError, match="this edit changes texts, but the model reads images"):
         captioner.trace(picture, edits=[{"kind": "delete_source", "position": 0}])
     with pytest.raises(regard.ConfigError, match=r"edits\[0\]: cell 9999 is out of range"):
         captioner.trace(picture, edits=[{"kind": "mask_region", "cells": [9999]}])
@@ -340,7 +340,10 @@ SELF = "decoder.layers.0.self_attention.attention"
         ({"kind": "delete_source", "position": 3}, "the source has 3 words. Use position 0 to 2."),
         ({"kind": "mask_source", "position": 12, "unit": "token"}, "Use position 0 to 11."),
         ({"kind": "replace_source", "position": 0, "text": ""}, "at least 1 character"),
-        ({"kind": "mask_region", "cells": [0]}, "it changes images, but the model reads texts. Use replace_source"),
+        (
+            {"kind": "mask_region", "cells": [0]},
+            "this edit changes images, but the model reads texts. Use replace_source",
+        ),
     ],
     ids=str,
 )

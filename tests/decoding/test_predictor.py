@@ -105,7 +105,7 @@ def test_the_score_of_a_pair_is_the_sum_over_its_tokens(model: regard.Model) -> 
     assert model.score("3 mai 2009", "2009-05-03") == pytest.approx(expected, abs=1e-4)
     several = model.score(["3 mai 2009", "x"], ["2009-05-03", "2009"])
     assert several == pytest.approx([expected, model.score("x", "2009")], abs=1e-4)
-    with pytest.raises(regard.ConfigError, match="2 sources and 1 targets"):
+    with pytest.raises(regard.ConfigError, match="2 sources and 1 target"):
         model.score(["a", "b"], ["c"])
 
 
@@ -212,5 +212,5 @@ def test_invalid_search_settings_are_rejected(model: regard.Model, search: dict[
 
 
 def test_a_list_of_texts_needs_a_prefix_for_each(model: regard.Model) -> None:
-    with pytest.raises(regard.ConfigError, match="prefix: there are 1 values for 2 texts"):
+    with pytest.raises(regard.ConfigError, match="prefix has 1 value for 2 texts"):
         model.predict(["x", "y"], prefix=["1"])

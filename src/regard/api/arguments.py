@@ -12,7 +12,7 @@ from regard.data.sources import SourceReader
 from regard.decoding.predictor import Constraints
 from regard.decoding.settings import SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.formatting import did_you_mean
+from regard.formatting import add_article, did_you_mean, quantity
 
 
 class ArrayInterface(Protocol):
@@ -35,7 +35,7 @@ def check_sources(source: Any, reader: SourceReader) -> tuple[list[RawSource], b
     noun, accepts = reader.noun, reader.accepts
     if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
         raise ArgumentTypeError(
-            f"source must be a {noun} ({accepts}) or a list of {noun}s, not {type(source).__name__}."
+            f"source must be {add_article(noun)} ({accepts}) or a list of {noun}s, not {type(source).__name__}."
         )
     sources = list(source)
     _check_items("source", sources, reader)
@@ -46,7 +46,7 @@ def _check_items(name: str, sources: Iterable[Any], reader: SourceReader) -> Non
     for index, item in enumerate(sources):
         if not reader.is_source(item):
             raise ArgumentTypeError(
-                f"{name}[{index}] must be a {reader.noun} ({reader.accepts}), not {type(item).__name__}."
+                f"{name}[{index}] must be {add_article(reader.noun)} ({reader.accepts}), not {type(item).__name__}."
             )
 
 
@@ -80,7 +80,8 @@ def check_sources_and_targets(
     targets = check_texts("target", target)
     if len(sources) != len(targets):
         raise ConfigError(
-            f"There are {len(sources)} sources and {len(targets)} targets. Pass one target for each source."
+            f"Got {quantity(len(sources), 'source')} and {quantity(len(targets), 'target')}. Pass one target for each "
+            "source."
         )
     return sources, targets, False
 
@@ -92,7 +93,7 @@ def check_text(name: str, text: Any) -> str:
 
 
 def check_search(options: Mapping[str, Any], schema: type) -> None:
-    """Raise an error for an option that does not exist, with the nearest name, or that has the wrong type."""
+    """Raise an error for an unknown option, with the nearest name, or for a value of the wrong type."""
     types = get_type_hints(schema)
     for name, value in options.items():
         if name not in types:
@@ -187,18 +188,22 @@ def parse_constraints(options: Mapping[str, Any], texts: int | None) -> Constrai
 
 
 def _per_text(name: str, value: Any, texts: int | None) -> Sequence[Any]:
-    """Return one value for each text; nothing if there is no value."""
+    """Return one value for each text; an empty list if there is no value."""
     if value is None:
         return ()
     if texts is None:
         return [value]
     if isinstance(value, str):
-        raise ConfigError(f"{name}={value!r} is one value for a list of {texts} texts. Pass a list, one for each text.")
+        raise ConfigError(
+            f"{name}={value!r} is one value for a list of {quantity(texts, 'text')}. Pass a list, one for each text."
+        )
     if not isinstance(value, Iterable):
         raise ArgumentTypeError(f"{name} must be a list with one value for each text, not {type(value).__name__}.")
     values = list(value)
     if values and len(values) != texts:
-        raise ConfigError(f"{name}: there are {len(values)} values for {texts} texts. Pass one for each.")
+        raise ConfigError(
+            f"{name} has {quantity(len(values), 'value')} for {quantity(texts, 'text')}. Pass one for each."
+        )
     return values
 
 

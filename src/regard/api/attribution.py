@@ -32,7 +32,7 @@ Contrast = str | tuple[int, str]
 
 
 class AttributionRequest(NamedTuple):
-    """What is explained, and how."""
+    """What to explain, and how."""
 
     method: Method
     contrast: Contrast | None = None
@@ -43,7 +43,7 @@ class AttributionRequest(NamedTuple):
     progress: Callable[[float], object] | None = None
 
     def check(self, members: int) -> "AttributionRequest":
-        """Raise an error for an argument that is wrong, or that the others do not allow."""
+        """Raise an error for an invalid argument, or for arguments that cannot be combined."""
         for name, value, choices in (("method", self.method, METHODS), ("baseline", self.baseline, BASELINES)):
             if value not in choices:
                 raise ConfigError(
@@ -63,7 +63,10 @@ class AttributionRequest(NamedTuple):
                 "gradient_x_input, integrated_gradients or occlusion."
             )
         if self.previous and self.method == "attention":
-            raise ConfigError("The method attention has no scores of previous tokens. Look at decoder-self instead.")
+            raise ConfigError(
+                "The method attention has no scores of previous tokens. Draw the attention weights of decoder-self "
+                "instead."
+            )
         if members > 1 and self.method not in ("occlusion", "attention"):
             raise ConfigError(
                 f"The models of an ensemble have separate embeddings and attentions, so the method {self.method} "
@@ -94,7 +97,7 @@ def attribute_source(
 def attribute_target(
     predictor: Predictor, item: SourceItem, hypothesis: Hypothesis, request: AttributionRequest
 ) -> Attribution:
-    """Explain the tokens of a hypothesis, which has attention weights."""
+    """Explain the tokens of a hypothesis. The hypothesis must have attention weights."""
     prediction = Prediction.from_nbest(item, [hypothesis], predictor.tokenizer, predictor.attention_roles)
     steps, other = _find_steps(predictor, hypothesis.tokens, request.contrast)
     parts = _count_parts(prediction)
@@ -179,7 +182,7 @@ def _label(predictor: Predictor, token: int) -> str:
 
 
 def _find_steps(predictor: Predictor, tokens: Sequence[int], contrast: Contrast | None) -> tuple[list[int], int | None]:
-    """Return the indices of the explained tokens, and the id of the token that the explained one is compared with."""
+    """Return the indices of the explained tokens, and in a contrast the id of the other token."""
     if contrast is None:
         return list(range(len(tokens))), None
     if isinstance(contrast, str):
@@ -188,7 +191,7 @@ def _find_steps(predictor: Predictor, tokens: Sequence[int], contrast: Contrast 
 
 
 def _find_difference(predictor: Predictor, tokens: Sequence[int], contrast: str) -> tuple[list[int], int]:
-    """Return the first step at which a target and another one differ, and the token of the other."""
+    """Return the first step at which two targets differ, and the token of the second target at this step."""
     [other] = predictor.tokenizer.ids([contrast if contrast.strip() else ""])
     _check_known(contrast, other)
     pairs = zip([*tokens, END], [*other, END], strict=False)
@@ -199,7 +202,7 @@ def _find_difference(predictor: Predictor, tokens: Sequence[int], contrast: str)
 
 
 def _find_token(predictor: Predictor, tokens: Sequence[int], contrast: Any) -> tuple[list[int], int]:
-    """Return a step, and the token that its token is compared with."""
+    """Return the step of a contrast, and the id of its other token."""
     match contrast:
         case (int(step), str(text)) if not isinstance(step, bool):
             pass

@@ -142,7 +142,7 @@ class ComparisonOptions:
 def make_test(name: TestName, resamples: int | None, seed: int) -> SignificanceTest:
     """Return the test with this name. `resamples` is the number of its resamples or trials."""
     if name not in TESTS:
-        raise ConfigError(f"'{name}' is not a test.{did_you_mean(name, TESTS)} Use {' or '.join(TESTS)}.")
+        raise ConfigError(f"'{name}' is not a significance test.{did_you_mean(name, TESTS)} Use {' or '.join(TESTS)}.")
     if resamples is None:
         return SignificanceTest(name, seed=seed)
     if name == "bootstrap":
@@ -184,7 +184,7 @@ def _find_evaluation_set(runs: Sequence[OpenedRun], pairs: Any, sources: Any, re
 
 
 def make_evaluation_set(sources: Sequence[Any] | None, references: Sequence[Any]) -> EvaluationSet:
-    """Return a set of references, with or without their sources. Lines without sources are all distinct."""
+    """Return a set of references and their sources. Without sources, each line counts as a different source."""
     return EvaluationSet.from_lists(list(range(len(references)) if sources is None else sources), list(references))
 
 
@@ -204,7 +204,7 @@ def read_evaluation_set(
 
 
 def read_gold(path: str | Path | None, evaluation_set: EvaluationSet, *, one_based: bool) -> list[GoldLinks] | None:
-    """Read the gold alignments of the first references, if there is a file."""
+    """Read the gold alignments of each source and its first reference; None without a file."""
     if path is None:
         return None
     if not all(isinstance(source, str) for source in evaluation_set.sources):
@@ -239,7 +239,9 @@ def compare_systems(
     baseline = _find_baseline(names, runs, options.baseline)
     if options.correction not in CORRECTIONS:
         suggestion = did_you_mean(options.correction, CORRECTIONS)
-        raise ConfigError(f"'{options.correction}' is not a correction.{suggestion} Use {', '.join(CORRECTIONS)}.")
+        raise ConfigError(
+            f"'{options.correction}' is not a correction of p-values.{suggestion} Use {', '.join(CORRECTIONS)}."
+        )
     metrics = _choose_metrics(options.metrics, runs, outputs)
     if runs and not all(isinstance(source, str) for source in evaluation_set.sources):
         _check_sources_given(runs, evaluation_set)

@@ -56,7 +56,7 @@ def read_like_training(files: Files, data: DataSettings) -> Files:
 
 
 def _check_training_files_unchanged(corpus: Corpus, folder: RunFolder, checkpoint: Checkpoint) -> None:
-    """Raise DataError if files changed: the test split would differ, and may contain pairs of the training."""
+    """Raise DataError if files changed: the test split would differ, and could contain training pairs."""
     before = set(checkpoint.state["data"].values())
     changed = [path for path, fingerprint in corpus.hash_files().items() if fingerprint not in before]
     if changed:

@@ -39,16 +39,17 @@ def explain(
     """Explain what a model computes, what that costs, and which implementations it uses. No weights are allocated.
 
     Args:
-        config: The name of a preset, the path of a YAML file or of a run folder, or a mapping of settings. A run has
-            the vocabularies of its tokenizers; for the others, 1,000 tokens are assumed.
+        config: The name of a preset, the path of a YAML file or of a run folder, or a mapping of settings. For a run,
+            the vocabulary sizes are those of its tokenizers; otherwise, 1,000 tokens are assumed.
         overrides: Settings, with dotted names, that replace those of `config`.
-        source: The number of source positions at which formulas are evaluated; by default 25.
-        target: The number of target steps, with the end of the sequence; by default 25.
+        source: The number of source positions at which formulas are evaluated. By default, the average of the training
+            data of a run, otherwise 25.
+        target: The number of target steps, including the end token. The default is as for `source`.
         beam: The size of the beam.
         imports: Plugins to import: modules or .py files that register parts, such as scores and cells.
 
     Returns:
-        The explanation. `print` shows it; `.cost` contains the formulas, `.to_json()` everything for programs.
+        The explanation. `print` shows it; `.cost` contains the formulas, `.to_json()` returns everything for programs.
 
     Raises:
         ConfigError: A setting is unknown or out of range.

@@ -234,13 +234,13 @@ class Model(LoadedNetwork):
         """Predict the output for a text, and return it with all attention weights and how it was computed.
 
         Args:
-            source: A text.
+            source: A text, or another source of the model.
             target: A text to trace instead of the prediction (forced decoding).
             queries: Whether to record everything that the weights are computed from: queries, keys, values, scores,
                 masks and parameters.
             states: Whether to record the states and gates of recurrent layers.
             candidates: The number of most likely tokens that are listed at each step.
-            edits: Changes of the source, of attention weights or of tokens, which the model decodes again: mappings
+            edits: Changes to the source, attention weights or tokens, with which the model decodes again: mappings
                 such as {"kind": "force_token", "step": 0, "token": "2"}, or objects of `regard.decoding.edits`.
             search: Settings of the search and constraints, as for `predict`.
 
@@ -248,9 +248,9 @@ class Model(LoadedNetwork):
             The trace.
 
         Raises:
-            ConfigError: A search setting is unknown or out of range, or there is a target as well. An edit is unknown,
+            ConfigError: A search setting is unknown or out of range, or is combined with a target. An edit is unknown,
                 or refers to a step, head, key or position that does not exist.
-            ArgumentTypeError: The source is not a str, or another argument has the wrong type.
+            ArgumentTypeError: The source or another argument has the wrong type.
 
         >>> model.trace("3 mai 2009", beam=5).save("trace.html")
         >>> model.trace("3 mai 2009", queries=True, states=True).states[0].gates
@@ -288,9 +288,10 @@ class Model(LoadedNetwork):
                 target, which is compared at the first token that differs, or a pair: the index of a step and a token.
             baseline: Where integration starts: `zero`, or the embedding of the `unknown` or the `padding` token.
             integration_steps: The number of points at which integrated gradients evaluates the gradient.
-            previous: Whether to compute scores of the previous tokens of the target, too.
+            previous: Whether to also compute scores of the previous tokens of the target.
             normalize: Whether to divide each row of scores by the sum of its absolute values.
-            progress: Called with the share of the computation that is done, from 0 to 1. An exception stops it.
+            progress: A function that is called with the share of the computation that is done, from 0 to 1. If it
+                raises an exception, the computation stops.
             search: Settings of the search and constraints, as for `predict`, if there is no target.
 
         Returns:

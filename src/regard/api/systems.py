@@ -61,7 +61,7 @@ def evaluate_run(
     batch_size: int = 64,
     device: torch.device,
 ) -> System:
-    """Predict the sources, and measure speed, size and attention. `gold` are the alignments of the first references."""
+    """Predict the sources, and measure speed, size and attention. `gold` aligns sources with first references."""
     model = Model.from_checkpoint(run.folder, run.checkpoint, device)
     sources, references = evaluation_set.sources, evaluation_set.references
     # The first batch includes the time for initialization, so it is not timed.

@@ -20,7 +20,7 @@ from regard.attention.selections import Selected, Selection, build_selection, jo
 from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.formatting import did_you_mean
+from regard.formatting import did_you_mean, quantity
 from regard.ops.arguments import check_floating, check_integer, check_tensors
 from regard.ops.cost import MultiplyAdds, count_attention
 from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, dot_product_weights
@@ -89,7 +89,8 @@ class Attention(Recordable):
         self.select = select if isinstance(select, Selection) else build_selection(settings.select)
         if self.score.heads != heads:
             raise ConfigError(
-                f"The score has {self.score.heads} heads, but the attention has {heads}. Use the same number."
+                f"The score has {quantity(self.score.heads, 'head')}, but the attention has {heads}. Use the same "
+                "number."
             )
         if self.select.restricts_slots and not self.scope.is_global:
             raise ConfigError(f"The selection {type(self.select).__name__} {RESTRICTS_SLOTS}")

@@ -72,7 +72,9 @@ _DEFAULTS = AlignmentSettings()
 @click.option("--layer", metavar="N", type=QuantityType(Layers), help="Layer, from 1.")
 @click.option("--head", metavar="N", type=QuantityType(Heads), help="Head, from 1.")
 @click.option("--attention", metavar="NAME", help="Attention by name, instead of --layer; --rank prints the names.")
-@click.option("--shift", is_flag=True, help="Use the weights of the step that reads a token, not predicts it.")
+@click.option(
+    "--shift", is_flag=True, help="Use the weights of the step that reads a token, not of the one that predicts it."
+)
 @click.option("--gold", metavar="FILE", help="Print the alignment error rate against this file in Pharaoh format.")
 @click.option("--one-based", is_flag=True, help="Words in the gold file are counted from 1.")
 @click.option("--rank", is_flag=True, help="Print a score for every layer and head, the best first.")
@@ -126,7 +128,7 @@ def command(
     the gold file, i-j is a sure link, and i?j or ipj a possible link.
 
     With --rank, score every head of every layer: against the --gold file, or by agreement with the --reverse model, or,
-    without both, by the entropy of its weights.
+    without either, by the entropy of its weights.
     """  # noqa: D301 - click needs a literal \b
     files = resolve_files(pairs, source, target, reader_settings(columns, header))
     if files is None:

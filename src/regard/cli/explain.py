@@ -30,7 +30,7 @@ PLOT_FORMATS = (".svg", ".png", ".pdf")
     "of a run, otherwise 25]",
 )  # fmt: skip
 @click.option(
-    "--target", metavar="M", type=QuantityType(Length), help="Number of target steps, with the end of the sequence."
+    "--target", metavar="M", type=QuantityType(Length), help="Number of target steps, including the end token."
 )
 @click.option(
     "--beam", metavar="K", type=QuantityType(BeamWidth), default=1, show_default=True, help="Size of the beam."
@@ -52,7 +52,7 @@ def command(
 ) -> None:
     """Print what a model computes and what it costs.
 
-    Parameters, multiply-adds, attention weights and memory are printed as formulas of the lengths and as numbers,
+    Parameters, multiply-adds, attention weights and memory are printed as formulas in the lengths and as numbers,
     followed by the implementation that each recurrent layer and attention uses, and why faster ones are not used.
     """
     overrides = dict(parse_override(text) for text in settings)

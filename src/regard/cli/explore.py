@@ -33,11 +33,11 @@ RUNS = Path("runs")
     help="Address of the server. If other machines can reach it, --token is required.",
 )
 @click.option("--token", metavar="TOKEN", help="Secret that a browser needs to open the page.")
-@click.option("--browser/--no-browser", default=True, help="Whether to open the page in a browser.")
+@click.option("--browser/--no-browser", default=True, show_default=True, help="Whether to open the page in a browser.")
 def command(runs: tuple[str, ...], port: int | None, host: str, token: str | None, browser: bool) -> None:
-    """Open a page that shows the attention of models: predictions, attention weights, steps of the search.
+    """Explore models in the browser: predictions, attention weights, steps of the search.
 
-    Without RUN, open the newest run in the folder runs. Print the URL on stdout, and serve the page until Ctrl-C.
+    Without RUN, show the newest run in the folder runs. Print the URL on stdout, and serve the page until Ctrl-C.
     """
     paths = runs or (str(find_newest_run()),)
     for path in paths:

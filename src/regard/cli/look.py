@@ -12,7 +12,7 @@ from regard.cli.look_views import Request, Shown, TraceRequest, show_attribution
 from regard.cli.options import QuantityType
 from regard.data.lines import parse_lines
 from regard.errors import DataError, ModelError
-from regard.formatting import quote
+from regard.formatting import quantity, quote
 from regard.quantities import BeamWidth
 from regard.runs.folder import RunFolder, open_model
 
@@ -74,15 +74,15 @@ class NumberOr(click.ParamType[int | str]):
     default="attention",
     show_default=True,
     help="Draw attention weights, or how much each source token contributes to each target token by this method. "
-    "--attention, --layer and --head then select the weights that are compared.",
+    "--attention, --layer and --head then select the weights to compare with.",
 )
 @click.option(
     "--contrast",
     "contrasts",
     metavar="TEXT",
     multiple=True,
-    help="With --method, explain the first token that differs from this target: why it is predicted rather than the "
-    "other. Repeat it for several texts.",
+    help="With --method, explain why the first token that differs from this target is predicted rather than the token "
+    "of this target. Give one for each text.",
 )
 @click.option(
     "--beam",
@@ -176,7 +176,7 @@ def command(
     weights of all layers of a Transformer (Abnar and Zuidema 2020).
 
     Attention weights alone do not explain a prediction. --method draws other evidence, and prints its rank correlation
-    with the weights. It requires captum, except for value_zeroing: pip install 'regard[explain]'.
+    with the weights. All methods but value_zeroing require captum: pip install 'regard[explain]'.
 
     Without TEXT or IMAGE, draw the learning curves of a run, or of several runs in one figure. A single - reads texts
     from stdin, one per line.
@@ -197,7 +197,8 @@ def command(
     for option, given in (("target", targets), ("contrast", contrasts)):
         if given and len(given) != len(sources):
             raise click.UsageError(
-                f"There are {len(sources)} texts and {len(given)} {option}s. Give a --{option} for each."
+                f"Got {quantity(len(sources), 'text')} and {quantity(len(given), option)}. Give a --{option} for each "
+                "text."
             )
     if contrasts and method in ("attention", "value_zeroing"):
         raise click.UsageError(

@@ -84,7 +84,7 @@ def command(
     align: bool,
     replace_invalid: bool,
 ) -> None:
-    """Predict the output of each TEXT. Without TEXT (or with a single -), read lines from stdin.
+    """Predict the output for each TEXT. Without TEXT (or with a single -), read lines from stdin.
 
     If the model reads images, TEXT is the name of an image file. The prediction for an image that cannot be read is
     empty; the problem is printed on stderr, and the exit code is 3.

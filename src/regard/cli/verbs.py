@@ -12,11 +12,11 @@ from regard.version import __version__
 
 VERBS = {
     "train": "Train a model, or resume one.",
-    "predict": "Predict the output of texts, from arguments or from stdin.",
+    "predict": "Predict the output for texts, from arguments or from stdin.",
     "evaluate": "Score a model on pairs.",
     "compare": "Compare runs, or outputs in files, with significance tests.",
     "look": "Draw the attention weights of a prediction, or learning curves.",
-    "explore": "Open a page in the browser that shows the attention of models.",
+    "explore": "Explore predictions and attention weights of models in the browser.",
     "align": "Align the words of pairs, and compute alignment error rate.",
     "data": "Check pairs for problems (check), or print statistics (stats).",
     "presets": "List the presets, or print one.",

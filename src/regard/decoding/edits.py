@@ -171,7 +171,7 @@ def _edit_source(predictor: Predictor, item: SourceItem, edit: SourceEdit) -> So
     if edit.noun != reader.noun:
         kinds = [kind for kind, each in KINDS.items() if issubclass(each, SourceEdit) and each.noun == reader.noun]
         remedy = f"Use {', '.join(kinds)}." if kinds else "Edit the source itself."
-        raise ConfigError(f"it changes {edit.noun}s, but the model reads {reader.noun}s. {remedy}")
+        raise ConfigError(f"this edit changes {edit.noun}s, but the model reads {reader.noun}s. {remedy}")
     _, layout = _measure_memory(predictor, item)
     return reader.edit(item, edit, layout)
 
@@ -231,7 +231,7 @@ def _check_slots(edit: HeadIntervention, attention: Attention, slots: int) -> No
     match edit:
         case SetRow(weights=weights) if is_target:
             if query is None:
-                raise ConfigError("each step of a decoder attends to another number of keys. Set `step`, too.")
+                raise ConfigError("the number of keys of decoder-self differs between steps. Set `step`, too.")
             if any(weights[query + 1 :]):
                 raise ConfigError(
                     f"step {query} attends to the {quantity(query + 1, 'key')} up to its own position, but a later key "

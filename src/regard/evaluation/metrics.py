@@ -36,6 +36,7 @@ from regard.evaluation.settings import (
     Ter,
     WordErrorRate,
 )
+from regard.formatting import quantity
 from regard.version import __version__
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,8 @@ class EvaluationSet:
             return cls([source for source, _ in sources], [[reference] for _, reference in sources])
         if isinstance(sources, str) or isinstance(references, str) or len(sources) != len(references):
             raise ConfigError(
-                f"There are {len(sources)} sources and {len(references)} references. Pass two lists of the same "
-                "length, with a reference or a list of references for each source."
+                f"Got {quantity(len(sources), 'source')} and {quantity(len(references), 'reference')}. Pass two lists "
+                "of the same length, with a reference or a list of references for each source."
             )
         if not all(isinstance(entry, str) or entry for entry in references):
             raise ConfigError("A source has an empty list of references. Pass at least one reference for each source.")

@@ -14,7 +14,7 @@ _STYLE, _SCRIPT = '<link rel="stylesheet" href="app.css" />', '<script src="app.
 
 
 def has_bundle(static: Path = STATIC) -> bool:
-    """Whether the bundle is installed."""
+    """Return whether the bundle is installed."""
     return all((static / name).is_file() for name in ("index.html", "app.js", "app.css"))
 
 

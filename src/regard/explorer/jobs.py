@@ -24,7 +24,7 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class _DisconnectedError(Exception):
-    """Nobody reads the reports of a function any more."""
+    """The client has disconnected, so nobody reads the reports of the function."""
 
 
 class Worker:
@@ -45,7 +45,7 @@ class Worker:
             self._waiting -= 1
 
     def finish(self, steps: Generator[Any, None, None]) -> None:
-        """Close a generator in the thread, after its present step."""
+        """Close a generator in the thread, after its current step."""
         self._executor.submit(steps.close)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class Session:
-    """The models that were given at start, by id, and the documents that were computed."""
+    """The models that were given on the command line, by id, and a cache of the computed documents."""
 
     models: dict[str, ServedModel]
     cache: DocumentCache = field(default_factory=DocumentCache)

@@ -132,13 +132,13 @@ class Contrast(Request):
 
 
 class ExportRequest(TraceRequest):
-    """A trace, and the fragment of the URL that the exported page opens with."""
+    """A trace, and the fragment of the URL with which the exported page opens."""
 
     fragment: Annotated[str, Field(max_length=20_000)] = ""
 
 
 class AttributionRequest(Request):
-    """What to explain, with which methods, and rather than which other token or target."""
+    """What to explain, with which methods, and which token or target to contrast it with."""
 
     model: Annotated[str, Field(max_length=20)]
     source: Source

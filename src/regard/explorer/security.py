@@ -83,7 +83,7 @@ class Access:
             raise RequestError(401, "The token is missing or wrong. Open the URL that `regard explore` printed.")
 
     def accepts(self, token: str) -> bool:
-        """Whether this is the token."""
+        """Return whether this is the token."""
         return self.token is not None and secrets.compare_digest(token.encode(), self.token.encode())
 
     def _is_own_host(self, host: str) -> bool:
@@ -110,7 +110,7 @@ class Access:
 
 
 class SecurityMiddleware:
-    """Checks each request before the application sees it, and adds headers to each response.
+    """Checks each request before it is passed on to the application, and adds headers to each response.
 
     Args:
         app: The application.
@@ -133,7 +133,7 @@ class SecurityMiddleware:
         await self._app(scope, _limit_body(receive, self._max_body), secured)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return the response to a request that the application does not see; None if it sees it."""
+        """Return the response to a request that is not passed on to the application; otherwise None."""
         headers = Headers(scope=scope)
         try:
             if scope["method"] == "GET" and scope["path"] == "/" and self._has_valid_query(scope):
@@ -152,7 +152,7 @@ class SecurityMiddleware:
         return self._access.accepts(given[0])
 
     def _start_session(self) -> Response:
-        """Redirect to the page without the token, which a cookie replaces: it must not remain in the history."""
+        """Set a cookie, and redirect to the URL without the token, which must not remain in the browser history."""
         response = RedirectResponse("/", 303)
         response.set_cookie(self._access.cookie, self._access.session, httponly=True, samesite="strict")
         return response
@@ -174,7 +174,7 @@ def _add_headers(send: Send) -> Send:
 
 
 def _limit_body(receive: Receive, maximum: int) -> Receive:
-    """Count the bytes of a request, also if it does not declare its length."""
+    """Limit the size of a request, even if it does not declare its length."""
     received = 0
 
     async def receive_limited() -> Message:

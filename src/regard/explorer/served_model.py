@@ -24,6 +24,7 @@ from regard.explorer.schemas import (
     TextSource,
     TraceRequest,
 )
+from regard.formatting import quantity
 from regard.inspection import curves
 from regard.inspection.trace import Trace
 from regard.models.encoder_settings import TEXT
@@ -103,7 +104,9 @@ class ServedModel:
                 return decode_image(_decode_base64(source.image), "The image", FORMATS)
             case ExampleSource():
                 if source.example >= len(self.test_set):
-                    raise ConfigError(f"source.example: the test set has {len(self.test_set)} pairs, counted from 0.")
+                    raise ConfigError(
+                        f"source.example: the test set has {quantity(len(self.test_set), 'pair')}, counted from 0."
+                    )
                 return self.test_set.sources[source.example]
         raise ConfigError(f"The model reads sources of the kind {self.source_kind}. Send a source of this kind.")
 

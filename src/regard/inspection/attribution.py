@@ -131,7 +131,10 @@ class Attribution:
         """
         selection = Selection(attention, layer, head)
         if selection.find_role(self.prediction.roles) != "cross" or "all" in (layer, head):
-            raise ConfigError("Scores of the source can be compared with the weights of one cross-attention and head.")
+            raise ConfigError(
+                "Scores of source tokens can be compared only with a single map of cross-attention. Select a layer and "
+                "a head, or mean or max over them."
+            )
         if self.prediction.attention_name is None:
             return None
         weights_TS = select_attention(self.prediction, selection).maps[0].weights_TS

@@ -182,7 +182,7 @@ class Explanation:
             ]
             for weights in self.cost.weights
         ]
-        header = ["role", "layers", "heads", "computed", self._at, "visible, at most", self._at]
+        header = ["role", "layers", "heads in total", "computed", self._at, "visible, at most", self._at]
         return f"Attention weights of a forward pass\n\n{table(header, rows)}"
 
     def _memory(self) -> str:

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from regard.attention.settings import ScaledDot, Score
 from regard.config import MAY_CHANGE_ON_RESUME, Settings
+from regard.formatting import quantity
 from regard.quantities import FractionBelowOne, Heads, Layers, Length, Width
 from regard.recurrent.settings import RecurrentSettings
 from regard.registry import Choice, Registry
@@ -130,7 +131,7 @@ class TransformerEncoderSettings(TransformerLayers, EncoderSettings):
 
     @property
     def architecture(self) -> str:
-        return f"Transformer encoder, {self.layers} layers, width {self.size}"
+        return f"Transformer encoder, {quantity(self.layers, 'layer')}, width {self.size}"
 
     @property
     def memory_size(self) -> int:

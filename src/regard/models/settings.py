@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from regard.attention.settings import AttentionChoice, AttentionSettings, ScaledDot, Score
+from regard.formatting import quantity
 from regard.models.encoder_settings import (
     TEXT,
     EncoderSettings,
@@ -273,9 +274,10 @@ class TransformerModel(TransformerLayers, ModelSettings):
     def architecture(self) -> str:
         decoder_layers = self.attention_layers
         if self.encoder is not None:
-            return f"{self.encoder.architecture}, Transformer decoder, {decoder_layers} layers, width {self.size}"
+            decoder = f"Transformer decoder, {quantity(decoder_layers, 'layer')}, width {self.size}"
+            return f"{self.encoder.architecture}, {decoder}"
         layers = f"{self.layers} encoder and {decoder_layers} decoder layers"
-        return f"Transformer, {layers}, width {self.size}, {self.heads} heads"
+        return f"Transformer, {layers}, width {self.size}, {quantity(self.heads, 'head')}"
 
     @property
     def encoder_settings(self) -> EncoderSettings:

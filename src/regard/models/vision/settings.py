@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from regard.attention.settings import ScaledDot, Score
+from regard.formatting import quantity
 from regard.models.encoder_settings import EncoderSettings, TransformerBlocks, check_self_score
 from regard.quantities import ImageSize, Integer, Layers, Width
 
@@ -102,7 +103,8 @@ class PatchEncoderSettings(TransformerBlocks, ImageEncoderSettings):
     @property
     def architecture(self) -> str:
         rows, columns = self.grid_shape
-        return f"Transformer encoder of {rows} × {columns} patches, {self.layers} layers, width {self.size}"
+        layers = quantity(self.layers, "layer")
+        return f"Transformer encoder of {rows} × {columns} patches, {layers}, width {self.size}"
 
     @property
     def memory_size(self) -> int:
