@@ -25,7 +25,7 @@ const STOPS: readonly Stop[] = [
   },
   {
     title: "The matrix",
-    text: () => "All steps at once: a row for each output token, a column for each source token. Each row is a distribution: it sums to 1. Dark cells are large weights.",
+    text: () => "All steps at once: a row for each output token, a column for each source token. Each row is a distribution: it sums to 1. The stronger the color of a cell, the larger its weight.",
     state: { tab: "attention", view: "matrix", role: "cross" },
   },
   {

@@ -87,7 +87,7 @@ export class TranslateView extends View {
 
   private renderSource(active: number): TemplateResult {
     const trace = this.store.trace!;
-    if (trace.source.grid) return html`<p>An image with ${nameSlots(trace).length} cells. Open the tab Image.</p>`;
+    if (trace.source.grid) return html`<p>An image with ${nameSlots(trace).length} cells.</p><div class="row"><button type="button" @click=${() => this.store.show({ tab: "image" })}>Show what the model attends to</button></div>`;
     const weights = this.weights;
     const isLong = trace.source.tokens.length > 60;
     return html`<div class="text source ${isLong ? "long" : ""}" dir="auto">${trace.source.tokens.map((token, slot) => {
