@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -274,7 +274,7 @@ def exchange(address: tuple[str, int], call: Call) -> Response:
         connection.sendall(call.encode(f"{address[0]}:{address[1]}"))
         if call.declares_length:  # the server may wait for more bytes, until the client closes its side
             connection.shutdown(socket.SHUT_WR)
-        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        received = _receive_all(connection)
     head, _, content = received.partition(b"\r\n\r\n")
     status = re.match(rb"HTTP/1.1 (\d+)", head)
     if b"transfer-encoding: chunked" not in head.lower():
@@ -285,6 +285,15 @@ def exchange(address: tuple[str, int], call: Call) -> Response:
         chunks.append(content[: int(size, 16)])
         content = content[int(size, 16) + 2 :]
     return Response(int(status[1]) if status else 0, chunks[-1:] == [b""], b"".join(chunks))
+
+
+def _receive_all(connection: socket.socket) -> bytes:
+    """Return the bytes up to the end of the connection, also if the server resets it."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            received += part
+    return received
 
 
 def train_models(folder: Path) -> list[Path]:
@@ -325,15 +334,13 @@ class Tally:
         start = time.perf_counter()
         try:
             response = exchange(address, call)
-            problem = check_response(call, response.status, response.content)
+        except TimeoutError:
+            problem: str | None = f"no response in {SECONDS:.0f} s"
+        else:
             self.statuses[response.status] += 1
+            problem = check_response(call, response.status, response.content)
             if not response.complete:
                 problem = "the response is incomplete"
-        except TimeoutError:
-            problem = f"no response in {SECONDS:.0f} s"
-        except ConnectionError:  # the server may close a connection whose request is not HTTP
-            self.statuses[0] += 1
-            problem = None
         self.slowest = max(self.slowest, (time.perf_counter() - start, call), key=itemgetter(0))
         if problem is not None:
             self.problems.append(f"{problem}: {call}")

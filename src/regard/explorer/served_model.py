@@ -65,19 +65,10 @@ class ServedModel:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What the page shows of the model before anything is predicted."""
-        scores = self.model.scores
         return {
             "id": self.id,
             "name": self.folder.path.resolve().name,
-            "architecture": self.model.settings.model.architecture,
-            "source_kind": self.source_kind,
-            "parameters": sum(parameter.numel() for parameter in self.model.network.parameters()),
-            "step": self.model.step,
-            "metrics": None if scores is None else scores.values,
-            "attentions": [
-                {"name": name, **{key: value for key, value in record._asdict().items() if key != "parameters"}}
-                for name, record in describe_mechanisms(self.model.network, parameters=False).items()
-            ],
+            **summarize_model(self.model),
             "examples": self._list_examples(),
         }
 
@@ -145,6 +136,22 @@ class ServedModel:
             for panel in panels
             for curve in panel.curves
         ]
+
+
+def summarize_model(model: Model) -> dict[str, Any]:
+    """Return what the page shows of a model, whichever folder it was loaded from."""
+    scores = model.scores
+    return {
+        "architecture": model.settings.model.architecture,
+        "source_kind": model.settings.model.source_kind,
+        "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
+        "step": model.step,
+        "metrics": None if scores is None else scores.values,
+        "attentions": [
+            {"name": name, **{key: value for key, value in record._asdict().items() if key != "parameters"}}
+            for name, record in describe_mechanisms(model.network, parameters=False).items()
+        ],
+    }
 
 
 def load_models(paths: Sequence[str]) -> list[ServedModel]:

@@ -1,0 +1,84 @@
+"""The page of the explorer in a notebook: a widget with the traces of some texts. It needs no server."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from regard.api.model import Model
+from regard.config import to_yaml
+from regard.errors import ConfigError
+from regard.explorer.export import render_export
+from regard.explorer.served_model import summarize_model
+from regard.models.encoder_settings import TEXT
+
+try:
+    import anywidget
+    import traitlets
+except ImportError:
+    raise ConfigError(
+        "The explorer in a notebook requires the package anywidget, which is not installed. Run pip install "
+        "'regard[notebook]'."
+    ) from None
+
+_ID: Final = "0"
+
+_ESM: Final = """
+export default {
+  render({ model, el }) {
+    // A document of its own: the styles and the keys of the notebook do not apply to the page.
+    const url = URL.createObjectURL(new Blob([model.get("page")], { type: "text/html" }));
+    const frame = document.createElement("iframe");
+    frame.title = "regard explorer";
+    frame.style.cssText = `width: 100%; border: 0; height: ${model.get("height")}px`;
+    frame.src = url;
+    el.append(frame);
+    return () => URL.revokeObjectURL(url);
+  },
+};
+"""
+
+
+class ExplorerWidget(anywidget.AnyWidget):
+    """The page of the explorer, as a widget.
+
+    Attributes:
+        page: The page as HTML, with its documents.
+        height: The height in pixels.
+    """
+
+    _esm = _ESM
+    page = traitlets.Unicode().tag(sync=True)
+    height = traitlets.Int(640).tag(sync=True)
+
+
+def explore(model: Model, sources: str | Sequence[str], *, beam: int = 4, height: int = 640) -> ExplorerWidget:
+    """Return a widget that shows how a model predicts the outputs for some texts.
+
+    Args:
+        model: A model that reads texts.
+        sources: A text, or several, which the page lists as examples.
+        beam: The size of the beam.
+        height: The height of the widget in pixels.
+
+    Raises:
+        ConfigError: The model reads another kind of source, or there are no texts.
+    """
+    texts = [sources] if isinstance(sources, str) else list(sources)
+    kind = model.settings.model.source_kind
+    if kind != TEXT:
+        raise ConfigError(f"The model reads sources of the kind {kind}. Use `regard explore` for this model.")
+    if not texts:
+        raise ConfigError("sources is empty. Give at least one text.")
+    data = {
+        "models": [{**summarize_model(model), "id": _ID, "name": "model", "examples": texts}],
+        "traces": [_trace(model, text, beam) for text in texts],
+        "cards": {_ID: {"settings": to_yaml(model.settings)}},
+        "fragment": urlencode({"text": texts[0], "beam": beam}),
+    }
+    return ExplorerWidget(page=render_export(data), height=height)
+
+
+def _trace(model: Model, text: str, beam: int) -> dict[str, Any]:
+    """Return a trace with the request that the page looks it up by."""
+    request = {"model": _ID, "source": {"text": text}, "search": {"beam": beam}, "edits": [], "queries": True}
+    return {"request": request, "document": model.trace(text, queries=True, beam=beam).document}
