@@ -1,6 +1,6 @@
 """Does the server of the explorer survive malformed requests? Starts `regard explore` on three small models, sends
 calls with wrong paths, methods, headers and bodies through a socket, and counts the statuses of the responses. Exits
-with 1 after a status of 5xx, an incomplete response, a response that takes too long, or a traceback of the server.
+with 1 after a status of 5xx, an incomplete response, a server that sends nothing for 30 s, or a traceback of it.
 
     python benchmarks/explorer_fuzz.py --calls 10000
 """
@@ -33,7 +33,7 @@ import regard
 from regard.formatting import table
 
 SECONDS: Final = 30.0
-"""A response that takes longer counts as a hang."""
+"""A server that sends nothing for longer counts as a hang. A stream sends its progress meanwhile."""
 
 TRAINING: Final = {
     "data.train": 200, "data.dev": 8, "data.test": 8, "training.steps": 4, "training.warmup": 1,
@@ -335,7 +335,7 @@ class Tally:
         try:
             response = exchange(address, call)
         except TimeoutError:
-            problem: str | None = f"no response in {SECONDS:.0f} s"
+            problem: str | None = f"no byte for {SECONDS:.0f} s"
         else:
             self.statuses[response.status] += 1
             problem = check_response(call, response.status, response.content)
