@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from filelock import FileLock
@@ -41,15 +42,24 @@ TRAIN_DATES = re.compile(r"^regard train dates( +#.*)?$", flags=re.MULTILINE)
 Results = dict[str, subprocess.CompletedProcess[str]]
 
 
+class Programs(NamedTuple):
+    """How the blocks of a page are run."""
+
+    path: str
+    """The value of PATH."""
+    python: tuple[str, ...]
+    """The command that runs an example in Python."""
+
+
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The value of PATH with a `regard` that starts fast, and the programs of this environment."""
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """The programs of this environment, with a `regard` and a Python that start fast."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if not hasattr(os, "fork"):
-        yield path
+        yield Programs(path, (sys.executable, "-W", "error", "-c"))
         return
     with start_preloaded(tmp_path_factory.mktemp("preloaded")) as folder:
-        yield f"{folder}{os.pathsep}{path}"
+        yield Programs(f"{folder}{os.pathsep}{path}", (str(folder / "run-python"),))
 
 
 @pytest.fixture(scope="module")
@@ -59,29 +69,29 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
-def train_dates(path: str, shared: Path) -> Path:
+def train_dates(programs: Programs, shared: Path) -> Path:
     """Run `regard train dates` for all pages that start with it. Only the first call trains: a finished run is
     resumed at once.
     """
     with FileLock(shared / "dates.lock"):
         command = ["regard", "train", "dates"]
-        subprocess.run(command, cwd=shared, env={**os.environ, "PATH": path}, capture_output=True, check=True)
+        subprocess.run(command, cwd=shared, env={**os.environ, "PATH": programs.path}, capture_output=True, check=True)
     return shared / "runs" / "dates"
 
 
-def run_pages(path: str, shared: Path, folder: Path, *pages: Path) -> Results:
+def run_pages(programs: Programs, shared: Path, folder: Path, *pages: Path) -> Results:
     """Run all code blocks of some pages, one after the other in one folder, and check the quoted outputs."""
     results: Results = {}
     text = "\n".join(page.read_text("utf-8") for page in pages)
     if TRAIN_DATES.search(text):
-        shutil.copytree(train_dates(path, shared), folder / "runs" / "dates")
+        shutil.copytree(train_dates(programs, shared), folder / "runs" / "dates")
     for language, block in BLOCK.findall(text):
         code = SKIPPED.sub("", block)
-        program = ["bash", "-euo", "pipefail", "-c"] if language == "bash" else [sys.executable, "-W", "error", "-c"]
+        program = ("bash", "-euo", "pipefail", "-c") if language == "bash" else programs.python
         results[code] = subprocess.run(
             [*program, code],
             cwd=folder,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": programs.path},
             capture_output=True,
             text=True,
             check=False,
@@ -94,7 +104,7 @@ def run_pages(path: str, shared: Path, folder: Path, *pages: Path) -> Results:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_examples_of_a_guide_run(guide: str, programs: str, shared: Path, tmp_path: Path) -> None:
+def test_examples_of_a_guide_run(guide: str, programs: Programs, shared: Path, tmp_path: Path) -> None:
     assert len(run_pages(programs, shared, tmp_path, ROOT / "docs" / f"{guide}.md")) >= 2
 
 
@@ -103,7 +113,7 @@ def test_a_guide_is_short(guide: str) -> None:
     assert len((ROOT / "docs" / f"{guide}.md").read_text("utf-8").splitlines()) < 80
 
 
-def test_examples_of_the_readme_run_and_its_model_is_accurate(programs: str, shared: Path, tmp_path: Path) -> None:
+def test_examples_of_the_readme_run_and_its_model_is_accurate(programs: Programs, shared: Path, tmp_path: Path) -> None:
     """`regard evaluate … --min accuracy=0.99` passes on 1,000 unseen dates, and predictions are as quoted. The guide to
     models uses the model of the README.
     """

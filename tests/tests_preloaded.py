@@ -1,8 +1,9 @@
 """A server that has imported torch and regard, and forks for each command: it saves the seconds of an import.
 
-A page of the documentation runs `regard …` many times. `Preloaded` puts a small program of this name into a folder for
-PATH. The program passes its arguments, environment and standard streams to the server, which forks; the new process
-runs the command and returns its exit code.
+A page of the documentation runs `regard …` many times, and examples in Python that import torch. `start_preloaded` puts
+two small programs into a folder for PATH: `regard`, and `run-python`, which runs a text like `python -W error -c`. Each
+passes its arguments, environment and standard streams to the server, which forks; the new process runs the command and
+returns its exit code.
 """
 
 import array
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ CLIENT = """#!{python} -SE
 import array, json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+request = json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
 streams = array.array("i", [0, 1, 2])
 server.sendmsg([len(request).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
 server.sendall(request)
@@ -45,12 +47,13 @@ PRELOADED = (
 
 @contextmanager
 def start_preloaded(folder: Path) -> Iterator[Path]:
-    """Start the server. Return a folder for PATH with the program `regard`."""
+    """Start the server. Return a folder for PATH with the programs `regard` and `run-python`."""
     address = folder / "server"
     (folder / "bin").mkdir()
-    program = folder / "bin" / "regard"
-    program.write_text(CLIENT.format(python=sys.executable, address=str(address)))
-    program.chmod(0o755)
+    for name in PROGRAMS:
+        program = folder / "bin" / name
+        program.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+        program.chmod(0o755)
     server = subprocess.Popen([sys.executable, __file__, str(address)])
     try:
         while not address.exists():
@@ -80,6 +83,7 @@ def serve(address: str) -> None:
                 code = _run(connection)
             except BaseException:  # reported like the interpreter does
                 traceback.print_exc()
+                sys.stderr.flush()
             finally:
                 connection.sendall(bytes([code & 255]))
                 os._exit(0)
@@ -87,14 +91,14 @@ def serve(address: str) -> None:
 
 
 def _run(connection: socket.socket) -> int:
-    """Receive a request, and run `regard` with its arguments. Return the exit code."""
+    """Receive a request, and run its program. Return the exit code."""
     streams = array.array("i")
     header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * streams.itemsize))
     streams.frombytes(ancillary[0][2])
     size, request = int.from_bytes(header, "big"), b""
     while len(request) < size:
         request += connection.recv(size - len(request))
-    arguments, cwd, environment = json.loads(request)
+    program, arguments, cwd, environment = json.loads(request)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -105,12 +109,8 @@ def _run(connection: socket.socket) -> int:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    warnings.simplefilter("default")
-    sys.argv = ["regard", *arguments]
-    from regard.cli import main
-
     try:
-        main()
+        PROGRAMS[program](arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     finally:
@@ -118,6 +118,26 @@ def _run(connection: socket.socket) -> int:
         sys.stderr.flush()
     return 0
 
+
+def _run_regard(arguments: list[str]) -> None:
+    """Run `regard` with these arguments."""
+    from regard.cli import main
+
+    warnings.simplefilter("default")
+    sys.argv = ["regard", *arguments]
+    main()
+
+
+def _run_python(arguments: list[str]) -> None:
+    """Run a text like `python -W error -c`."""
+    [code] = arguments
+    warnings.simplefilter("error")
+    sys.path.insert(0, "")
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), vars(module))
+
+
+PROGRAMS = {"regard": _run_regard, "run-python": _run_python}
 
 if __name__ == "__main__":
     serve(sys.argv[1])
