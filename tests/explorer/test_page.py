@@ -260,7 +260,9 @@ def test_tokens_are_text(page: Any, url: str, text: str) -> None:
 def test_no_tab_has_a_serious_accessibility_problem(page: Any, url: str, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     open_page(page, url)
-    for tab in TABS:
+    for tab in (*TABS, "image"):
+        if tab == "image":
+            page.locator("#model").select_option("2")
         page.locator(f"#tab-{tab}").click()
         page.wait_for_selector(f"{tab}-view")
         page.wait_for_timeout(300)
@@ -473,15 +475,44 @@ def create_document(layers: int, heads: int, tokens: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_tour_has_six_steps(page: Any, url: str) -> None:
+def test_the_tour_has_six_steps_on_the_sentence_of_the_visitor(page: Any, url: str) -> None:
     open_page(page, url)
-    page.locator("#tour").click()
-    titles = []
-    for _ in range(6):
+    page.locator("#tour").focus()
+    page.keyboard.press("Enter")
+    titles, tabs = [], []
+    for number in range(1, 7):
+        page.wait_for_selector(f"guided-tour h2:has-text('{number}. ')")
         titles.append(page.locator("guided-tour h2").inner_text())
-        page.locator("guided-tour button.primary").click()
-    assert [title[:2] for title in titles] == [f"{number}." for number in range(1, 7)]
-    assert page.locator("guided-tour").count() == 0
+        tabs.append(page.locator("[role=tab][aria-selected=true]").inner_text())
+        if number == 1:
+            assert SOURCE in page.locator("guided-tour p").inner_text()
+        page.keyboard.press("Enter")
+    assert len(set(titles)) == 6
+    assert tabs == ["Translate", "Translate", "Attention", "Steps", "Equation", "Translate"]
+    page.wait_for_selector("guided-tour", state="detached")
+    page.keyboard.press("Enter")  # the focus is on the button again
+    page.wait_for_selector("guided-tour section")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("guided-tour", state="detached")
+
+
+READY = {"equation": "#check", "compare": "#change", "corpus": "text=/^[0-9]+ rows$/", "model": "pre"}
+"""For some tabs, the element that appears when the view is complete."""
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_a_reload_reproduces_every_tab(page: Any, url: str, tab: str) -> None:
+    sort = "&sort=-length" if tab == "corpus" else ""
+    open_page(page, url, f"text={SOURCE}&tab={tab}&row=2&column=3&beam=2{sort}")
+    read = "view => view.shadowRoot.textContent.replace(/computed in .* s/, '')"
+    ready = READY.get(tab, f"{tab}-view")
+    page.wait_for_selector(ready)
+    page.wait_for_timeout(300)
+    before = page.locator(f"{tab}-view").evaluate(read)
+    page.reload()
+    page.wait_for_selector(ready)
+    page.wait_for_timeout(300)
+    assert page.locator(f"{tab}-view").evaluate(read) == before
 
 
 def test_the_toggles_of_the_equation_change_the_weights(page: Any, url: str) -> None:

@@ -25,7 +25,7 @@ export const shared = css`
   button.quiet:hover:not(:disabled) { background: var(--hover); }
   :focus-visible { outline: 2.5px solid var(--accent); outline-offset: 2px; }
   label.field { display: inline-flex; align-items: center; gap: 6px; color: var(--muted); font-size: var(--size-1); }
-  label.field select { max-width: 15em; }
+  label.field #hypothesis { max-width: 15em; }
   label.field select, label.field input { color: var(--ink); font-size: var(--size-2); }
   .segments { display: inline-flex; border: 1px solid var(--line-strong); border-radius: 8px; overflow: hidden; background: var(--control); }
   .segments button { border: 0; border-radius: 0; background: none; }

@@ -153,7 +153,7 @@ export class ExplorerApp extends StoreElement {
       </div>
       <div class="progress">${store.loading ? html`<i></i>` : ""}</div>
       ${store.error ? html`<p class="panel error" role="alert">${store.error}</p>` : ""}
-      ${store.trace?.changes ? html`<changes-panel .store=${store}></changes-panel>` : ""}
+      ${store.trace?.changes && this.tab !== "compare" ? html`<changes-panel .store=${store}></changes-panel>` : ""}
       <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading} @drawn=${() => this.isMenuOpen && this.requestUpdate()}>${this.renderView()}</main>
       <div class="hidden" role="status" aria-live="polite" id="announcement">${store.announcement}</div>
       ${this.toast ? html`<div class="toast">${this.toast}</div>` : ""}

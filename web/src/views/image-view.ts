@@ -86,7 +86,7 @@ export class ImageView extends View {
             <button type="button" class="primary" id="mask-region" ?disabled=${!this.brushed.length || !this.store.client.isLive} @click=${this.apply}>${!this.brushed.length ? "Describe without cells" : this.brushed.length === 1 ? "Describe without the brushed cell" : `Describe without ${this.brushed.length} brushed cells`}</button>
             <button type="button" ?disabled=${!this.brushed.length} @click=${() => (this.brushed = [])}>Clear</button>
           </div>
-          <p class="muted small">Brush cells with the pointer. Their pixels are replaced by the average color, and the model describes the picture again.</p>
+          <p class="muted small">Brush cells with the pointer, or with the arrow keys and the space bar. Their pixels are replaced by the average color, and the model describes the picture again.</p>
         </section>
       </div>
     </div>`;

@@ -87,7 +87,7 @@
   button.quiet:hover:not(:disabled) { background: var(--hover); }
   :focus-visible { outline: 2.5px solid var(--accent); outline-offset: 2px; }
   label.field { display: inline-flex; align-items: center; gap: 6px; color: var(--muted); font-size: var(--size-1); }
-  label.field select { max-width: 15em; }
+  label.field #hypothesis { max-width: 15em; }
   label.field select, label.field input { color: var(--ink); font-size: var(--size-2); }
   .segments { display: inline-flex; border: 1px solid var(--line-strong); border-radius: 8px; overflow: hidden; background: var(--control); }
   .segments button { border: 0; border-radius: 0; background: none; }
@@ -432,7 +432,7 @@
             <button type="button" class="primary" id="mask-region" ?disabled=${!this.brushed.length||!this.store.client.isLive} @click=${this.apply}>${this.brushed.length?this.brushed.length===1?"Describe without the brushed cell":`Describe without ${this.brushed.length} brushed cells`:"Describe without cells"}</button>
             <button type="button" ?disabled=${!this.brushed.length} @click=${()=>this.brushed=[]}>Clear</button>
           </div>
-          <p class="muted small">Brush cells with the pointer. Their pixels are replaced by the average color, and the model describes the picture again.</p>
+          <p class="muted small">Brush cells with the pointer, or with the arrow keys and the space bar. Their pixels are replaced by the average color, and the model describes the picture again.</p>
         </section>
       </div>
     </div>`}apply(){this.store.addEdit({kind:"mask_region",cells:[...this.brushed]}),this.brushed=[]}brush(e){let[r,s]=this.store.trace.source.grid,n=this.canvas.getBoundingClientRect(),i=Math.floor((e.clientY-n.top)/n.height*r),a=Math.floor((e.clientX-n.left)/n.width*s);i<0||a<0||i>=r||a>=s||(this.cursor=i*s+a,this.brushed.includes(this.cursor)||(this.brushed=[...this.brushed,this.cursor]))}move(e){let[r,s]=this.store.trace.source.grid,n={ArrowLeft:-1,ArrowRight:1,ArrowUp:-s,ArrowDown:s};if(e.key===" "){let i=this.brushed.includes(this.cursor);this.brushed=i?this.brushed.filter(a=>a!==this.cursor):[...this.brushed,this.cursor]}else if(e.key in n)this.cursor=Math.max(0,Math.min(r*s-1,this.cursor+n[e.key])),this.store.announce(`Row ${Math.floor(this.cursor/s)+1}, column ${this.cursor%s+1}: ${S(this.weights?.[this.cursor]??0)}`);else return;e.preventDefault()}updated(e){super.updated(e);let r=this.weigh(this.weights);if(!this.canvas||!r)return;let s=this.canvas.getContext("2d"),[n,i]=r.grid,{width:a,height:l}=this.canvas;Tr(s,r);let c=(d,u)=>{let p=d%i*a/i,f=Math.floor(d/i)*l/n;s.fillStyle=u,s.fillRect(p,f,a/i,l/n)};this.brushed.forEach(d=>c(d,"rgba(217, 130, 43, 0.75)")),s.strokeStyle=be()?"#8ab0ff":"#2b5fd9",s.lineWidth=2,s.strokeRect(this.cursor%i*a/i,Math.floor(this.cursor/i)*l/n,a/i,l/n)}};ce.styles=[$,y`
@@ -694,7 +694,7 @@
       </div>
       <div class="progress">${e.loading?h`<i></i>`:""}</div>
       ${e.error?h`<p class="panel error" role="alert">${e.error}</p>`:""}
-      ${e.trace?.changes?h`<changes-panel .store=${e}></changes-panel>`:""}
+      ${e.trace?.changes&&this.tab!=="compare"?h`<changes-panel .store=${e}></changes-panel>`:""}
       <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${e.loading?"loading":""} aria-busy=${e.loading} @drawn=${()=>this.isMenuOpen&&this.requestUpdate()}>${this.renderView()}</main>
       <div class="hidden" role="status" aria-live="polite" id="announcement">${e.announcement}</div>
       ${this.toast?h`<div class="toast">${this.toast}</div>`:""}
