@@ -17,7 +17,7 @@ from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
 from regard.errors import ConfigError, ModelError
-from regard.formatting import did_you_mean, nearest, quote, shorten
+from regard.formatting import did_you_mean, is_encodable, nearest, quote, shorten
 from regard.yaml_reader import MAX_LENGTH, YAMLSyntaxError, dump_yaml, load_yaml
 
 Tree = dict[str, Any]
@@ -218,7 +218,7 @@ def _assign(tree: Tree, key: str, value: Any) -> None:
 
 def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
     try:
-        return schema.model_validate(tree)
+        settings = schema.model_validate(tree)
     except ValidationError as error:
         for detail in error.errors():
             if detail["type"] == "unknown_kind" and tree.get("imports"):
@@ -228,6 +228,12 @@ def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
         rest = len(details) - len(problems)
         more = [f"(and {rest} more)"] if rest > 0 else []
         raise ConfigError("\n".join(problems + more)) from None
+    for key, value in flatten(settings).items():
+        texts = [text for text in (value if isinstance(value, tuple) else [value]) if isinstance(text, str)]
+        if not all(map(is_encodable, texts)):
+            where = locate(tuple(key.split(".")))
+            raise ConfigError(f"{where}: {key} = {quote(value)} is not UTF-8 text. Use other characters.")
+    return settings
 
 
 def _report_missing_plugins(schema: type[Settings], detail: ErrorDetails, plugins: Any, where: str) -> NoReturn:

@@ -124,6 +124,29 @@ def to_json(value: Any, *, indent: int | None = None, ensure_ascii: bool = True)
         return json.dumps(replace_nonfinite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON. Raise ValueError if it is not valid, nested too deeply, or has a number with too many digits."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except ValueError:
+        raise ValueError("a number has too many digits") from None
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8. A lone surrogate, half of a pair, is not a character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def replace_nonfinite(value: Any) -> Any:
     """Replace NaN and infinity with None, in nested dictionaries and sequences too."""
     match value:

@@ -389,3 +389,29 @@ def test_look_draws_in_the_terminal_and_writes_figures(cli: Run, small_run: RunF
     wrong = cli("look", small_run.path, "3 mai 2009", "-o", "a.gif")
     assert wrong.returncode == 2
     assert ".svg, .png, .pdf, .html, .json" in wrong.stderr
+
+
+def test_nbest_writes_n_lines_for_every_line(cli: Run, small_run: RunFolder) -> None:
+    done = cli("predict", small_run.path, "--nbest", "3", stdin="3 mai 2009\n\n4 mai 2009\n")
+    lines = done.stdout.split("\n")[:-1]
+    assert len(lines) == 9
+    assert all("\t" in line for line in lines)
+    assert [line.split("\t")[1] for line in lines[3:6]] == ["", "", ""]
+    as_json = cli("predict", small_run.path, "--nbest", "3", "--json", stdin="\n").stdout.split("\n")[:-1]
+    assert [json.loads(line)["text"] for line in as_json] == ["", "", ""]
+
+
+def test_an_encoding_without_the_characters_of_the_output_is_reported(
+    cli: Run, small_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    done = cli("predict", small_run.path, "--json", "3 Ω 2009", start=run_fresh)
+    assert done.returncode == 7
+    assert r"latin-1 has no '\u03a9'. Set the environment variable PYTHONIOENCODING=utf-8." in done.stderr
+
+
+def test_an_argument_that_is_not_utf_8_is_reported(cli: Run, small_run: RunFolder) -> None:
+    done = cli("predict", small_run.path, "3 \udcff 2009", "4 mai 2009", start=run_fresh)
+    assert done.returncode == 3
+    assert "contains bytes that are not UTF-8 text" in done.stderr
+    assert len(done.stdout.split("\n")) == 3

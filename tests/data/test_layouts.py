@@ -219,3 +219,14 @@ def test_source_and_target_may_be_separated_by_bars(tmp_path: Path) -> None:
     path = write(tmp_path, "bad.txt", "a ||| b\n" * 600 + "c\n")
     with pytest.raises(DataError, match=r"bad\.txt:601: 1 column instead of 2; columns are separated by \|\|\|"):
         read_pairs(Files(path=path))
+
+
+def test_columns_with_the_same_name_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = "".join(f"aa {n},bb {n},cc {n}\n" for n in range(30))
+    path = write(tmp_path, "x.csv", f"source,target,source\n{rows}")
+    for settings in ({"header": True}, {"columns": ("source", "target")}):
+        with pytest.raises(DataError, match="the columns 1, 3 have the same name, 'source'"):
+            read_pairs(Files(path=str(path), **settings))
+    assert next(iter(read_pairs(Files(path=str(path), columns=(1, 2), header=True)))) == ("aa 0", "bb 0")
+    read_pairs(Files(path=str(path)))
+    assert "may be a header" in caplog.text

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.data.cache import sha256
-from regard.runs.folder import FORMAT, RunFolder
+from regard.errors import ModelError
+from regard.runs.folder import FORMAT, RunFolder, open_model
 from regard.runs.lock import lock_folder
 from regard.training import loop
 from regard.training.machine import report_disk_failures
@@ -468,3 +469,76 @@ def test_a_process_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
         lock_folder(tmp_path / "run"),
     ):
         pass
+
+
+def rewrite(run: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a JSON file of all checkpoints, and its hash in the manifest."""
+    for checkpoint in RunFolder(run).all_checkpoints():
+        path = checkpoint.path / name
+        document = json.loads(path.read_text("utf-8"))
+        change(document)
+        path.write_text(json.dumps(document), "utf-8")
+        if name != "manifest.json":
+            manifest = json.loads((checkpoint.path / "manifest.json").read_text("utf-8"))
+            manifest["files"][name] = sha256(path)
+            (checkpoint.path / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("state.json", {"best": 3}),
+        ("state.json", {"best": {"step": "x"}}),
+        ("state.json", {"best": {"accuracy": "high"}}),
+        ("state.json", {"data": ["a"]}),
+        ("state.json", {"schedule": {"length": 4, "segments": []}}),
+        ("state.json", {"schedule": {"length": 4, "segments": [{"step": 0, "position": "a", "end": 4}]}}),
+        ("state.json", {"step": 10**30}),
+        ("state.json", {"micro_batches": 0}),
+        ("state.json", {"average_lengths": [1, 2]}),
+        ("manifest.json", {"format": "new"}),
+        ("manifest.json", {"format": None}),
+        ("manifest.json", {"shapes": {"a": "b"}}),
+        ("manifest.json", {"shapes": [1]}),
+        ("manifest.json", {"files": 7}),
+        ("manifest.json", {"files": {"model.safetensors": 1, "state.json": 2}}),
+        ("manifest.json", {"tokenizers": {"tokenizer.json": []}}),
+    ],
+    ids=str,
+)
+def test_a_malformed_file_with_a_correct_hash_is_damaged(run: Path, name: str, change: dict[str, Any]) -> None:
+    rewrite(run, name, lambda document: document.update(change))
+    problem = RunFolder(run).all_checkpoints()[0].find_problem()
+    assert problem is not None
+    assert f"{name} is damaged" in problem
+    with pytest.raises(ModelError, match="is damaged"):
+        open_model(run)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("hidden: 16", "hidden: 20000"), ("embedding: 16", "embedding: 60000")],
+)
+def test_sizes_are_compared_with_the_weights_before_a_model_is_built(
+    cli: Run, run: Path, before: str, after: str
+) -> None:
+    config = run / "config.yaml"
+    text = config.read_text("utf-8")
+    assert before in text
+    config.write_text(text.replace(before, after, 1), "utf-8")
+    done = cli("predict", run, "3 mai 2009", timeout=20)
+    assert done.returncode == 4, done.stderr
+    assert "the model of its config.yaml" in done.stderr
+
+
+@pytest.mark.parametrize("model", [{"type": "BPE", "vocab": {}, "merges": []}, {"type": "WordLevel"}, None])
+def test_a_crafted_tokenizer_is_rejected(cli: Run, run: Path, model: dict[str, Any] | None) -> None:
+    path = run / "tokenizer.json"
+    document = json.loads(path.read_text("utf-8"))
+    document["model"] = model
+    document["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    path.write_text(json.dumps(document), "utf-8")
+    rewrite(run, "manifest.json", lambda manifest: manifest["tokenizers"].update({"tokenizer.json": sha256(path)}))
+    done = cli("predict", run, "3 mai 2009")
+    assert done.returncode == 4, done.stderr
+    assert "tokenizer.json" in done.stderr

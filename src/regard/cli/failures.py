@@ -46,6 +46,12 @@ def report_failures(*, debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+            _fail(
+                f"The output cannot be written: {error.encoding} has no {error.object[error.start]!r}. Set the "
+                "environment variable PYTHONIOENCODING=utf-8.",
+                7,
+            )
         kind = type(error).__name__
         _fail(f"This is a bug in regard: {kind}: {error}. Please report it with the output of --debug.", 70)
 

@@ -91,7 +91,8 @@ def command(
 
     Write one line per input line, in order. The prediction for an empty or blank line is empty. Lines from a pipe are
     predicted as they arrive: in full batches while the input is fast, and at once when it pauses. With --nbest above
-    1, write N lines per text, each with its log-probability and a tab before the prediction. With --align, the links
+    1, write N lines per text, each with its log-probability and a tab before the prediction; if a text has fewer
+    predictions, as an empty one has, the other lines have an empty score and prediction. With --align, the links
     between source words and predicted words follow after a tab.
 
     Search settings: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k, top_p,
@@ -132,7 +133,7 @@ def command(
                 failed += 1
                 click.echo(f"regard: {problem}", err=True)
                 for _ in range(nbest):
-                    click.echo(to_json({"source": source, "error": problem}, ensure_ascii=False) if as_json else "")
+                    click.echo(to_json({"source": source, "error": problem}) if as_json else "")
                 continue
             texts_with_unknown += bool(best.unknown)
             if len(unknown) <= MAX_UNKNOWN:
@@ -145,6 +146,8 @@ def command(
                     else _to_line(prediction, scored=nbest > 1, links=links)
                 )
                 truncated += prediction.truncated
+            for _ in range(nbest - 1 - len(best.alternatives)):
+                click.echo(_fill_line(source, as_json=as_json, scored=nbest > 1, aligned=align))
     if truncated:
         click.echo(
             f"note: {quantity(truncated, 'prediction')} reached the length limit and may be incomplete.", err=True
@@ -206,6 +209,13 @@ def _to_line(prediction: "Prediction", *, scored: bool, links: "Links | None") -
     text = prediction.text.replace("\n", " ")  # a byte-level model can generate line breaks
     fields = [f"{prediction.score:.4f}", text] if scored else [text]
     return "\t".join(fields if links is None else [*fields, format_links(links)])
+
+
+def _fill_line(source: str, *, as_json: bool, scored: bool, aligned: bool) -> str:
+    """Return a line for a prediction that does not exist: an empty text has one prediction, whatever --nbest."""
+    if as_json:
+        return to_json({"source": source, "text": "", "score": None}, ensure_ascii=False)
+    return "\t" * (int(scored) + int(aligned))
 
 
 def _to_json(prediction: "Prediction", *, attention: bool, links: "Links | None") -> str:

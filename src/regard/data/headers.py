@@ -75,8 +75,12 @@ def is_counter(name: str) -> bool:
 
 def judge_first_row(rows: Sequence[Sequence[str]]) -> Verdict:
     """Decide whether the first of some rows is a header, by comparing it with the others."""
-    if not rows or not 2 <= len(rows[0]) == len({cell.strip().casefold() for cell in rows[0]}):
+    if not rows or len(rows[0]) < 2:
         return Verdict.PAIR
+    if len({cell.strip().casefold() for cell in rows[0]}) < len(rows[0]):
+        # Names that occur twice may be a mistake; in two columns, they are more likely a pair of equal words.
+        is_doubtful = len(rows[0]) > 2 and all(map(_is_name, rows[0])) and not all(map(_is_name, rows[-1]))
+        return Verdict.UNCERTAIN if is_doubtful else Verdict.PAIR
     first = [cell.strip() for cell in rows[0]]
     below = [row for row in rows[1:] if len(row) == len(first)]
     columns = [[row[index].strip() for row in below] for index in range(len(first))]

@@ -1,7 +1,6 @@
 """Layouts: how a file stores pairs. What is not set is detected from its first lines, and reported."""
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -10,7 +9,7 @@ from regard.data.files import Columns, Files
 from regard.data.headers import Verdict, is_counter, judge_first_row
 from regard.data.lines import Line, display_name
 from regard.errors import DataError
-from regard.formatting import did_you_mean
+from regard.formatting import did_you_mean, parse_json
 
 Format = Literal["tsv", "csv", "jsonl", "dictionary", "fast_align"]
 
@@ -87,6 +86,8 @@ def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
     if files.fields is None and len(first) > 2 and format_ != "dictionary":
         notices.append(_describe_choice(name, first, columns, header))
     indices = _column_indices(name, columns, first)
+    if header:
+        _check_unique(name, files.fields, indices, first)
     names = _column_names(first, indices) if header and files.fields is None else None
     return Layout(format_, delimiter, header, indices, names, tuple(notices))
 
@@ -202,6 +203,18 @@ def _column_indices(name: str, columns: Columns, header: Sequence[str]) -> Colum
     return left, right
 
 
+def _check_unique(name: str, fields: Columns | None, indices: Columns, header: Sequence[str]) -> None:
+    """Raise DataError if a column that was not chosen by its number has the same name as another."""
+    by_number = {field - 1 for side in fields or () for field in side if isinstance(field, int)}
+    for index in {int(index) for side in indices for index in side} - by_number:
+        numbers = [str(number) for number, column in enumerate(header, start=1) if column == header[index]]
+        if len(numbers) > 1:
+            raise DataError(
+                f"{name}:1: the columns {', '.join(numbers)} have the same name, '{header[index]}'. Choose columns by "
+                "their numbers, for example --columns 1 2."
+            )
+
+
 def _find(name: str, header: Sequence[str]) -> int | None:
     """Return the index of a column with this exact name, else of one that differs in case or spaces at its ends."""
     lowered = [column.strip().casefold() for column in header]
@@ -253,16 +266,20 @@ def obvious_keys(record: dict[str, Any]) -> tuple[str, str] | None:
 
 def _parse_json_object(line: Line) -> dict[str, Any] | None:
     try:
-        record = None if line.problem or not line.text.lstrip().startswith("{") else json.loads(line.text)
-    except json.JSONDecodeError:
+        record = None if line.problem or not line.text.lstrip().startswith("{") else parse_json(line.text)
+    except ValueError:
         return None
     return record if isinstance(record, dict) else None
 
 
-def text_keys(record: dict[str, Any]) -> list[str]:
-    """Return the keys that contain text; those of nested objects as `translation.en`."""
+def text_keys(record: dict[str, Any], levels: int = 8) -> list[str]:
+    """Return the keys that contain text; those of nested objects, up to some levels, as `translation.en`."""
+    if not levels:
+        return []
     nested = (
-        [f"{key}.{inner}" for inner in text_keys(value)] if isinstance(value, dict) else [key] * isinstance(value, str)
+        [f"{key}.{inner}" for inner in text_keys(value, levels - 1)]
+        if isinstance(value, dict)
+        else [key] * isinstance(value, str)
         for key, value in record.items()
     )
     return list(chain.from_iterable(nested))

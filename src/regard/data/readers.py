@@ -1,7 +1,6 @@
 """Readers: rows of pairs from parallel files, TSV, CSV, JSONL and dictionaries."""
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,7 @@ from regard.data.files import Files
 from regard.data.layouts import HEAD, Layout, Record, detect_layout, get_text, parse_records, text_keys
 from regard.data.lines import Line, display_name, read_lines
 from regard.errors import DataError
-from regard.formatting import quantity
+from regard.formatting import is_encodable, parse_json, quantity
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +99,9 @@ def _json_rows(lines: Iterable[Line], layout: Layout, name: str) -> Iterator[Row
             yield Row(location, "", "", line.problem, line.remedy)
             continue
         try:
-            record = json.loads(line.text)
-        except json.JSONDecodeError as error:
-            yield Row(location, "", "", f"not valid JSON: {error.msg} at character {error.pos}")
+            record = parse_json(line.text)
+        except ValueError as error:
+            yield Row(location, "", "", f"not valid JSON: {error}")
             continue
         if not isinstance(record, dict):
             yield Row(location, "", "", f"not an object with the keys {required}")
@@ -119,7 +118,10 @@ def _json_rows(lines: Iterable[Line], layout: Layout, name: str) -> Iterator[Row
             yield Row(location, "", "", problem, f"{remedy}." if remedy else "")
         else:
             left, right = (TAB.join(str(text).replace("\n", " ") for text in side) for side in texts)
-            yield Row(location, left, right)
+            if is_encodable(left + right):
+                yield Row(location, left, right)
+            else:
+                yield Row(location, "", "", "an escape such as \\ud800, which is not a character")
 
 
 def _row_without_pair(location: str, record: Record, layout: Layout, needed: int) -> Row:

@@ -12,6 +12,7 @@ from regard.data.source_edits import EditedText, TextEdit, check_index
 from regard.data.sources import SourceItem, SourceReader, Span
 from regard.data.tokens.pretokenization import MARK
 from regard.data.tokens.tokenizers import UNKNOWN, TokenizedText, Tokenizer
+from regard.formatting import is_encodable, quote
 from regard.models.contracts import Grid, Tokens
 
 
@@ -99,6 +100,9 @@ class TextReader(SourceReader):
         warn_truncated(sum(len(tokens.ids) > end for tokens in tokenized), end)
         truncated = (TokenizedText(tokens.ids[:end], tokens.texts[:end], tokens.offsets[:end]) for tokens in tokenized)
         return [TextItem(text, tokens) for text, tokens in zip(sources, truncated, strict=True)]
+
+    def find_problem(self, source: RawSource) -> str | None:
+        return None if is_encodable(str(source)) else f"{quote(source)} contains bytes that are not UTF-8 text."
 
     def edit(self, item: TextItem, edit: TextEdit, layout: Grid | None) -> TextItem:
         """Replace, delete or mask a word or token."""

@@ -1,7 +1,6 @@
 """The JSON document of a trace: `docs/trace.md` describes every field."""
 
 import base64
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from regard.decoding.tracing import (
     MechanismRecord,
     Step,
 )
-from regard.formatting import to_json
+from regard.formatting import parse_json, to_json
 from regard.inspection.attribution import Attribution, describe_attribution
 from regard.inspection.changes import Changes
 from regard.inspection.pictures import PixelArray
@@ -289,7 +288,7 @@ def embed_document(document: Document) -> str:
 def parse_document(text: str) -> Document:
     """Return the document in the text of a JSON file, or of an HTML page that contains it."""
     embedded = re.search(re.escape(_OPEN_TAG) + "(.*?)</script>", text, re.DOTALL)
-    document = json.loads(embedded[1] if embedded else text)
+    document = parse_json(embedded[1] if embedded else text)
     if not isinstance(document, dict) or "format" not in document:
         raise ValueError("it contains no document with a format number")
     return document

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from regard.config import flatten
 from regard.data.source_kinds import build_reader
 from regard.data.sources import SourceReader
 from regard.data.tokens.tokenizers import TokenizerPair
@@ -29,6 +30,9 @@ from regard.runs.tensors import check_tensors, first_not_finite, read_tensors
 
 log = logging.getLogger(__name__)
 
+
+_SMALL_SIZE = 2_048
+"""A model is built without a check if its sizes are at most this large, or are part of the shapes of its weights."""
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
@@ -198,6 +202,7 @@ def load_model(folder: RunFolder, checkpoint: Checkpoint) -> LoadedModel:
     """Load a model from a checkpoint or, if it cannot be read, from the best of the others."""
     settings = folder.settings()
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer)
+    check_sizes(settings, tokenizers, checkpoint)
     model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
 
     def load(candidate: Checkpoint) -> Checkpoint:
@@ -208,6 +213,33 @@ def load_model(folder: RunFolder, checkpoint: Checkpoint) -> LoadedModel:
     return LoadedModel(settings, reader, tokenizers, model, folder.read_first_readable(checkpoint, load))
 
 
+def check_sizes(settings: RunSettings, tokenizers: TokenizerPair, checkpoint: Checkpoint) -> None:
+    """Raise ModelError if the weights of a checkpoint do not have the sizes of the settings, before memory is allocated
+    for a model of these sizes.
+    """
+    if not _has_unexplained_size(settings, checkpoint):
+        return
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        try:
+            model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
+        except (NotImplementedError, RuntimeError):  # a part that computes with its weights when it is built
+            return
+    _check_shapes(_shapes(_tensors(model)), checkpoint.shapes, checkpoint.path / WEIGHTS)
+
+
+def _has_unexplained_size(settings: RunSettings, checkpoint: Checkpoint) -> bool:
+    """Whether a large number in the settings of the model is not part of any shape. Only then is it worth the time to
+    build the model without memory: PyTorch imports its compiler for that.
+    """
+    sizes = {size for shape in checkpoint.shapes.values() for size in shape}
+    declared = (value for value in flatten(settings.model).values() if isinstance(value, int) and value > _SMALL_SIZE)
+    return any(all(size % value for size in sizes if size) for value in declared)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load the weights of a checkpoint into a model. Raise ModelError, with the name, if a tensor does not fit."""
     _set_weights(model, read_tensors(checkpoint, WEIGHTS), checkpoint.path / WEIGHTS)
@@ -215,16 +247,22 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 def _set_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     expected = _tensors(model)
-    for name, parameter in expected.items():
+    _check_shapes(_shapes(expected), _shapes(weights), path)
+    check_tensors(weights, {name: parameter.dtype for name, parameter in expected.items()}, path)
+    model.load_state_dict(weights, strict=False)  # a shared tensor is saved under one name
+
+
+def _check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    for name, shape in expected.items():
         if name not in weights:
             raise ModelError(
                 f"{path} has no tensor {name}, which the model of its config.yaml requires. The folder may contain "
                 "files of different runs."
             )
-        if weights[name].shape != parameter.shape:
+        if weights[name] != shape:
             raise ModelError(
-                f"{path}: the tensor {name} has the shape {tuple(weights[name].shape)}, but the model of its "
-                f"config.yaml requires {tuple(parameter.shape)}. The folder may contain files of different runs."
+                f"{path}: the tensor {name} has the shape {weights[name]}, but the model of its config.yaml requires "
+                f"{shape}. The folder may contain files of different runs."
             )
     extra = set(weights) - set(expected)
     if extra:
@@ -232,8 +270,6 @@ def _set_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
             f"{path} has a tensor that the model of its config.yaml does not have: {min(extra)}. The folder may "
             "contain files of different runs."
         )
-    check_tensors(weights, {name: parameter.dtype for name, parameter in expected.items()}, path)
-    model.load_state_dict(weights, strict=False)  # a shared tensor is saved under one name
 
 
 class SavedCheckpoint(NamedTuple):

@@ -1,6 +1,5 @@
 """Events of training: written to `events.jsonl` as JSON lines, and progress on the terminal."""
 
-import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from regard.evaluation.attention_diagnostics import AttentionDiagnostics
 from regard.evaluation.settings import Metric
-from regard.formatting import to_json
+from regard.formatting import parse_json, to_json
 from regard.runs.callbacks import Callback, ScheduleInfo, StepInfo, ValidationInfo
 from regard.runs.directory import Directory
 
@@ -108,8 +107,8 @@ def _lines(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each complete line and its event. Damaged lines are left out."""
     for line in content.decode("utf-8", errors="replace").split("\n")[:-1]:
         try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
+            event = parse_json(line)
+        except ValueError:
             continue
         if _is_event(event):
             yield f"{line}\n", event

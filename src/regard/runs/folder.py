@@ -12,7 +12,6 @@ before torch is imported.
 A model is the same folder; it can be used without the optimizer state.
 """
 
-import json
 import logging
 import os
 import re
@@ -28,9 +27,11 @@ from safetensors import SafetensorError, safe_open
 from regard.config import resolve
 from regard.data.cache import sha256
 from regard.errors import ConfigError, ModelError
+from regard.formatting import parse_json
 from regard.runs.directory import reject_links
 from regard.runs.lock import LockedFolder, lock_folder
 from regard.runs.settings import RunSettings
+from regard.runs.stored_state import Manifest, StoredState
 
 log = logging.getLogger(__name__)
 
@@ -61,22 +62,25 @@ class Checkpoint:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads((self.path / "state.json").read_text("utf-8"))
+        state: dict[str, Any] = parse_json((self.path / "state.json").read_text("utf-8"))
         return state
 
     @cached_property
-    def _manifest(self) -> dict[str, Any]:
-        manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text("utf-8"))
-        return manifest
+    def _manifest(self) -> Manifest:
+        return Manifest.model_validate(parse_json((self.path / "manifest.json").read_text("utf-8")))
 
     @property
     def weights_hash(self) -> str:
-        weights: str = self._manifest["files"]["model.safetensors"]
-        return weights
+        return self._manifest.files["model.safetensors"]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights, by name, without reading the weights."""
+        return {name: tuple(shape) for name, shape in self._manifest.shapes.items()}
 
     def check_format(self) -> None:
         """Raise ModelError if the checkpoint has another format than this version of regard reads."""
-        found = int(self._manifest["format"])
+        found = self._manifest.format
         if found != FORMAT:
             remedy = (
                 "It was written by a newer version: upgrade regard."
@@ -91,7 +95,7 @@ class Checkpoint:
         manifest = file = self.path / "manifest.json"
         try:
             self.check_format()
-            files, _, tokenizers = (dict(self._manifest[key]) for key in ("files", "shapes", "tokenizers"))
+            files, tokenizers = self._manifest.files, self._manifest.tokenizers
             if not {"model.safetensors", "state.json"} <= set(files):
                 return f"{manifest} lists no model"
             if any(Path(name).name != name for name in (*files, *tokenizers)):
@@ -101,18 +105,18 @@ class Checkpoint:
                 if sha256(file) != expected:
                     return f"{file} is damaged: its SHA-256 is not the one in the manifest"
             file = self.path / "state.json"
-            dict(self.state)
+            StoredState.model_validate(self.state)
         except FileNotFoundError:
             return f"{file} is missing"
         except OSError as error:
             return f"{file} cannot be read ({error.strerror})"
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             return f"{file} is damaged"
         return None
 
     def check_tokenizers(self) -> None:
         """Raise ModelError if a tokenizer is not the one that the model was trained with: its ids differ."""
-        for name, expected in self._manifest["tokenizers"].items():
+        for name, expected in self._manifest.tokenizers.items():
             path = self.path.parent.parent / name
             try:
                 unchanged = sha256(path) == expected
@@ -139,7 +143,7 @@ class Checkpoint:
             raise UnreadableError(path, error) from None
         except SafetensorError as error:
             raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
-        saved = self._manifest["shapes"]
+        saved = self._manifest.shapes
         for name in sorted(shapes.keys() | saved.keys()):
             if shapes.get(name) != saved.get(name):
                 now = f"has the shape {tuple(shapes[name])}" if name in shapes else "is missing"
@@ -180,7 +184,7 @@ class RunFolder:
             return False
         reject_links(self.path)
         for checkpoint in self.all_checkpoints():
-            with suppress(OSError, ValueError, KeyError, TypeError):  # `find_problem` reports these
+            with suppress(OSError, ValueError):  # `find_problem` reports these
                 checkpoint.check_format()
         return True
 

@@ -1,7 +1,6 @@
 """Caption files: tables, the token file of Flickr8k, the JSON of COCO, and the JSON of Karpathy's splits."""
 
 import gzip
-import json
 import logging
 import os
 import re
@@ -14,7 +13,7 @@ from regard.data.lines import open_file, read_lines
 from regard.data.readers import read_rows
 from regard.data.settings import SplitName
 from regard.errors import DataError
-from regard.formatting import quantity, short_path
+from regard.formatting import parse_json, quantity, short_path
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def read_captions(files: Files) -> list[Caption]:
     """Read a caption file. Its format is detected. Empty captions are skipped with a warning."""
     path = str(files.path)
     document = _parse_document(path)
-    captions = list(_read_table(files) if document is None else _parse_json(document, path))
+    captions = list(_read_table(files) if document is None else _parse_captions(document, path))
     empty = sum(not caption.text for caption in captions)
     if empty:
         log.warning("%s: skipped %s without text.", short_path(path), quantity(empty, "caption"))
@@ -110,7 +109,7 @@ def _parse_document(path: str) -> Any:
             return None
         content = handle.read()
     try:
-        document = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+        document = parse_json(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{short_path(path)} is a damaged gzip file ({error}). Copy or download it again.") from None
     except ValueError as error:
@@ -120,7 +119,7 @@ def _parse_document(path: str) -> Any:
     return document if isinstance(document, dict) and "images" in document else None
 
 
-def _parse_json(document: Mapping[str, Any], path: str) -> Iterator[Caption]:
+def _parse_captions(document: Mapping[str, Any], path: str) -> Iterator[Caption]:
     try:
         yield from _parse_coco(document) if "annotations" in document else _parse_karpathy(document)
     except (KeyError, TypeError, AttributeError) as error:

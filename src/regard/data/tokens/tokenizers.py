@@ -95,7 +95,10 @@ class Tokenizer:
             raise ModelError(f"{path} is missing. Copy it from the run folder in which the model was trained.")
         try:
             inner = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no more specific exception
+            inner.encode("a 1")  # some damage is noticed only when the tokenizer is used
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # no more specific one: a panic of the library is not even an Exception
             raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
         if tuple(map(inner.id_to_token, range(len(SPECIALS)))) != SPECIALS:
             raise ModelError(
