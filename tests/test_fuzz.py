@@ -1,0 +1,58 @@
+"""Malformed settings, data files, model folders and API calls are rejected with clear errors (`benchmarks/fuzz.py`).
+
+`tests/laws/test_settings_fuzz.py` resolves more settings.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+import fuzz
+
+SEED = 0
+CASES = {"settings": 100, "data": 300, "models": 300, "api": 300}
+CHUNK = 50
+CHUNKS = [(kind, first) for kind, cases in CASES.items() for first in range(0, cases, CHUNK)]
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fuzz.Sandbox]:
+    with fuzz.open_sandbox(tmp_path_factory.mktemp("fuzz")) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize(("kind", "first"), CHUNKS)
+def test_malformed_input_is_rejected(kind: str, first: int, sandbox: fuzz.Sandbox) -> None:
+    results = [fuzz.run_case(kind, SEED, number, sandbox) for number in range(first, first + CHUNK)]
+    failures = [
+        f"seed {SEED}, case {failure.number}: {failure.reason}\n{failure.detail}" for failure in results if failure
+    ]
+    assert not failures, "\n\n".join(failures)
+
+
+def test_a_bug_a_change_and_a_hang_are_failures(sandbox: fuzz.Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks themselves can fail."""
+
+    def write_outside(*_: object) -> fuzz.Command:
+        return fuzz.Command(["presets"])
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    def wait() -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(fuzz, "SECONDS", 0.2)
+    for call, reason in ((fail, "KeyError"), (wait, "TimeoutError")):
+        monkeypatch.setattr(fuzz, "make_call", lambda *_, call=call: call)
+        failure = fuzz.run_case("api", SEED, 0, sandbox)
+        assert failure is not None
+        assert reason in failure.reason
+    monkeypatch.setattr(fuzz, "SECONDS", 10)
+    hashes = iter("ab")
+    monkeypatch.setitem(fuzz.COMMANDS, "data", write_outside)
+    monkeypatch.setattr(fuzz.Sandbox, "hash_surroundings", lambda _: next(hashes))
+    failure = fuzz.run_case("data", SEED, 0, sandbox)
+    assert failure is not None
+    assert failure.reason == "files outside of the run were changed"
