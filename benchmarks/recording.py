@@ -47,7 +47,13 @@ FUNCTIONS: list[tuple[type | ModuleType, str]] = [
 
 CONDITIONS = {"is_recorded", "records_details"}
 CALLS = {"record_weights", "record_fused"}
-LOOKUP = "find_interventions"
+UNCHANGED: dict[str, Callable[[ast.Call], ast.expr]] = {
+    "find_interventions": lambda _: ast.Tuple([], ast.Load()),
+    "changes_weights": lambda _: ast.Constant(False),
+    "replace_values": lambda call: call.args[1],
+}
+"""The functions that look up interventions, and what they return if there are none."""
+
 SEARCHES: dict[str, dict[str, int]] = {"greedy": {}, "beam 5": {"beam": 5}}
 LIMITS = {"off": 1.02, "on": 2.0}
 
@@ -73,10 +79,11 @@ class HookRemoval(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if isinstance(node.func, ast.Name) and node.func.id == LOOKUP:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in UNCHANGED:
             self.removed += 1
-            return ast.copy_location(ast.Tuple([], ast.Load()), node)
-        return self.generic_visit(node)
+            return ast.copy_location(UNCHANGED[node.func.id](node), node)
+        return node
 
 
 @cache

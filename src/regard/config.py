@@ -217,6 +217,12 @@ def _assign(tree: Tree, key: str, value: Any) -> None:
 
 
 def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
+    for path, text in _walk_texts(tree):
+        if not is_encodable(text):
+            key = quote(".".join(map(str, path)))
+            raise ConfigError(
+                f"{locate(path)}: {key} contains {quote(text)}, which is not UTF-8. Use other characters."
+            )
     try:
         settings = schema.model_validate(tree)
     except ValidationError as error:
@@ -228,12 +234,20 @@ def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
         rest = len(details) - len(problems)
         more = [f"(and {rest} more)"] if rest > 0 else []
         raise ConfigError("\n".join(problems + more)) from None
-    for key, value in flatten(settings).items():
-        texts = [text for text in (value if isinstance(value, tuple) else [value]) if isinstance(text, str)]
-        if not all(map(is_encodable, texts)):
-            where = locate(tuple(key.split(".")))
-            raise ConfigError(f"{where}: {key} = {quote(value)} is not UTF-8 text. Use other characters.")
     return settings
+
+
+def _walk_texts(value: Any, path: Path_ = ()) -> Iterator[tuple[Path_, str]]:
+    """Yield each text in a tree, the keys included, with its path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, child in value.items():
+            yield from _walk_texts(key, path)
+            yield from _walk_texts(child, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, child in enumerate(value):
+            yield from _walk_texts(child, (*path, index))
 
 
 def _report_missing_plugins(schema: type[Settings], detail: ErrorDetails, plugins: Any, where: str) -> NoReturn:

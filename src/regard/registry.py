@@ -114,7 +114,7 @@ class Registry(Generic[T]):
                 raise ConfigError(f"The {self.noun} '{kind}' has an option '{name}', a reserved name. Rename it.")
         fields: dict[str, Any] = {"kind": (Literal[kind], kind), **options}
         self.settings.pop(kind, None)
-        created = create_model(_class_name(kind), __base__=base, **fields)
+        created = create_model(_class_name(kind), __base__=base, __module__=build.__module__, **fields)
         created.__doc__ = inspect.getdoc(build)
         for name, value in facts.items():
             setattr(created, name, value)

@@ -3,6 +3,7 @@
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,11 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is missing; install it with: pip install -e '.[test]'"
     )
-    with playwright.sync_playwright() as driver:
+    with ExitStack() as stack:
+        try:
+            driver = stack.enter_context(playwright.sync_playwright())
+        except Exception as error:  # Playwright raises no class of its own if a library of its Node.js is missing
+            pytest.skip(f"Playwright does not start ({error}); on Debian, install its library: apt install libatomic1")
         path = next(filter(None, map(shutil.which, BROWSERS)), driver.chromium.executable_path)
         if not Path(path).is_file():
             pytest.skip("Chromium is missing; install it with: apt install chromium, or: playwright install chromium")
