@@ -8,14 +8,13 @@ import io
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import PIL.Image
 import uvicorn
-from playwright.sync_api import sync_playwright
 
 from regard.explorer.app import create_app
 from regard.explorer.security import Access
@@ -36,7 +35,7 @@ SHOTS: Final = {
 
 
 @contextmanager
-def serve(runs: list[str]) -> Iterator[str]:
+def serve(runs: Sequence[str]) -> Iterator[str]:
     """Serve the page of some runs, and yield its URL."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
@@ -70,6 +69,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUTPUT, help="the folder of the pictures")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    from playwright.sync_api import sync_playwright  # the tests use `serve` without it
+
     with serve(arguments.runs) as url, sync_playwright() as driver:
         path = shutil.which("chromium") or driver.chromium.executable_path
         browser = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu"])

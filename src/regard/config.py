@@ -224,17 +224,16 @@ def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
                 f"{locate(path)}: {key} contains {quote(text)}, which is not UTF-8. Use other characters."
             )
     try:
-        settings = schema.model_validate(tree)
+        return schema.model_validate(tree)
     except ValidationError as error:
-        for detail in error.errors():
+        details = error.errors()
+        for detail in details:
             if detail["type"] == "unknown_kind" and tree.get("imports"):
                 _report_missing_plugins(schema, detail, tree["imports"], locate(()))
-        details = error.errors()
         problems = [shorten(_explain(schema, tree, detail, locate), _MAX_MESSAGE) for detail in details[:_MAX_PROBLEMS]]
         rest = len(details) - len(problems)
         more = [f"(and {rest} more)"] if rest > 0 else []
         raise ConfigError("\n".join(problems + more)) from None
-    return settings
 
 
 def _walk_texts(value: Any, path: Path_ = ()) -> Iterator[tuple[Path_, str]]:

@@ -1,22 +1,19 @@
 """An explorer of three small models (a GRU, a Transformer and a captioner), and a browser that opens its page."""
 
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 import regard
 from regard.explorer.app import create_app
-from regard.explorer.security import Access
 from regard.explorer.served_model import load_models
-from regard.explorer.server import listen
 from regard.runs.folder import RunFolder
+from screenshots import serve
 from tests_explorer import ACCESS
 from tests_shared import SMALL
 
@@ -46,16 +43,8 @@ def app(runs: list[Path]) -> FastAPI:
 @pytest.fixture(scope="module")
 def url(runs: list[Path]) -> Iterator[str]:
     """The URL of a server with the three models."""
-    listener = listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    models = load_models(list(map(str, runs)))
-    server = uvicorn.Server(uvicorn.Config(create_app(models, Access("127.0.0.1", port)), log_level="error", ws="none"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{port}/"
-    server.should_exit = True
-    thread.join(10)
-    listener.close()
+    with serve(list(map(str, runs))) as address:
+        yield address
 
 
 # Not longer than a module: while a browser is open, its thread has a running event loop, and `asyncio.run` fails.

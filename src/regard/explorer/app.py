@@ -40,28 +40,17 @@ def create_app(models: Sequence[ServedModel], access: Access, *, cache_bytes: in
     app.state.session = session
     app.include_router(router)
     app.add_middleware(SecurityMiddleware, access=access)
-    app.add_exception_handler(RequestError, _report_request_error)
-    app.add_exception_handler(RegardError, _report_regard_error)
+    for kind in (RequestError, RegardError, Exception):
+        app.add_exception_handler(kind, _report_error)
     app.add_exception_handler(HTTPException, _report_http_error)
-    app.add_exception_handler(Exception, _report_bug)
     return app
 
 
-async def _report_request_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error.to_response()
-
-
-async def _report_regard_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RegardError)
-    return RequestError.from_regard(error).to_response()
+async def _report_error(_: Request, error: Exception) -> Response:
+    return RequestError.of(error).to_response()
 
 
 async def _report_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {404: f"There is no {request.url.path}.", 405: f"{request.method} is not possible here."}
     return RequestError(error.status_code, messages.get(error.status_code, str(error.detail))).to_response()
-
-
-async def _report_bug(_: Request, error: Exception) -> Response:
-    return RequestError.from_bug(error).to_response()

@@ -12,6 +12,7 @@ import numpy as np
 from regard.api.model import Model
 from regard.data.corpora import Pairs, RawSource
 from regard.decoding.search import Weights
+from regard.evaluation.alignment import normalized_entropy
 from regard.inspection.prediction import Prediction
 
 BATCH: Final = 16
@@ -55,9 +56,7 @@ def compute_entropy(weights_TS: Weights) -> float | None:
     sums_T = weights_TS.sum(-1, dtype=np.float64)
     if weights_TS.shape[-1] < 2 or not (sums_T > 0).any():
         return None
-    p_TS = weights_TS[sums_T > 0] / sums_T[sums_T > 0, None]
-    entropy_T = -(p_TS * np.log(np.where(p_TS > 0, p_TS, 1))).sum(-1)
-    return float(entropy_T.mean() / np.log(weights_TS.shape[-1]))
+    return float(normalized_entropy(weights_TS[sums_T > 0].astype(np.float64)).mean())
 
 
 def compute_coverage(weights_TS: Weights) -> float | None:

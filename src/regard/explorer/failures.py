@@ -20,15 +20,16 @@ class RequestError(Exception):
         self.status, self.message, self.field = status, message, field
 
     @classmethod
-    def from_regard(cls, error: RegardError) -> "RequestError":
-        """Return the failure of a request that regard rejects."""
-        return cls(422, str(error))
-
-    @classmethod
-    def from_bug(cls, error: Exception) -> "RequestError":
-        """Return the failure of a request that regard should have answered or rejected, and log the traceback."""
-        log.error("A request failed", exc_info=error)
-        return cls(500, f"This is a bug in regard: {type(error).__name__}. Please report it.")
+    def of(cls, error: Exception) -> "RequestError":
+        """Return the failure of a request that raised an exception. Log the traceback of an unexpected one."""
+        match error:
+            case RequestError():
+                return error
+            case RegardError():
+                return cls(422, str(error))
+            case _:
+                log.error("A request failed", exc_info=error)
+                return cls(500, f"This is a bug in regard: {type(error).__name__}. Please report it.")
 
     @classmethod
     def from_validation(cls, error: ValidationError) -> "RequestError":

@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
-from regard.errors import RegardError
 from regard.explorer.failures import RequestError
 from regard.formatting import to_json
 
@@ -81,8 +80,8 @@ async def stream_steps(worker: Worker, steps: Generator[dict[str, Any], None, No
     try:
         while (value := await worker.run(next, steps, _END)) is not _END:
             yield _to_line(value)
-    except Exception as error:
-        yield _report_error(error)
+    except Exception as error:  # the status was sent already, so the last line reports the failure
+        yield _to_line(RequestError.of(error).document)
     finally:
         worker.finish(steps)
 
@@ -105,8 +104,8 @@ async def stream_reports(worker: Worker, work: Callable[[Report], None]) -> Asyn
         while (value := await reports.get()) is not _END:
             yield _to_line(value)
         await call
-    except Exception as error:
-        yield _report_error(error)
+    except Exception as error:  # the status was sent already, so the last line reports the failure
+        yield _to_line(RequestError.of(error).document)
     finally:
         closed.set()
         call.cancel()
@@ -114,15 +113,3 @@ async def stream_reports(worker: Worker, work: Callable[[Report], None]) -> Asyn
 
 def _to_line(value: dict[str, Any]) -> str:
     return f"{to_json(value, ensure_ascii=False)}\n"
-
-
-def _report_error(error: Exception) -> str:
-    """Return the last line of a stream that fails. Its status was sent already, so no other place can report it."""
-    match error:
-        case RequestError():
-            failure = error
-        case RegardError():
-            failure = RequestError.from_regard(error)
-        case _:
-            failure = RequestError.from_bug(error)
-    return _to_line(failure.document)

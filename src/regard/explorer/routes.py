@@ -1,6 +1,7 @@
 """The endpoints of the explorer; `docs/explorer-api.md` describes them."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -121,7 +122,7 @@ def _render(served: ServedModel, wanted: schemas.ExportRequest) -> str:
     )
 
 
-async def _trace(request: Request, wanted: schemas.TraceRequest, shape: Any) -> Answer:
+async def _trace(request: Request, wanted: schemas.TraceRequest, shape: Callable[[Answer], Answer]) -> Answer:
     """Trace in the thread of the model, and serialize there as well: a document can have megabytes."""
     session = _session(request)
     served = session.find(wanted.model)

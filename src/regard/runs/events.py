@@ -115,13 +115,7 @@ def _lines(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _is_event(value: Any) -> bool:
-    match value:
-        case {"event": str(), "step": None | int()}:
-            return True
-        case {"event": str()}:
-            return "step" not in value
-        case _:
-            return False
+    return isinstance(value, dict) and isinstance(value.get("event"), str) and isinstance(value.get("step"), int | None)
 
 
 class ProgressDisplay(Callback):
