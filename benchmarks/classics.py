@@ -20,6 +20,8 @@ p-values are corrected for the number of contrasts of the experiment (Holm). A c
 
 If the paper reports equal systems, the contrast holds if both 95 % confidence intervals are within the margin that the
 contrast names, and does not hold if the difference is significant.
+
+Several runs share a GPU better if NVIDIA's Multi-Process Service is running (`nvidia-cuda-mps-control -d`).
 """
 
 import argparse
@@ -403,14 +405,15 @@ def plot(experiment: Experiment, results: Results, outcomes: Sequence[Outcome], 
     figure = Figure(figsize=(12, 0.5 * len(outcomes) + 3.2), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    for system in experiment.systems:
+    for number, system in enumerate(experiment.systems):
         if points := list(_compute_by_length(results, system)):
             labels, means, lows, highs = zip(*points, strict=True)
-            (line,) = left.plot(labels, means, marker="o", markersize=4, label=system)
+            style = "-" if number < 10 else "--"  # matplotlib has ten colors
+            (line,) = left.plot(labels, means, style, marker="o", markersize=4, label=system)
             left.fill_between(labels, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
     left.set_xlabel("source length in words")
     left.set_ylabel("BLEU (mean, and range over seeds)")
-    left.legend(fontsize=8, frameon=False)
+    left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.18), ncols=2, frameon=False)
     colors: dict[Verdict, str] = {"holds": "#009e73", "does not hold": "#d55e00", "not significant": "#777777"}
     for row, outcome in enumerate(reversed(outcomes)):
         color = colors[outcome.verdict]
@@ -425,7 +428,8 @@ def plot(experiment: Experiment, results: Results, outcomes: Sequence[Outcome], 
         for outcome in reversed(outcomes)
     ]
     right.set_yticks(range(len(outcomes)), names, fontsize=8)
-    right.set_xlabel("difference (thick: 95 % over sentences, thin: 95 % over seeds)")
+    right.set_ylim(-0.6, len(outcomes) - 0.4)
+    right.set_xlabel("difference\n(thick: 95 % over sentences, thin: 95 % over seeds)")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
