@@ -270,7 +270,9 @@ def test_without_a_writable_cache_the_corpus_is_tokenized_for_the_run(
 def test_too_few_pairs_to_hold_out_some_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "one.tsv"
     path.write_text("a\tb\n")
-    with pytest.raises(DataError, match=r"one.tsv has 1 pair, which is too few .* Add dev files"):
+    with pytest.raises(
+        DataError, match=r"one.tsv has 1 pair, which is too few .* Add pairs, or validation data with --dev FILE"
+    ):
         prepare(FilesData(train=Files(path=str(path))))
 
 

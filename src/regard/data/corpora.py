@@ -16,7 +16,7 @@ from regard.data.lines import count_lines, open_file
 from regard.data.pinning import check_present, reject_pipes
 from regard.data.readers import read_rows
 from regard.data.settings import SPLITS, DataSettings, DatesData, FilesData, PronounceData, SequencesData, SplitName
-from regard.errors import DataError
+from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.formatting import quantity
 from regard.models.encoder_settings import TEXT
 
@@ -53,8 +53,16 @@ class Pairs:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[RawSource, str]]) -> "Pairs":
-        listed = list(pairs)
-        return cls([source for source, _ in listed], [target for _, target in listed])
+        """Build from (source, target) pairs."""
+        try:
+            listed = list(pairs)
+        except TypeError:
+            raise ArgumentTypeError(f"pairs must be pairs (source, target), not {type(pairs).__name__}.") from None
+        try:
+            return cls([source for source, _ in listed], [target for _, target in listed])
+        except (TypeError, ValueError):
+            wrong = next(pair for pair in listed if not isinstance(pair, Sequence) or len(pair) != 2)
+            raise ConfigError(f"pairs must be pairs (source, target), but one is {wrong!r}.") from None
 
     def __len__(self) -> int:
         return len(self.sources)

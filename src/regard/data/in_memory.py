@@ -5,12 +5,12 @@ datasets has to be installed.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from regard.data.layouts import get_text, obvious_keys, text_keys
-from regard.errors import ArgumentTypeError, ConfigError, DataError
+from regard.errors import ArgumentTypeError, ConfigError, DataError, is_iterable
 from regard.formatting import did_you_mean, quantity
 
 ColumnNames = tuple[str, str]
@@ -101,7 +101,7 @@ def _iterate_rows(data: PairsInMemory, name: str) -> Iterator[Any]:
     columns = _column_names(data)
     if columns is not None:
         return _iterate_columns({column: data[column] for column in columns}, name)
-    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+    if isinstance(data, str | bytes) or not is_iterable(data):
         hint = " To train on a file, use `regard train --pairs FILE`." if isinstance(data, str | bytes) else ""
         raise ArgumentTypeError(f"{name} must be an iterable of pairs, not {type(data).__name__}. {_FORMS}{hint}")
     return iter(data)
@@ -124,7 +124,7 @@ def _iterate_columns(columns: Mapping[str, Any], name: str) -> Iterator[dict[str
     """Yield the rows of columns of equal length."""
     listed: dict[str, list[Any]] = {}
     for column, values in columns.items():
-        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        if isinstance(values, str | bytes) or not is_iterable(values):
             raise ArgumentTypeError(
                 f"{name}[{column!r}] must be a list of texts, not {type(values).__name__}. {_FORMS}"
             )
@@ -184,7 +184,7 @@ def _read_record(row: Any, keys: ColumnNames, location: str) -> tuple[Any, Any]:
 
 
 def _unpack(row: Any, location: str) -> tuple[Any, Any]:
-    if isinstance(row, str | bytes | Mapping | set | frozenset) or not isinstance(row, Iterable):
+    if isinstance(row, str | bytes | Mapping | set | frozenset) or not is_iterable(row):
         raise ArgumentTypeError(f"{location} must be a pair (source, target), not {_describe(row)}.")
     items = tuple(row)
     if len(items) != 2:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from regard.data.batching import EncodedCorpus, EncodedTexts, TokenRows, warn_truncated
 from regard.data.cache import cache_key, get_or_build
-from regard.data.corpora import Corpus, Pairs
+from regard.data.corpora import Corpus, Pairs, identify
 from regard.data.guidance import AlignedSide, AlignmentFile, prepare_alignments
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import DataSettings, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
@@ -29,7 +29,7 @@ from regard.data.tokens.workers import encode_parallel
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
 
-_FORMAT = 3
+_FORMAT = 4
 """The version of the cache format; increase it when the content of entries changes."""
 
 _CHUNK = 20_000
@@ -105,12 +105,20 @@ def prepare(request: PreparationRequest, tokenizers: TokenizerPair | None, repor
         train = EncodedCorpus(sources, targets)
         dev = Pairs.of(corpus.dev)
     if not len(train) or not len(dev):
-        pairs = len(train) + len(dev)
-        name = short_path(corpus.files[0]) if corpus.files else "The corpus"
-        raise DataError(
-            f"{name} has {quantity(pairs, 'pair')}, which is too few to hold out some for validation. Add dev files."
-        )
+        raise DataError(_explain_empty_split(corpus, len(train) + len(dev)))
     return PreparedData(reader, tokenizers, train, dev)
+
+
+def _explain_empty_split(corpus: Corpus, pairs: int) -> str:
+    """Return why no pair is left for training or validation after some have been held out by source."""
+    name = short_path(corpus.files[0]) if corpus.files else "The corpus"
+    sources = len({identify(source) for source, _ in chain(corpus.train, corpus.dev)})
+    distinct = "" if sources == pairs else f" with {quantity(sources, 'distinct source')}"
+    together = "" if sources == pairs else " (pairs with the same source are kept in the same split)"
+    return (
+        f"{name} has {quantity(pairs, 'pair')}{distinct}, which is too few to hold out some for validation{together}. "
+        f"Add pairs{' with other sources' if together else ''}, or validation data with --dev FILE (data.dev)."
+    )
 
 
 def _hash_model_files(settings: TokenizerSettings) -> list[str]:

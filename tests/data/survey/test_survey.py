@@ -1,6 +1,7 @@
 """Surveys: problems are found, correct text is not reported, and statistics match reference implementations."""
 
 import json
+import os
 import random
 import unicodedata
 from collections import Counter
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from regard.data.corpora import Pairs
 from regard.data.files import Files
 from regard.data.survey import problem_kinds, problems
+from regard.data.survey.monotonicity import correlate_order
 from regard.data.survey.problems import Finding, Limits, find_problems
 from regard.data.survey.scripts import Characters, Trait
 from regard.data.survey.statistics import bars, compute_statistics
@@ -287,6 +289,38 @@ def test_subwords_are_fewer_than_characters_and_more_than_words() -> None:
             <= statistics[side]["tokens"]["subword"]
             < statistics[side]["tokens"]["char"]
         )
+
+
+@pytest.mark.parametrize("unit", ["a", "ab c ", "Ã\x80", "<a", "a\u0301\u0323"])
+def test_the_time_is_linear_in_the_length_of_a_line(unit: str) -> None:
+    """Without noise, four times the length takes four times as long or less; for a quadratic time, it is sixteen."""
+
+    def seconds(length: int) -> float:
+        split = split_of((unit * (length // len(unit)), "b"), *[("c d", "e f")] * 50)
+        before = os.times()
+        characters = Characters()
+        survey, _ = compute_statistics(split, characters)
+        find_problems([survey], characters, Limits())
+        return sum(os.times()[:4]) - sum(before[:4])
+
+    assert seconds(400_000) < 8 * max(0.05, seconds(100_000))
+
+
+def test_a_word_as_long_as_a_file_is_surveyed_in_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    word = "".join(random.Random(0).choices("abcdefghij", k=400_000))
+    before = os.times()
+    _, statistics = compute_statistics(split_of((word, word)), Characters())
+    assert sum(os.times()[:4]) - sum(before[:4]) < 10
+    assert statistics["source"]["total_chars"] == len(word)
+    assert "the longest text has 400,000 characters" in caplog.text
+
+
+def test_the_order_of_long_pairs_is_not_measured() -> None:
+    """The number of combinations of symbols is quadratic in the length: it would not fit into memory."""
+    long = "ab" * 100_000
+    assert correlate_order([(long, long)]) == 0.0
+    short = [("abcd", "ABCD"), ("bcad", "BCAD"), ("dacb", "DACB")] * 5
+    assert correlate_order([*short, (long, long)]) == correlate_order(short)
 
 
 def test_the_sample_covers_all_pairs_evenly() -> None:

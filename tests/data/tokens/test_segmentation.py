@@ -252,3 +252,13 @@ def test_sampling_is_fast(get_tokenizer: Any, sampling: Sampling) -> None:
     speed = len(words) * sampling.segmentations / (time.process_time() - start)
     print(f"{speed:,.0f} segmentations per second")
     assert speed > 10_000
+
+
+def test_a_very_long_word_has_one_segmentation() -> None:
+    """Sampling takes time that is quadratic in the length of a word."""
+    tokenizer = Tokenizer.of(BPETokenizer(vocabulary=20), ["abc cab bca " * 5])
+    long = "▁" + "abc" * 20_000
+    table = SegmentationTable.sample(tokenizer, [long, "▁abcabc"], Sampling(8, dropout=0.5), seed=0)
+    rows = table.table.rows()
+    assert rows[:8] == tokenizer.segment_words([long]) * 8
+    assert len({tuple(row) for row in rows[8:]}) > 1

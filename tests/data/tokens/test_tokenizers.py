@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from regard.data.settings import (
     sampling_by_side,
     token_differences,
 )
+from regard.data.tokens import bpe_learner
 from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
 from regard.errors import ConfigError, DataError, ModelError
 from regard.runs.settings import RunSettings
@@ -181,6 +183,44 @@ def test_bpe_merges_match_hand_computed_ones() -> None:
     assert tokenizer.tokens(range(15, 18)) == ["es", "est", "lo"]
     [tokens] = tokenizer.encode(["lowest"])
     assert tokens.texts == ["▁", "lo", "w", "est"]
+
+
+def letters(count: int) -> str:
+    return "".join(random.Random(0).choices("abcdefghij", k=count))
+
+
+def test_a_word_as_long_as_a_file_takes_little_longer_than_short_words() -> None:
+    """The time of BPE grows with the length of words, which are therefore split to learn from them."""
+    text = letters(60_000)
+
+    def seconds(words: list[str]) -> float:
+        before = os.times()
+        Tokenizer.of(BPETokenizer(vocabulary=4_000), [" ".join(words)])
+        return sum(os.times()[:4]) - sum(before[:4])
+
+    short = seconds([text[start : start + 100] for start in range(0, len(text), 100)])
+    assert seconds([text]) < 5 * short
+
+
+@pytest.mark.parametrize(("kind", "treatment"), [("bpe", "split"), ("unigram", "truncated")])
+def test_long_words_are_reported_once_and_encoded_completely(
+    kind: str, treatment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = letters(1_000)
+    tokenizer = Tokenizer.of(KINDS[kind](vocabulary=30), [long] * 2)
+    [message] = [record.getMessage() for record in caplog.records if "200 characters" in record.getMessage()]
+    assert message.startswith("The texts have 2 words of more than 200 characters.")
+    assert f"such words are {treatment}" in message
+    assert tokenizer.decode(tokenizer.ids([long])[0]) == long
+
+
+def test_bpe_learns_the_same_in_a_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["low low low lower lowest new newer " * 3, "<url> wide ▁"] * 20
+    options = BPETokenizer(vocabulary=60, symbols=("<url>",))
+    here = Tokenizer.of(options, texts).to_json()
+    monkeypatch.setattr(bpe_learner, "_MAX_CHARACTERS", 0)
+    monkeypatch.setattr(bpe_learner, "_MESSAGE_CHARACTERS", 100)
+    assert Tokenizer.of(options, texts).to_json() == here
 
 
 def test_unigram_finds_the_morphemes_of_the_text() -> None:

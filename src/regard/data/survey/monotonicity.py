@@ -7,6 +7,12 @@ from numpy.typing import NDArray
 
 _ITERATIONS = 8
 
+_MAX_SYMBOLS, _MAX_COMBINATIONS = 100, 2_000_000
+"""The maximum number of symbols on a side of a pair, and of combinations of a source symbol and a target symbol in all
+pairs. Longer pairs, and pairs beyond the second limit, are ignored: the number of combinations of a pair is quadratic
+in its length.
+"""
+
 
 def correlate_order(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> float:
     """Return the correlation between the positions of target symbols and of the source symbols aligned to them.
@@ -15,11 +21,13 @@ def correlate_order(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> flo
     alignment is that of IBM Model 1 (Brown et al. 1993): t(y | x), estimated by expectation maximization with a uniform
     prior over positions, so that no order is assumed.
     """
-    long_enough = [(source, target) for source, target in pairs if len(source) > 1 and len(target) > 1]
-    if not long_enough:
+    usable = [pair for pair in pairs if all(1 < len(side) <= _MAX_SYMBOLS for side in pair)]
+    if not usable:
         return 0.0
-    sources = _number_symbols([source for source, _ in long_enough])
-    targets = _number_symbols([target for _, target in long_enough])
+    combinations = np.cumsum([len(source) * len(target) for source, target in usable])
+    usable = usable[: max(1, int(np.searchsorted(combinations, _MAX_COMBINATIONS)))]
+    sources = _number_symbols([source for source, _ in usable])
+    targets = _number_symbols([target for _, target in usable])
     # K: combinations of a source symbol and a target symbol of the same pair. J: target symbols.
     x_K = np.concatenate([np.tile(x_S, len(y_T)) for x_S, y_T in zip(sources, targets, strict=True)])
     y_K = np.concatenate([np.repeat(y_T, len(x_S)) for x_S, y_T in zip(sources, targets, strict=True)])

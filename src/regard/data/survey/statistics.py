@@ -1,5 +1,6 @@
 """Statistics of surveyed pairs: counts, lengths, scripts, words, and the expected number of tokens."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,14 +8,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from regard.data.survey.scripts import NO_SCRIPT, Characters
 from regard.data.survey.survey import SideStatistics, Split, Survey, survey_split
-from regard.data.tokens.vocabularies import MAX_TAGS
+from regard.data.tokens.bpe_learner import learn_merges, split_by_length
+from regard.data.tokens.pretokenization import MARK, MAX_WORD_LENGTH
+from regard.data.tokens.vocabularies import MAX_TAGS, replace_surrogates
+
+log = logging.getLogger(__name__)
 
 _SAMPLE = 10_000
 """The number of pairs from which subwords are learned to estimate the number of tokens."""
+
+_MAX_CHARACTERS, _MAX_SAMPLE_CHARACTERS = 1_000, 4_000_000
+"""For this estimate, texts are truncated to the first number of characters, and sampled so that all of them together
+have about the second number.
+"""
 
 SUBWORDS = 8_000
 """The vocabulary size for this estimate."""
@@ -74,6 +84,13 @@ def compute_statistics(
         sample.add(sources, targets)
 
     survey = survey_split(split, characters, on_batch, tagged=tagged)
+    longest = max((int(side.chars_N.max()) for side in (survey.source, survey.target) if len(side.chars_N)), default=0)
+    if longest > _MAX_CHARACTERS:
+        log.warning(
+            "%s: the longest text has %s characters. The number of subwords is estimated from the first %s characters "
+            "of each text.",
+            split.name, f"{longest:,}", f"{_MAX_CHARACTERS:,}",
+        )  # fmt: skip
     statistics: dict[str, Any] = {"name": split.name, "pairs": len(survey), "bad_lines": survey.bad_lines}
     if not len(survey):
         return survey, statistics
@@ -162,13 +179,18 @@ def bars(counts: Sequence[int]) -> str:
 
 def _subwords_per_character(texts: Sequence[str]) -> float:
     """Return the number of subwords per character, with a BPE vocabulary that is learned from the same texts."""
-    characters = sum(map(len, texts))
+    beginnings = [text[:_MAX_CHARACTERS] for text in texts]
+    every = -(-sum(map(len, beginnings)) // _MAX_SAMPLE_CHARACTERS)
+    usable = [replace_surrogates(text) for text in beginnings[:: max(1, every)]]
+    characters = sum(map(len, usable))
     if not characters:
         return 0.0
-    usable = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.train_from_iterator(usable, trainers.BpeTrainer(vocab_size=SUBWORDS, show_progress=False))
-    subwords = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(usable))
+    long_words = Regex(f"[^{MARK}]{{{MAX_WORD_LENGTH}}}")
+    split = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Split(long_words, "isolated")])
+    tokenizer.pre_tokenizer = split
+    model = learn_merges(tokenizer, usable, size=SUBWORDS, min_count=0)
+    tokenizer.model = models.BPE(model["vocab"], [tuple(merge) for merge in model["merges"]])
+    batches = split_by_length(usable, _MAX_SAMPLE_CHARACTERS // 4)
+    subwords = sum(len(encoded.ids) for batch in batches for encoded in tokenizer.encode_batch(batch))
     return subwords / characters

@@ -25,7 +25,8 @@ from regard.data.survey.scripts import CP1252_ONLY, Characters, Profile, Trait
 from regard.data.tokens.pretokenization import TAB
 from regard.data.tokens.vocabularies import find_tags, too_many_tags
 
-_BATCH = 8192
+_BATCH, _BATCH_CHARACTERS = 8_192, 4_000_000
+"""The maximum number of pairs of a batch, and the number of characters after which it ends, to bound memory."""
 
 _MIN_LETTERS = 3
 """The script of a text with fewer letters is not determined."""
@@ -180,8 +181,7 @@ def survey_split(
     def append(owner: str, column: str, values: NDArray[np.generic]) -> None:
         columns.setdefault((owner, column, values.dtype), bytearray()).extend(values.tobytes())
 
-    stream = iter(split.read())
-    while batch := list(islice(stream, _BATCH)):
+    for batch in _batches(split.read()):
         pairs = [row for row in batch if not row.problem]
         if len(pairs) < len(batch):
             bad = [row for row in batch if row.problem]
@@ -210,6 +210,19 @@ def survey_split(
     for (owner, column, dtype), buffer in columns.items():
         setattr(getattr(survey, owner) if owner else survey, column, np.frombuffer(buffer, dtype))
     return survey
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        characters += len(row.source) + len(row.target)
+        if len(batch) == _BATCH or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def _remove_tags(sources: list[str], tags: Counter[str]) -> list[str]:

@@ -16,6 +16,11 @@ from regard.data.settings import RESERVED, CharSide, TrainableSide, WordSide
 MARK = "▁"
 TAB = "\t"
 
+MAX_WORD_LENGTH = 200
+"""To learn subwords, longer words are split (BPE) or truncated (unigram), because the time grows with the length of
+words. In text without spaces, words are as long as lines.
+"""
+
 _NORMALIZATION_FORMS: dict[str, list[normalizers.Normalizer]] = {
     "none": [],
     "nfc": [normalizers.NFC()],
@@ -32,8 +37,27 @@ _FIELD_START = r"(?<![^\t])"
 
 TAB_PATTERN, END_PATTERN = r"\t", r"\z"
 
+_ADD_MARKS = [
+    normalizers.Prepend(MARK),
+    normalizers.Replace(TAB, TAB + MARK),
+    normalizers.Replace(" ", MARK),
+]
 _REMOVE_MARKS = [decoders.Replace(Regex(f"{_FIELD_START}{MARK}"), ""), decoders.Replace(MARK, " ")]
 _UNESCAPE = [decoders.Replace("▂1", MARK), decoders.Replace("▂2", "▂")]
+
+NORMALIZERS = [
+    *(form for forms in _NORMALIZATION_FORMS.values() for form in forms),
+    normalizers.Lowercase(),
+    *_ESCAPES,
+    *_COLLAPSE,
+    *_ADD_MARKS,
+]
+"""All normalizers that a tokenizer may have, except the one of `is_mark_pattern`."""
+DECODERS = [decoders.ByteFallback(), decoders.Fuse(), *_REMOVE_MARKS, *_UNESCAPE]
+"""All decoders that a tokenizer may have."""
+
+_ESCAPED_NAMES = re.compile(r"(?:(?:[^\\|()\[\]{}.*+?^$#&~\s-]|\\[\\|()\[\]{}.*+?^$#&~\s-])+\|)*")
+"""Matches names as `escape_all` returns them, each followed by `|`."""
 
 
 def _text_normalizers(options: TrainableSide) -> list[normalizers.Normalizer]:
@@ -62,9 +86,7 @@ def build_normalizer(options: TrainableSide) -> normalizers.Normalizer:
         [
             *_text_normalizers(options),
             *(_COLLAPSE if isinstance(options, WordSide) else []),
-            normalizers.Prepend(MARK),
-            normalizers.Replace(TAB, TAB + MARK),
-            normalizers.Replace(" ", MARK),
+            *_ADD_MARKS,
             normalizers.Replace(Regex(_superfluous_mark(symbols)), ""),
         ]
     )
@@ -75,21 +97,61 @@ def _superfluous_mark(symbols: list[str]) -> str:
     return f"{_FIELD_START}{MARK}(?={'|'.join([*symbols, TAB_PATTERN, END_PATTERN])})"
 
 
-def build_pre_tokenizer(options: TrainableSide) -> pre_tokenizers.PreTokenizer:
-    """Return a pre-tokenizer that splits text into words, which tokens do not cross. A symbol is one word."""
+def is_mark_pattern(pattern: str) -> bool:
+    """Whether a pattern is one of `_superfluous_mark`, with any symbols."""
+    start = _superfluous_mark([]).partition(TAB_PATTERN + "|")[0]
+    return pattern.startswith(start) and pattern == _superfluous_mark(leading_names(pattern[len(start) :]))
+
+
+def is_split_pattern(pattern: str) -> bool:
+    """Whether a pattern is one that `build_pre_tokenizer` uses, with any symbols."""
+    names = leading_names(pattern)
+    return pattern in {
+        _character_pattern(names),
+        word_pattern([], "spaces"),
+        *(_subword_pattern(names, split) for split in ("spaces", "classes")),
+    }
+
+
+def leading_names(pattern: str) -> list[str]:
+    r"""Return the escaped names that a pattern starts with.
+
+    >>> leading_names(r"<2de>|a\.b|[\s\S]")
+    ['<2de>', 'a\\.b']
+    """
+    match = _ESCAPED_NAMES.match(pattern)
+    text = match[0] if match else ""
+    return re.findall(r"(?:[^\\|]|\\[\s\S])+", text)
+
+
+def _character_pattern(symbols: list[str]) -> str:
+    return "|".join([*symbols, r"[\s\S]"])
+
+
+def _subword_pattern(symbols: list[str], split: str, max_length: int | None = None) -> str:
+    # The name of a special token in the text is split, so that it does not match the special token.
+    return word_pattern([*symbols, f"<(?={RESERVED[1:]})"], split, max_length)
+
+
+def build_pre_tokenizer(options: TrainableSide, max_length: int | None = None) -> pre_tokenizers.PreTokenizer:
+    """Return a pre-tokenizer that splits text into words, which tokens do not cross. A symbol is one word.
+
+    For BPE and unigram tokenizers, words of more than `max_length` characters are split, if it is given.
+    """
     symbols = escape_all(normalized_symbols(options))
     if isinstance(options, CharSide):
-        pattern = "|".join([*symbols, r"[\s\S]"])
+        pattern = _character_pattern(symbols)
     elif isinstance(options, WordSide):
         pattern = word_pattern([], "spaces")
     else:
-        # The name of a special token in the text is split, so that it does not match the special token.
-        pattern = word_pattern([*symbols, f"<(?={RESERVED[1:]})"], options.split)
+        pattern = _subword_pattern(symbols, options.split, max_length)
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
-def word_pattern(atoms: list[str], split: str) -> str:
+def word_pattern(atoms: list[str], split: str, max_length: int | None = None) -> str:
     r"""Return a pattern for words with their mark. Each atom, each white space, and a mark before either is one match.
+
+    A match has at most `max_length` characters and a mark.
 
     >>> word_pattern([], "spaces")
     '[^\\S ]|▁?[^▁\\s]+|▁'
@@ -99,7 +161,8 @@ def word_pattern(atoms: list[str], split: str) -> str:
         "spaces": [rf"[^{MARK}\s]"],
         "classes": [r"[\p{L}\p{M}]", r"\p{N}", rf"[^\p{{L}}\p{{M}}\p{{N}}{MARK}\s]"],
     }[split]
-    runs = [f"(?:{stop}{class_})+" if stop else f"{class_}+" for class_ in classes]
+    repeat = "+" if max_length is None else f"{{1,{max_length}}}"
+    runs = [f"(?:{stop}{class_}){repeat}" if stop else f"{class_}{repeat}" for class_ in classes]
     run = runs[0] if len(runs) == 1 else f"(?:{'|'.join(runs)})"
     return "|".join([*atoms, r"[^\S ]", f"{MARK}?{run}", MARK])
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from regard.data.ragged import Ragged, compute_offsets
 from regard.data.settings import Sampling
-from regard.data.tokens.pretokenization import TAB
+from regard.data.tokens.pretokenization import MAX_WORD_LENGTH, TAB
 from regard.data.tokens.subword_sampling import build_subword_sampler
 from regard.data.tokens.tokenizers import END, Tokenizer
 from regard.errors import ModelError
@@ -49,8 +49,10 @@ class SegmentationTable:
         for word in words:
             if word == END_OF_SENTENCE:
                 rows = [(END,)] * sampling.segmentations
-            elif word.startswith(TAB):  # a tag, or the tab between fields, has only one segmentation
-                rows = [tuple(row) for row in tokenizer.segment_words([word] * sampling.segmentations)]
+            elif word.startswith(TAB) or len(word) > MAX_WORD_LENGTH:
+                # A tag, or the tab between fields, has only one segmentation. Very long words are not sampled, because
+                # the time is quadratic in the length of a word.
+                rows = [tuple(*tokenizer.segment_words([word]))] * sampling.segmentations
             else:
                 rows = sampler.sample(word, sampling.segmentations, _generator(seed, word))
             for row in rows:

@@ -23,6 +23,14 @@ _NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _REQUIRED = "Use the .model file of a unigram or BPE model that was trained with SentencePiece."
 
+_COLLAPSE = [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+_REMOVE_PREFIX = decoders.Replace(Regex(rf"\A{pretokenization.MARK}"), "")
+
+NORMALIZERS = _COLLAPSE
+"""The normalizers that only SentencePiece tokenizers use, except `Precompiled`, whose table depends on the model."""
+DECODERS = [_REMOVE_PREFIX]
+"""The decoders that only SentencePiece tokenizers use."""
+
 Field = tuple[int, int | bytes]
 
 
@@ -74,7 +82,7 @@ def build_tokenizer(model: SentencePieceModel, tags: set[str]) -> tokenizers.Tok
     inner = tokenizers.Tokenizer(build_model(fixed, learned, byte_fallback=byte_fallback, fuse_unknown=True))
     inner.normalizer = _build_normalizer(model)
     inner.pre_tokenizer = _build_pre_tokenizer(symbols, scores)
-    prefix = [decoders.Replace(Regex(rf"\A{pretokenization.MARK}"), "")] if model.add_dummy_prefix else []
+    prefix = [_REMOVE_PREFIX] if model.add_dummy_prefix else []
     inner.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Fuse(), *prefix, decoders.Replace(pretokenization.MARK, " ")]
     )
@@ -93,7 +101,7 @@ def _build_normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += _COLLAPSE
     if model.add_dummy_prefix:
         steps.append(normalizers.Prepend(pretokenization.MARK))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", pretokenization.MARK)])
@@ -101,12 +109,22 @@ def _build_normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
 
 def _build_pre_tokenizer(symbols: list[str], scores: dict[str, float]) -> pre_tokenizers.PreTokenizer:
     """Return a pre-tokenizer that splits at spaces, unless there are pieces that contain spaces."""
-    atoms = "|".join([*pretokenization.escape_all(symbols), f"<(?={RESERVED[1:]})"])
-    if any(pretokenization.MARK in piece[1:] for piece in scores):
-        pattern = rf"{atoms}|(?:(?!{atoms})[\s\S])+"
-    else:
-        pattern = f"{atoms}|{pretokenization.MARK}?(?:(?!{atoms})[^{pretokenization.MARK}])+|{pretokenization.MARK}"
+    crosses_spaces = any(pretokenization.MARK in piece[1:] for piece in scores)
+    pattern = _split_pattern(pretokenization.escape_all(symbols), crosses_spaces=crosses_spaces)
     return pre_tokenizers.Split(Regex(pattern), "isolated")
+
+
+def _split_pattern(symbols: list[str], *, crosses_spaces: bool) -> str:
+    atoms = "|".join([*symbols, f"<(?={RESERVED[1:]})"])
+    if crosses_spaces:
+        return rf"{atoms}|(?:(?!{atoms})[\s\S])+"
+    return f"{atoms}|{pretokenization.MARK}?(?:(?!{atoms})[^{pretokenization.MARK}])+|{pretokenization.MARK}"
+
+
+def is_split_pattern(pattern: str) -> bool:
+    """Whether a pattern is one that a tokenizer from a `.model` file uses, with any symbols."""
+    names = pretokenization.leading_names(pattern)
+    return pattern in {_split_pattern(names, crosses_spaces=crosses) for crosses in (True, False)}
 
 
 def _parse(data: bytes) -> SentencePieceModel:

@@ -12,7 +12,9 @@ import tokenizers
 
 from regard.data.settings import CharSide, SentencePieceSide, Side, TokenizerSettings, sides
 from regard.data.tokens import pretokenization
+from regard.data.tokens.bpe_learner import split_by_length
 from regard.data.tokens.sentencepiece import build_tokenizer, read_model
+from regard.data.tokens.tokenizer_file import read_tokenizer
 from regard.data.tokens.vocabularies import (
     END,
     PAD,
@@ -34,6 +36,9 @@ _UNUSUAL = re.compile(rf"[^\S ]|  |^ | $|[{pretokenization.MARK}▂]")
 """White space other than single spaces between words, and characters that are escaped."""
 
 _MAX_CACHED_WORDS = 1 << 20
+
+_MAX_NATIVE = 1_000_000
+"""The approximate number of characters that are encoded in one native call, which signals cannot interrupt."""
 
 
 class TokenizedText(NamedTuple):
@@ -91,15 +96,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        if not path.exists():
-            raise ModelError(f"{path} is missing. Copy it from the run folder in which the model was trained.")
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(path))
-            inner.encode("a 1")  # some damage is noticed only when the tokenizer is used
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise
-        except BaseException as error:  # no more specific one: a panic of the library is not even an Exception
-            raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
+        inner = read_tokenizer(path)
         if tuple(map(inner.id_to_token, range(len(SPECIALS)))) != SPECIALS:
             raise ModelError(
                 f"{path} was not created by regard: its first tokens are not {' '.join(SPECIALS)}. Copy it again from "
@@ -137,7 +134,8 @@ class Tokenizer:
         ]
 
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._inner.encode_batch_fast(texts)]
+        encode = self._inner.encode_batch_fast
+        return [encoding.ids for batch in split_by_length(texts, _MAX_NATIVE) for encoding in encode(batch)]
 
     def _encode_by_word(self, texts: list[str]) -> list[list[int]]:
         """Encode texts word by word with a cache. No token crosses a space."""

@@ -15,13 +15,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.tokens.pretokenization import MAX_WORD_LENGTH
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _MAX_PIECE_LENGTH = 16
-
-_MAX_WORD_LENGTH = 200
-"""Longer words are truncated. In text without spaces, words are as long as lines."""
 
 _CANDIDATES = 10
 """The number of candidates per requested piece."""
@@ -34,7 +33,7 @@ def learn_pieces(counts: Mapping[str, int], alphabet: Collection[str], size: int
     """Return the pieces with their log-probabilities, the most likely first. They include the alphabet."""
     truncated: Counter[str] = Counter()
     for word, count in counts.items():
-        truncated[word[:_MAX_WORD_LENGTH]] += count
+        truncated[word[:MAX_WORD_LENGTH]] += count
     words = sorted(truncated)
     counts_W = np.array([truncated[word] for word in words], dtype=np.float64)
     candidates = dict.fromkeys(alphabet, 1) | _find_candidates(truncated, size)

@@ -4,7 +4,6 @@ A vocabulary contains the special tokens (ids 0 to 3), the user's symbols, the b
 The token of a tag starts with a tab, so that the tag V and the letter V are different tokens.
 """
 
-import json
 import logging
 import os
 import re
@@ -13,11 +12,14 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import tokenizers
-from tokenizers import Regex, models, pre_tokenizers, trainers
+from tokenizers import Regex, models, pre_tokenizers
 
 from regard.data.settings import BPESide, CharSide, TrainableSide, UnigramSide, WordSide
 from regard.data.tokens import pretokenization, unigram
+from regard.data.tokens.bpe_learner import learn_merges
+from regard.data.tokens.pretokenization import MAX_WORD_LENGTH
 from regard.errors import ConfigError, DataError
+from regard.formatting import quantity
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ def learn(options: TrainableSide, texts: Iterable[str]) -> tokenizers.Tokenizer:
     inner.normalizer = pretokenization.build_normalizer(options)
     inner.pre_tokenizer = pretokenization.build_pre_tokenizer(options)
     fixed = [*SPECIALS, *pretokenization.normalized_symbols(options), *(BYTES if options.byte_fallback else [])]
-    stream = _TextStream(texts, options.tags)
+    stream = _TextStream(texts, options.tags, {"bpe": "split", "unigram": "truncated"}.get(options.kind))
     match options:
         case CharSide():
             learned = _learn_characters(inner, stream)
@@ -100,12 +102,16 @@ MAX_TAGS = 200
 
 
 class _TextStream:
-    """Iterates over texts without their tags, which are collected and checked."""
+    """Iterates over texts without their tags, which are collected and checked.
 
-    def __init__(self, texts: Iterable[str], tagged: bool) -> None:
-        self._texts, self._tagged = texts, tagged
+    `treatment` is what happens to words that are longer than `MAX_WORD_LENGTH` when subwords are learned: "split" or
+    "truncated". At the end, a warning reports the number of such words.
+    """
+
+    def __init__(self, texts: Iterable[str], tagged: bool, treatment: str | None = None) -> None:
+        self._texts, self._tagged, self._treatment = texts, tagged, treatment
         self.tags: set[str] = set()
-        self._empty, self._with_tags = True, 0
+        self._empty, self._with_tags, self._long_words = True, 0, 0
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
@@ -114,6 +120,8 @@ class _TextStream:
             if tab:
                 self._with_tags += 1
                 self.tags.update(match[0] for match in find_tags(text, len(head)))
+            if self._treatment and len(head) > MAX_WORD_LENGTH:
+                self._long_words += sum(len(word) > MAX_WORD_LENGTH for word in head.split())
             yield replace_surrogates(head)
         self._check()
 
@@ -124,6 +132,14 @@ class _TextStream:
             raise DataError(
                 "tokenizer.tags is true, but no source has tags. Tags follow the text after a tab, as in "
                 "laufen<TAB>V;PST. Check the columns that are read, or set tokenizer.tags=false."
+            )
+        if self._long_words:
+            log.warning(
+                "The texts have %s of more than %d characters. To learn subwords, such words are %s; the training "
+                "pairs do not change.",
+                quantity(self._long_words, "word"),
+                MAX_WORD_LENGTH,
+                self._treatment,
             )
         if too_many_tags(self.tags, self._with_tags):
             log.warning(
@@ -186,21 +202,16 @@ def _count_words(inner: tokenizers.Tokenizer, texts: Iterable[str], options: Tra
 
 
 def _learn_bpe(options: BPESide, inner: tokenizers.Tokenizer, texts: Iterable[str], fixed: list[str]) -> LearnedTokens:
-    trainer = trainers.BpeTrainer(
-        vocab_size=max(options.vocabulary - len(fixed), 0),
-        min_frequency=options.min_count,
-        initial_alphabet=[pretokenization.MARK],
-        show_progress=False,
-    )
     learner = tokenizers.Tokenizer(models.BPE())
-    learner.normalizer, learner.pre_tokenizer = inner.normalizer, inner.pre_tokenizer
+    learner.normalizer = inner.normalizer
+    learner.pre_tokenizer = split = pretokenization.build_pre_tokenizer(options, MAX_WORD_LENGTH)
     if options.symbols:
         remove_symbols = pre_tokenizers.Split(
             Regex("|".join(pretokenization.escape_all(pretokenization.normalized_symbols(options)))), "removed"
         )
-        learner.pre_tokenizer = pre_tokenizers.Sequence([remove_symbols, inner.pre_tokenizer])
-    learner.train_from_iterator(texts, trainer)
-    model = json.loads(learner.to_str())["model"]
+        learner.pre_tokenizer = pre_tokenizers.Sequence([remove_symbols, split])
+    size = max(options.vocabulary - len(fixed), 0)
+    model = learn_merges(learner, texts, size=size, min_count=options.min_count, alphabet=[pretokenization.MARK])
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     _check_size(options.vocabulary, len(fixed), sum(len(token) == 1 for token in tokens), len(tokens))
     return LearnedTokens(tokens, [(left, right) for left, right in model["merges"]])
