@@ -3,6 +3,7 @@
 `tests/laws/test_settings_fuzz.py` resolves more settings.
 """
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -39,17 +40,27 @@ def test_a_bug_a_change_and_a_hang_are_failures(sandbox: fuzz.Sandbox, monkeypat
     def fail() -> None:
         raise KeyError("x")
 
-    def wait() -> None:
+    def compute() -> None:
         while True:
             pass
 
-    monkeypatch.setattr(fuzz, "SECONDS", 0.2)
-    for call, reason in ((fail, "KeyError"), (wait, "TimeoutError")):
+    def wait() -> None:
+        time.sleep(60)
+
+    monkeypatch.setattr(fuzz, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(fuzz, "ELAPSED_SECONDS", 1.5)
+    for call, reason in ((fail, "KeyError"), (compute, "TimeoutError"), (wait, "TimeoutError")):
         monkeypatch.setattr(fuzz, "make_call", lambda *_, call=call: call)
         failure = fuzz.run_case("api", SEED, 0, sandbox)
         assert failure is not None
         assert reason in failure.reason
-    monkeypatch.setattr(fuzz, "SECONDS", 10)
+    monkeypatch.setattr(fuzz, "ELAPSED_SECONDS", 60)
+    monkeypatch.setattr(fuzz, "CPU_SECONDS", 1)
+    monkeypatch.setitem(fuzz.COMMANDS, "settings", lambda *_: fuzz.Command(["train", "dates"]))
+    failure = fuzz.run_case("settings", SEED, 0, sandbox)
+    assert failure is not None
+    assert failure.reason == "more than 1 s of CPU time"
+    monkeypatch.setattr(fuzz, "CPU_SECONDS", 10)
     hashes = iter("ab")
     monkeypatch.setitem(fuzz.COMMANDS, "data", write_outside)
     monkeypatch.setattr(fuzz.Sandbox, "hash_surroundings", lambda _: next(hashes))

@@ -1,4 +1,5 @@
-"""Train the same run in many forked processes, each of which has made some calls of fsync or rename before it starts.
+"""Train the same run in many forked processes, each of which has made some calls of fsync, rename or unlink before it
+starts.
 
 strace kills each process at its LAST-th call, or makes that call fail. So each process fails at a different call of the
 run:
@@ -20,12 +21,13 @@ from tests_shared import SMALL
 RENAMES = platform.machine() == "x86_64"
 """Whether the system call rename exists; on other machines there is only renameat."""
 
-CALLS = "fsync,rename,renameat" if RENAMES else "fsync,renameat"
+CALLS = "fsync,rename,renameat,unlinkat" if RENAMES else "fsync,renameat,unlinkat"
 LAST = 30
 SETTINGS = {
     **SMALL,
     "data.train": 60,
     "data.dev": 5,
+    "data.test": 1,
     "model.dropout": 0.3,
     "training.steps": 2,
     "training.save_every": 1,
@@ -55,6 +57,14 @@ def make_relative_renames(folder: Path, count: int) -> None:
     os.close(handle)
 
 
+def make_relative_unlinks(folder: Path, count: int) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    for _ in range(count):
+        (folder / "unlinked").touch()
+        os.unlink("unlinked", dir_fd=handle)
+    os.close(handle)
+
+
 def train_in_child(make_calls: Callable[[Path, int], None], folder: Path, count: int, out: Path) -> bool:
     """Train in a forked process; return whether it was killed or failed."""
     child = os.fork()
@@ -76,7 +86,12 @@ def train_in_child(make_calls: Callable[[Path, int], None], folder: Path, count:
     return code != 0
 
 
-CALLERS = {"fsync": make_syncs, "renameat": make_relative_renames} | ({"rename": make_renames} if RENAMES else {})
+CALLERS = {
+    "fsync": make_syncs,
+    "renameat": make_relative_renames,
+    "unlinkat": make_relative_unlinks,
+    **({"rename": make_renames} if RENAMES else {}),
+}
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import regard
 from regard.config import Settings, resolve
 from regard.data.batching import Batch, EncodedCorpus, EncodedTexts
 from regard.data.ragged import Ragged
-from regard.data.texts import TextReader
-from regard.data.tokens.tokenizers import END, Tokenizer
+from regard.data.source_kinds import build_reader
+from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -36,24 +36,29 @@ SMALL = {
     "training.validate_every": 10,
     "training.save_every": 10,
     "training.log_every": 5,
+    "decoding.max_length_ratio": 0.5,
+    "decoding.max_length_extra": 6,
 }
-"""Overrides with which `dates` trains for a few seconds."""
+"""Overrides with which `dates` trains for a second. An untrained model predicts until the length limit."""
 
 
-def build_untrained(base: Mapping[str, Any], changes: Mapping[str, Any]) -> regard.Model:
-    """Return an untrained model of texts of the characters a to m, with larger weights, so that attention is not
-    uniform.
+def build_untrained(
+    base: Mapping[str, Any], changes: Mapping[str, Any], data: str = "dates", gain: float = 2.0
+) -> regard.Model:
+    """Return an untrained model of texts of the characters a to m, with weights that are larger by a gain, so that
+    attention is not uniform. The data determines the kind of its sources.
     """
     torch.manual_seed(1)
     overrides = {f"model.{key}": value for key, value in changes.items()}
-    settings = resolve(RunSettings, {"data": {"kind": "dates"}, "model": dict(base)}, overrides)
+    settings = resolve(RunSettings, {"data": {"kind": data}, "model": dict(base)}, overrides)
     tokenizer = Tokenizer.characters(["abcdefghijklm"])
     network = build_model(settings.model, len(tokenizer), len(tokenizer)).eval()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            parameter.mul_(1.0 if "norm" in name or "sharpening" in name else 2.0)
+            parameter.mul_(1.0 if "norm" in name or "sharpening" in name else gain)
     limits = DecodingSettings(max_length_ratio=0.5, max_length_extra=0)
-    return regard.Model(Predictor(network, TextReader(tokenizer, 50), tokenizer, limits, 50), settings, step=0)
+    reader = build_reader(settings.model.encoder_settings, TokenizerPair(tokenizer, tokenizer), 50)
+    return regard.Model(Predictor(network, reader, tokenizer, limits, 50), settings, step=0)
 
 
 def make_corpus(sources: Iterable[list[int]], targets: Iterable[list[int]]) -> EncodedCorpus:

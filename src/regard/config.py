@@ -7,21 +7,20 @@ name is shorthand: `score: additive` means `score: {kind: additive}`.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
-from regard.errors import ConfigError, ModelError
+from regard.errors import ConfigError, ModelError, RegardError
 from regard.formatting import did_you_mean, is_encodable, nearest, quote, shorten
-from regard.yaml_reader import MAX_LENGTH, YAMLSyntaxError, dump_yaml, load_yaml
+from regard.yaml_reader import SUFFIXES, KeyPath, YAMLSyntaxError, dump_yaml, load_yaml, read_yaml
 
 Tree = dict[str, Any]
-Path_ = tuple[str | int, ...]
 S = TypeVar("S", bound="Settings")
 
 
@@ -48,12 +47,13 @@ def _expand_name(value: Any) -> Any:
 BY_NAME = BeforeValidator(_expand_name)
 """Annotation of a choice that also accepts its bare name."""
 
-_YAML = {".yaml", ".yml"}
 _MAX_PROBLEMS, _MAX_MESSAGE, _MAX_PLUGINS = 3, 2_000, 10
-_MAX_BYTES = 4 * MAX_LENGTH  # a character has at most 4 bytes in UTF-8
 
 MAY_CHANGE_ON_RESUME: JsonDict = {"may_change_on_resume": True}
 """`json_schema_extra` of a field that may change when a run is resumed."""
+
+TRAINING_ONLY: JsonDict = {"training_only": True}
+"""`json_schema_extra` of a field of a model that has no effect on the predictions of a trained model."""
 
 
 def resolve(
@@ -65,7 +65,7 @@ def resolve(
     The source is validated before the overrides are applied, so that an error in a file is reported with its line and
     an error in an override with the override.
     """
-    lines: dict[Path_, int] = {}
+    lines: dict[KeyPath, int] = {}
     if isinstance(source, Mapping):
         tree = dict(source)
     else:
@@ -75,11 +75,17 @@ def resolve(
     if not overrides:
         return base
     tree = base.model_dump(mode="json")
+    return _apply(schema, tree, overrides, lambda path: _find_override(schema, tree, overrides, path))
+
+
+def _apply(schema: type[S], base: Tree, overrides: Mapping[str, Any], locate: Callable[[KeyPath], str]) -> S:
+    """Return the settings of a tree with overrides applied in order. The tree does not change."""
+    tree = copy.deepcopy(base)
     for key, value in overrides.items():
         if _path_has_shorthand(tree, key):  # an earlier override set a shorthand: expand it first
-            tree = _validate(schema, tree, lambda path: _find_override(overrides, path)).model_dump(mode="json")
+            tree = _validate(schema, tree, locate).model_dump(mode="json")
         _assign(tree, key, value)
-    return _validate(schema, tree, lambda key: _find_override(overrides, key))
+    return _validate(schema, tree, locate)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -105,7 +111,7 @@ def presets() -> dict[str, str]:
 def find_config(source: str | Path) -> Path:
     """Return the file of a preset name or a path."""
     path = Path(source)
-    if path.suffix in _YAML or path.exists():
+    if path.suffix in SUFFIXES or path.exists():
         if path.is_dir():
             raise ConfigError(
                 f"{path} is not a run folder: it has no config.yaml. Pass a preset, a YAML file or a run folder."
@@ -114,46 +120,17 @@ def find_config(source: str | Path) -> Path:
             raise ConfigError(f"There is no file {path}. Check the path, or list the presets with `regard presets`.")
         return path
     preset = Path(str(resources.files("regard") / "presets" / f"{source}.yaml"))
+    if len(path.parts) > 1:
+        raise ConfigError(
+            f"There is no run folder or file {path}. If it was moved, pass its new path. List the presets with "
+            "`regard presets`."
+        )
     if not preset.exists():
         raise ConfigError(
             f"'{source}' is neither a preset nor a file.{did_you_mean(str(source), presets())} "
             f"Presets: {', '.join(presets())}."
         )
     return preset
-
-
-def read_yaml(path: Path) -> tuple[Tree, dict[Path_, int]]:
-    """Read a YAML mapping → (mapping, line number of each key)."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise ConfigError(f"{path} is too long to contain settings.{_data_hint(path)}")
-        tree, node = load_yaml(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except YAMLSyntaxError as error:
-        where = f"{path}:{error.line}" if error.line else str(path)
-        raise ConfigError(f"{where} is not valid YAML: {error}.{_data_hint(path)}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} does not contain settings as `key: value` lines.{_data_hint(path)}")
-    return tree, dict(_key_lines(node, ()))
-
-
-def _data_hint(path: Path) -> str:
-    """Explain how to train on a data file that was passed instead of settings; empty for a YAML file."""
-    if path.suffix in _YAML:
-        return ""
-    return f" To train on data, use --pairs {path}, or --source and --target with two parallel files."
-
-
-def _key_lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int]]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield (*path, key.value), key.start_mark.line + 1
-            yield from _key_lines(value, (*path, key.value))
 
 
 def to_yaml(settings: Settings) -> str:
@@ -216,7 +193,7 @@ def _assign(tree: Tree, key: str, value: Any) -> None:
     node[last] = copy.deepcopy(value)
 
 
-def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
+def _validate(schema: type[S], tree: Tree, locate: Callable[[KeyPath], str]) -> S:
     for path, text in _walk_texts(tree):
         if not is_encodable(text):
             key = quote(".".join(map(str, path)))
@@ -236,7 +213,7 @@ def _validate(schema: type[S], tree: Tree, locate: Callable[[Path_], str]) -> S:
         raise ConfigError("\n".join(problems + more)) from None
 
 
-def _walk_texts(value: Any, path: Path_ = ()) -> Iterator[tuple[Path_, str]]:
+def _walk_texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yield each text in a tree, the keys included, with its path."""
     if isinstance(value, str):
         yield path, value
@@ -265,7 +242,7 @@ def _report_missing_plugins(schema: type[Settings], detail: ErrorDetails, plugin
     )
 
 
-def _explain(schema: type[Settings], tree: Tree, detail: ErrorDetails, locate: Callable[[Path_], str]) -> str:
+def _explain(schema: type[Settings], tree: Tree, detail: ErrorDetails, locate: Callable[[KeyPath], str]) -> str:
     """Describe a validation error: the key, the problem and the remedy."""
     path, owner = _find_owner(schema, detail["loc"])
     key = shorten(".".join(map(str, path)))
@@ -332,7 +309,7 @@ def _dotted_keys(schema: type[Settings], tree: Any, prefix: str = "") -> Iterato
         yield from _dotted_keys(chosen, value, f"{prefix}{name}.")
 
 
-def _find_owner(schema: type[Settings], loc: Path_) -> tuple[Path_, type[Settings]]:
+def _find_owner(schema: type[Settings], loc: KeyPath) -> tuple[KeyPath, type[Settings]]:
     """Return the path to an error as the user writes it, without union tags, and the class that has its last key."""
     path: list[str | int] = []
     owner: type[Settings] = schema
@@ -364,21 +341,46 @@ def _alternatives(annotation: Any) -> Iterator[tuple[str | None, type[Settings]]
         yield from _alternatives(part)
 
 
-def _location(name: str, lines: dict[Path_, int], path: Path_) -> str:
+def _location(name: str, lines: dict[KeyPath, int], path: KeyPath) -> str:
     for end in range(len(path), 0, -1):
         if path[:end] in lines:
             return f"{name}:{lines[path[:end]]}"
     return name
 
 
-def _find_override(overrides: Mapping[str, Any], path: Path_) -> str:
-    """Return the override that caused an error; if it is not a single one, say so."""
+def _find_override(schema: type[Settings], base: Tree, overrides: Mapping[str, Any], path: KeyPath) -> str:
+    """Return the override that caused an error, or several if only their combination is invalid."""
     key = ".".join(map(str, path))
-    causes = [name for name in overrides if name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.")]
+    causes = [name for name in overrides if name == key or key.startswith(f"{name}.")]
+    if causes:
+        causes = [max(causes, key=len)]
+    else:
+        # The error is in a group of settings: the causes are the overrides without which it does not occur.
+        errors = _find_errors(schema, base, overrides)
+        without = {name: _without(overrides, name) for name in overrides}
+        causes = [name for name in overrides if _find_errors(schema, base, without[name]) <= errors - {path}]
+        # If several overrides cause the same error independently, it still occurs when one of them is removed.
+        causes = causes or [name for name in overrides if path in _find_errors(schema, base, {name: overrides[name]})]
     if not causes:
         return "The settings are inconsistent"
-    name = max(causes, key=len)
-    return shorten(f"{name}={overrides[name]}")
+    return " and ".join(shorten(f"{name}={overrides[name]}") for name in causes)
+
+
+def _without(overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in overrides.items() if key != name}
+
+
+def _find_errors(schema: type[Settings], base: Tree, overrides: Mapping[str, Any]) -> set[KeyPath]:
+    """Return the paths of all errors of a tree with overrides applied."""
+    paths: set[KeyPath] = set()
+
+    def collect(path: KeyPath) -> str:
+        paths.add(path)
+        return ""
+
+    with suppress(RegardError):
+        _apply(schema, base, overrides, collect)
+    return paths
 
 
 def _describe(value: Any) -> str:

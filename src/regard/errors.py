@@ -8,16 +8,19 @@
     ├── DivergedError      5   the loss or a gradient is NaN or infinite
     ├── RunInUseError      6   another process trains in the same folder, or the folder was moved during training
     ├── ResourceError      7   out of disk space or memory
-    └── Interrupted       75   stopped by a signal; the state is saved
+    └── Interrupted       75   a signal stopped `train`; if training had started, the state is saved
 
 Exit code 0 is success, 1 a missed threshold or problems in the data, 2 also a usage error, 70 a bug, 130 an
-interrupt without a saved state.
+interrupted command other than `train`, or a second Ctrl-C during training.
 A message is one paragraph: what is wrong, where (file, line, key), and what to do.
 """
 
 import errno
+from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar
+
+from regard.formatting import did_you_mean
 
 
 class RegardError(Exception):
@@ -54,7 +57,7 @@ class ResourceError(RegardError):
     exit_code = 7
 
 
-class Interrupted(RegardError):  # noqa: N818 - not an error: the state is saved
+class Interrupted(RegardError):  # noqa: N818 - not an error: nothing is lost
     exit_code = 75
 
 
@@ -72,6 +75,30 @@ def describe_disk_failure(error: OSError, path: object) -> tuple[str, str]:
         return f"{error.filename or path} could not be read or written: {error.strerror}", "check the disk"
     remedy = "make the disk writable" if error.errno == errno.EROFS else "free some space"
     return f"{path} could not be written: {error.strerror}", remedy
+
+
+def is_iterable(value: object) -> bool:
+    """Whether a value can be iterated over. Tensors and arrays without axes define an iterator that raises an error."""
+    try:
+        iter(value)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
+
+
+def check_path(path: object, name: str = "path") -> Path:
+    """Return the path of a file. Raise ArgumentTypeError for anything else."""
+    if not isinstance(path, str | Path):
+        raise ArgumentTypeError(f"{name} must be the path of a file, not {type(path).__name__}.")
+    return Path(path)
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise an error unless an argument is one of several names."""
+    if not isinstance(value, str):
+        raise ArgumentTypeError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not '{value}'.{did_you_mean(value, choices)}")
 
 
 def check_output_folder(path: Path, option: str = "") -> None:

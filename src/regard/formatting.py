@@ -6,6 +6,7 @@ import os
 import reprlib
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def to_json(value: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
+def to_json(value: Any, *, indent: int | None = None, ensure_ascii: bool = True, sort_keys: bool = False) -> str:
     """Serialize to standard JSON, which has no NaN or infinity: they become null."""
+    dump = partial(json.dumps, indent=indent, ensure_ascii=ensure_ascii, sort_keys=sort_keys, allow_nan=False)
     try:
-        return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+        return dump(value)
     except ValueError:  # rare, so it is faster not to check every number first
-        return json.dumps(replace_nonfinite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+        return dump(replace_nonfinite(value))
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -283,6 +283,8 @@ def _find_entry_points() -> tuple[metadata.EntryPoint, ...]:
 
 def import_plugins(names: str | Iterable[str]) -> None:
     """Import plugins: modules by name, or Python files by path."""
+    if not isinstance(names, Iterable) or isinstance(names, bytes):
+        raise ArgumentTypeError(f"imports must be names of modules or paths of .py files, not {names!r}.")
     for name in [names] if isinstance(names, str) else names:
         if not isinstance(name, str):
             raise ArgumentTypeError(f"imports must be names of modules or paths of .py files, not {name!r}.")

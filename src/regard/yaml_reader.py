@@ -7,12 +7,20 @@ so that a file of 1 kB can fill the memory.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
+from regard.errors import ConfigError
+
+KeyPath = tuple[str | int, ...]
+"""The keys and indices that lead to a value."""
+
+SUFFIXES = {".yaml", ".yml"}
 MAX_LENGTH = 200_000
 """The maximum number of characters. Settings are shorter; anything longer is another kind of file."""
+_MAX_BYTES = 4 * MAX_LENGTH  # a character has at most 4 bytes in UTF-8
 MAX_DEPTH = 50
 MAX_NODES = 10_000
 """The maximum number of scalars, lists and mappings after the expansion of aliases."""
@@ -182,3 +190,37 @@ def _check_keys(root: yaml.Node) -> None:
                 if counts[key.tag, key.value] > 1:
                     problem = f"the key '{key.value[:_MAX_DIGITS]}' occurs twice"
                     raise YAMLSyntaxError(problem, key.start_mark.line + 1)
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    """Read a YAML mapping → (mapping, line number of each key)."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ConfigError(f"{path} is too long to contain settings.{_data_hint(path)}")
+        tree, node = load_yaml(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except YAMLSyntaxError as error:
+        where = f"{path}:{error.line}" if error.line else str(path)
+        raise ConfigError(f"{where} is not valid YAML: {error}.{_data_hint(path)}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} does not contain settings as `key: value` lines.{_data_hint(path)}")
+    return tree, dict(_key_lines(node, ()))
+
+
+def _data_hint(path: Path) -> str:
+    """Explain how to train on a data file that was passed instead of settings; empty for a YAML file."""
+    if path.suffix in SUFFIXES:
+        return ""
+    return f" To train on data, use --pairs {path}, or --source and --target with two parallel files."
+
+
+def _key_lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*path, key.value), key.start_mark.line + 1
+            yield from _key_lines(value, (*path, key.value))

@@ -120,11 +120,11 @@ def test_runs_with_different_test_sets_are_rejected(
         ({"references": REFERENCES, "baseline": "c"}, "The baseline 'c' is not one of the systems: a, b"),
         (
             {"references": REFERENCES, "test": "bootstap"},
-            "'bootstap' is not a significance test. Did you mean 'bootstrap'",
+            "test must be one of bootstrap, randomization, not 'bootstap'. Did you mean 'bootstrap'",
         ),
         (
             {"references": REFERENCES, "correction": "holms"},
-            "'holms' is not a correction of p-values. Did you mean 'holm'",
+            "correction must be one of holm, bh, none, not 'holms'. Did you mean 'holm'",
         ),
         ({"references": REFERENCES, "metrics": ["loss"]}, "loss needs a model"),
         ({"references": REFERENCES, "resamples": 3}, "resamples must be an integer of at least 10"),
@@ -154,7 +154,9 @@ def test_runs_need_sources_and_a_model(small_run: RunFolder, tmp_path: Path) -> 
         regard.compare(small_run.path, outputs={"small": REFERENCES}, pairs=PAIRS)
     with pytest.raises(ArgumentTypeError, match="outputs must be a dictionary"):
         regard.compare(outputs=["a.txt", "b.txt"], references=REFERENCES)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="pairs must be a path or a list of pairs, not int"):
+    with pytest.raises(
+        ArgumentTypeError, match=r"pairs must be a path or a list of pairs \(source, reference\), not int"
+    ):
         regard.compare(outputs={"a": REFERENCES}, pairs=3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"outputs\['a'\]\[1\] must be a text"):
         regard.compare(outputs={"a": ["x", 1], "b": ["x", "y"]}, references=["x", "y"])  # type: ignore[list-item]

@@ -72,7 +72,7 @@ def test_a_run_is_explained_with_its_vocabulary_and_average_lengths(cli: Run, sm
 def test_predicted_and_measured_cost_are_drawn(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     done = cli("explain", small_run.path, "--plot", "cost.svg")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"wrote cost.svg: measured up to .* ms at length \d+, with 1 thread", done.stderr)
+    assert re.search(r"wrote cost.svg: measured up to .* ms at length [\d,]+, with 1 thread", done.stderr)
     figure = (tmp_path / "cost.svg").read_text("utf-8")
     for label in ("predicted: ", "measured: ", "1 thread", "length S = T (tokens)"):
         assert label in figure

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.config import read_yaml
+from regard.yaml_reader import read_yaml
 from tests_command import Result, run_fresh, run_preloaded
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "example_parts.py"

@@ -1,12 +1,13 @@
 """Invalid settings: exit code 2 before data is read, with the key, the nearest name, the file and line."""
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from regard.config import flatten, resolve
+from regard.config import flatten, parse_override, resolve
 from regard.errors import ConfigError
 from regard.runs.settings import RunSettings
 
@@ -160,6 +161,30 @@ def test_one_part_of_a_mechanism_can_be_changed() -> None:
     assert (flat["data.train.path"], flat["data.train.columns"]) == ("mine.jsonl", ("de", "en"))
     flat = flatten(resolve(RunSettings, "dates", {"model.attention.score.hidden": 7}))
     assert flat["model.attention.score.hidden"] == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "blamed"),
+    [
+        ("dates model.attention.heads=3 model.encoder.bidirectional=true", "model.attention.heads=3"),
+        (
+            "dates training.ema_decay=0.9 training.average_checkpoints=5 training.learning_rate=0.1",
+            "training.ema_decay=0.9 and training.average_checkpoints=5",
+        ),
+        ("dates model.tied=all tokenizer.max_length=90", "model.tied=all"),
+        ("multi30k-transformer tokenizer.shared=false model.feedforward=100", "tokenizer.shared=False"),
+        ("multi30k-transformer model.size=100 model.feedforward=100", "model.size=100"),
+        ("sequences data.shortest=50 data.letters=10", "data.shortest=50"),
+        ("sequences data.shortest=50 data.longest=40", "data.shortest=50"),
+        ("sequences data.letters=2 data.longest=6", "data.letters=2 and data.longest=6"),
+        ("dates data.kind=files", "data.kind=files"),
+        ("dates data.kind=scenes training.steps=10", "data.kind=scenes"),
+    ],
+)
+def test_the_override_that_causes_an_invalid_combination_is_blamed(words: str, blamed: str) -> None:
+    preset, *overrides = words.split()
+    with pytest.raises(ConfigError, match=f"^{re.escape(blamed)}: "):
+        resolve(RunSettings, preset, dict(map(parse_override, overrides)))
 
 
 @pytest.mark.parametrize("override", ["model.kind=fixed", "model=fixed"])

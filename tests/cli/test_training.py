@@ -1,17 +1,22 @@
 """`regard train`: data, signals, lock, disk, divergence."""
 
 import gzip
+import os
+import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from regard.runs.folder import FORMAT, RunFolder
+from regard.runs.folder import RunFolder
+from regard.runs.stored_checkpoint import FORMAT
 from tests_shared import SMALL, to_arguments
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -56,11 +61,65 @@ def test_a_signal_stops_training_after_the_step_and_saves(cli: Run, tmp_path: Pa
     assert cli("predict", "run", "3 mai 2009").returncode == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_training_stops_at_once_and_reports_that_nothing_was_lost(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The signal arrives while settings are chosen. One line of 500,000 characters must not delay it."""
+    pairs = [f"number {index}\tNummer {index}" for index in range(100)]
+    line = "".join(random.Random(0).choices("abcdefghij", k=500_000))
+    (tmp_path / "pairs.tsv").write_text("\n".join([*pairs, f"{line}\tlong"]))
+    process = start(tmp_path, "train", "--pairs", "pairs.tsv", "training.device=cpu", "--minutes", "1")
+    wait_for(process, "Data:")
+    before = time.monotonic()
+    process.send_signal(number)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert f"Stopped by {number.name} before training started; there was nothing to save." in message
+    assert time.monotonic() - before < 10  # a second if the machine is idle
+    assert "Traceback" not in message
+
+
+SWALLOWING = """
+import os, signal
+from contextlib import suppress
+from regard.errors import Interrupted
+from regard.training.signals import stop_on_signals
+
+try:
+    with stop_on_signals() as stop:
+        stop.resumed = True
+        with suppress(KeyboardInterrupt):  # as native libraries do
+            os.kill(os.getpid(), signal.SIGTERM)
+except Interrupted as stopped:
+    print(stopped)
+with stop_on_signals() as stop, stop.imports():
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_a_signal_is_not_lost_if_a_library_ignores_the_exception() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWING], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Stopped by SIGTERM before training was resumed; the checkpoints are unchanged.")
+    assert done.returncode == 75
+    assert done.stderr.startswith("regard: Stopped by SIGINT before training started")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_stderr_does_not_end_training(tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, "-m", "regard", *DATES])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} 2> /dev/full"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "run\n")
+
+
 WAITING = """
 import time
 from regard.training.signals import stop_on_signals
 
 with stop_on_signals() as stop:
+    stop.deferred = True
     print("ready", flush=True)
     while not stop:
         time.sleep(0.01)
@@ -78,6 +137,22 @@ def test_a_second_signal_exits_immediately(number: signal.Signals) -> None:
             assert process.stdout.readline() == line
             process.send_signal(number)
         assert process.wait(timeout=20) == 128 + number
+
+
+def test_equal_sources_cannot_be_split_into_training_and_validation_data(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_text("one source\tone target\n" * 200)
+    (tmp_path / "settings.yaml").write_text("data: {kind: files, train: pairs.tsv}")
+    done = cli("train", "settings.yaml", "--out", "run")
+    assert done.returncode == 3
+    assert "pairs.tsv has 200 pairs with 1 distinct source, which is too few to hold out some" in done.stderr
+    assert "pairs with the same source are kept in the same split" in done.stderr
+
+
+def test_a_run_folder_that_does_not_exist_may_have_been_moved(cli: Run) -> None:
+    for words, code in ((["train", "runs/x"], 2), (["explain", "runs/x"], 2), (["predict", "runs/x", "a"], 4)):
+        done = cli(*words)
+        assert done.returncode == code
+        assert "runs/x. If it was moved, pass its new path" in done.stderr
 
 
 def test_a_second_process_is_rejected_and_a_killed_one_releases_the_lock(cli: Run, tmp_path: Path) -> None:

@@ -249,12 +249,12 @@ def change_tokenizer(folder: RunFolder) -> str:
     text = path.read_text("utf-8")
     assert text.count('"m": ') == text.count('"ǂ": ') + 1 == 1
     path.write_text(text.replace('"m": ', '"ǂ": '), "utf-8")
-    return "tokenizer.json is missing, damaged or from another run"
+    return "tokenizer.json has a different model.vocab"
 
 
 def damage_tokenizer(folder: RunFolder) -> str:
     (folder.path / "tokenizer.json").write_text("{")
-    return "tokenizer.json is missing, damaged or from another run"
+    return "tokenizer.json is damaged"
 
 
 def lose_model(folder: RunFolder) -> str:

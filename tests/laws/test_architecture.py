@@ -16,7 +16,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     {"version"},
     {"formatting"},
-    {"errors", "quantities", "yaml_reader"},
+    {"errors", "quantities"},
+    {"yaml_reader"},
     {"config"},
     {"registry"},
     {"ops"},

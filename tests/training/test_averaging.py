@@ -16,7 +16,8 @@ import regard
 from regard.data.cache import sha256
 from regard.runs import checkpoints
 from regard.runs.events import read_events
-from regard.runs.folder import Checkpoint, RunFolder
+from regard.runs.folder import RunFolder
+from regard.runs.stored_checkpoint import Checkpoint
 from regard.training import loop
 from regard.training.averaging import MovingAverage, average_weights
 from regard.training.state import TrainingState
@@ -176,9 +177,7 @@ def test_a_damaged_average_is_detected_and_computed_again(
     shutil.copytree(uninterrupted, tmp_path / "run")
     average = tmp_path / "run" / "checkpoints" / "average-60"
     if damage == "flip a bit":
-        content = bytearray((average / "model.safetensors").read_bytes())
-        content[-7] ^= 1
-        (average / "model.safetensors").write_bytes(content)
+        flip_bit(average / "model.safetensors")
     elif damage == "remove the manifest":
         (average / "manifest.json").unlink()
     else:
@@ -187,6 +186,58 @@ def test_a_damaged_average_is_detected_and_computed_again(
     assert "average-60" in caplog.text
     train(tmp_path / "run")
     assert read_result(tmp_path / "run") == read_result(uninterrupted)
+
+
+def flip_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-7] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("lost", ["at the end", "before a resume"])
+def test_a_damaged_checkpoint_is_named_and_not_replaced_in_the_average(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: str
+) -> None:
+    """Steps 50, 55 and 60 are averaged. If step 55 is damaged, step 45 must not take its place."""
+    out, damaged = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-55"
+
+    def damage_then_step(run: TrainingState) -> tuple[float, int]:
+        if run.progress.step == 58:
+            flip_bit(damaged / "model.safetensors")
+            if lost == "before a resume":
+                os.kill(os.getpid(), signal.SIGTERM)
+        return take_step(run)
+
+    settings = {**SETTINGS, "training.keep_checkpoints": 12}
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "take_step", damage_then_step)
+        if lost == "at the end":
+            regard.train("dates", settings, out=out)
+        else:
+            with pytest.raises(regard.Interrupted, match="after step 59"):
+                regard.train("dates", settings, out=out)
+    if lost == "before a resume":
+        regard.train("dates", settings, out=out)
+        assert "step-55/model.safetensors is damaged" in caplog.text
+        assert f"{damaged} is missing, and the average of the last 3 checkpoints needs it" in caplog.text
+    else:
+        assert f"{damaged / 'model.safetensors'} is damaged" in caplog.text
+        assert "and the average of the last 3 checkpoints needs it" in caplog.text
+    average = average_weights([Checkpoint(damaged.with_name(f"step-{step}")) for step in (60, 50)])
+    saved = load_file(damaged.with_name("average-60") / "model.safetensors")
+    assert all(torch.equal(saved[name], average[name]) for name in average)
+
+
+def test_an_average_is_not_restored_from_other_checkpoints(
+    uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    average = tmp_path / "run" / "checkpoints" / "average-60"
+    shutil.rmtree(average)
+    flip_bit(average.with_name("step-50") / "model.safetensors")
+    train(tmp_path / "run")
+    assert f"{average} is missing, and it cannot be computed again" in caplog.text
+    assert not average.exists()
 
 
 def test_save_every_cannot_change_on_resume_if_checkpoints_are_averaged(uninterrupted: Path) -> None:

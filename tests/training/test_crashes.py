@@ -1,4 +1,4 @@
-"""A crash or a disk error at every call of fsync and rename: the run resumes bit-identically."""
+"""A crash or a disk error at every call of fsync, rename and unlink: the run resumes bit-identically."""
 
 import os
 import shutil
@@ -40,8 +40,9 @@ def test_a_run_resumes_bit_identically_whichever_call_fails(
     done = subprocess.run([*trace, *inject, *script], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     expected = final_state(tmp_path / "undisturbed")
-    runs = [*tmp_path.glob("fsync-*"), *tmp_path.glob("rename-*"), *tmp_path.glob("renameat-*")]
+    runs = [run for call in CALLS.split(",") for run in tmp_path.glob(f"{call}-*")]
     assert len(runs) > 20
+    assert len(list(tmp_path.glob("unlinkat-*"))) > 4, "a checkpoint has four files, and its folder"
     for run in runs:
         folder = RunFolder(run)
         newest = folder.newest()

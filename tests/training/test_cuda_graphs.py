@@ -53,9 +53,21 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return name
 
 
+SMALL_RECURRENT = {"model.embedding": 16, "model.encoder.hidden": 8, "model.decoder.hidden": 16}
+SMALL_SIZES = {
+    "recurrent": SMALL_RECURRENT,
+    "fixed": SMALL_RECURRENT,
+    "transformer": {"model.size": 16, "model.feedforward": 32, "model.heads": 2},
+}
+"""Sizes for a CPU by kind of model. A GPU computes the sizes of the presets, for which it has kernels."""
+
+
 def make_model(overrides: dict[str, object], device: str) -> Seq2Seq:
     torch.manual_seed(0)
-    settings = resolve(RunSettings, "dates", {"tokenizer.shared": True, **overrides, "model.dropout": 0.2})
+    overrides = {"tokenizer.shared": True, **overrides, "model.dropout": 0.2}
+    settings = resolve(RunSettings, "dates", overrides)
+    if device == "cpu":
+        settings = resolve(RunSettings, "dates", {**overrides, **SMALL_SIZES[settings.model.kind]})
     return build_model(settings.model, V, V).to(device).train()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regard.config import resolve
 from regard.data.corpora import Pairs
 from regard.data.pharaoh import GoldLinks, read_alignments
-from regard.errors import ArgumentTypeError, DataError
+from regard.errors import ArgumentTypeError, DataError, is_iterable
 from regard.evaluation.aligner import Aligner, Pair
 from regard.evaluation.alignment import AlignmentSettings, Symmetrization, WordAlignment
 from regard.formatting import quantity, short_path
@@ -83,7 +83,7 @@ def read_gold_alignments(path: str | Path, pairs: Pairs, *, one_based: bool = Fa
 
 def check_pairs(pairs: Any) -> list[Pair]:
     """Return pairs as a list. Raise ArgumentTypeError, with the index, for an item that is not a pair of texts."""
-    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+    if isinstance(pairs, str | bytes) or not is_iterable(pairs):
         raise ArgumentTypeError(f"pairs must be a list of (source, target) pairs, not {type(pairs).__name__}.")
     checked = []
     for index, pair in enumerate(pairs):

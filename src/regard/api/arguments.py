@@ -11,7 +11,7 @@ from regard.data.corpora import RawSource
 from regard.data.sources import SourceReader
 from regard.decoding.predictor import Constraints
 from regard.decoding.settings import SearchSettings
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.errors import ArgumentTypeError, ConfigError, is_iterable
 from regard.formatting import add_article, did_you_mean, quantity
 
 
@@ -33,7 +33,7 @@ def check_sources(source: Any, reader: SourceReader) -> tuple[list[RawSource], b
     if reader.is_source(source):
         return [source], True
     noun, accepts = reader.noun, reader.accepts
-    if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
+    if isinstance(source, bytes | Mapping) or not is_iterable(source):
         raise ArgumentTypeError(
             f"source must be {add_article(noun)} ({accepts}) or a list of {noun}s, not {type(source).__name__}."
         )
@@ -58,7 +58,7 @@ def check_source(source: Any, reader: SourceReader) -> RawSource:
 
 def check_texts(name: str, texts: Any) -> list[str]:
     """Return the texts as a list. Raise ArgumentTypeError for anything else, with its index."""
-    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+    if isinstance(texts, bytes | Mapping) or not is_iterable(texts):
         raise ArgumentTypeError(f"{name} must be a text (str) or a list of texts, not {type(texts).__name__}.")
     checked: list[str] = []
     for index, text in enumerate(texts):
@@ -92,6 +92,13 @@ def check_text(name: str, text: Any) -> str:
     return text
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Return True or False. Raise ArgumentTypeError for another value."""
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} must be True or False, not {value!r}.")
+    return value
+
+
 def check_search(options: Mapping[str, Any], schema: type) -> None:
     """Raise an error for an unknown option, with the nearest name, or for a value of the wrong type."""
     types = get_type_hints(schema)
@@ -119,7 +126,7 @@ def check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tup
     that is not a source or a text.
     """
     if references is None:
-        pairs = _as_list("sources", sources, "pairs (source, reference), if there are no references")
+        pairs = _as_list("sources", sources, "a list of pairs (source, reference), if there are no references")
         for index, pair in enumerate(pairs):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ConfigError(
@@ -129,24 +136,39 @@ def check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tup
             check_text(f"sources[{index}][1]", pair[1])
         _check_items("sources", [source for source, _ in pairs], reader)
         return pairs, None
-    items = _as_list("sources", sources, f"{reader.noun}s")
+    items = _as_list("sources", sources, f"a list of {reader.noun}s")
     _check_items("sources", items, reader)
-    listed = _as_list("references", references, "texts, or of lists of texts")
-    for index, entry in enumerate(listed):
-        if not isinstance(entry, str):
-            check_texts(f"references[{index}]", entry)
-    return items, [entry if isinstance(entry, str) else list(entry) for entry in listed]
+    return items, check_references(references)
 
 
-def _as_list(name: str, value: Any, items: str) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise ArgumentTypeError(f"{name} must be a list of {items}, not {type(value).__name__}.")
+def check_references(references: Any) -> list[str | list[str]]:
+    """Return references as a list: a text, or a list of texts, for each source."""
+    listed = _as_list("references", references, "a list of texts, or of lists of texts")
+    return [
+        entry if isinstance(entry, str) else check_texts(f"references[{index}]", entry)
+        for index, entry in enumerate(listed)
+    ]
+
+
+def check_pairs(pairs: Any) -> list[tuple[Any, str]]:
+    """Return (source, reference) pairs as a list."""
+    listed = _as_list("pairs", pairs, "a path or a list of pairs (source, reference)")
+    for index, pair in enumerate(listed):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ConfigError(f"pairs[{index}] must be a pair (source, reference), not {pair!r}.")
+        check_text(f"pairs[{index}][1]", pair[1])
+    return [(source, reference) for source, reference in listed]
+
+
+def _as_list(name: str, value: Any, expected: str) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not is_iterable(value):
+        raise ArgumentTypeError(f"{name} must be {expected}, not {type(value).__name__}.")
     return list(value)
 
 
 def check_metrics(metrics: Any) -> list[Any]:
     """Return the metrics as a list; a name is a single metric."""
-    listed = [metrics] if isinstance(metrics, str) else _as_list("metrics", metrics, "names or mappings")
+    listed = [metrics] if isinstance(metrics, str) else _as_list("metrics", metrics, "a list of names or mappings")
     if not listed:
         raise ConfigError("metrics is empty. Name at least one, for example metrics=['bleu'], or omit it.")
     return listed
@@ -197,7 +219,7 @@ def _per_text(name: str, value: Any, texts: int | None) -> Sequence[Any]:
         raise ConfigError(
             f"{name}={value!r} is one value for a list of {quantity(texts, 'text')}. Pass a list, one for each text."
         )
-    if not isinstance(value, Iterable):
+    if not is_iterable(value):
         raise ArgumentTypeError(f"{name} must be a list with one value for each text, not {type(value).__name__}.")
     values = list(value)
     if values and len(values) != texts:

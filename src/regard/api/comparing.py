@@ -21,7 +21,7 @@ from regard.data.files import Files
 from regard.data.lines import read_lines
 from regard.data.pharaoh import GoldLinks
 from regard.decoding.settings import SearchOptions, SearchSettings
-from regard.errors import ArgumentTypeError, ConfigError, DataError
+from regard.errors import ArgumentTypeError, ConfigError, DataError, check_choice, check_path
 from regard.evaluation.comparison import System, SystemComparison
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import Bleu, Chrf, Metric, parse_metrics
@@ -34,7 +34,7 @@ from regard.evaluation.significance import (
 )
 from regard.formatting import did_you_mean, quantity
 from regard.inspection.comparison import Comparison
-from regard.ops.arguments import check_integer
+from regard.ops.arguments import check_flag, check_integer
 from regard.ops.devices import check_device
 from regard.registry import import_plugins
 
@@ -59,6 +59,7 @@ def compare(
     one_based: bool = False,
     device: str | torch.device | None = None,
     imports: str | Iterable[str] = (),
+    accept_changes: bool = False,
     **search: Unpack[SearchOptions],
 ) -> Comparison:
     """Compare runs, or the outputs of other systems, on the same sentences.
@@ -83,6 +84,7 @@ def compare(
         one_based: Whether words are counted from 1 in this file.
         device: "cpu", "cuda", … By default the GPU if there is one, else the CPU.
         imports: Plugins to import, as for `regard.load`.
+        accept_changes: Whether to use runs that have been edited since they were saved, as for `regard.load`.
         search: Settings of the search, by default those of the validation of each run.
 
     Returns:
@@ -104,11 +106,19 @@ def compare(
     check_integer("test_seed", test_seed, minimum=0)
     if resamples is not None:
         check_integer("resamples", resamples, minimum=10)
+    check_flag("one_based", one_based)
+    check_choice("test", test, TESTS)
+    check_choice("correction", correction, CORRECTIONS)
+    if baseline is not None and not isinstance(baseline, str):
+        raise ArgumentTypeError(f"baseline must be the name of a system, not {baseline!r}.")
+    if alignments is not None:
+        alignments = check_path(alignments, "alignments")
     if outputs is not None and not isinstance(outputs, Mapping):
         raise ArgumentTypeError(
             f"outputs must be a dictionary with a name for each list of outputs, not {type(outputs).__name__}."
         )
-    opened = open_runs([run.path if isinstance(run, Run) else run for run in runs])
+    paths = [run.path if isinstance(run, Run) else run for run in runs]
+    opened = open_runs(paths, accept_changes=arguments.check_flag("accept_changes", accept_changes))
     read = {name: _read_outputs(name, texts) for name, texts in (outputs or {}).items()}
     evaluation_set = _find_evaluation_set(opened, pairs, sources, references)
     options = ComparisonOptions(
@@ -173,13 +183,11 @@ def _find_evaluation_set(runs: Sequence[OpenedRun], pairs: Any, sources: Any, re
     if sources is not None and references is None:
         raise ConfigError("sources need references. Pass references=…, or pairs=….")
     if references is not None:
-        return make_evaluation_set(sources, references)
+        return make_evaluation_set(sources, arguments.check_references(references))
     if isinstance(pairs, str | Path):
         return read_evaluation_set(runs, resolve(Files, {"path": str(pairs)}, {}))
     if pairs is not None:
-        if not isinstance(pairs, Iterable):
-            raise ArgumentTypeError(f"pairs must be a path or a list of pairs, not {type(pairs).__name__}.")
-        return EvaluationSet.from_lists(list(pairs), None)
+        return EvaluationSet.from_lists(arguments.check_pairs(pairs), None)
     return read_evaluation_set(runs)
 
 

@@ -12,7 +12,8 @@ from regard.data.settings import DataSettings, FilesData
 from regard.errors import ConfigError, DataError
 from regard.formatting import short_path
 from regard.models.vision.settings import IMAGE
-from regard.runs.folder import Checkpoint, RunFolder
+from regard.runs.folder import RunFolder
+from regard.runs.stored_checkpoint import Checkpoint
 
 
 def read_test_set(

@@ -12,7 +12,7 @@ from regard.inspection.explain import Explanation, Vocabularies
 from regard.ops.arguments import check_integer
 from regard.registry import import_plugins
 from regard.runs.folder import RunFolder
-from regard.runs.settings import RunSettings
+from regard.runs.settings import RunSettings, check_overrides
 
 DEFAULT_LENGTH = 25
 """The length of a source and of a target, unless it is given or the run has recorded those of its data."""
@@ -63,15 +63,16 @@ def explain(
     if not isinstance(config, str | Path | Mapping):
         raise ArgumentTypeError(f"config must be a name, a path or a mapping, not {type(config).__name__}.")
     for name, length in (("source", source), ("target", target), ("beam", beam)):
-        if length is not None:
+        if length is not None or name == "beam":
             check_integer(name, length)
+    overrides = check_overrides({} if overrides is None else overrides)
     folder = None if isinstance(config, Mapping) else RunFolder(Path(config))
     if folder is None or not folder.exists():
-        settings = resolve(RunSettings, config, overrides or {})
+        settings = resolve(RunSettings, config, overrides)
         vocabularies = Vocabularies(ASSUMED_VOCABULARY, ASSUMED_VOCABULARY, assumed=True)
         average = _AverageLengths(DEFAULT_LENGTH, DEFAULT_LENGTH, "")
     else:
-        settings = resolve(RunSettings, folder.settings().model_dump(mode="json"), overrides or {})
+        settings = resolve(RunSettings, folder.settings().model_dump(mode="json"), overrides)
         vocabularies, average = _read_vocabularies(folder), _read_lengths(folder)
     origin = "" if source or target else average.origin
     lengths = Lengths(source or average.source, target or average.target, beam)

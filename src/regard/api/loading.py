@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from regard.api.arguments import check_flag
 from regard.api.model import Model
 from regard.errors import ArgumentTypeError
 from regard.ops.devices import check_device, check_dtype
@@ -18,6 +19,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     imports: str | Iterable[str] = (),
+    accept_changes: bool = False,
 ) -> Model:
     """Load a trained model, or an ensemble of several.
 
@@ -29,12 +31,14 @@ def load(
             `torch.dtype`.
         imports: Plugins to import: modules or .py files that register parts of the model. A model folder never imports
             code by itself.
+        accept_changes: Whether to load a model even if its config.yaml or tokenizers have been edited in a way that
+            changes predictions. By default, such a model raises ModelError.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        ModelError: There is no model at a path, or it is damaged, or the models of an ensemble do not match.
+        ModelError: There is no model at a path, or it is damaged or edited, or the models of an ensemble do not match.
         ConfigError: The device or the dtype is not supported.
         ArgumentTypeError: An argument has the wrong type.
 
@@ -48,4 +52,5 @@ def load(
             raise ArgumentTypeError(f"path must be the path of a run folder, not {type(model).__name__}.")
     place = check_device("auto" if device is None else device)
     kind = None if dtype is None else check_dtype(dtype)
-    return Model.from_checkpoints(open_models(path, *others), place).to(dtype=kind)
+    opened = open_models(path, *others, accept_changes=check_flag("accept_changes", accept_changes))
+    return Model.from_checkpoints(opened, place).to(dtype=kind)

@@ -18,8 +18,8 @@ from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
 from regard.decoding.tracing import TraceOptions
-from regard.errors import ArgumentTypeError, ModelError
-from regard.evaluation.alignment import AlignmentOptions, Symmetrization, WordAlignment
+from regard.errors import ArgumentTypeError, ModelError, check_choice
+from regard.evaluation.alignment import SYMMETRIZATIONS, AlignmentOptions, Symmetrization, WordAlignment
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
@@ -32,8 +32,9 @@ from regard.models.ensemble import ensemble
 from regard.ops.arguments import check_flag, check_integer
 from regard.ops.devices import check_device
 from regard.runs import checkpoints
-from regard.runs.folder import Checkpoint, RunFolder
+from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
+from regard.runs.stored_checkpoint import Checkpoint
 
 
 class Model(LoadedNetwork):
@@ -338,6 +339,7 @@ class Model(LoadedNetwork):
         """
         if reverse is not None and not isinstance(reverse, Model):
             raise ArgumentTypeError(f"reverse must be a model, not {type(reverse).__name__}.")
+        check_choice("symmetrize", symmetrize, SYMMETRIZATIONS)
         return list(align_pairs(self, check_pairs(pairs), reverse, symmetrize, dict(options), batch_size))
 
     def evaluate(

@@ -17,7 +17,8 @@ from regard.evaluation.attention_statistics import compute_attention_entropy
 from regard.evaluation.comparison import System
 from regard.evaluation.metrics import EvaluationSet, ModelOutputs, compute_statistics
 from regard.evaluation.settings import Metric
-from regard.runs.folder import Checkpoint, RunFolder, open_model
+from regard.runs.folder import RunFolder, open_model
+from regard.runs.stored_checkpoint import Checkpoint
 
 
 class OpenedRun(NamedTuple):
@@ -28,12 +29,12 @@ class OpenedRun(NamedTuple):
     checkpoint: Checkpoint
 
 
-def open_runs(paths: Sequence[str | Path]) -> list[OpenedRun]:
+def open_runs(paths: Sequence[str | Path], *, accept_changes: bool = False) -> list[OpenedRun]:
     """Open runs, and name them after their folders."""
     for path in paths:
         if not isinstance(path, str | Path):
             raise ArgumentTypeError(f"runs must be paths of run folders, not {type(path).__name__}.")
-    opened = [open_model(path) for path in paths]
+    opened = [open_model(path, accept_changes=accept_changes) for path in paths]
     return [OpenedRun(name, *run) for name, run in zip(name_paths(paths), opened, strict=True)]
 
 

@@ -28,6 +28,7 @@ from regard.training.finetuning import resolve_run
 from regard.training.machine import report_disk_failures
 from regard.training.messages import print_to_stderr, silenced_warnings
 from regard.training.planning import choose_or_reuse
+from regard.training.signals import stop_on_signals
 
 if TYPE_CHECKING:
     import torch
@@ -132,7 +133,7 @@ def train(
         DivergedError: The loss is NaN or infinite.
         RunInUseError: Another process is training in the folder.
         ResourceError: Out of disk space or memory.
-        Interrupted: A signal stopped the training; the state is saved.
+        Interrupted: A signal stopped the training. If it had started, the state is saved.
 
     >>> run = regard.train("dates", {"training.steps": 500}, out="runs/dates")
     >>> run = regard.train("dates", minutes=2, out="runs/two-minutes")
@@ -147,19 +148,21 @@ def train(
     _check_arguments(config, pairs, {"dev": dev, "test": test, "columns": columns}, out)
     with silenced_warnings() if quiet else contextlib.nullcontext():
         if config is None:
-            splits = collect_splits(pairs, dev, test, columns).named()
             folder = RunFolder(Path("runs/pairs" if out is None else out))
-            with report_disk_failures(folder):
-                data = store_pairs(folder, splits)
-            settings = choose_or_reuse(
-                folder,
-                data,
-                given,
-                minutes=None,
-                report=_ignore if quiet else print_to_stderr,
-                started=started,
-                how_to_override="overrides={key: value}",
-            )
+            with stop_on_signals() as stop:
+                stop.resumed = folder.exists()
+                splits = collect_splits(pairs, dev, test, columns).named()
+                with report_disk_failures(folder):
+                    data = store_pairs(folder, splits)
+                settings = choose_or_reuse(
+                    folder,
+                    data,
+                    given,
+                    minutes=None,
+                    report=_ignore if quiet else print_to_stderr,
+                    started=started,
+                    how_to_override="overrides={key: value}",
+                )
         else:
             source, folder = locate(config, out)
             settings = resolve_run(source, given)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention import checks, dispatch, equation
 from regard.attention.interventions import ActiveInterventions, changes_weights, find_interventions, replace_values
 from regard.attention.mechanisms import find_mechanism, mechanisms
-from regard.attention.memory import Attended, Keys, Past
+from regard.attention.memory import Attended, Keys, Past, check_keys, check_past, check_prepared
 from regard.attention.record import Recordable, Role
 from regard.attention.scopes import Scope, ScopeInput, ScopeOutput, build_scope, check_self_attention, fold
 from regard.attention.scores import InnerProduct, Score, build_score
@@ -21,7 +21,7 @@ from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean, quantity
-from regard.ops.arguments import check_floating, check_integer, check_tensors
+from regard.ops.arguments import check_flag, check_integer, check_tensors
 from regard.ops.cost import MultiplyAdds, count_attention
 from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, dot_product_weights
 from regard.ops.dropout import Dropout
@@ -178,6 +178,7 @@ class Attention(Recordable):
 
     def begin(self, keys: Keys) -> Past:
         """Return the state before the first step."""
+        check_keys(keys)
         rows, _, slots, _ = keys.values_BHSD.shape
         start = torch.zeros(rows, dtype=torch.long, device=keys.values_BHSD.device)
         weights = keys.values_BHSD.new_zeros(rows, self.heads, slots) if self.score.uses_past else None
@@ -185,6 +186,13 @@ class Attention(Recordable):
 
     def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, weights: bool = False) -> Attended:
         """Attend to a prepared memory. The weights are returned only if requested or needed."""
+        check_prepared(query_BTD, keys, past, self.query_size)
+        check_flag("weights", weights)
+        if self.stepwise and query_BTD.shape[1] == 0:
+            raise ConfigError(f"query has the shape {tuple(query_BTD.shape)}: there are no steps.")
+        return self._read_steps_or_rows(query_BTD, keys, past, weights=weights)
+
+    def _read_steps_or_rows(self, query_BTD: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
         if self.stepwise and query_BTD.shape[1] > 1:
             return self._read_in_steps(query_BTD, keys, past, weights=weights)
         if query_BTD.shape[0] != keys.values_BHSD.shape[0]:
@@ -252,6 +260,7 @@ class Attention(Recordable):
 
     def observe(self, past: Past, likelihood_BS: Tensor) -> Past:
         """Update the belief about the position with the likelihood of the last token under each slot."""
+        check_past(past)
         if past.belief_BHS is None:
             return past
         belief = past.belief_BHS * likelihood_BS.unsqueeze(1)
@@ -285,6 +294,7 @@ class Attention(Recordable):
             ArgumentTypeError: An argument is not a tensor.
         """
         check_tensors(query=query_BTD)
+        check_flag("weights", weights)
         self._check_inputs(query_BTD, keys_BSD, values_BSD, allowed)
         check_self_attention(self.scope, query_BTD.shape[1], keys_BSD.shape[1])
         keys = self.prepare(keys_BSD, values_BSD, allowed)
@@ -292,31 +302,17 @@ class Attention(Recordable):
         return attended.context_BTD, attended.weights
 
     def _check_inputs(self, query: Tensor | None, keys: Tensor, values: Tensor | None, allowed: Tensor | None) -> None:
-        """Raise an error that names the argument, its shape, dtype or device, and the expected one."""
-        if query is not None:
-            checks.check_sequence("query", query, self.query_size)
-        checks.check_sequence("keys", keys, self.key_size)
-        if query is not None:
-            checks.check_rows(query, keys)
-        given = {"keys": keys, "values": keys if values is None else values}
-        checks.check_memory(**given)
-        if given["values"].shape[-1] % self.heads:
-            size = given["values"].shape[-1]
-            raise ConfigError(f"values has the size {size}, which is not divisible by {self.heads} heads.")
-        if query is not None:
-            given = {"query": query, **given}
-        name, first = next(iter(given.items()))
         weight = next(self.parameters(), None)
-        owner = f"the {name} is" if weight is None else "the attention is"
-        check_floating(first if weight is None else weight, owner, **given)
-        checks.check_mask(allowed, keys, None if query is None else query.shape[1])
+        sizes = (self.query_size, self.key_size, self.heads)
+        checks.check_inputs(query, keys, values, allowed, sizes, weight)
 
     def _read_for_hypotheses(self, query_N1D: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
         """Treat the hypotheses of a sentence as queries over its memory, so that the memory is not copied."""
         rows, hypotheses = keys.values_BHSD.shape[0], query_N1D.shape[0] // keys.values_BHSD.shape[0]
         if self.stepwise or query_N1D.shape[1] > 1:
             repeated = (None if tensor is None else tensor.repeat_interleave(hypotheses, dim=0) for tensor in keys[:4])
-            return self.read(query_N1D, Keys(*repeated), past, weights=weights)  # type: ignore[arg-type]
+            prepared = Keys(*repeated)  # type: ignore[arg-type]
+            return self._read_steps_or_rows(query_N1D, prepared, past, weights=weights)
         attended = self._read(query_N1D.view(rows, hypotheses, -1), keys, past, 1, weights=weights)
         weights_per_row = None
         if attended.weights is not None:
@@ -382,7 +378,7 @@ class Attention(Recordable):
     def _read_in_steps(self, query_BTD: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
         reads = []
         for step, one_B1D in enumerate(torch.split(query_BTD, 1, 1)):
-            reads.append(self.read(one_B1D, keys.for_query(step), past, weights=weights))
+            reads.append(self._read_steps_or_rows(one_B1D, keys.for_query(step), past, weights=weights))
             past = reads[-1].past
         weights_of_steps = [read.weights for read in reads if read.weights is not None]
         return Attended(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.ops.arguments import check_tensors
+from regard.ops.arguments import check_floating, check_tensors
 
 
 def check_sequence(name: str, tensor: Tensor, size: int) -> None:
@@ -61,3 +61,35 @@ def check_mask(allowed: Tensor | None, keys_BSD: Tensor, queries: int | None = N
             f"allowed must have the shape ({rows}, {slots}) or ({rows}, {steps}, {slots}) for (rows, slots) or "
             f"(rows, queries, slots), not {shape}."
         )
+
+
+def check_inputs(
+    query: Tensor | None,
+    keys: Tensor,
+    values: Tensor | None,
+    allowed: Tensor | None,
+    sizes: tuple[int, int, int],
+    weight: Tensor | None,
+) -> None:
+    """Raise an error that names the argument, its shape, dtype or device, and the expected one.
+
+    `sizes` are those of the query and of the keys, and the number of heads. The dtype and the device are those of a
+    weight of the attention; if it has none, those of the first argument.
+    """
+    query_size, key_size, heads = sizes
+    if query is not None:
+        check_sequence("query", query, query_size)
+    check_sequence("keys", keys, key_size)
+    if query is not None:
+        check_rows(query, keys)
+    given = {"keys": keys, "values": keys if values is None else values}
+    check_memory(**given)
+    if given["values"].shape[-1] % heads:
+        size = given["values"].shape[-1]
+        raise ConfigError(f"values has the size {size}, which is not divisible by {heads} heads.")
+    if query is not None:
+        given = {"query": query, **given}
+    name, first = next(iter(given.items()))
+    owner = f"the {name} is" if weight is None else "the attention is"
+    check_floating(first if weight is None else weight, owner, **given)
+    check_mask(allowed, keys, None if query is None else query.shape[1])

@@ -108,6 +108,7 @@ def attend(
     values = keys if values_BSD is None else zero_masked_slots(values_BSD, allowed_BTS)
     scores_BTS = function(query_BTD, keys)
     _check_scores(scores_BTS, (*query_BTD.shape[:2], keys_BSD.shape[1]))
+    check_floating(keys, "the keys are", **{"the result of score": scores_BTS})
     weights_BTS = softmax(scores_BTS, None if allowed_BTS is None else allowed_BTS.expand_as(scores_BTS))
     return pool(weights_BTS, values), weights_BTS
 

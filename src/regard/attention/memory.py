@@ -8,7 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.checks import check_sequence
 from regard.attention.selections import SampledPosition
+from regard.errors import ArgumentTypeError, ConfigError
+from regard.ops.arguments import check_floating
 from regard.ops.dot_product_attention import ScoreBias
 
 
@@ -57,3 +60,31 @@ class Attended(NamedTuple):
     """(B, T, S) for a single head, (B, H, T, S) for several."""
     past: Past
     sample: SampledPosition | None = None
+
+
+def check_prepared(query_BTD: Tensor, keys: object, past: object, size: int) -> None:
+    """Raise an error unless a query of this size can read a prepared memory: one row for each row of the memory, or
+    several, the hypotheses of a sentence. This is called at each step, and compares only what does not need the values
+    of tensors.
+    """
+    check_sequence("query", query_BTD, size)
+    check_keys(keys)
+    check_past(past)
+    assert isinstance(keys, Keys)
+    values_BHSD = keys.values_BHSD
+    check_floating(values_BHSD, "the memory is", query=query_BTD)
+    rows, slots_rows = query_BTD.shape[0], values_BHSD.shape[0]
+    if rows != slots_rows and (slots_rows == 0 or rows == 0 or rows % slots_rows):
+        raise ConfigError(
+            f"query has {rows} rows, but keys has {slots_rows}. Pass the same number of rows, or a multiple of it."
+        )
+
+
+def check_keys(keys: object) -> None:
+    if not isinstance(keys, Keys):
+        raise ArgumentTypeError(f"keys must be what `prepare` returned, not {type(keys).__name__}.")
+
+
+def check_past(past: object) -> None:
+    if not isinstance(past, Past):
+        raise ArgumentTypeError(f"past must be what `begin` or the last step returned, not {type(past).__name__}.")

@@ -52,6 +52,11 @@ def _project(x: Tensor, projections: tuple[nn.Module, ...], packed: PackedProjec
     return nn.functional.linear(x, *packed).chunk(len(projections), dim=-1)
 
 
+def _check_start(start: int | Tensor) -> None:
+    if not isinstance(start, Tensor):
+        check_integer("start", start, minimum=0)
+
+
 @final
 class MultiHeadAttention(nn.Module):
     """W_O [head_1; …; head_H], head_h = attention(W_Q q, W_K k, W_V v) (Vaswani et al. 2017), with any score.
@@ -130,6 +135,7 @@ class MultiHeadAttention(nn.Module):
             ArgumentTypeError: An argument is not a tensor.
         """
         self._check_input("query", query_BTD)
+        check_flag("weights", weights)
         for name, tensor in (("keys", keys_BSD), ("values", values_BSD)):
             if tensor is not None:
                 self._check_input(name, tensor)
@@ -147,6 +153,7 @@ class MultiHeadAttention(nn.Module):
     def prepare(self, memory_BSD: Tensor, *, allowed: Tensor | None = None, start: int = 0) -> Keys:
         """Project the memory to keys and values. Its first slot has position `start`."""
         self._check_input("memory", memory_BSD)
+        _check_start(start)
         projections = (self.to_key, self.to_value)
         key, value = _project(memory_BSD, projections, PackedProjection.of(*projections))
         return self.attention.prepare(self._rotate(key, start) if self.rotary else key, value, allowed)
@@ -158,6 +165,8 @@ class MultiHeadAttention(nn.Module):
 
     def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, start: int = 0, weights: bool = False) -> Attended:
         """Attend to a prepared memory. The first query has position `start`. The weights are returned if requested."""
+        self._check_input("query", query_BTD)
+        _check_start(start)
         query = self.to_query(query_BTD)
         query = self._rotate(query, start) if self.rotary else query
         attended = self.attention.read(query, keys, past, weights=weights)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from regard.attention.mechanisms import find_mechanism, mechanisms
-from regard.config import Settings
+from regard.config import TRAINING_ONLY, Settings
 from regard.formatting import did_you_mean
 from regard.quantities import Fraction, FractionBelowOne, Heads, Length, PositiveWeight, Temperature, Weight, Width
 from regard.registry import Choice, Registry
@@ -70,7 +70,9 @@ class Cosine(Score):
     kind: Literal["cosine"] = "cosine"
     equation: ClassVar[str] = "e = β cos(q, k), β > 0 learned for each head"
     equal_sizes: ClassVar[bool] = True
-    sharpening: PositiveWeight = Field(10.0, description="initial value of β, which is learned")
+    sharpening: PositiveWeight = Field(
+        10.0, json_schema_extra=TRAINING_ONLY, description="initial value of β, which is learned"
+    )
 
 
 class Location(Score):
@@ -176,9 +178,11 @@ class Softmax(Selection):
 
 class Hard(Selection):
     kind: Literal["hard"] = "hard"
-    entropy: Weight = Field(0.02, description="λ_e, the weight of the entropy bonus")
-    reward: PositiveWeight = Field(0.2, description="λ_r, the weight of the reward")
-    soft: Fraction = Field(0.5, description="probability of using the soft context instead of the sample")
+    entropy: Weight = Field(0.02, json_schema_extra=TRAINING_ONLY, description="λ_e, the weight of the entropy bonus")
+    reward: PositiveWeight = Field(0.2, json_schema_extra=TRAINING_ONLY, description="λ_r, the weight of the reward")
+    soft: Fraction = Field(
+        0.5, json_schema_extra=TRAINING_ONLY, description="probability of using the soft context instead of the sample"
+    )
 
 
 class HardExact(Selection):
@@ -195,7 +199,7 @@ class HardMonotonic(Selection):
 
 class StraightThrough(Selection):
     kind: Literal["straight_through"] = "straight_through"
-    temperature: Temperature = 1.0
+    temperature: Temperature = Field(1.0, json_schema_extra=TRAINING_ONLY)
 
 
 class Sparsemax(Selection):
@@ -233,7 +237,9 @@ class AttentionSettings(Settings):
     scope: Scope = GlobalScope()
     select: Selection = Softmax()
     heads: Heads = 1
-    dropout: FractionBelowOne = Field(0.0, description="dropout of the attention weights")
+    dropout: FractionBelowOne = Field(
+        0.0, json_schema_extra=TRAINING_ONLY, description="dropout of the attention weights"
+    )
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:

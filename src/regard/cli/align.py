@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from regard.cli.options import QuantityType, reader_options, reader_settings, resolve_files
+from regard.cli.options import QuantityType, accept_changes_option, reader_options, reader_settings, resolve_files
 from regard.errors import check_output_folder
 from regard.evaluation.alignment import (
     SYMMETRIZATIONS,
@@ -86,6 +86,7 @@ _DEFAULTS = AlignmentSettings()
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
     help="Write the alignments to FILE instead of stdout.",
 )  # fmt: skip
+@accept_changes_option
 def command(
     model: str,
     pairs: str | None,
@@ -108,6 +109,7 @@ def command(
     batch_size: int,
     as_json: bool,
     output: Path | None,
+    accept_changes: bool,
 ) -> None:
     """Align the words of pairs, using the attention weights with which MODEL predicts the given targets.
 
@@ -150,7 +152,8 @@ def command(
         "shift": shift or None,
     }
     options = {"method": method, **{name: value for name, value in values.items() if value is not None}}
-    opened = [open_model(path) for path in (model, *([reverse] if reverse else ()))]
+    paths = (model, *([reverse] if reverse else ()))
+    opened = [open_model(path, accept_changes=accept_changes) for path in paths]
 
     from regard.api.alignment import align_pairs, build_aligner, read_gold_alignments
     from regard.api.evaluation_data import read_like_training

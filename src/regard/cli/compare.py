@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.options import IMAGES, MultiValueCommand, QuantityType, reader_options, reader_settings, resolve_files
+from regard.cli.options import (
+    IMAGES,
+    MultiValueCommand,
+    QuantityType,
+    accept_changes_option,
+    reader_options,
+    reader_settings,
+    resolve_files,
+)
 from regard.config import parse_override
 from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import metric_names, parse_metrics
@@ -96,6 +104,7 @@ def _is_value(word: str) -> bool:
     "--html", "report", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
     help="Also write a report with plots and examples: one HTML file that works offline.",
 )  # fmt: skip
+@accept_changes_option
 def command(
     runs: tuple[str, ...],
     outputs: tuple[str, ...],
@@ -121,6 +130,7 @@ def command(
     output_format: str,
     as_json: bool,
     report: Path | None,
+    accept_changes: bool,
 ) -> None:
     """Compare runs, or outputs in files, on the same sentences.
 
@@ -146,7 +156,7 @@ def command(
     from regard.api.systems import name_paths, open_runs
     from regard.ops.devices import check_device
 
-    opened = open_runs(runs)
+    opened = open_runs(runs, accept_changes=accept_changes)
     run_names = {run.name for run in opened}
     texts = {
         path if name in run_names else name: read_texts(path)

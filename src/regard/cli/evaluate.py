@@ -11,6 +11,7 @@ from regard.cli.options import (
     IMAGES,
     MultiValueCommand,
     QuantityType,
+    accept_changes_option,
     ensemble_option,
     file_settings,
     reader_options,
@@ -112,6 +113,7 @@ class Limit(NamedTuple):
 @click.option(
     "--json", "as_json", is_flag=True, help="Print values, signatures, search settings and time as a JSON object."
 )
+@accept_changes_option
 def command(
     model: str,
     pairs: str | None,
@@ -134,6 +136,7 @@ def command(
     batch_size: int,
     out: Path | None,
     as_json: bool,
+    accept_changes: bool,
 ) -> None:
     """Score a model on pairs. Without files, use the test set of the model's own corpus.
 
@@ -167,7 +170,7 @@ def command(
     if images and source:
         raise click.UsageError("--images needs --pairs, not --source and --target.")
     search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
-    opened = open_models(model, *others)
+    opened = open_models(model, *others, accept_changes=accept_changes)
     folder, checkpoint = opened[0]
     training = folder.settings().training
     resolve(SearchSettings, training.validation_search.model_dump(), search)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from regard.cli.options import accept_changes_option
 from regard.errors import ConfigError, ModelError
 from regard.runs.folder import RunFolder, open_model
 
@@ -34,14 +35,17 @@ RUNS = Path("runs")
 )
 @click.option("--token", metavar="TOKEN", help="Secret that a browser needs to open the page.")
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Whether to open the page in a browser.")
-def command(runs: tuple[str, ...], port: int | None, host: str, token: str | None, browser: bool) -> None:
+@accept_changes_option
+def command(
+    runs: tuple[str, ...], port: int | None, host: str, token: str | None, browser: bool, accept_changes: bool
+) -> None:
     """Explore models in the browser: predictions, attention weights, steps of the search.
 
     Without RUN, show the newest run in the folder runs. Print the URL on stdout, and serve the page until Ctrl-C.
     """
     paths = runs or (str(find_newest_run()),)
     for path in paths:
-        open_model(path)
+        open_model(path, accept_changes=accept_changes)
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
@@ -58,7 +62,7 @@ def command(runs: tuple[str, ...], port: int | None, host: str, token: str | Non
         raise click.UsageError("--token is empty. Use a long random text.")
     if not is_loopback(host) and token is None:
         raise click.UsageError(f"--host {host}: other machines can reach this address. Add --token TOKEN.")
-    serve(load_models(paths), host, port, token, browser=browser)
+    serve(load_models(paths, accept_changes=accept_changes), host, port, token, browser=browser)
 
 
 def find_newest_run(folder: Path = RUNS) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import click
 
 from regard.cli.look_views import Request, Shown, TraceRequest, show_attributions, show_predictions, write_json
-from regard.cli.options import QuantityType
+from regard.cli.options import QuantityType, accept_changes_option
 from regard.data.lines import parse_lines
 from regard.errors import DataError, ModelError
 from regard.formatting import quantity, quote
@@ -155,6 +155,7 @@ class NumberOr(click.ParamType[int | str]):
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON object per text: the prediction, and the selected weights."
 )
+@accept_changes_option
 def command(
     model: str,
     texts: tuple[str, ...],
@@ -167,6 +168,7 @@ def command(
     queries: bool,
     states: bool,
     as_json: bool,
+    accept_changes: bool,
     **options: Any,
 ) -> None:
     """Draw the attention weights of predictions. Columns are source tokens, and rows are target tokens. For an IMAGE,
@@ -210,7 +212,7 @@ def command(
     if (queries or states) and not any(map(_is_trace, outputs)):
         raise click.UsageError("--queries and --states are for traces in JSON: add -o FILE.json.")
     view = cast("ViewOptions", options)  # click has checked the values
-    folder, checkpoint = open_model(model)
+    folder, checkpoint = open_model(model, accept_changes=accept_changes)
 
     from regard.api.model import Model
     from regard.inspection import figures

@@ -128,6 +128,13 @@ ensemble_option = click.option(
 )
 
 
+accept_changes_option = click.option(
+    "--accept-changes",
+    is_flag=True,
+    help="Use a model whose config.yaml or tokenizers have been edited since it was saved.",
+)
+
+
 class MultiValueCommand(click.Command):
     """A command with options that accept all words up to the next option as values.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from regard.cli.options import QuantityType, ensemble_option
+from regard.cli.options import QuantityType, accept_changes_option, ensemble_option
 from regard.cli.streaming import read_chunks
 from regard.config import parse_override, resolve
 from regard.data.lines import parse_lines
@@ -68,6 +68,7 @@ Examples:
 @click.option("--attention", is_flag=True, help="Include attention weights; needs --json.")
 @click.option("--align", is_flag=True, help="Add word alignments in Pharaoh format, after a tab; see regard align -h.")
 @click.option("--replace-invalid", is_flag=True, help="Replace bytes that are not UTF-8 with U+FFFD, and count them.")
+@accept_changes_option
 def command(
     model: str,
     texts: tuple[str, ...],
@@ -83,6 +84,7 @@ def command(
     attention: bool,
     align: bool,
     replace_invalid: bool,
+    accept_changes: bool,
 ) -> None:
     """Predict the output for each TEXT. Without TEXT (or with a single -), read lines from stdin.
 
@@ -105,7 +107,7 @@ def command(
     from_stdin = not texts or texts == ("-",)
     if from_stdin and sys.stdin is None:
         raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
-    opened = open_models(model, *others)
+    opened = open_models(model, *others, accept_changes=accept_changes)
 
     from regard.api.alignment import build_aligner
     from regard.api.model import Model

@@ -14,9 +14,11 @@ from regard.quantities import Minutes, RunCount
 from regard.runs.folder import RunFolder, locate
 from regard.runs.settings import RunSettings, with_deadline
 from regard.training.finetuning import INIT_FROM, resolve_run
+from regard.training.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
     from regard.evaluation.values import MetricValues
+    from regard.training.lr_finder import SearchResult
 
 EXAMPLES = """\b
 Examples:
@@ -108,27 +110,32 @@ def command(
         else _data_settings(pairs, source, target, held_out, reader)
     )
     initial = {INIT_FROM: start} if start else {}
-    if data is None:
-        if start and (not words or "=" in words[0]):
-            words = (start, *words)
-        if not words or "=" in words[0]:
-            raise click.UsageError("Give a preset, a file or a run to train, or your own data with --pairs.")
-        config, folder = locate(words[0], out)
-        _check_separate_folder(start, folder)
-        overrides = with_deadline(dict(map(parse_override, words[1:])), minutes)
-        settings = resolve_run(config, {**initial, **overrides})
-        folder.reject_foreign()
-    else:
-        overrides = {**initial, **dict(map(parse_override, words))}
-        folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or images or str(source)))
-        _check_separate_folder(start, folder)
-        folder.reject_foreign()
-        settings = _choose_settings(data, overrides, folder, minutes, started, several=seeds > 1)
-    if find:
-        _print_suggestion(find, settings)
-        return
+    with stop_on_signals() as stop:
+        if data is None:
+            if start and (not words or "=" in words[0]):
+                words = (start, *words)
+            if not words or "=" in words[0]:
+                raise click.UsageError("Give a preset, a file or a run to train, or your own data with --pairs.")
+            config, folder = locate(words[0], out)
+            _check_separate_folder(start, folder)
+            overrides = with_deadline(dict(map(parse_override, words[1:])), minutes)
+            stop.resumed = folder.exists()
+            settings = resolve_run(config, {**initial, **overrides})
+            folder.reject_foreign()
+        else:
+            overrides = {**initial, **dict(map(parse_override, words))}
+            folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or images or str(source)))
+            _check_separate_folder(start, folder)
+            folder.reject_foreign()
+            stop.resumed = folder.exists()
+            settings = _choose_settings(data, overrides, folder, minutes, started, stop, several=seeds > 1)
+        with stop.imports():
+            from regard.training import loop, lr_finder
 
-    from regard.training import loop
+        if find:
+            search = lr_finder.find_learning_rate if find == "learning-rate" else lr_finder.find_batch_tokens
+            _print_suggestion(find, search(settings))
+            return
 
     if seeds == 1:
         loop.train(settings, folder, started)
@@ -188,13 +195,15 @@ def _choose_settings(
     folder: RunFolder,
     minutes: float | None,
     started: float,
+    stop: StopRequest,
     *,
     several: bool,
 ) -> RunSettings:
     """Return the settings of a run that was started before, or choose new ones and print the reasons."""
     previous = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
 
-    from regard.training.planning import choose_or_reuse
+    with stop.imports():
+        from regard.training.planning import choose_or_reuse
 
     return choose_or_reuse(
         previous,
@@ -217,15 +226,11 @@ def _print_summary(results: list["MetricValues"], settings: RunSettings) -> None
         click.echo(f"{metric.label}: {mean} ± {metric.format(deviation)} ({by_seed})", err=True)
 
 
-def _print_suggestion(what: str, settings: RunSettings) -> None:
-    """Search for a learning rate or batch size. Print the trials on stderr, and the best one on stdout."""
-    from regard.training import lr_finder
-
-    if what == "learning-rate":
-        result, key, unit = lr_finder.find_learning_rate(settings), "training.learning_rate", "loss"
-    else:
-        result, key, unit = lr_finder.find_batch_tokens(settings), "training.batch_tokens", "tokens/s"
+def _print_suggestion(what: str, result: "SearchResult") -> None:
+    """Print the trials of a search for a learning rate or batch size on stderr, and the best value on stdout."""
+    key, unit = ("learning_rate", "loss") if what == "learning-rate" else ("batch_tokens", "tokens/s")
     interval = max(1, len(result.trials) // 20)
     for value, outcome in result.trials[::interval]:
-        click.echo(f"{key}={value:<10.3g} {unit} {outcome:,.4g}", err=True)
-    click.echo(f"{key}={result.suggestion:.2g}" if what == "learning-rate" else f"{key}={result.suggestion:.0f}")
+        click.echo(f"training.{key}={value:<10.3g} {unit} {outcome:,.4g}", err=True)
+    suggestion = f"{result.suggestion:.2g}" if what == "learning-rate" else f"{result.suggestion:.0f}"
+    click.echo(f"training.{key}={suggestion}")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.corpora import Pairs, RawSource, identify
-from regard.errors import ConfigError, DataError
+from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.evaluation.captions import CiderScorer, Words, compute_rouge_l, tokenize_caption
 from regard.evaluation.settings import (
     Accuracy,
@@ -37,6 +37,7 @@ from regard.evaluation.settings import (
     WordErrorRate,
 )
 from regard.formatting import quantity
+from regard.ops.arguments import check_integer
 from regard.version import __version__
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,10 @@ class MetricStatistics:
     @classmethod
     def average(cls, values: Sequence[float], signature: str = "") -> "MetricStatistics":
         """Return the statistics of a metric that is the average of one value per sentence."""
-        rows = np.stack([np.asarray(values, np.float64), np.ones(len(values))], axis=1)
+        try:
+            rows = np.stack([np.asarray(values, np.float64), np.ones(len(values))], axis=1)
+        except (TypeError, ValueError):
+            raise ArgumentTypeError("values must be a list with a number for each sentence.") from None
         return cls(rows, lambda totals: totals[0] / totals[1], signature)
 
     @property
@@ -141,13 +145,15 @@ class MetricStatistics:
         The resamples depend only on the seed and the number of sentences, so two models evaluated on the same set are
         resampled in the same way.
         """
+        if not isinstance(level, float) or not 0 < level < 1:
+            raise ConfigError(f"level must be a number between 0 and 1, not {level!r}.")
         return percentile_interval(self.resample(resamples, seed), level)
 
     def resample(self, resamples: int = RESAMPLES, seed: int = 0) -> Statistics:
         """Return the value on each of R resamples of the sentences, drawn with replacement."""
-        generator = np.random.default_rng(seed)
+        generator = np.random.default_rng(check_integer("seed", seed, minimum=0))
         count = len(self.statistics_NK)
-        sums_RK = np.empty((resamples, self.statistics_NK.shape[1]))
+        sums_RK = np.empty((check_integer("resamples", resamples), self.statistics_NK.shape[1]))
         for resample in range(resamples):
             sums_RK[resample] = self.statistics_NK[generator.integers(count, size=count)].sum(0)
         return self.compute_values(sums_RK)

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from regard.api.arguments import check_texts
 from regard.api.model import Model
 from regard.config import to_yaml
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError
 from regard.explorer.export import render_export
 from regard.explorer.served_model import summarize_model
 from regard.models.encoder_settings import TEXT
+from regard.ops.arguments import check_integer
 
 try:
     import anywidget
@@ -62,8 +64,12 @@ def explore(model: Model, sources: str | Sequence[str], *, beam: int = 4, height
 
     Raises:
         ConfigError: The model reads another kind of source, or there are no texts.
+        ArgumentTypeError: An argument has the wrong type.
     """
-    texts = [sources] if isinstance(sources, str) else list(sources)
+    if not isinstance(model, Model):
+        raise ArgumentTypeError(f"model must be a regard.Model, not {type(model).__name__}.")
+    check_integer("height", height)
+    texts = [sources] if isinstance(sources, str) else check_texts("sources", sources)
     kind = model.settings.model.source_kind
     if kind != TEXT:
         raise ConfigError(f"The model reads sources of the kind {kind}. Use `regard explore` for this model.")

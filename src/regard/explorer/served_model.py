@@ -29,7 +29,8 @@ from regard.inspection import curves
 from regard.inspection.trace import Trace
 from regard.models.encoder_settings import TEXT
 from regard.models.vision.settings import IMAGE
-from regard.runs.folder import Checkpoint, RunFolder, open_model
+from regard.runs.folder import RunFolder, open_model
+from regard.runs.stored_checkpoint import Checkpoint
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP")
 """The formats of images in requests. Others are not decoded, because fewer decoders have fewer bugs."""
@@ -154,9 +155,9 @@ def summarize_model(model: Model) -> dict[str, Any]:
     }
 
 
-def load_models(paths: Sequence[str]) -> list[ServedModel]:
+def load_models(paths: Sequence[str], *, accept_changes: bool = False) -> list[ServedModel]:
     """Load the models of run folders. Raise ModelError for a folder that cannot be used, before any is loaded."""
-    located = [open_model(path) for path in paths]
+    located = [open_model(path, accept_changes=accept_changes) for path in paths]
     return [
         ServedModel(str(index), folder, checkpoint, Model.from_checkpoint(folder, checkpoint))
         for index, (folder, checkpoint) in enumerate(located)

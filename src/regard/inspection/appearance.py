@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError, check_choice
 from regard.formatting import did_you_mean
 from regard.inspection.pictures import Style
 
@@ -64,9 +64,17 @@ class Appearance:
     quantity: str = "attention weight"
 
     def __post_init__(self) -> None:
+        for name, text in (("colors", self.colors), ("title", self.title)):
+            if text is not None and not isinstance(text, str):
+                raise ArgumentTypeError(f"{name} must be a text, not {text!r}.")
+        check_choice("style", self.style, get_args(Style))
         if self.colors is not None:
             _color_table(self.colors)
-        if self.max_weight is not None and not (math.isfinite(self.max_weight) and self.max_weight > 0):
+        if self.max_weight is None:
+            return
+        if isinstance(self.max_weight, bool) or not isinstance(self.max_weight, int | float):
+            raise ArgumentTypeError(f"max_weight must be a positive number, not {self.max_weight!r}.")
+        if not (math.isfinite(self.max_weight) and self.max_weight > 0):
             raise ConfigError(f"max_weight must be a positive number, not {self.max_weight}.")
 
     def find_limit(self, maps: Sequence[NDArray[np.float32]]) -> float:

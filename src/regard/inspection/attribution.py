@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.decoding.search import Weights
-from regard.errors import ConfigError
+from regard.errors import ConfigError, check_path
 from regard.inspection.appearance import Appearance
 from regard.inspection.heatmap import AttentionView, HeatMap
 from regard.inspection.labels import Labels
@@ -228,6 +228,7 @@ class Attribution:
         from regard.inspection import figures
         from regard.inspection.trace import Trace
 
+        path = check_path(path)
         trace = Trace(self.prediction, attributions=[self])
         figures.save_all([figures.Figure(self.prediction, self.view(), trace)], path)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from regard.errors import ArgumentTypeError, ConfigError, check_output_folder
+from regard.errors import ConfigError, check_output_folder, check_path
 from regard.evaluation.breakdown import GroupValues
 from regard.evaluation.comparison import SIGNIFICANT, Interval, SeedGroup, System, SystemComparison, Tested
 from regard.evaluation.settings import Metric
@@ -254,9 +254,7 @@ class Comparison:
 
         >>> comparison.save("report.html")
         """
-        if not isinstance(path, str | Path):
-            raise ArgumentTypeError(f"path must be the path of a file, not {type(path).__name__}.")
-        path = Path(path)
+        path = check_path(path)
         check_report_path(path, list(_WRITERS))
         path.write_text(_WRITERS[path.suffix](self) + "\n", "utf-8")
 

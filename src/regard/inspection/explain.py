@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard.errors import check_output_folder, check_path
 from regard.formatting import format_bytes, format_count, table
 from regard.inspection import cost as costs
 from regard.inspection.cost import Lengths, ModelCost, compute_cost
@@ -99,13 +100,16 @@ class Explanation:
             The lengths, the times in seconds, and the number of threads.
 
         Raises:
-            ConfigError: The path has another extension, or the cost of the model is unknown.
+            ConfigError: The path has another extension, its folder does not exist, or the cost of the model is unknown.
+            ArgumentTypeError: The argument is not a path.
 
         >>> regard.explain("dates").plot("cost.svg").seconds
         """
         from regard.inspection.cost_plot import draw_cost
 
-        return draw_cost(self, Path(path))
+        path = check_path(path)
+        check_output_folder(path)
+        return draw_cost(self, path)
 
     def _header(self) -> str:
         sizes, is_text = self.vocabularies, self.settings.source_kind == TEXT

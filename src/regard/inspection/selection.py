@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from regard.attention.record import ROLES, Role
 from regard.decoding.search import Weights
-from regard.errors import ConfigError
+from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.alignment import merge_words
 from regard.formatting import did_you_mean, quantity
 from regard.inspection.rollout import roll_out, roll_out_cross
 from regard.inspection.words import Span
+from regard.ops.arguments import check_flag
 
 Reduction = Literal["mean", "max"]
 Layer = int | Literal["mean", "max", "rollout", "all"]
@@ -61,6 +62,9 @@ class Selection:
     words: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.attention, str):
+            raise ArgumentTypeError(f"attention must be a role or the name of an attention, not {self.attention!r}.")
+        check_flag("words", self.words)
         for name, value, choices in (
             ("layer", self.layer, ("mean", "max", "rollout", "all")),
             ("head", self.head, ("mean", "max", "all")),

@@ -17,7 +17,7 @@ from regard.decoding.tracing import (
     Step,
     TracedSearch,
 )
-from regard.errors import ArgumentTypeError, ConfigError, DataError, check_output_folder
+from regard.errors import ConfigError, DataError, check_output_folder, check_path
 from regard.formatting import quantity, to_json
 from regard.inspection.attribution import Attribution
 from regard.inspection.changes import Changes
@@ -104,7 +104,7 @@ class Trace:
         >>> trace.save("trace.html")
         >>> regard.Trace.load("trace.html").prediction
         """
-        _check_path(path)
+        check_path(path)
         try:
             parts = read_document(parse_document(Path(path).read_text("utf-8")))
         except OSError as error:
@@ -178,18 +178,12 @@ class Trace:
 
         >>> model.trace("3 mai 2009").save("trace.html")
         """
-        _check_path(path)
-        path = Path(path)
+        path = check_path(path)
         check_output_folder(path)
         if path.suffix.lower() not in EXTENSIONS:
             raise ConfigError(f"{path}: a trace is saved as .json or .html. Use one of these extensions.")
         text = self.to_html() if path.suffix.lower() == ".html" else to_json(self.document, ensure_ascii=False)
         path.write_text(text, "utf-8")
-
-
-def _check_path(path: object) -> None:
-    if not isinstance(path, str | Path):
-        raise ArgumentTypeError(f"path must be the path of a file, not {type(path).__name__}.")
 
 
 def _describe_slots(prediction: Prediction) -> str:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import numpy as np
 
 from regard.attention.record import Role
-from regard.errors import ConfigError
+from regard.errors import ConfigError, check_choice
 from regard.inspection.appearance import Appearance
 from regard.inspection.contact_sheet import ContactSheet
 from regard.inspection.heatmap import AttentionView, HeatMap, Weights
@@ -77,6 +77,8 @@ def select_attention(prediction: "Prediction", selection: Selection, kind: ViewK
     """Select attention weights of a prediction, and label their rows and columns. By default, a grid shows all layers
     and heads.
     """
+    if kind is not None:
+        check_choice("kind", kind, get_args(ViewKind))
     if kind == "grid":
         is_layer = selection.attention in prediction.attentions
         selection = replace(

@@ -15,14 +15,8 @@ from torch import Tensor, nn
 from regard.attention.attention import Attention
 from regard.attention.memory import Attended, Keys, Past
 from regard.attention.selections import join_samples
-from regard.models.contracts import (
-    Decoded,
-    Decoder,
-    LossTerm,
-    Memory,
-    check_supervised_head,
-    repeat_for_hypotheses,
-)
+from regard.models.arguments import check_memory, check_step_types, check_targets, check_token, embed
+from regard.models.contracts import Decoded, Decoder, LossTerm, Memory, check_supervised_head, repeat_for_hypotheses
 from regard.models.readout import CopyAttention, Readout
 from regard.models.settings import RecurrentModel
 from regard.ops.cost import NO_COST, Cost, K, PartCost, T
@@ -161,6 +155,7 @@ class AttentiveDecoder(Decoder, ABC):
         return self.training and self.supervised_head is not None
 
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
+        check_memory(memory, self.bridge.weight, self.bridge.in_features, self.bridge.in_features)
         keys = self.attention.prepare(self.memory_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
         initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))
         rows, like = len(memory.slots_BSD), memory.slots_BSD
@@ -172,15 +167,18 @@ class AttentiveDecoder(Decoder, ABC):
         return AttentiveKeys(keys, slots, tokens), state
 
     def step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, AttentiveState]:
+        check_step_types(state, keys, AttentiveState, AttentiveKeys)
+        check_token(token_B, len(state.output_BH), self.embedding)
         if self.attention.select.marginal:
             logits_BV, output = self._marginal_step(token_B, state, keys)
             return logits_BV, output.state
-        embedded_BD = self.dropout(self.embedding(token_B))
+        embedded_BD = self.dropout(embed(self.embedding, token_B))
         output = self._advance(self.layers.project(embedded_BD), state, keys)
         return self._read_out([output], embedded_BD.unsqueeze(1), keys).logits_BTV.squeeze(1), output.state
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         keys, state = self.begin(memory)
+        check_targets(tokens_BT, len(state.output_BH), self.embedding)
         steps: list[_StepOutput] = []
         if self.attention.select.marginal:
             logits = []
@@ -192,7 +190,7 @@ class AttentiveDecoder(Decoder, ABC):
             attended = [step.read.attended for step in steps]
             decoded = Decoded.from_logits(torch.stack(logits, 1), self._loss_terms(attended, keys))
             return self._add_alignment(decoded, attended)
-        embedded_BTD = self.dropout(self.embedding(tokens_BT))
+        embedded_BTD = self.dropout(embed(self.embedding, tokens_BT))
         for gates_BG in self.layers.project(embedded_BTD).unbind(1):
             steps.append(self._advance(gates_BG, state, keys))
             state = steps[-1].state
@@ -262,7 +260,7 @@ class AttentiveDecoder(Decoder, ABC):
             token_BS1 = token_B.view(-1, 1, 1).expand(-1, state.log_p_BSV.shape[1], 1)
             likelihood_BS = state.log_p_BSV.gather(-1, token_BS1).squeeze(-1).exp()
             state = state._replace(past=self.attention.observe(state.past, likelihood_BS))
-        embedded_BD = self.dropout(self.embedding(token_B))
+        embedded_BD = self.dropout(embed(self.embedding, token_B))
         output = self._advance(self.layers.project(embedded_BD), state, keys)
         assert keys.readout_slots_BSH is not None
         slots_BSH = repeat_for_hypotheses(keys.readout_slots_BSH, len(token_B))
@@ -272,6 +270,8 @@ class AttentiveDecoder(Decoder, ABC):
         assert output.read.attended.weights is not None
         weights_BS1 = output.read.attended.weights.transpose(1, 2)
         log_a_BS1 = weights_BS1.clamp_min(torch.finfo(weights_BS1.dtype).tiny).log()
+        # The softmax cancels the maximum. Otherwise a row without visible slots, whose logs are −87, loses digits.
+        log_a_BS1 = log_a_BS1 - log_a_BS1.detach().amax(1, keepdim=True)
         mixture_BV = (log_a_BS1 + log_p_BSV).logsumexp(1).log_softmax(-1)
         observed = log_p_BSV if self.attention.select.uses_past else None
         return mixture_BV, output._replace(state=output.state._replace(log_p_BSV=observed))
@@ -354,7 +354,8 @@ class LuongDecoder(AttentiveDecoder):
             return super().forward(tokens_BT, memory)
         # The states do not depend on the contexts, so all steps run at once.
         keys, state = self.begin(memory)
-        embedded_BTD = self.dropout(self.embedding(tokens_BT))
+        check_targets(tokens_BT, len(state.output_BH), self.embedding)
+        embedded_BTD = self.dropout(embed(self.embedding, tokens_BT))
         outputs_BTH, _ = self.layers(embedded_BTD, state=state.layers)
         attended = self._read_memory(outputs_BTH, state, keys)
         contexts_BTD = attended.context_BTD

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.formatting import quantity
+from regard.ops.arguments import check_integers, check_same_device
 from regard.ops.cost import PartCost
 
 State = Any
@@ -97,6 +98,16 @@ class Tokens(Source):
 
     tokens_BT: Tensor
     lengths_B: Tensor
+
+    def __post_init__(self) -> None:
+        check_integers("tokens", self.tokens_BT, "rows", "steps")
+        check_integers("lengths", self.lengths_B, "rows")
+        check_same_device("lengths", self.lengths_B, "tokens", self.tokens_BT.device)
+        if len(self.lengths_B) != len(self.tokens_BT):
+            raise ConfigError(
+                f"lengths has {quantity(len(self.lengths_B), 'row')}, but tokens has {len(self.tokens_BT)}. Pass one "
+                "length for each row."
+            )
 
     @classmethod
     def zeros(cls, length: int, device: torch.device) -> "Tokens":

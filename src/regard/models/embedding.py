@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
+from regard.models.arguments import embed
 from regard.models.encoder_settings import TransformerLayers
 from regard.ops.dropout import Dropout
 
@@ -30,7 +31,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens_BT: Tensor, start: int | Tensor = 0, max_length: int | None = None) -> Tensor:
         """Embed tokens at the positions from `start` on, all below `max_length`."""
-        x_BTD = self.tokens(tokens_BT) * self.scale
+        x_BTD = embed(self.tokens, tokens_BT) * self.scale
         if self.learned is not None:
             assert isinstance(start, int)
             x_BTD = x_BTD + self.learned.span(start, tokens_BT.shape[1])

@@ -8,6 +8,14 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.models.arguments import (
+    check_memory,
+    check_step_types,
+    check_targets,
+    check_token,
+    check_tokens_source,
+    embed,
+)
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens, repeat_for_hypotheses
 from regard.models.encoder_settings import RecurrentEncoderSettings
 from regard.models.readout import Readout
@@ -53,7 +61,8 @@ class RecurrentEncoder(Encoder[Tokens]):
         return [PartCost.per_source("embedding", NO_COST, self.embedding), *self.layers.costs(S, S)]
 
     def forward(self, source: Tokens) -> Memory:
-        embedded_BSD = self.dropout(self.embedding(source.tokens_BT))
+        check_tokens_source(source, self.embedding)
+        embedded_BSD = self.dropout(embed(self.embedding, source.tokens_BT))
         if self.reverse:
             embedded_BSD = layers.reverse_rows(embedded_BSD, source.lengths_B)
         slots_BSD, state = self.layers(embedded_BSD, source.lengths_B)
@@ -115,12 +124,15 @@ class FixedDecoder(Decoder):
         ]
 
     def begin(self, memory: Memory) -> tuple[Tensor, FixedState]:
+        check_memory(memory, self.bridge.weight, slot_size=None, summary_size=self.bridge.in_features)
         initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))
         state = FixedState(initial, self.layers.sample_masks(len(memory.summary_BD), memory.summary_BD))
         return memory.summary_BD[:, : None if self.feeds_context else 0], state
 
     def step(self, token_B: Tensor, state: FixedState, keys: Tensor) -> tuple[Tensor, FixedState]:
-        embedded_BD = self.dropout(self.embedding(token_B))
+        check_step_types(state, keys, FixedState, Tensor)
+        check_token(token_B, len(state.layers[0][0]), self.embedding)
+        embedded_BD = self.dropout(embed(self.embedding, token_B))
         context_BD = repeat_for_hypotheses(keys, len(token_B))
         gates_BG = self.layers.project(torch.cat([embedded_BD, context_BD], dim=-1))
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
@@ -129,7 +141,8 @@ class FixedDecoder(Decoder):
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         context_BD, state = self.begin(memory)
-        embedded_BTD = self.dropout(self.embedding(tokens_BT))
+        check_targets(tokens_BT, len(context_BD), self.embedding)
+        embedded_BTD = self.dropout(embed(self.embedding, tokens_BT))
         context_BTD = context_BD.unsqueeze(1).expand(-1, tokens_BT.shape[1], -1)
         outputs_BTH, _ = self.layers(torch.cat([embedded_BTD, context_BTD], dim=-1), state=state.layers)
         inputs_BTD = torch.cat([outputs_BTH, embedded_BTD], dim=-1)

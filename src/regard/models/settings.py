@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from regard.attention.settings import AttentionChoice, AttentionSettings, ScaledDot, Score
+from regard.config import TRAINING_ONLY
 from regard.formatting import quantity
 from regard.models.encoder_settings import (
     TEXT,
@@ -89,7 +90,7 @@ class RegisteredModel(ModelSettings):
 
     encoder: EncoderSettings = RecurrentEncoderSettings()
     embedding: Width = Field(64, description="width of the token embeddings")
-    dropout: FractionBelowOne = Field(0.1, description="dropout on embeddings")
+    dropout: FractionBelowOne = Field(0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings")
 
     @property
     def encoder_settings(self) -> EncoderSettings:
@@ -117,6 +118,7 @@ class DecoderSettings(RecurrentSettings):
     gate: bool = Field(False, description="scale the context by a learned gate β = σ(w · q + b), q the query")
     doubly_stochastic: Weight = Field(
         0.0,
+        json_schema_extra=TRAINING_ONLY,
         description="weight λ of the penalty λ Σ_j (1 − Σ_t a_tj)², which encourages attention to every slot",
     )
 
@@ -127,10 +129,16 @@ class _RecurrentBase(ModelSettings):
     embedding: Width = Field(64, description="width of the token embeddings")
     encoder: EncoderSettings = RecurrentEncoderSettings()
     decoder: RecurrentSettings
-    dropout: FractionBelowOne = Field(0.1, description="dropout on embeddings and before the output layer")
-    memory_dropout: FractionBelowOne = Field(0.0, description="dropout on the encoder states")
+    dropout: FractionBelowOne = Field(
+        0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings and before the output layer"
+    )
+    memory_dropout: FractionBelowOne = Field(
+        0.0, json_schema_extra=TRAINING_ONLY, description="dropout on the encoder states"
+    )
     output_dropout: FractionBelowOne | None = Field(
-        None, description="dropout before the output layer; by default the same as dropout"
+        None,
+        json_schema_extra=TRAINING_ONLY,
+        description="dropout before the output layer; by default the same as dropout",
     )
     tied: Literal["none", "decoder", "all"] = Field(
         "none",

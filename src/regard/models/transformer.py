@@ -22,6 +22,7 @@ from regard.attention.memory import Keys, Past
 from regard.attention.multihead import MultiHeadAttention, PackedProjection
 from regard.attention.record import Role
 from regard.attention.settings import Score
+from regard.models.arguments import check_memory, check_step_types, check_targets, check_token, check_tokens_source
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens, check_supervised_head
 from regard.models.embedding import Embedding
 from regard.models.encoder_settings import TransformerBlocks, TransformerEncoderSettings
@@ -155,6 +156,7 @@ class TransformerEncoder(Encoder[Tokens]):
         ]
 
     def forward(self, source: Tokens) -> Memory:
+        check_tokens_source(source, self.token_embedding)
         x_BSD, valid_BS = self.embedding(source.tokens_BT), source.valid_BT
         for layer in self.layers:
             x_BSD = self.run_layer(layer, x_BSD, valid_BS)
@@ -245,6 +247,7 @@ class TransformerDecoder(Decoder):
 
     def __init__(self, settings: TransformerModel, vocabulary: int, memory_size: int) -> None:
         super().__init__()
+        self._memory_size = memory_size
         self.bridge = nn.Identity() if memory_size == settings.size else nn.Linear(memory_size, settings.size)
         self.embedding = Embedding(settings, vocabulary)
         self.run_layer = _run_checkpointed if settings.gradient_checkpointing else _run_layer
@@ -299,6 +302,8 @@ class TransformerDecoder(Decoder):
     def step(
         self, token_B: Tensor, state: TransformerState, keys: tuple[LayerKeys, ...]
     ) -> tuple[Tensor, TransformerState]:
+        check_step_types(state, keys, TransformerState, tuple)
+        check_token(token_B, len(state.past.position_B), self.token_embedding)
         cache, pasts = state.layers
         x_B1D = self.embedding(token_B.unsqueeze(1), cache.start, cache.max_steps)
         indirection = cache.next_step(x_B1D.dtype)
@@ -316,8 +321,9 @@ class TransformerDecoder(Decoder):
         return self.output(self.norm(x_B1D)).squeeze(1), TransformerState(past, layers)
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
-        x_BTD = self.embedding(tokens_BT)
         layers = zip(self._layers(), self._prepare_keys(memory), strict=True)
+        check_targets(tokens_BT, len(memory.slots_BSD), self.token_embedding)
+        x_BTD = self.embedding(tokens_BT)
         supervised_layer, head = self.supervised if self.supervised and self.training else (None, 0)
         alignment_BTS = None
         for index, (layer, key) in enumerate(layers):
@@ -330,6 +336,7 @@ class TransformerDecoder(Decoder):
         )
 
     def _prepare_keys(self, memory: Memory) -> tuple[Keys, ...]:
+        check_memory(memory, self.output.weight, slot_size=self._memory_size, summary_size=None)
         slots_BSD = self.bridge(memory.slots_BSD)
         return tuple(layer.cross_attention.prepare(slots_BSD, allowed=memory.allowed_BS) for layer in self._layers())
 

@@ -34,6 +34,26 @@ def check_tensors(**arguments: object) -> None:
             raise ArgumentTypeError(f"{name} must be a tensor, not {type(value).__name__}.")
 
 
+def check_integers(name: str, tokens: Any, *axes: str) -> None:
+    """Raise an error unless an argument is a tensor of integers with these axes."""
+    check_tensors(**{name: tokens})
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise ConfigError(f"{name} must be a tensor of integers (int64), not {tokens.dtype}.")
+    if tokens.dim() != len(axes):
+        shape = f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
+        raise ConfigError(f"{name} must have the shape {shape}, not {tuple(tokens.shape)}.")
+
+
+def check_same_device(name: str, tensor: Tensor, owner: str, device: torch.device) -> None:
+    if tensor.device != device:
+        raise ConfigError(f"{name} is on {tensor.device}, but {owner} is on {device}. Move one with .to(device).")
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether the values of a tensor can be checked: on a GPU this would synchronize, and a compiler has no values."""
+    return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+
+
 def check_floating(like: Tensor, owner: str, **arguments: Tensor) -> None:
     """Raise an error unless tensors are floating-point, on the device of `like`, and of its dtype.
 

@@ -24,6 +24,8 @@ def check_lengths(lengths: Lengths, x_BTD: Tensor) -> Tensor:
             f"lengths must be one integer for each of the {rows} rows, not {lengths_B.dtype} of shape "
             f"{tuple(lengths_B.shape)}."
         )
+    if lengths_B.device.type == "meta" and x_BTD.device.type != "meta":
+        raise ConfigError(f"lengths is on meta, but x is on {x_BTD.device}. Pass lengths with values.")
     if lengths_B.device.type == "cpu" and rows and not (lengths_B.min() >= 0 and lengths_B.max() <= steps):
         raise ConfigError(f"lengths must be between 0 and the number of steps, {steps}, not {lengths_B.tolist()}.")
     return lengths_B.to(x_BTD.device, torch.int64)

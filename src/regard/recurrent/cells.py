@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.ops.arguments import check_floating, check_tensors
 from regard.ops.cost import count_multiply_adds
 from regard.ops.recording import RecordableModule
 from regard.recurrent import settings
@@ -90,6 +91,10 @@ class Cell(RecordableModule, ABC):
 
     def project(self, x: Tensor) -> Tensor:
         """Return W x + b, (…, D) → (…, G). If x is narrower than the input, use the first columns of W."""
+        check_tensors(x=x)
+        if x.shape[-1:] > (self.input_size,):
+            raise ConfigError(f"x must have at most {self.input_size} columns, not the shape {tuple(x.shape)}.")
+        check_floating(self.weight_input, "the cell is", x=x)
         bias = None if self.layer_norm else self.bias_input
         return nn.functional.linear(x, self.weight_input[:, : x.shape[-1]], bias)
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from regard.config import Settings
+from regard.config import TRAINING_ONLY, Settings
 from regard.quantities import Bias, FractionBelowOne, Layers, Width
 from regard.registry import Choice, Registry
 
@@ -154,7 +154,9 @@ class LSTM(Cell):
     )
     peepholes: bool | None = _switch("let the gates read the cell state")
     gate_recurrence: bool | None = _switch("let each gate read all gates of the previous step")
-    forget_bias: Bias = Field(1.0, description="initial bias of the forget gate; a positive value opens it")
+    forget_bias: Bias = Field(
+        1.0, json_schema_extra=TRAINING_ONLY, description="initial bias of the forget gate; a positive value opens it"
+    )
 
     def select_variant(self, name: str | None) -> LSTMVariant:
         """Return the variant that a name (None for the standard LSTM) and the switches select together."""
@@ -185,8 +187,12 @@ class RecurrentSettings(Settings):
     )
     hidden: Width = Field(128, description="state width, per direction")
     layers: Layers = 1
-    dropout: FractionBelowOne = Field(0.0, description="dropout between layers")
-    variational: bool = Field(False, description="use the same dropout mask at all steps, on the recurrent state too")
+    dropout: FractionBelowOne = Field(0.0, json_schema_extra=TRAINING_ONLY, description="dropout between layers")
+    variational: bool = Field(
+        False,
+        json_schema_extra=TRAINING_ONLY,
+        description="use the same dropout mask at all steps, on the recurrent state too",
+    )
     residual: bool = Field(False, description="add each layer's input to its output, from the second layer on")
     layer_norm: bool = Field(False, description="normalize W x and R h separately before the gates")
 

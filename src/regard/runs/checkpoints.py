@@ -4,7 +4,6 @@ checkpoint that is being written.
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from regard.config import flatten
 from regard.data.source_kinds import build_reader
 from regard.data.sources import SourceReader
 from regard.data.tokens.tokenizers import TokenizerPair
@@ -22,19 +20,17 @@ from regard.errors import DivergedError, ModelError
 from regard.evaluation.values import MetricValues
 from regard.formatting import to_json
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.runs.folder import FORMAT, Checkpoint, RunFolder, UnreadableError
+from regard.runs.directory import Directory
+from regard.runs.fingerprint import describe_settings, hash_tokenizer_parts
+from regard.runs.folder import RunFolder
 from regard.runs.lock import LockedFolder
 from regard.runs.schedule import Schedule
 from regard.runs.settings import RunSettings, TrainingSettings
-from regard.runs.tensors import check_tensors, first_not_finite, read_tensors
+from regard.runs.sizes import check_sizes
+from regard.runs.stored_checkpoint import FORMAT, OPTIMIZER, WEIGHTS, Checkpoint, UnreadableError
+from regard.runs.tensors import check_shapes, check_tensors, collect_tensors, first_not_finite, read_tensors, shapes_of
 
 log = logging.getLogger(__name__)
-
-
-_SMALL_SIZE = 2_048
-"""A model is built without a check if its sizes are at most this large, or are part of the shapes of its weights."""
-
-WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 @dataclass
@@ -82,6 +78,7 @@ class RunProgress:
 
 def save(
     locked: LockedFolder,
+    settings: RunSettings,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     progress: RunProgress,
@@ -92,20 +89,25 @@ def save(
     If there is a moving average of the weights, it is saved as the model, and the weights themselves are saved with
     the optimizer.
     """
-    weights, state = _tensors(model), _optimizer_tensors(model, optimizer)
+    weights, state = collect_tensors(model), _optimizer_tensors(model, optimizer)
     if average is not None:
         state |= {f"weights/{name}": parameter.detach() for name, parameter in model.named_parameters()}
         weights |= average
-    return _write(locked, f"step-{progress.step}", weights, state, progress)
+    return _write(locked, settings, f"step-{progress.step}", weights, state, progress)
 
 
-def save_average(locked: LockedFolder, model: nn.Module, progress: RunProgress) -> Checkpoint:
+def save_average(locked: LockedFolder, settings: RunSettings, model: nn.Module, progress: RunProgress) -> Checkpoint:
     """Save the average of the last checkpoints, without an optimizer: training cannot resume from it."""
-    return _write(locked, f"average-{progress.step}", _tensors(model), {}, progress)
+    return _write(locked, settings, f"average-{progress.step}", collect_tensors(model), {}, progress)
 
 
 def _write(
-    locked: LockedFolder, name: str, model: dict[str, Tensor], optimizer: dict[str, Tensor], progress: RunProgress
+    locked: LockedFolder,
+    settings: RunSettings,
+    name: str,
+    model: dict[str, Tensor],
+    optimizer: dict[str, Tensor],
+    progress: RunProgress,
 ) -> Checkpoint:
     """Write a draft, sync it, rename it and sync its directory: the checkpoint is complete or does not exist."""
     broken = first_not_finite(model) or first_not_finite(optimizer)
@@ -129,30 +131,26 @@ def _write(
             if optimizer:
                 add(OPTIMIZER, serialize(optimizer))
             add("state.json", to_json(progress.to_json(), indent=1).encode())
+            tokenizers = {
+                file: root.read(file)
+                for file in root.names()
+                if file.startswith("tokenizer") and file.endswith(".json")
+            }
             manifest = {
                 "format": FORMAT,
                 "files": files,
                 "shapes": {name: list(tensor.shape) for name, tensor in model.items()},
-                "tokenizers": {
-                    file: hashlib.sha256(root.read(file)).hexdigest()
-                    for file in root.names()
-                    if file.startswith("tokenizer") and file.endswith(".json")
-                },
+                "settings": describe_settings(settings),
+                "tokenizers": {file: hashlib.sha256(content).hexdigest() for file, content in tokenizers.items()},
+                "tokenizer_parts": {file: hash_tokenizer_parts(content) for file, content in tokenizers.items()},
             }
             folder.write_synced("manifest.json", to_json(manifest, indent=1).encode())
             folder.sync()
-        checkpoints.remove(name)
+        old = _hide(checkpoints, name)
         checkpoints.rename(draft, name)
         checkpoints.sync()
+        checkpoints.remove(old)
     return Checkpoint(locked.path / "checkpoints" / name)
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights and buffers of a model; a shared tensor (tied embeddings) only under its first name."""
-    distinct: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        distinct.setdefault(id(tensor), (name, tensor.detach()))
-    return dict(distinct.values())
 
 
 def prune(
@@ -166,9 +164,22 @@ def prune(
     with locked.directory.subdirectory("checkpoints") as checkpoints:
         for checkpoint in RunFolder(locked.path).all_checkpoints():
             if kept < keep:
-                kept += counts(checkpoint.step) and checkpoint.find_problem() is None
+                valid = checkpoint.find_problem() is None and checkpoint.find_optimizer_problem() is None
+                kept += counts(checkpoint.step) and valid
             elif checkpoint.step != best_step:
-                checkpoints.remove(checkpoint.path.name)
+                checkpoints.remove(_hide(checkpoints, checkpoint.path.name))
+
+
+def _hide(checkpoints: Directory, name: str) -> str:
+    """Rename a checkpoint, if it exists, and return a name that is not that of a checkpoint.
+
+    A process that is killed while it removes the files of a checkpoint would leave one that is reported as damaged.
+    """
+    hidden = f".removed-{name}"
+    checkpoints.remove(hidden)
+    if name in checkpoints.names():
+        checkpoints.rename(name, hidden)
+    return hidden
 
 
 def remove_unfinished(locked: LockedFolder) -> None:
@@ -177,13 +188,17 @@ def remove_unfinished(locked: LockedFolder) -> None:
         return
     with locked.directory.subdirectory("checkpoints") as checkpoints:
         for name in checkpoints.names():
-            if name.startswith((".step-", ".average-")):
+            if name.startswith((".step-", ".average-", ".removed-")):
                 checkpoints.remove(name)
+        is_newest = True
         for checkpoint in RunFolder(locked.path).all_checkpoints():
             problem = checkpoint.find_problem()
-            if problem is not None:
+            if problem is None:
+                is_newest = False
+            else:
                 new_name = f"damaged-{checkpoint.path.name}"
-                log.warning("%s; it is renamed to %s, and the previous checkpoint is used.", problem, new_name)
+                used = ", and the previous checkpoint is used" if is_newest else ""
+                log.warning("%s; it is renamed to %s%s.", problem, new_name, used)
                 checkpoints.remove(new_name)
                 checkpoints.rename(checkpoint.path.name, new_name)
 
@@ -213,63 +228,16 @@ def load_model(folder: RunFolder, checkpoint: Checkpoint) -> LoadedModel:
     return LoadedModel(settings, reader, tokenizers, model, folder.read_first_readable(checkpoint, load))
 
 
-def check_sizes(settings: RunSettings, tokenizers: TokenizerPair, checkpoint: Checkpoint) -> None:
-    """Raise ModelError if the weights of a checkpoint do not have the sizes of the settings, before memory is allocated
-    for a model of these sizes.
-    """
-    if not _has_unexplained_size(settings, checkpoint):
-        return
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        try:
-            model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
-        except (NotImplementedError, RuntimeError):  # a part that computes with its weights when it is built
-            return
-    _check_shapes(_shapes(_tensors(model)), checkpoint.shapes, checkpoint.path / WEIGHTS)
-
-
-def _has_unexplained_size(settings: RunSettings, checkpoint: Checkpoint) -> bool:
-    """Whether a large number in the settings of the model is not part of any shape. Only then is it worth the time to
-    build the model without memory: PyTorch imports its compiler for that.
-    """
-    sizes = {size for shape in checkpoint.shapes.values() for size in shape}
-    declared = (value for value in flatten(settings.model).values() if isinstance(value, int) and value > _SMALL_SIZE)
-    return any(all(size % value for size in sizes if size) for value in declared)
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load the weights of a checkpoint into a model. Raise ModelError, with the name, if a tensor does not fit."""
     _set_weights(model, read_tensors(checkpoint, WEIGHTS), checkpoint.path / WEIGHTS)
 
 
 def _set_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    expected = _tensors(model)
-    _check_shapes(_shapes(expected), _shapes(weights), path)
+    expected = collect_tensors(model)
+    check_shapes(shapes_of(expected), shapes_of(weights), path)
     check_tensors(weights, {name: parameter.dtype for name, parameter in expected.items()}, path)
     model.load_state_dict(weights, strict=False)  # a shared tensor is saved under one name
-
-
-def _check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, tuple[int, ...]], path: Path) -> None:
-    for name, shape in expected.items():
-        if name not in weights:
-            raise ModelError(
-                f"{path} has no tensor {name}, which the model of its config.yaml requires. The folder may contain "
-                "files of different runs."
-            )
-        if weights[name] != shape:
-            raise ModelError(
-                f"{path}: the tensor {name} has the shape {weights[name]}, but the model of its config.yaml requires "
-                f"{shape}. The folder may contain files of different runs."
-            )
-    extra = set(weights) - set(expected)
-    if extra:
-        raise ModelError(
-            f"{path} has a tensor that the model of its config.yaml does not have: {min(extra)}. The folder may "
-            "contain files of different runs."
-        )
 
 
 class SavedCheckpoint(NamedTuple):
@@ -295,18 +263,27 @@ class SavedCheckpoint(NamedTuple):
 
 
 def read_newest(folder: RunFolder) -> SavedCheckpoint | None:
-    """Read the newest complete checkpoint; None if there is none."""
+    """Read the newest checkpoint from which training can resume; None if there is no complete checkpoint.
+
+    Raise ModelError if there are complete checkpoints, but none with the state of the optimizer: training from scratch
+    would replace a model that can be used.
+    """
+    problems = []
     for checkpoint in folder.complete_checkpoints():
-        path = checkpoint.path / OPTIMIZER
-        if not os.path.lexists(path):
-            raise ModelError(
-                f"{path} is missing, and training cannot be resumed without the state of the optimizer. Copy it from "
-                "the original run folder."
-            )
+        problem = checkpoint.find_optimizer_problem()
+        if problem is not None:
+            log.warning("%s; the previous checkpoint is used.", problem)
+            problems.append(problem)
+            continue
         try:
             return SavedCheckpoint(checkpoint, read_tensors(checkpoint, WEIGHTS), read_tensors(checkpoint, OPTIMIZER))
         except UnreadableError as error:
             log.warning("%s The previous checkpoint is used.", error)
+    if problems:
+        raise ModelError(
+            f"{problems[0]}, and training cannot be resumed without the state of the optimizer. Copy it from the "
+            "original run folder, or start a new run from the weights with --from."
+        )
     return None
 
 

@@ -18,140 +18,21 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError, safe_open
-
 from regard.config import resolve
-from regard.data.cache import sha256
 from regard.errors import ConfigError, ModelError
-from regard.formatting import parse_json
 from regard.runs.directory import reject_links
 from regard.runs.lock import LockedFolder, lock_folder
 from regard.runs.settings import RunSettings
-from regard.runs.stored_state import Manifest, StoredState
+from regard.runs.stored_checkpoint import FORMAT, Checkpoint, UnreadableError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FORMAT = 2
-"""The version of the layout and of the settings. Folders with another format are rejected."""
-
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
-
-
-class UnreadableError(ModelError):
-    """A file of a checkpoint cannot be read (permissions, I/O error). Another checkpoint may be readable."""
-
-    def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(f"{path} cannot be read ({error.strerror}). Check its permissions and the disk.")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A folder `step-N` or `average-N`. It may be incomplete or damaged: see `find_problem`."""
-
-    path: Path
-
-    @property
-    def step(self) -> int:
-        return int(self.path.name.split("-")[1])
-
-    @cached_property
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = parse_json((self.path / "state.json").read_text("utf-8"))
-        return state
-
-    @cached_property
-    def _manifest(self) -> Manifest:
-        return Manifest.model_validate(parse_json((self.path / "manifest.json").read_text("utf-8")))
-
-    @property
-    def weights_hash(self) -> str:
-        return self._manifest.files["model.safetensors"]
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the weights, by name, without reading the weights."""
-        return {name: tuple(shape) for name, shape in self._manifest.shapes.items()}
-
-    def check_format(self) -> None:
-        """Raise ModelError if the checkpoint has another format than this version of regard reads."""
-        found = self._manifest.format
-        if found != FORMAT:
-            remedy = (
-                "It was written by a newer version: upgrade regard."
-                if found > FORMAT
-                else "Train the model again with this version, in another folder."
-            )
-            run = self.path.parent.parent
-            raise ModelError(f"{run} has format {found}, and this version of regard reads format {FORMAT}. {remedy}")
-
-    def find_problem(self) -> str | None:
-        """Return which file is missing, unreadable or damaged; None if all files agree with the manifest."""
-        manifest = file = self.path / "manifest.json"
-        try:
-            self.check_format()
-            files, tokenizers = self._manifest.files, self._manifest.tokenizers
-            if not {"model.safetensors", "state.json"} <= set(files):
-                return f"{manifest} lists no model"
-            if any(Path(name).name != name for name in (*files, *tokenizers)):
-                return f"{manifest} is damaged: it lists a file outside the run folder"
-            for name, expected in files.items():
-                file = self.path / name
-                if sha256(file) != expected:
-                    return f"{file} is damaged: its SHA-256 is not the one in the manifest"
-            file = self.path / "state.json"
-            StoredState.model_validate(self.state)
-        except FileNotFoundError:
-            return f"{file} is missing"
-        except OSError as error:
-            return f"{file} cannot be read ({error.strerror})"
-        except ValueError:
-            return f"{file} is damaged"
-        return None
-
-    def check_tokenizers(self) -> None:
-        """Raise ModelError if a tokenizer is not the one that the model was trained with: its ids differ."""
-        for name, expected in self._manifest.tokenizers.items():
-            path = self.path.parent.parent / name
-            try:
-                unchanged = sha256(path) == expected
-            except FileNotFoundError:
-                unchanged = False
-            except OSError as error:
-                raise UnreadableError(path, error) from None
-            if not unchanged:
-                raise ModelError(
-                    f"{path} is missing, damaged or from another run: {self.path} was trained with another tokenizer. "
-                    "Copy it again from the original run folder."
-                )
-
-    def check_shapes(self) -> None:
-        """Raise ModelError, with the name of the tensor, if a shape differs from the manifest.
-
-        This detects a file that another tool has replaced together with its hash in the manifest.
-        """
-        path = self.path / "model.safetensors"
-        try:
-            with safe_open(path, framework="numpy") as file:
-                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
-        except OSError as error:
-            raise UnreadableError(path, error) from None
-        except SafetensorError as error:
-            raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
-        saved = self._manifest.shapes
-        for name in sorted(shapes.keys() | saved.keys()):
-            if shapes.get(name) != saved.get(name):
-                now = f"has the shape {tuple(shapes[name])}" if name in shapes else "is missing"
-                before = f"had the shape {tuple(saved[name])}" if name in saved else "did not exist"
-                raise ModelError(
-                    f"{path}: the tensor {name} {now}, and {before} when the model was saved. Copy the file again from "
-                    "the original run folder."
-                )
 
 
 @dataclass(frozen=True)
@@ -261,14 +142,19 @@ class RunFolder:
         return lock_folder(self.path)
 
 
-def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
-    """Return the run folder at a path and the checkpoint to use. Raise ModelError if the model cannot be used."""
+def open_model(path: str | Path, *, accept_changes: bool = False) -> tuple[RunFolder, Checkpoint]:
+    """Return the run folder at a path and the checkpoint to use. Raise ModelError if the model cannot be used, or if it
+    has been edited and changes are not accepted.
+    """
     path = Path(path)
     if path.is_file():
         _reject_pickle(path)
         raise ModelError(f"{path} is a file. A model is a folder that `regard train` has written.")
     if not path.is_dir():
-        raise ModelError(f"There is no model at {path}. Train one with `regard train PRESET --out {path}`.")
+        raise ModelError(
+            f"There is no model at {path}. If it was moved, pass its new path; to train one, use `regard train PRESET "
+            f"--out {path}`."
+        )
     folder = RunFolder(path)
     if not folder.exists():
         raise ModelError(f"{path} does not contain a model: it has no config.yaml. Pass the folder of a run.")
@@ -283,18 +169,20 @@ def open_model(path: str | Path) -> tuple[RunFolder, Checkpoint]:
     for name in names:
         if not (path / name).is_file():
             raise ModelError(f"{path / name} is missing. Copy it from the original run folder.")
-    return folder, folder.read_first_readable(folder.best(), _check_files)
+
+    def check(checkpoint: Checkpoint) -> Checkpoint:
+        checkpoint.check_unchanged(settings, accept_changes=accept_changes)
+        checkpoint.check_shapes()
+        return checkpoint
+
+    return folder, folder.read_first_readable(folder.best(), check)
 
 
-def _check_files(checkpoint: Checkpoint) -> Checkpoint:
-    checkpoint.check_tokenizers()
-    checkpoint.check_shapes()
-    return checkpoint
-
-
-def open_models(path: str | Path, *others: str | Path) -> list[tuple[RunFolder, Checkpoint]]:
+def open_models(
+    path: str | Path, *others: str | Path, accept_changes: bool = False
+) -> list[tuple[RunFolder, Checkpoint]]:
     """Open the models of an ensemble. Raise ModelError if their tokenizers differ."""
-    first, *rest = [open_model(model) for model in (path, *others)]
+    first, *rest = [open_model(model, accept_changes=accept_changes) for model in (path, *others)]
     for folder, _ in rest:
         _check_same_tokenizers(first[0], folder)
     return [first, *rest]

@@ -25,11 +25,17 @@ class LockedFolder:
 
     def check(self) -> None:
         """Raise RunInUseError unless the path still leads to this folder, with its lock in it."""
-        if not self._is_at(self.path):
+        if self._is_at(self.path):
+            return
+        if os.fstat(self.directory.descriptor).st_nlink == 0:
             raise RunInUseError(
-                f"{self.path} or the {LOCK} in it was moved, removed or replaced while it was being trained. Nothing "
-                "was written to what is there now. If the folder was moved, run `regard train` with its new path."
+                f"{self.path} and its checkpoints were removed during training. To start from scratch, run the same "
+                "command."
             )
+        raise RunInUseError(
+            f"{self.path} or the {LOCK} in it was moved, removed or replaced during training. Nothing was "
+            "written to the folder that is there now. If the folder was moved, run `regard train` with its new path."
+        )
 
     def follow(self) -> Path | None:
         """If the folder was moved, use its new path from now on and return it; None if it was not moved."""

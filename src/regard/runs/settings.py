@@ -184,15 +184,21 @@ class TrainingSettings(Settings):
         return list(dict.fromkeys([self.metric, *self.extra_metrics, Accuracy(), Chrf(), Loss()]))
 
 
-def with_deadline(overrides: Mapping[str, Any], minutes: float | None) -> dict[str, Any]:
-    """Return the overrides with a deadline, if there is one."""
+def check_overrides(overrides: Any) -> dict[str, Any]:
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
         raise ArgumentTypeError(
             f"overrides must be a mapping of settings, such as {{'training.steps': 500}}, not {overrides!r}."
         )
+    return dict(overrides)
+
+
+def with_deadline(overrides: Mapping[str, Any], minutes: float | None) -> dict[str, Any]:
+    """Return the overrides with a deadline, if there is one."""
+    merged = check_overrides(overrides)
     if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float)):
         raise ArgumentTypeError(f"minutes must be a number, not {minutes!r}.")
-    merged = dict(overrides) if minutes is None else {**overrides, "training.minutes": minutes}
+    if minutes is not None:
+        merged["training.minutes"] = minutes
     if merged.get("training.minutes") is not None and "training.steps" in merged:
         raise ConfigError("A deadline in minutes and training.steps cannot be combined. Set one of them.")
     return merged

@@ -1,6 +1,6 @@
 """What manifest.json and state.json of a checkpoint contain. A file with other types is damaged, whatever its hash."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,12 +17,16 @@ class _Stored(BaseModel):
 
 
 class Manifest(_Stored):
-    """The hashes of the files of a checkpoint and of its tokenizers, and the shapes of its weights."""
+    """The hashes of the files of a checkpoint and of its tokenizers, the shapes of its weights, and the settings."""
 
     format: int
     files: dict[str, str] = {}
     shapes: dict[str, list[_Dimension]] = {}
     tokenizers: dict[str, str] = {}
+    tokenizer_parts: dict[str, dict[str, str]] = {}
+    """A hash of each part of each tokenizer. Missing in older checkpoints."""
+    settings: dict[str, Any] = {}
+    """The settings that predictions depend on. Missing in older checkpoints."""
 
 
 class _StoredSegment(_Stored):

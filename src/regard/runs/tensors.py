@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as deserialize
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import ModelError
-from regard.runs.folder import Checkpoint, UnreadableError
+from regard.runs.stored_checkpoint import Checkpoint, UnreadableError
 
 
 def read_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
@@ -47,3 +47,36 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     finite = [tensor.isfinite().all() for tensor in tensors.values()]
     all_finite = torch.stack([entry.cpu() for entry in finite])
     return None if bool(all_finite.all()) else list(tensors)[int(all_finite.int().argmin())]
+
+
+def collect_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights and buffers of a model; a shared tensor (tied embeddings) only under its first name."""
+    distinct: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        distinct.setdefault(id(tensor), (name, tensor.detach()))
+    return dict(distinct.values())
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Raise ModelError, with the name of the tensor, unless the tensors of a file are those that the model expects."""
+    for name, shape in expected.items():
+        if name not in found:
+            raise ModelError(
+                f"{path} has no tensor {name}, which the model of its config.yaml requires. The folder may contain "
+                "files of different runs."
+            )
+        if found[name] != shape:
+            raise ModelError(
+                f"{path}: the tensor {name} has the shape {found[name]}, but the model of its config.yaml requires "
+                f"{shape}. The folder may contain files of different runs."
+            )
+    extra = set(found) - set(expected)
+    if extra:
+        raise ModelError(
+            f"{path} has a tensor that the model of its config.yaml does not have: {min(extra)}. The folder may "
+            "contain files of different runs."
+        )

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from regard.runs.folder import Checkpoint
+from regard.runs.stored_checkpoint import Checkpoint
 from regard.runs.tensors import read_tensors
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from regard.config import resolve
 from regard.errors import ModelError
-from regard.runs.folder import Checkpoint, RunFolder, open_model
+from regard.runs.folder import RunFolder, open_model
 from regard.runs.settings import RunSettings
+from regard.runs.stored_checkpoint import Checkpoint
 
 INIT_FROM = "training.init_from"
 

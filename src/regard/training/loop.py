@@ -45,9 +45,14 @@ def train(
     training = settings.training
     tracking.check_installed(training)
     observers = Observers(callbacks, resolve_device(training.device))
-    with report_disk_failures(folder, lambda error: error is observers.failure), folder.lock() as locked:
+    with (
+        stop_on_signals() as stop,
+        report_disk_failures(folder, lambda error: error is observers.failure),
+        folder.lock() as locked,
+    ):
         folder.reject_foreign()
-        if folder.all_checkpoints():
+        stop.resumed = bool(folder.all_checkpoints())
+        if stop.resumed:
             check_settings_unchanged(folder, settings)
         corpus = load_corpus(settings.data)
         checkpoints.remove_unfinished(locked)
@@ -58,8 +63,8 @@ def train(
             with (
                 EventLog(locked.directory, lambda event: is_before(state, event), training.log_every) as events,
                 tracking.open_trackers(training, locked.directory, state.progress.step) as trackers,
-                stop_on_signals() as stop,
             ):
+                stop.deferred = True  # from now on, there is a state to save
                 run_steps(state, CallbackList([events, *trackers, display, observers]), display, stop)
             card.write(locked, settings, state.progress, state.model)
             return state.progress

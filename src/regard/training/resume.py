@@ -1,9 +1,14 @@
 """Resuming a run: check that its settings and data have not changed, except for settings that extend the run."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from regard.config import differences
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, ModelError
+from regard.runs.fingerprint import list_differences
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, TrainingSettings
+from regard.runs.stored_checkpoint import Checkpoint
 from regard.training.distillation import TEACHER
 
 _OPEN_ENDED = {"none", "inverse_sqrt", "plateau"}
@@ -19,11 +24,27 @@ def check_settings_unchanged(folder: RunFolder, settings: RunSettings) -> None:
     # This setting may change on resume unless it determines which checkpoints are averaged.
     if settings.training.average_checkpoints > 1 and intervals[0] != intervals[1]:
         changed["training.save_every"] = intervals
+    _reject_changes(folder, changed)
+
+
+def check_model_unchanged(folder: RunFolder, checkpoint: Checkpoint, settings: RunSettings) -> None:
+    """Raise `ConfigError` if settings of the model have been edited since a checkpoint was saved, and `ModelError` if a
+    tokenizer has.
+    """
+    _reject_changes(folder, checkpoint.find_changed_settings(settings))
+    changed = checkpoint.find_changed_tokenizers()
     if changed:
-        listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changed.items())
+        raise ModelError(
+            f"{folder.path} was trained with another tokenizer: {'; '.join(changed)}. Copy the file again from the "
+            "original run folder."
+        )
+
+
+def _reject_changes(folder: RunFolder, changed: Mapping[str, tuple[Any, Any]]) -> None:
+    if changed:
         raise ConfigError(
-            f"{folder.path} was started with different settings: {listed}. Use the same settings to resume, choose "
-            f"another folder with --out (out=… in Python), or remove {folder.path} to start again."
+            f"{folder.path} was started with different settings: {list_differences(changed)}. Use the same settings to "
+            f"resume, choose another folder with --out (out=… in Python), or remove {folder.path} to start again."
         )
 
 

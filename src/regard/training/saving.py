@@ -1,6 +1,8 @@
 """Validating and saving a run in training, and averaging its last checkpoints."""
 
 import contextlib
+import logging
+from itertools import islice
 from typing import Any
 
 from regard.data.preparation import Report
@@ -9,9 +11,11 @@ from regard.evaluation.validation import validate
 from regard.formatting import quantity
 from regard.runs import checkpoints
 from regard.runs.callbacks import Callback, SaveInfo, ValidationInfo
-from regard.runs.folder import Checkpoint
+from regard.runs.stored_checkpoint import Checkpoint
 from regard.training.averaging import averaged_weights
 from regard.training.state import TrainingState
+
+log = logging.getLogger(__name__)
 
 
 def validate_model(state: TrainingState, callbacks: Callback) -> None:
@@ -54,7 +58,7 @@ def save(state: TrainingState) -> SaveInfo:
     """Save the state, and remove checkpoints that are not needed any more."""
     training, progress = state.settings.training, state.progress
     averaged = state.average.weights if state.average is not None else None
-    checkpoint = checkpoints.save(state.locked, state.model, state.optimizer, progress, averaged)
+    checkpoint = checkpoints.save(state.locked, state.settings, state.model, state.optimizer, progress, averaged)
     keep = max(training.keep_checkpoints, training.average_checkpoints)
     checkpoints.prune(state.locked, keep, progress.best_step, lambda step: is_save_step(state, step))
     return SaveInfo(progress.step, checkpoint.path)
@@ -73,12 +77,19 @@ def average_last_checkpoints(state: TrainingState, callbacks: Callback, report: 
     if progress.average_tried:
         _restore_average(state)
         return
-    last = _last_checkpoints(state)
+    last, problems = _last_checkpoints(state)
+    for problem in problems:
+        log.warning(
+            "%s, and the average of the last %s needs it. The average is computed without it, and differs from that of "
+            "an undamaged run.",
+            problem,
+            quantity(len(last) + len(problems), "checkpoint"),
+        )
     report(f"Average of the last {quantity(len(last), 'checkpoint')}:")
     progress.average_tried = True
     with averaged_weights(state.model, last):
         if _score(state, callbacks, f"average-{progress.step}"):
-            saved = checkpoints.save_average(state.locked, state.model, progress)
+            saved = checkpoints.save_average(state.locked, state.settings, state.model, progress)
             callbacks.on_save(SaveInfo(progress.step, saved.path))
     callbacks.on_save(save(state))
 
@@ -86,13 +97,22 @@ def average_last_checkpoints(state: TrainingState, callbacks: Callback, report: 
 def _restore_average(state: TrainingState) -> None:
     """Compute the average again if it was lost or damaged."""
     name = state.progress.best_name
-    if name is not None and Checkpoint(state.folder.checkpoints / name).find_problem() is not None:
-        with averaged_weights(state.model, _last_checkpoints(state)):
-            checkpoints.save_average(state.locked, state.model, state.progress)
+    if name is None or (damage := Checkpoint(state.folder.checkpoints / name).find_problem()) is None:
+        return
+    last, problems = _last_checkpoints(state)
+    if problems:
+        log.warning("%s, and it cannot be computed again: %s.", damage, "; ".join(problems))
+        return
+    with averaged_weights(state.model, last):
+        checkpoints.save_average(state.locked, state.settings, state.model, state.progress)
 
 
-def _last_checkpoints(state: TrainingState) -> list[Checkpoint]:
-    """The checkpoints to average: the same ones, whether or not the run was interrupted and saved at other steps."""
-    regular = (entry for entry in state.folder.all_checkpoints() if is_save_step(state, entry.step))
-    valid = [entry for entry in regular if entry.find_problem() is None]
-    return valid[: state.settings.training.average_checkpoints]
+def _last_checkpoints(state: TrainingState) -> tuple[list[Checkpoint], list[str]]:
+    """Return the checkpoints to average that are valid, and what is wrong with the others. They belong to the same
+    steps, whether or not the run was interrupted and saved at other steps; a damaged one is not replaced by another.
+    """
+    saved_steps = (step for step in range(state.progress.step, 0, -1) if is_save_step(state, step))
+    steps = islice(saved_steps, state.settings.training.average_checkpoints)
+    last = [Checkpoint(state.folder.checkpoints / f"step-{step}") for step in steps]
+    problems = {entry: problem for entry in last if (problem := entry.find_problem()) is not None}
+    return [entry for entry in last if entry not in problems], list(problems.values())

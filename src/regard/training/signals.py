@@ -1,12 +1,19 @@
-"""Signals: the first SIGINT or SIGTERM requests an orderly stop, the second one exits immediately."""
+"""Signals: the first SIGINT or SIGTERM requests an orderly stop, the second one exits immediately.
+
+During training, the request is checked after each step, and the state is saved. Before training, there is no state to
+save, and the signal interrupts the process wherever it is.
+"""
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
+
+from regard.errors import Interrupted
 
 
 @dataclass
@@ -14,14 +21,38 @@ class StopRequest:
     """Whether a stop of the run has been requested, and by which signal."""
 
     by: signal.Signals | None = None
+    deferred: bool = False
+    """Whether the request is checked after each step. If not, a signal raises an exception."""
+    resumed: bool = False
+    """Whether the run was trained before."""
+    importing: bool = False
+    """Whether modules are being imported. Then a signal ends the process."""
 
     def __bool__(self) -> bool:
         return self.by is not None
 
+    def describe(self) -> str:
+        assert self.by is not None
+        state = "was resumed; the checkpoints are unchanged" if self.resumed else "started; there was nothing to save"
+        return f"Stopped by {self.by.name} before training {state}. Run the same command to continue."
+
+    @contextmanager
+    def imports(self) -> Iterator[None]:
+        """Within the block, a signal ends the process. It must not raise an exception during the import of torch, which
+        takes seconds: native libraries may ignore the exception, and be initialized only in part.
+        """
+        self.importing = True
+        yield
+        self.importing = False
+
+
+class _Stopped(KeyboardInterrupt):
+    """Raised by a signal. It is a `KeyboardInterrupt`, so that `except Exception` does not catch it."""
+
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a stop request, which the training loop checks after each step.
+    """Turn SIGINT and SIGTERM into `Interrupted`. Once the request is `deferred`, signals only set it.
 
     Outside the main thread, where Python does not allow signal handlers, the request is never set.
     """
@@ -35,10 +66,20 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if request:
             os._exit(128 + number)
         request.by = signal.Signals(number)
+        if request.importing:
+            with suppress(OSError):
+                os.write(sys.stderr.fileno(), f"regard: {request.describe()}\n".encode())
+            os._exit(Interrupted.exit_code)
+        if not request.deferred:
+            raise _Stopped
 
     previous = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
+        if request and not request.deferred:  # a native library ignored the exception
+            raise _Stopped
+    except _Stopped:
+        raise Interrupted(request.describe()) from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

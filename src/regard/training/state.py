@@ -26,6 +26,7 @@ from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder
 from regard.runs.lock import LockedFolder
 from regard.runs.settings import RunSettings
+from regard.runs.sizes import check_sizes
 from regard.training.averaging import MovingAverage
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.distillation import TeacherModels, load_teachers, saved_teachers
@@ -39,7 +40,7 @@ from regard.training.initial_weights import load_initial_weights, recall_initial
 from regard.training.machine import resolve_device
 from regard.training.objective import Objective
 from regard.training.optim import build_optimizer, learning_rate
-from regard.training.resume import check_data_unchanged
+from regard.training.resume import check_data_unchanged, check_model_unchanged
 from regard.training.schedule import Deadline, build_batch_sampler, build_schedule
 
 
@@ -115,6 +116,8 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
     """Build the state of a new run, or restore that of its newest valid checkpoint."""
     training, device, folder = settings.training, resolve_device(settings.training.device), RunFolder(locked.path)
     newest = checkpoints.read_newest(folder)
+    if newest is not None:
+        check_model_unchanged(folder, newest.checkpoint, settings)
     finished = newest is not None and newest.progress.is_finished(training)
     teachers = TeacherModels() if finished else load_teachers(settings, device)
     if newest is None:
@@ -130,7 +133,6 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
             saved = newest.state["data"]
             hashes = {**corpus_hashes, **saved_alignments(saved), **saved_teachers(saved), **initial.fingerprint}
         check_data_unchanged(folder, newest.state["data"], hashes)
-        newest.checkpoint.check_tokenizers()
     torch.manual_seed(settings.seed)
     inherited = initial.tokenizers or teachers.tokenizers
     tokenizers = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
@@ -138,6 +140,8 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed, reader, alignments
     )
     data = prepare(request, tokenizers, report)
+    if newest is not None:
+        check_sizes(settings, data.tokenizers, newest.checkpoint)
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
     if newest is None and training.init_from is None:

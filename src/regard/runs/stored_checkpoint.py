@@ -1,0 +1,198 @@
+"""A checkpoint on disk: whether its files are complete and undamaged, and what has changed since it was saved. No torch
+here.
+"""
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from regard.data.cache import sha256
+from regard.errors import ModelError
+from regard.formatting import parse_json, shorten
+from regard.runs.fingerprint import find_changed_parts, find_changed_settings, list_differences
+from regard.runs.settings import RunSettings
+from regard.runs.stored_state import Manifest, StoredState
+
+log = logging.getLogger(__name__)
+
+FORMAT = 2
+"""The version of the layout and of the settings. Folders with another format are rejected."""
+
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+
+_TOKENIZER_BYTES, _BYTES_PER_TOKEN = 16_000_000, 4_000
+"""Maximum size of a tokenizer file: a constant, and the bytes for each token. A larger file cannot belong to the model,
+and is rejected before it is read.
+"""
+
+
+class UnreadableError(ModelError):
+    """A file of a checkpoint cannot be read (permissions, I/O error). Another checkpoint may be readable."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{path} cannot be read ({error.strerror}). Check its permissions and the disk.")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder `step-N` or `average-N`. It may be incomplete or damaged: see `find_problem`."""
+
+    path: Path
+
+    @property
+    def step(self) -> int:
+        return int(self.path.name.split("-")[1])
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = parse_json((self.path / "state.json").read_text("utf-8"))
+        return state
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        return Manifest.model_validate(parse_json((self.path / "manifest.json").read_text("utf-8")))
+
+    @property
+    def weights_hash(self) -> str:
+        return self._manifest.files[WEIGHTS]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights, by name, without reading the weights."""
+        return {name: tuple(shape) for name, shape in self._manifest.shapes.items()}
+
+    def check_format(self) -> None:
+        """Raise ModelError if the checkpoint has another format than this version of regard reads."""
+        found = self._manifest.format
+        if found != FORMAT:
+            remedy = (
+                "It was written by a newer version: upgrade regard."
+                if found > FORMAT
+                else "Train the model again with this version, in another folder."
+            )
+            run = self.path.parent.parent
+            raise ModelError(f"{run} has format {found}, and this version of regard reads format {FORMAT}. {remedy}")
+
+    def find_problem(self) -> str | None:
+        """Return which file of the model is missing, unreadable or damaged; None if all files agree with the manifest.
+
+        A model can be used without the state of the optimizer, so `find_optimizer_problem` checks it.
+        """
+        manifest = file = self.path / "manifest.json"
+        try:
+            self.check_format()
+            files, tokenizers = self._manifest.files, self._manifest.tokenizers
+            if not {WEIGHTS, "state.json"} <= set(files):
+                return f"{manifest} lists no model"
+            if any(Path(name).name != name for name in (*files, *tokenizers)):
+                return f"{manifest} is damaged: it lists a file outside the run folder"
+            for name in files:
+                problem = self._find_file_problem(name) if name != OPTIMIZER else None
+                if problem is not None:
+                    return problem
+            file = self.path / "state.json"
+            StoredState.model_validate(self.state)
+        except FileNotFoundError:
+            return f"{file if self.path.is_dir() else self.path} is missing"
+        except OSError as error:
+            return f"{file} cannot be read ({error.strerror})"
+        except ValueError:
+            return f"{file} is damaged"
+        return None
+
+    def find_optimizer_problem(self) -> str | None:
+        """Return why the state of the optimizer of a complete checkpoint cannot be used; None if it can."""
+        return self._find_file_problem(OPTIMIZER)
+
+    def _find_file_problem(self, name: str) -> str | None:
+        file = self.path / name
+        try:
+            undamaged = sha256(file) == self._manifest.files.get(name)
+        except FileNotFoundError:
+            return f"{file} is missing"
+        except OSError as error:
+            return f"{file} cannot be read ({error.strerror})"
+        return None if undamaged else f"{file} is damaged: its SHA-256 is not the one in the manifest"
+
+    def find_changed_settings(self, settings: RunSettings) -> dict[str, tuple[Any, Any]]:
+        """Return the saved and the present value of each changed setting that predictions depend on, by dotted key."""
+        return find_changed_settings(self._manifest.settings, settings)
+
+    def find_changed_tokenizers(self) -> list[str]:
+        """Return what has changed in each tokenizer since the model was saved. Raise ModelError if one is damaged."""
+        changes = []
+        for name, expected in self._manifest.tokenizers.items():
+            path = self.path.parent.parent / name
+            content = self._read_tokenizer(path)
+            if hashlib.sha256(content).hexdigest() == expected:
+                continue
+            saved = self._manifest.tokenizer_parts.get(name)
+            if saved is None:  # an older checkpoint
+                changes.append(f"{name} is not the same file")
+                continue
+            try:
+                parts = find_changed_parts(saved, content)
+            except ValueError as error:
+                raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
+            if parts:
+                changes.append(f"{name} has a different {' and '.join(shorten(part) for part in parts[:5])}")
+        return changes
+
+    def _read_tokenizer(self, path: Path) -> bytes:
+        tokens = max((size for shape in self.shapes.values() for size in shape), default=0)
+        try:
+            if path.stat().st_size > _TOKENIZER_BYTES + _BYTES_PER_TOKEN * tokens:
+                raise ModelError(
+                    f"{path} is too large for a model with at most {tokens:,} tokens. Copy it again from the original "
+                    "run folder."
+                )
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise ModelError(f"{path} is missing. Copy it from the original run folder.") from None
+        except OSError as error:
+            raise UnreadableError(path, error) from None
+
+    def check_unchanged(self, settings: RunSettings, *, accept_changes: bool = False) -> None:
+        """Raise ModelError if settings or tokenizers that predictions depend on have changed since the model was saved:
+        the weights were not trained for them. If changes are accepted, log a warning instead.
+        """
+        changed = self.find_changed_settings(settings)
+        changes = [*([list_differences(changed)] if changed else []), *self.find_changed_tokenizers()]
+        if not changes:
+            return
+        run = self.path.parent.parent
+        edited = f"{run} has been edited since its model was saved: {'; '.join(changes)}."
+        if not accept_changes:
+            raise ModelError(
+                f"{edited} Copy config.yaml and the tokenizers again from the original run folder. To use the edited "
+                "model, pass --accept-changes to a command that uses a model (accept_changes=True in Python)."
+            )
+        log.warning("%s The changes are accepted.", edited)
+
+    def check_shapes(self) -> None:
+        """Raise ModelError, with the name of the tensor, if a shape differs from the manifest.
+
+        This detects a file that another tool has replaced together with its hash in the manifest.
+        """
+        path = self.path / WEIGHTS
+        try:
+            with safe_open(path, framework="numpy") as file:
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
+        except OSError as error:
+            raise UnreadableError(path, error) from None
+        except SafetensorError as error:
+            raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
+        saved = self._manifest.shapes
+        for name in sorted(shapes.keys() | saved.keys()):
+            if shapes.get(name) != saved.get(name):
+                now = f"has the shape {tuple(shapes[name])}" if name in shapes else "is missing"
+                before = f"had the shape {tuple(saved[name])}" if name in saved else "did not exist"
+                raise ModelError(
+                    f"{path}: the tensor {name} {now}, and {before} when the model was saved. Copy the file again from "
+                    "the original run folder."
+                )
