@@ -1,5 +1,7 @@
 """Scopes: which slots are visible."""
 
+import math
+
 import pytest
 import torch
 
@@ -35,6 +37,15 @@ def test_local_p_has_hand_computed_values() -> None:
             assert bool(output.allowed_BTS[row, 0, slot]) == (abs(distance) <= 2)
             # σ = D / 2 = 1.
             assert output.bias_BTS[row, 0, slot] == pytest.approx(-(distance**2) / 2, abs=1e-5)
+
+
+def test_scaled_local_p_divides_the_argument_of_the_sigmoid_by_the_root_of_the_width() -> None:
+    scope = LocalPredictive(query_size=4, scaled=True)
+    scope.load_state_dict({"inner.weight": 0.5 * torch.eye(4), "outer.weight": torch.tensor([[1.0, 2.0, 3.0, -4.0]])})
+    # Σ v tanh(0.5 q) = (1 + 2 + 3 + 4) tanh(0.5), and √4 = 2.
+    argument = 10 * math.tanh(0.5) / 2
+    center = scope.center(scope_input(torch.tensor([[[1.0, 1.0, 1.0, -1.0]]]), 6))
+    assert center.item() == pytest.approx(6 / (1 + math.exp(-argument)), abs=1e-5)
 
 
 def test_local_p_without_normalization_multiplies_the_weights_by_the_gaussian() -> None:

@@ -385,6 +385,8 @@ def list_configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]
     windows = ({"kind": "local_m", "window": 4}, {"kind": "local_p", "window": 4, "normalize": False})
     scope = {"kind": "all_of", "scopes": list(windows)}
     yield "all_of", RECURRENT, {"attention": {"score": "general", "scope": scope}, "decoder.order": "luong"}
+    scaled = {"kind": "local_p", "window": 4, "scaled": True}
+    yield "scaled local_p", RECURRENT, {"attention": {"score": "general", "scope": scaled}}
     yield "transformer", TRANSFORMER, {"positions": "rotary"}
 
 

@@ -34,7 +34,7 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     scores: list[Any] = ["dot", "scaled_dot", "general", "additive", "concat", "cosine", "location", "projected"]
     scores += ["location_aware", {"kind": "location_aware", "features": "sum"}, {"kind": "projected", "scaled": False}]
     scopes: list[Any] = ["global", {"kind": "local_m", "window": 2}, {"kind": "local_p", "window": 3}]
-    scopes += [{"kind": "local_p", "window": 4, "normalize": False}]
+    scopes += [{"kind": "local_p", "window": 4, "normalize": False}, {"kind": "local_p", "scaled": True}]
     scopes += [{"kind": "all_of", "scopes": [{"kind": "local_m", "window": 4}, {"kind": "local_p", "window": 4}]}]
     selections = ["softmax", "hard", "hard_exact", "hard_monotonic", "straight_through", "sparsemax", "entmax15"]
     for score in scores:
@@ -164,7 +164,9 @@ class Recomputed:
                 visible = np.abs(slots_S - steps_T1) <= scope["window"]
             case "local_p":
                 inner, outer = (self.parameters[f"{prefix}{name}.weight"] for name in ("inner", "outer"))
-                fraction_T1 = 1 / (1 + np.exp(-np.tanh(self.query_TD @ inner.T) @ outer.T))
+                argument_T1 = np.tanh(self.query_TD @ inner.T) @ outer.T
+                scale = self.query_TD.shape[1] ** -0.5 if scope["scaled"] else 1.0
+                fraction_T1 = 1 / (1 + np.exp(-scale * argument_T1))
                 distance_TS = slots_S - len(slots_S) * fraction_T1
                 visible = np.abs(distance_TS) <= scope["window"]
                 log_gauss = -(distance_TS**2) / (2 * (scope["window"] / 2) ** 2)

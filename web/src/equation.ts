@@ -398,7 +398,8 @@ const SCOPES: Record<string, ScopeEquation> = {
     const inner = apply(splitMatrices(inputs.parameter(`${prefix}inner.weight`))[0], query).map(Math.tanh);
     const outer = inputs.parameter(`${prefix}outer.weight`).data;
     const count = inputs.key.rows;
-    const position = count * sigmoid(dot(outer, inner));
+    const scaled = scope["scaled"] === true;
+    const position = count * sigmoid(dot(outer, inner) / (scaled ? Math.sqrt(query.length) : 1));
     const window = Number(scope["window"]);
     const scoped = see(inputs, (slot) => Math.abs(slot - position) <= window);
     const gauss = perSlot(count, (slot) => -((slot - position) ** 2) / (2 * (window / 2) ** 2));
@@ -406,7 +407,12 @@ const SCOPES: Record<string, ScopeEquation> = {
     if (normalize) scoped.bias = gauss;
     else scoped.factor = gauss.map(Math.exp);
     scoped.operations.push(
-      scalar("Predicted position", "p = S sigmoid(w · tanh(W q))", position, `S = ${count} slots; counted from 0.`),
+      scalar(
+        "Predicted position",
+        scaled ? "p = S sigmoid({w · tanh(W q)} / √{d})" : "p = S sigmoid(w · tanh(W q))",
+        position,
+        `S = ${count} slots; counted from 0.`,
+      ),
       normalize
         ? slots("Logarithm of the Gaussian", "g_j = −{(j − p)²} / {2σ²}", gauss, `σ = ${window / 2}. It is added to the scores.`)
         : slots("Gaussian", "g_j = exp(−{(j − p)²} / {2σ²})", scoped.factor, `σ = ${window / 2}. It is multiplied with the weights.`),

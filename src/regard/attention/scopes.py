@@ -106,12 +106,17 @@ class LocalPredictive(Scope):
 
     S is the length of each row. In the paper, the weights then sum to less than 1. Here they are normalized again,
     which is equivalent to adding the logarithm of the Gaussian to the scores; `normalize=False` follows the paper.
+
+    For wide queries, one step of an optimizer such as Adam changes v_pᵀ tanh(…) a lot, because all its terms change:
+    the sigmoid saturates, and the window stays at one end of the row. `scaled=True` divides the sum by √d, where d is
+    the width of the queries; the paper does not.
     """
 
-    def __init__(self, window: int = 5, *, normalize: bool = True, query_size: int) -> None:
+    def __init__(self, window: int = 5, *, normalize: bool = True, scaled: bool = False, query_size: int) -> None:
         super().__init__()
         self.window = window
         self.normalize = normalize
+        self.scale = query_size**-0.5 if scaled else 1.0
         self.inner = nn.Linear(query_size, query_size, bias=False)
         self.outer = nn.Linear(query_size, 1, bias=False)
 
@@ -125,8 +130,8 @@ class LocalPredictive(Scope):
 
     def center(self, inputs: ScopeInput) -> Tensor:
         """Predict the position p (B, T), between 0 and the length of the row."""
-        fraction_BT = torch.sigmoid(self.outer(torch.tanh(self.inner(inputs.query_BTD)))).squeeze(-1)
-        return fraction_BT * inputs.lengths_B.unsqueeze(-1)
+        logit_BT = self.outer(torch.tanh(self.inner(inputs.query_BTD))).squeeze(-1)
+        return torch.sigmoid(self.scale * logit_BT) * inputs.lengths_B.unsqueeze(-1)
 
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         distance_BTS = inputs.slots_S - self.center(inputs).unsqueeze(-1)

@@ -139,6 +139,11 @@ class LocalPredictive(Scope):
     learned: ClassVar[bool] = True
     window: Length = Field(5, description="D: slots p − D to p + D are visible, weighted by a Gaussian with σ = D/2")
     normalize: bool = Field(True, description="normalize the weights again, so that they sum to 1; the paper does not")
+    scaled: bool = Field(
+        False,
+        description="divide the argument of the sigmoid by √d, so that positions do not saturate early in training; "
+        "the paper does not",
+    )
 
 
 class Causal(Scope):
