@@ -297,6 +297,10 @@ def compare_references(references: Any) -> Any:
     return API.compare(outputs={"x": ["a"], "y": ["b"]}, sources=["a"], references=references)
 
 
+def compute() -> None:
+    """Nothing; it is not called."""
+
+
 COMPARISONS: list[tuple[Callable[[], Any], str]] = [
     (lambda: compare(pairs=b"a"), r"pairs must be a path or a list of pairs \(source, reference\), not bytes"),
     (lambda: compare(pairs=3), r"pairs must be a path or a list of pairs \(source, reference\), not int"),
@@ -331,6 +335,15 @@ COMPARISONS: list[tuple[Callable[[], Any], str]] = [
     (lambda: API.Pairs.of([3]), "pairs must be pairs .*, but one is 3"),
     (lambda: API.Pairs.of([("a",)]), r"pairs must be pairs .*, but one is \('a',\)"),
     (lambda: API.Pairs.of("abc"), "pairs must be pairs .*, but one is 'a'"),
+    (lambda: API.Pairs.of([("a", "b")]).first("x"), "count must be an integer of at least 0 or None, not 'x'"),
+    (lambda: API.Pairs(["a", "b"], ["c"]), "Got 2 sources and 1 target. Pass two lists of the same length"),
+    (lambda: API.Attention.from_settings({}, 3, 3), "settings must be AttentionSettings, not dict"),
+    (lambda: API.register_score("", print), "'' cannot be the name of a score. Use letters, digits"),
+    (lambda: API.register_cell("a b", print), "'a b' cannot be the name of a cell"),
+    (lambda: API.register_metric("m", compute, format_spec="zz"), "format_spec must be a format for numbers, .* 'zz'"),
+    (lambda: API.register_metric("m", compute, unit=3), "unit of the metric 'm' must be of type str, not 3"),
+    (lambda: API.register_metric("m", compute, higher_is_better="no"), "must be of type bool, not 'no'"),
+    (lambda: API.register_corpus("c", compute, source_kind=3), "source_kind of the corpus 'c' must be of type str"),
     (lambda: API.MetricStatistics.average(None), "values must be a list with a number for each sentence"),
     (lambda: API.MetricStatistics.average(["x"]), "values must be a list"),
     (lambda: API.MetricStatistics.average([1.0]).confidence_interval("x"), "level must be a number between 0 and 1"),

@@ -8,6 +8,7 @@ the builder: each parameter that the caller does not provide is an option.
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +31,9 @@ B = TypeVar("B", bound=Callable[..., Any])
 
 ENTRY_POINTS = "regard.plugins"
 """The entry point group of installed plugins."""
+
+_NAME = re.compile(r"[\w.-]+")
+"""The names of parts: settings and commands can contain them without quotes."""
 
 _importing: ContextVar[str | None] = ContextVar("importing", default=None)
 """The plugin that is being imported, as the user named it."""
@@ -96,6 +100,8 @@ class Registry(Generic[T]):
             raise ArgumentTypeError(
                 f"register_{self.noun} expects a name and a class or function, not {kind!r} and {build!r}."
             )
+        if not _NAME.fullmatch(kind):
+            raise ConfigError(f"'{kind}' cannot be the name of a {self.noun}. Use letters, digits, '-', '_' and '.'.")
         plugin = _importing.get() or build.__module__
         importlib.import_module(self.module)
         if kind in self.settings and kind not in self.plugins:
@@ -106,6 +112,12 @@ class Registry(Generic[T]):
             )
         if isinstance(build, type):
             facts = {name: getattr(build, name) for name in self.facts} | facts
+        for name, value in facts.items():
+            expected = type(getattr(base, name, value))
+            if not isinstance(value, expected):
+                raise ArgumentTypeError(
+                    f"{name} of the {self.noun} '{kind}' must be of type {expected.__name__}, not {value!r}."
+                )
         options = _derive_options(self.noun, kind, build, self.provided)
         for name, (_, default) in list(options.items()):
             if name in base.model_fields and default is ...:  # the settings of this kind of part define it

@@ -140,6 +140,8 @@ class Attention(Recordable):
     def from_settings(
         cls, settings: AttentionSettings, query_size: int, key_size: int, *, role: Role = "cross"
     ) -> "Attention":
+        if not isinstance(settings, AttentionSettings):
+            raise ArgumentTypeError(f"settings must be AttentionSettings, not {type(settings).__name__}.")
         return cls(query_size, key_size, **settings.model_dump(), role=role)
 
     @property

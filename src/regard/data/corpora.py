@@ -51,6 +51,13 @@ class Pairs:
     sources: list[RawSource] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if len(self.sources) != len(self.targets):
+            raise ConfigError(
+                f"Got {quantity(len(self.sources), 'source')} and {quantity(len(self.targets), 'target')}. Pass two "
+                "lists of the same length."
+            )
+
     @classmethod
     def of(cls, pairs: Iterable[tuple[RawSource, str]]) -> "Pairs":
         """Build from (source, target) pairs."""
@@ -72,6 +79,8 @@ class Pairs:
 
     def first(self, count: int | None) -> "Pairs":
         """Return the first `count` pairs, or all of them if `count` is None."""
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
+            raise ArgumentTypeError(f"count must be an integer of at least 0 or None, not {count!r}.")
         return Pairs(self.sources[:count], self.targets[:count])
 
 

@@ -35,6 +35,7 @@ from regard.evaluation.settings import (
     SequenceErrorRate,
     Ter,
     WordErrorRate,
+    check_format,
 )
 from regard.formatting import quantity
 from regard.ops.arguments import check_integer
@@ -212,7 +213,7 @@ def register_metric(
         compute,
         higher_is_better=higher_is_better,
         needs_predictions=needs_predictions,
-        format_spec=format_spec,
+        format_spec=check_format(format_spec),
         unit=unit,
     )
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field
 
 from regard.config import Settings, parse_override, resolve
+from regard.errors import ConfigError
 from regard.quantities import Count, OptionalCount
 from regard.registry import Choice, Registry
 
@@ -61,6 +62,15 @@ class Metric(Choice):
 
     def format(self, value: float) -> str:
         return f"{value:{self.format_spec}}{self.unit}"
+
+
+def check_format(spec: Any) -> str:
+    """Return the format of a metric. Raise ConfigError if numbers cannot be formatted with it."""
+    try:
+        format(0.5, spec)
+    except (TypeError, ValueError):
+        raise ConfigError(f"format_spec must be a format for numbers, such as '.2f', not {spec!r}.") from None
+    return str(spec)
 
 
 class Loss(Metric):
