@@ -4,6 +4,7 @@ damages a checkpoint and the cache in between, and compares the result bit by bi
     python benchmarks/survival.py --kills 10
     python benchmarks/survival.py --kills 10 --recipe sampled
     python benchmarks/survival.py --kills 10 --recipe averaged
+    python benchmarks/survival.py --kills 200   # half an hour
 """
 
 import argparse
@@ -164,16 +165,17 @@ def fingerprint(folder: RunFolder) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, help="steps of the run; by default 30 for each kill, and at least 300")
     parser.add_argument("--recipe", choices=RECIPES, default="dates")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args()
+    steps = args.steps or max(300, 30 * args.kills)
     rng, cache_rng = random.Random(args.seed), random.Random(args.seed + 1)
     print(f"seed {args.seed}", flush=True)
     workspace = Path(tempfile.mkdtemp(prefix="regard-survival-"))
     try:
         write_corpus(workspace)
-        trainer = Trainer(workspace, args.recipe, args.steps)
+        trainer = Trainer(workspace, args.recipe, steps)
         trainer.train(workspace / "uninterrupted")
         folder = RunFolder(workspace / "killed")
         damaged = False

@@ -42,6 +42,10 @@ PRELOADED = (
     "regard.cli.compare",
     "regard.api.comparing",
     "regard.inspection.explain",
+    "regard.inspection.figures",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_pdf",
+    "matplotlib.backends.backend_svg",
 )
 
 

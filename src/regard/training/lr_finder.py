@@ -27,6 +27,9 @@ from regard.training.schedule import steps_per_epoch
 from regard.training.state import TrainingState, start_training
 from regard.training.step import compute_gradients, take_step
 
+_MAX_MEASURED = 100
+"""The number of steps after which the median duration of a step is known well enough."""
+
 
 class SearchResult(NamedTuple):
     """The values that were tried, each with its outcome, and the suggested value."""
@@ -65,13 +68,14 @@ def measure_speed(settings: RunSettings, budget: float = 5.0, report: Report = p
         return TrainingSpeed(seconds_per_step, steps_per_epoch(state.sampler, settings.training))
 
 
-def _measure_step(state: TrainingState, budget: float, fastest: float | None, max_steps: int = 100) -> float:
+def _measure_step(state: TrainingState, budget: float, fastest: float | None) -> float:
     """Return the median duration of a step, which excludes steps that compile or capture a CUDA graph.
 
-    If the first step takes much longer than a step on fewer threads (`fastest`), no other step is measured: the threads
-    wait for cores that another process keeps busy.
+    At most as many steps are measured as the run has. If the first step takes much longer than a step on fewer threads
+    (`fastest`), no other step is measured: the threads wait for cores that another process keeps busy.
     """
     durations: list[float] = []
+    max_steps = min(_MAX_MEASURED, state.settings.training.steps)
     end = time.perf_counter() + budget
     while len(durations) < max_steps and (not durations or time.perf_counter() < end):
         start = time.perf_counter()
