@@ -80,6 +80,18 @@ def test_a_signal_before_training_stops_at_once_and_reports_that_nothing_was_los
     assert "Traceback" not in message
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_first_imports_stops_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "regard", *DATES]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(process, "pydantic_core")
+        process.send_signal(number)
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert f"regard: Stopped by {number.name}. Run the same command to continue." in message
+    assert "Traceback" not in message
+
+
 SWALLOWING = """
 import os, signal
 from contextlib import suppress
@@ -112,6 +124,17 @@ def test_a_full_stderr_does_not_end_training(tmp_path: Path) -> None:
         ["bash", "-c", f"{command} 2> /dev/full"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "run\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_stderr_does_not_end_training_from_python(tmp_path: Path) -> None:
+    settings = "{" + ", ".join(f"'{key}': {value}" for key, value in SMALL.items()) + "}"
+    code = f"import regard; print(regard.train('dates', {settings}, out='run').steps)"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=full, text=True, check=False
+        )
+    assert (done.returncode, done.stdout) == (0, "30\n")
 
 
 WAITING = """

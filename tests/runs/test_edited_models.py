@@ -108,7 +108,7 @@ def test_edits_are_accepted_only_on_request(cli: Run, run: Path) -> None:
     assert model.settings.model.encoder_settings.reverse  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["predict", "evaluate", "look", "align", "compare", "explore"])
+@pytest.mark.parametrize("name", ["predict", "evaluate", "look", "align", "compare", "explore", "train"])
 def test_every_command_that_uses_a_model_can_accept_edits(name: str) -> None:
     parameters = import_module(f"regard.cli.{name}").command.params
     assert "--accept-changes" in [option for parameter in parameters for option in parameter.opts]
@@ -197,10 +197,34 @@ def test_an_edited_run_is_not_resumed(cli: Run, run: Path) -> None:
     assert "was started with different settings: model.encoder.reverse was False and is now True" in done.stderr
 
 
-def test_an_edited_run_is_not_the_start_of_another(run: Path, tmp_path: Path) -> None:
+def test_another_run_starts_from_an_edited_run_only_on_request(cli: Run, run: Path, tmp_path: Path) -> None:
     edit_config(run, {"model.encoder.reverse": True})
     with pytest.raises(regard.ModelError, match=r"training\.init_from: .* model\.encoder\.reverse was False"):
         regard.train("dates", {**SETTINGS, "training.init_from": str(run)}, out=tmp_path / "tuned")
+    tune = ("train", "--from", run, "training.steps=2", "--out", "tuned")
+    assert cli(*tune).returncode == 4
+    done = cli(*tune, "--accept-changes")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("model.encoder.reverse was False and is now True. The changes are accepted.") == 1
+    assert regard.load(tmp_path / "tuned").settings.model.encoder_settings.reverse  # type: ignore[attr-defined]
+
+
+def test_an_edited_run_is_a_teacher_only_on_request(run: Path, tmp_path: Path) -> None:
+    edit_config(run, {"model.encoder.reverse": True})
+    student = {**SETTINGS, "training.teachers": {"runs": [str(run)]}, "training.steps": 2}
+    with pytest.raises(regard.ModelError, match=r"training\.teachers: .* model\.encoder\.reverse was False"):
+        regard.train("dates", student, out=tmp_path / "student")
+    assert regard.train("dates", {**student, "training.accept_changes": True}, out=tmp_path / "student").steps == 2
+
+
+def test_models_of_an_ensemble_may_have_differently_formatted_tokenizers(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    edit_tokenizer(other, lambda _: None, indent=3)
+    assert regard.load(run, other).predict("3 mai 2009")
+    edit_tokenizer(other, swap_tokens)
+    with pytest.raises(regard.ModelError, match=r"other/tokenizer\.json differs from that of"):
+        regard.load(run, other, accept_changes=True)
 
 
 def test_a_renamed_run_is_used_and_resumed(run: Path, tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ import sys
 import click
 
 from regard.cli.failures import ignore_lost_messages, report_failures
-from regard.cli.verbs import regard
+from regard.training.signals import exit_on_signals
 
 
 def main() -> None:
     """Run the `regard` command."""
     arguments = sys.argv[1:]
+    if arguments[:1] == ["train"]:
+        exit_on_signals()  # the imports take a second
+    from regard.cli.verbs import regard
+
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options
     _use_utf8()

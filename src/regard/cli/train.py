@@ -13,7 +13,7 @@ from regard.data.layouts import EXTENSIONS
 from regard.quantities import Minutes, RunCount
 from regard.runs.folder import RunFolder, locate
 from regard.runs.settings import RunSettings, with_deadline
-from regard.training.finetuning import INIT_FROM, resolve_run
+from regard.training.finetuning import ACCEPT_CHANGES, INIT_FROM, resolve_run
 from regard.training.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ Examples:
     help="Fine-tune: start from the best weights of RUN, with its tokenizers and its model settings. Without other "
     "data or settings, those of RUN are used.",
 )  # fmt: skip
+@click.option(
+    "--accept-changes",
+    is_flag=True,
+    help="Use the model of --from, and teachers, even if they have been edited since they were saved.",
+)
 @click.option("--out", metavar="DIR", help="Write the run to DIR; by default to runs/NAME.")
 @click.option(
     "--find",
@@ -85,6 +90,7 @@ def command(
     minutes: float | None,
     seeds: int,
     start: str | None,
+    accept_changes: bool,
     out: str | None,
     find: str | None,
 ) -> None:
@@ -109,7 +115,8 @@ def command(
         if images
         else _data_settings(pairs, source, target, held_out, reader)
     )
-    initial = {INIT_FROM: start} if start else {}
+    initial: dict[str, Any] = {INIT_FROM: start} if start else {}
+    initial |= {ACCEPT_CHANGES: True} if accept_changes else {}
     with stop_on_signals() as stop:
         if data is None:
             if start and (not words or "=" in words[0]):

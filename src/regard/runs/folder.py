@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from regard.config import resolve
 from regard.errors import ConfigError, ModelError
 from regard.runs.directory import reject_links
+from regard.runs.fingerprint import hash_tokenizer_parts
 from regard.runs.lock import LockedFolder, lock_folder
 from regard.runs.settings import RunSettings
 from regard.runs.stored_checkpoint import FORMAT, Checkpoint, UnreadableError
@@ -191,7 +192,7 @@ def open_models(
 def _check_same_tokenizers(first: RunFolder, other: RunFolder) -> None:
     """Raise ModelError if the models use different vocabularies, so that token ids do not match."""
     files, other_files = (
-        {file.name: file.read_bytes() for file in run.path.glob("tokenizer*")} for run in (first, other)
+        {path.name: _hash_tokenizer(path) for path in run.path.glob("tokenizer*.json")} for run in (first, other)
     )
     for name in sorted({*files, *other_files}):
         if files.get(name) != other_files.get(name):
@@ -199,6 +200,13 @@ def _check_same_tokenizers(first: RunFolder, other: RunFolder) -> None:
                 f"{other.path / name} differs from that of {first.path}. The models of an ensemble must have the same "
                 "tokenizers: train them on the same data with the same tokenizer settings."
             )
+
+
+def _hash_tokenizer(path: Path) -> Mapping[str, str]:
+    try:
+        return hash_tokenizer_parts(path.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
 
 
 def locate(

@@ -98,6 +98,11 @@ class TrainingSettings(Settings):
         None,
         description="a run to fine-tune: start from its best weights, with its tokenizers and its model settings",
     )
+    accept_changes: bool = Field(
+        False,
+        description="whether init_from and the teachers may be models that have been edited since they were saved",
+        json_schema_extra=MAY_CHANGE_ON_RESUME,
+    )
     ema_decay: FractionBelowOne = Field(
         0.0,
         description="decay of an exponential moving average (EMA) of the weights, which is evaluated and saved",

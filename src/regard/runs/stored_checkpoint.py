@@ -170,7 +170,8 @@ class Checkpoint:
         if not accept_changes:
             raise ModelError(
                 f"{edited} Copy config.yaml and the tokenizers again from the original run folder. To use the edited "
-                "model, pass --accept-changes to a command that uses a model (accept_changes=True in Python)."
+                "model, pass --accept-changes; in Python, accept_changes=True to regard.load, or the setting "
+                "training.accept_changes=True to regard.train."
             )
         log.warning("%s The changes are accepted.", edited)
 

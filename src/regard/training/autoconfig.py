@@ -89,7 +89,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
         monotonic = _suits_monotonic_attention(facts, kinds) and _measure_order(split, kinds) >= _MIN_ORDER_CORRELATION
         _choose_model(choices, facts["pairs"], monotonic=monotonic, cuda=cuda)
     else:
-        monotonic = _inherit_model(choices, str(init_from))
+        monotonic = _inherit_model(choices, overrides)
     _choose_training(choices, facts, kinds, monotonic=monotonic, cuda=cuda)
     if init_from is not None:
         _lower_learning_rate(choices)
@@ -216,9 +216,10 @@ def _choose_model(choices: Choices, pairs: int, *, monotonic: bool, cuda: bool) 
     )  # fmt: skip
 
 
-def _inherit_model(choices: Choices, init_from: str) -> bool:
+def _inherit_model(choices: Choices, overrides: Mapping[str, Any]) -> bool:
     """Use the tokenizer and the model of the initial run; return whether its attention is monotonic."""
-    choices.add(f"Tokenizer, model and initial weights: from {init_from}.", **read_inherited_settings(init_from))
+    reason = f"Tokenizer, model and initial weights: from {overrides[INIT_FROM]}."
+    choices.add(reason, **read_inherited_settings(overrides))
     return "hard_monotonic" in str(choices.groups["model"].get("attention"))
 
 

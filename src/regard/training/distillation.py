@@ -49,7 +49,7 @@ def load_teachers(student: RunSettings, device: torch.device) -> TeacherModels:
     if teachers is None:
         return TeacherModels()
     try:
-        opened = open_models(*teachers.runs)
+        opened = open_models(*teachers.runs, accept_changes=student.training.accept_changes)
     except ModelError as error:
         raise ModelError(f"training.teachers: {error}") from None
     loaded = [checkpoints.load_model(*run) for run in opened]

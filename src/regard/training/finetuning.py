@@ -11,6 +11,7 @@ from regard.runs.settings import RunSettings
 from regard.runs.stored_checkpoint import Checkpoint
 
 INIT_FROM = "training.init_from"
+ACCEPT_CHANGES = "training.accept_changes"
 
 
 def resolve_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> RunSettings:
@@ -20,20 +21,22 @@ def resolve_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
     applied last.
     """
     init_from = overrides.get(INIT_FROM)
-    inherited = {} if init_from is None else read_inherited_settings(init_from)
+    inherited = {} if init_from is None else read_inherited_settings(overrides)
     return resolve(RunSettings, source, {**inherited, **overrides})
 
 
-def read_inherited_settings(init_from: str | Path) -> dict[str, Any]:
-    """Read the settings that a fine-tuned run inherits from its initial run: tokenizer and model."""
-    folder, _ = open_initial_run(init_from)
+def read_inherited_settings(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the settings that a fine-tuned run inherits from the initial run that its overrides name: tokenizer and
+    model.
+    """
+    folder, _ = open_initial_run(overrides[INIT_FROM], accept_changes=overrides.get(ACCEPT_CHANGES) is True)
     settings = folder.settings()
     return {name: getattr(settings, name).model_dump(mode="json") for name in ("tokenizer", "model")}
 
 
-def open_initial_run(init_from: str | Path) -> tuple[RunFolder, Checkpoint]:
+def open_initial_run(init_from: str | Path, *, accept_changes: bool) -> tuple[RunFolder, Checkpoint]:
     """Return the folder of the initial run, and its best checkpoint."""
     try:
-        return open_model(init_from)
+        return open_model(init_from, accept_changes=accept_changes)
     except ModelError as error:
         raise ModelError(f"{INIT_FROM}: {error}") from None

@@ -64,7 +64,7 @@ def load_initial_weights(
     init_from = settings.training.init_from
     if init_from is None:
         return InitialWeights()
-    folder, checkpoint = open_initial_run(init_from)
+    folder, checkpoint = open_initial_run(init_from, accept_changes=settings.training.accept_changes)
     loaded = checkpoints.load_model(folder, checkpoint)
     changed = [f"tokenizer.{key}" for key in token_differences(loaded.settings.tokenizer, settings.tokenizer)]
     if changed:
@@ -93,7 +93,7 @@ def recall_initial_weights(settings: RunSettings, saved: Mapping[str, str]) -> I
         return InitialWeights()
     fingerprint = {name: value for name, value in saved.items() if name.startswith(_HASH_PREFIX)}
     try:
-        _, checkpoint = open_initial_run(init_from)
+        _, checkpoint = open_initial_run(init_from, accept_changes=False)
     except ModelError:
         return InitialWeights(None, fingerprint)
     if checkpoint.weights_hash not in fingerprint.values():

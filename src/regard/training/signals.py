@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import NoReturn
 
 from regard.errors import Interrupted
 
@@ -46,6 +47,25 @@ class StopRequest:
         self.importing = False
 
 
+def exit_on_signals() -> None:
+    """From now on, until `stop_on_signals`, SIGINT and SIGTERM end the process with the exit code of `Interrupted`."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        _exit_with_message(f"Stopped by {signal.Signals(number).name}. Run the same command to continue.")
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
+
+
+def _exit_with_message(message: str) -> NoReturn:
+    """End the process in a signal handler, where other code may be in any state."""
+    with suppress(OSError, AttributeError, ValueError):  # stderr may be closed
+        os.write(sys.stderr.fileno(), f"regard: {message}\n".encode())
+    os._exit(Interrupted.exit_code)
+
+
 class _Stopped(KeyboardInterrupt):
     """Raised by a signal. It is a `KeyboardInterrupt`, so that `except Exception` does not catch it."""
 
@@ -67,9 +87,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
             os._exit(128 + number)
         request.by = signal.Signals(number)
         if request.importing:
-            with suppress(OSError):
-                os.write(sys.stderr.fileno(), f"regard: {request.describe()}\n".encode())
-            os._exit(Interrupted.exit_code)
+            _exit_with_message(request.describe())
         if not request.deferred:
             raise _Stopped
 
