@@ -4,8 +4,8 @@
     python benchmarks/inseq_agreement.py --steps 300 --texts "3 mai 2009" "May 3, 2009"
 
 Trains a small Transformer on dates, and copies its weights into Hugging Face's MarianMTModel. Inseq attributes log p of
-each token of our prediction to the source, by integrated gradients and gradient × input, from the same baseline: the
-embedding of the unknown token. Prints the largest difference between the scores of both libraries.
+each token of our prediction to the source by integrated gradients, from the embedding of the unknown token in both
+libraries, and by gradient × input. Prints the largest difference between the scores of both libraries.
 """
 
 import argparse
@@ -60,8 +60,8 @@ def build_tokenizer(model: regard.Model) -> Any:
 
 
 def build_peer(model: regard.Model) -> Any:
-    """Build Hugging Face's model with our weights. Its decoder would scale the embeddings that Inseq passes twice, so
-    the embedding weights are multiplied by the scale, and the scale is set to 1.
+    """Build Hugging Face's model with our weights. Inseq passes embeddings, which its decoder would scale twice.
+    Therefore, the embedding weights are multiplied by the scale, and the scale is set to 1.
     """
     settings = model.settings.model
     assert isinstance(settings, TransformerModel)

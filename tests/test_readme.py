@@ -34,6 +34,9 @@ DEADLINE = re.compile(r"--minutes 0\.5\b")
 SHORT_DEADLINE = "--minutes 0.2"
 """Models whose predictions are not checked are trained for a shorter time than on the page."""
 
+SHORT_RUN = re.compile(r"^( *regard train dates)\b(?=(?:.*\\\n)*.*training\.steps=)", flags=re.MULTILINE)
+"""Trainings of a few steps, whose validation takes longer than the training. They validate on fewer pairs."""
+
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
 QUOTED = re.compile(r"# → (.+)$", flags=re.MULTILINE)
@@ -89,7 +92,7 @@ def run_pages(programs: Programs, shared: Path, folder: Path, *pages: Path) -> R
     if TRAIN_DATES.search(text):
         shutil.copytree(train_dates(programs, shared), folder / "runs" / "dates")
     for language, block in BLOCK.findall(text):
-        code = DEADLINE.sub(SHORT_DEADLINE, SKIPPED.sub("", block))
+        code = SHORT_RUN.sub(r"\1 data.dev=50", DEADLINE.sub(SHORT_DEADLINE, SKIPPED.sub("", block)))
         program = ("bash", "-euo", "pipefail", "-c") if language == "bash" else programs.python
         results[code] = subprocess.run(
             [*program, code],

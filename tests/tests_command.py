@@ -28,15 +28,7 @@ class Measured(NamedTuple):
     peak_bytes: float
 
 
-PRELOADED = [
-    "torch._dynamo",
-    "regard.api.training",
-    "regard.cli.train",
-    "regard.cli.predict",
-    "regard.cli.evaluate",
-    "regard.inspection.figures",
-    "matplotlib.backends.backend_svg",
-]
+PRELOADED = ["torch._dynamo", "regard.api.training", "regard.cli.train", "regard.cli.predict", "regard.cli.evaluate"]
 STREAMS, USAGE = ("stdin", "stdout", "stderr"), "usage"
 NOISE = re.compile(r"^(.*Can't open MIDR_EL1 sysfs entry|Error in cpuinfo: .*)\n", flags=re.MULTILINE)
 """Messages of torch's libraries on an ARM CPU if /sys is not mounted, as in a chroot."""

@@ -357,7 +357,7 @@ def _find_override(schema: type[Settings], base: Tree, overrides: Mapping[str, A
     else:
         # The error is in a group of settings: the causes are the overrides without which it does not occur.
         errors = _find_errors(schema, base, overrides)
-        without = {name: _without(overrides, name) for name in overrides}
+        without = {name: _remove_override(overrides, name) for name in overrides}
         causes = [name for name in overrides if _find_errors(schema, base, without[name]) <= errors - {path}]
         # If several overrides cause the same error independently, it still occurs when one of them is removed.
         causes = causes or [name for name in overrides if path in _find_errors(schema, base, {name: overrides[name]})]
@@ -366,7 +366,7 @@ def _find_override(schema: type[Settings], base: Tree, overrides: Mapping[str, A
     return " and ".join(shorten(f"{name}={overrides[name]}") for name in causes)
 
 
-def _without(overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _remove_override(overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in overrides.items() if key != name}
 
 

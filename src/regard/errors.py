@@ -11,7 +11,7 @@
     └── Interrupted       75   a signal stopped `train`; if training had started, the state is saved
 
 Exit code 0 is success, 1 a missed threshold or problems in the data, 2 also a usage error, 70 a bug, 130 an
-interrupted command other than `train`, or a second Ctrl-C during training.
+interrupted command other than `train`, or a second SIGINT during training, 143 a second SIGTERM.
 A message is one paragraph: what is wrong, where (file, line, key), and what to do.
 """
 
@@ -78,7 +78,7 @@ def describe_disk_failure(error: OSError, path: object) -> tuple[str, str]:
 
 
 def is_iterable(value: object) -> bool:
-    """Whether a value can be iterated over. Tensors and arrays without axes define an iterator that raises an error."""
+    """Whether a value can be iterated over. A zero-dimensional tensor has `__iter__`, but it raises TypeError."""
     try:
         iter(value)  # type: ignore[call-overload]
     except TypeError:

@@ -25,6 +25,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 
 from regard.config import Settings
 from regard.errors import ArgumentTypeError, ConfigError, RegardError
+from regard.formatting import add_article
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Callable[..., Any])
@@ -101,7 +102,9 @@ class Registry(Generic[T]):
                 f"register_{self.noun} expects a name and a class or function, not {kind!r} and {build!r}."
             )
         if not _NAME.fullmatch(kind):
-            raise ConfigError(f"'{kind}' cannot be the name of a {self.noun}. Use letters, digits, '-', '_' and '.'.")
+            raise ConfigError(
+                f"'{kind}' cannot be the name of {add_article(self.noun)}. Use letters, digits, '-', '_' and '.'."
+            )
         plugin = _importing.get() or build.__module__
         importlib.import_module(self.module)
         if kind in self.settings and kind not in self.plugins:

@@ -75,7 +75,7 @@ def test_a_signal_before_training_stops_at_once_and_reports_that_nothing_was_los
     process.send_signal(number)
     _, message = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert f"Stopped by {number.name} before training started; there was nothing to save." in message
+    assert f"Stopped by {number.name} before training started. Run the same command to start again." in message
     assert time.monotonic() - before < 10  # a second if the machine is idle
     assert "Traceback" not in message
 
@@ -88,7 +88,7 @@ def test_a_signal_during_the_first_imports_stops_at_once(tmp_path: Path, number:
         process.send_signal(number)
         _, message = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert f"regard: Stopped by {number.name}. Run the same command to continue." in message
+    assert f"regard: Stopped by {number.name}. Run the same command again." in message
     assert "Traceback" not in message
 
 
@@ -112,7 +112,7 @@ with stop_on_signals() as stop, stop.imports():
 
 def test_a_signal_is_not_lost_if_a_library_ignores_the_exception() -> None:
     done = subprocess.run([sys.executable, "-c", SWALLOWING], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("Stopped by SIGTERM before training was resumed; the checkpoints are unchanged.")
+    assert done.stdout.startswith("Stopped by SIGTERM before training was resumed. Run the same command to resume.")
     assert done.returncode == 75
     assert done.stderr.startswith("regard: Stopped by SIGINT before training started")
 

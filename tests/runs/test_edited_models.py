@@ -188,6 +188,9 @@ def test_a_model_of_an_older_version_without_a_newer_setting_is_used(run: Path) 
         del manifest["settings"]["model.encoder.summary"]
         path.write_text(json.dumps(manifest), "utf-8")
     assert regard.load(run).step
+    edit_config(run, {"model.encoder.summary": "max"})
+    with pytest.raises(regard.ModelError, match=r"model\.encoder\.summary was 'last' and is now 'max'"):
+        regard.load(run)
 
 
 def test_an_edited_run_is_not_resumed(cli: Run, run: Path) -> None:

@@ -219,10 +219,10 @@ def test_a_damaged_checkpoint_is_named_and_not_replaced_in_the_average(
     if lost == "before a resume":
         regard.train("dates", settings, out=out)
         assert "step-55/model.safetensors is damaged" in caplog.text
-        assert f"{damaged} is missing, and the average of the last 3 checkpoints needs it" in caplog.text
+        assert f"{damaged} is missing. The average of the last 3 checkpoints is computed without it" in caplog.text
     else:
         assert f"{damaged / 'model.safetensors'} is damaged" in caplog.text
-        assert "and the average of the last 3 checkpoints needs it" in caplog.text
+        assert "The average of the last 3 checkpoints is computed without it" in caplog.text
     average = average_weights([Checkpoint(damaged.with_name(f"step-{step}")) for step in (60, 50)])
     saved = load_file(damaged.with_name("average-60") / "model.safetensors")
     assert all(torch.equal(saved[name], average[name]) for name in average)
@@ -236,7 +236,7 @@ def test_an_average_is_not_restored_from_other_checkpoints(
     shutil.rmtree(average)
     flip_bit(average.with_name("step-50") / "model.safetensors")
     train(tmp_path / "run")
-    assert f"{average} is missing, and it cannot be computed again" in caplog.text
+    assert f"{average} is missing. The average cannot be computed again" in caplog.text
     assert not average.exists()
 
 

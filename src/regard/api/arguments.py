@@ -92,13 +92,6 @@ def check_text(name: str, text: Any) -> str:
     return text
 
 
-def check_flag(name: str, value: Any) -> bool:
-    """Return True or False. Raise ArgumentTypeError for another value."""
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be True or False, not {value!r}.")
-    return value
-
-
 def check_search(options: Mapping[str, Any], schema: type) -> None:
     """Raise an error for an unknown option, with the nearest name, or for a value of the wrong type."""
     types = get_type_hints(schema)
@@ -126,7 +119,7 @@ def check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tup
     that is not a source or a text.
     """
     if references is None:
-        pairs = _as_list("sources", sources, "a list of pairs (source, reference), if there are no references")
+        pairs = _as_list("sources", sources, "a list of (source, reference) pairs if references is None")
         for index, pair in enumerate(pairs):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ConfigError(
@@ -150,7 +143,7 @@ def check_references(references: Any) -> list[str | list[str]]:
     ]
 
 
-def check_pairs(pairs: Any) -> list[tuple[Any, str]]:
+def check_evaluation_pairs(pairs: Any) -> list[tuple[Any, str]]:
     """Return (source, reference) pairs as a list."""
     listed = _as_list("pairs", pairs, "a path or a list of pairs (source, reference)")
     for index, pair in enumerate(listed):

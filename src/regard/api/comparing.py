@@ -118,7 +118,7 @@ def compare(
             f"outputs must be a dictionary with a name for each list of outputs, not {type(outputs).__name__}."
         )
     paths = [run.path if isinstance(run, Run) else run for run in runs]
-    opened = open_runs(paths, accept_changes=arguments.check_flag("accept_changes", accept_changes))
+    opened = open_runs(paths, accept_changes=check_flag("accept_changes", accept_changes))
     read = {name: _read_outputs(name, texts) for name, texts in (outputs or {}).items()}
     evaluation_set = _find_evaluation_set(opened, pairs, sources, references)
     options = ComparisonOptions(
@@ -187,7 +187,7 @@ def _find_evaluation_set(runs: Sequence[OpenedRun], pairs: Any, sources: Any, re
     if isinstance(pairs, str | Path):
         return read_evaluation_set(runs, resolve(Files, {"path": str(pairs)}, {}))
     if pairs is not None:
-        return EvaluationSet.from_lists(arguments.check_pairs(pairs), None)
+        return EvaluationSet.from_lists(arguments.check_evaluation_pairs(pairs), None)
     return read_evaluation_set(runs)
 
 

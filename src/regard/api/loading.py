@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from regard.api.arguments import check_flag
 from regard.api.model import Model
 from regard.errors import ArgumentTypeError
+from regard.ops.arguments import check_flag
 from regard.ops.devices import check_device, check_dtype
 from regard.registry import import_plugins
 from regard.runs.folder import open_models
@@ -32,7 +32,7 @@ def load(
         imports: Plugins to import: modules or .py files that register parts of the model. A model folder never imports
             code by itself.
         accept_changes: Whether to load a model even if its config.yaml or tokenizers have been edited in a way that
-            changes predictions. By default, such a model raises ModelError.
+            changes predictions. By default, loading such a model raises ModelError.
 
     Returns:
         The model, in evaluation mode.

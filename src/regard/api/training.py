@@ -150,7 +150,7 @@ def train(
         if config is None:
             folder = RunFolder(Path("runs/pairs" if out is None else out))
             with stop_on_signals() as stop:
-                stop.resumed = folder.exists()
+                stop.resumed = bool(folder.all_checkpoints())
                 splits = collect_splits(pairs, dev, test, columns).named()
                 with report_disk_failures(folder):
                     data = store_pairs(folder, splits)

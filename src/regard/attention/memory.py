@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.attention.checks import check_sequence
 from regard.attention.selections import SampledPosition
 from regard.errors import ArgumentTypeError, ConfigError
+from regard.formatting import quantity
 from regard.ops.arguments import check_floating
 from regard.ops.dot_product_attention import ScoreBias
 
@@ -63,9 +64,10 @@ class Attended(NamedTuple):
 
 
 def check_prepared(query_BTD: Tensor, keys: object, past: object, size: int) -> None:
-    """Raise an error unless a query of this size can read a prepared memory: one row for each row of the memory, or
-    several, the hypotheses of a sentence. This is called at each step, and compares only what does not need the values
-    of tensors.
+    """Raise an error unless a query of this size can read a prepared memory.
+
+    The query has one row for each row of the memory, or several (the hypotheses of a sentence). This is called at each
+    step, so it does not read the values of tensors.
     """
     check_sequence("query", query_BTD, size)
     check_keys(keys)
@@ -76,7 +78,8 @@ def check_prepared(query_BTD: Tensor, keys: object, past: object, size: int) -> 
     rows, slots_rows = query_BTD.shape[0], values_BHSD.shape[0]
     if rows != slots_rows and (slots_rows == 0 or rows == 0 or rows % slots_rows):
         raise ConfigError(
-            f"query has {rows} rows, but keys has {slots_rows}. Pass the same number of rows, or a multiple of it."
+            f"query has {quantity(rows, 'row')}, but keys has {slots_rows}. Pass the same number of rows, or a "
+            "multiple of it."
         )
 
 

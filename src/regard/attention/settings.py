@@ -141,8 +141,8 @@ class LocalPredictive(Scope):
     normalize: bool = Field(True, description="normalize the weights again, so that they sum to 1; the paper does not")
     scaled: bool = Field(
         False,
-        description="divide the argument of the sigmoid by √d, so that positions do not saturate early in training; "
-        "the paper does not",
+        description="divide the argument of the sigmoid by √d (d: width of the query), so that the sigmoid does not "
+        "saturate early in training; not in the paper",
     )
 
 

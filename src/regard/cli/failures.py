@@ -24,7 +24,7 @@ class _LossyFile(io.FileIO):
 
 
 def ignore_lost_messages() -> None:
-    """Ignore failures to write to stderr: a full disk or a closed terminal must not end a training."""
+    """Ignore failures to write to stderr: a full disk or a closed terminal must not end a training run."""
     if sys.stderr is None:  # closed
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         return

@@ -131,7 +131,7 @@ ensemble_option = click.option(
 accept_changes_option = click.option(
     "--accept-changes",
     is_flag=True,
-    help="Use a model whose config.yaml or tokenizers have been edited since it was saved.",
+    help="Use the model even if its config.yaml or tokenizers have been edited since it was saved.",
 )
 
 

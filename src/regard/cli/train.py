@@ -69,7 +69,7 @@ Examples:
 @click.option(
     "--accept-changes",
     is_flag=True,
-    help="Use the model of --from, and teachers, even if they have been edited since they were saved.",
+    help="Accept an edited model for --from, and edited models as teachers.",
 )
 @click.option("--out", metavar="DIR", help="Write the run to DIR; by default to runs/NAME.")
 @click.option(
@@ -126,7 +126,7 @@ def command(
             config, folder = locate(words[0], out)
             _check_separate_folder(start, folder)
             overrides = with_deadline(dict(map(parse_override, words[1:])), minutes)
-            stop.resumed = folder.exists()
+            stop.resumed = bool(folder.all_checkpoints())
             settings = resolve_run(config, {**initial, **overrides})
             folder.reject_foreign()
         else:
@@ -134,7 +134,7 @@ def command(
             folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or images or str(source)))
             _check_separate_folder(start, folder)
             folder.reject_foreign()
-            stop.resumed = folder.exists()
+            stop.resumed = bool(folder.all_checkpoints())
             settings = _choose_settings(data, overrides, folder, minutes, started, stop, several=seeds > 1)
         with stop.imports():
             from regard.training import loop, lr_finder

@@ -64,12 +64,14 @@ class Pairs:
         try:
             listed = list(pairs)
         except TypeError:
-            raise ArgumentTypeError(f"pairs must be pairs (source, target), not {type(pairs).__name__}.") from None
+            raise ArgumentTypeError(
+                f"pairs must be an iterable of (source, target) pairs, not {type(pairs).__name__}."
+            ) from None
         try:
             return cls([source for source, _ in listed], [target for _, target in listed])
         except (TypeError, ValueError):
             wrong = next(pair for pair in listed if not isinstance(pair, Sequence) or len(pair) != 2)
-            raise ConfigError(f"pairs must be pairs (source, target), but one is {wrong!r}.") from None
+            raise ConfigError(f"pairs must be (source, target) pairs, but one is {wrong!r}.") from None
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -80,7 +82,7 @@ class Pairs:
     def first(self, count: int | None) -> "Pairs":
         """Return the first `count` pairs, or all of them if `count` is None."""
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
-            raise ArgumentTypeError(f"count must be an integer of at least 0 or None, not {count!r}.")
+            raise ArgumentTypeError(f"count must be None or an integer of at least 0, not {count!r}.")
         return Pairs(self.sources[:count], self.targets[:count])
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentTypeError, ConfigError
+from regard.formatting import quantity
 from regard.models.contracts import Memory, Tokens
 from regard.ops.arguments import check_floating, check_integers, check_same_device, check_tensors, has_values
 
@@ -33,9 +34,10 @@ def embed(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
     try:
         embedded = embedding(tokens)
     except IndexError:
+        wrong = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
+        size = embedding.num_embeddings
         raise ConfigError(
-            f"tokens must be between 0 and {embedding.num_embeddings - 1}, the last of the vocabulary, but one is "
-            f"{int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())}."
+            f"Token ids must be between 0 and {size - 1} (the vocabulary has {size} tokens), but one is {wrong}."
         ) from None
     return embedded
 
@@ -100,5 +102,7 @@ def check_step_types(state: object, keys: object, state_type: type, keys_type: t
 
 def _check_rows_and_device(name: str, tokens: Tensor, rows: int, owner: str, embedding: nn.Embedding) -> None:
     if tokens.shape[0] != rows:
-        raise ConfigError(f"{name} has {tokens.shape[0]} rows, but {owner} has {rows}. Pass the same number of rows.")
+        raise ConfigError(
+            f"{name} has {quantity(tokens.shape[0], 'row')}, but {owner} has {rows}. Pass the same number of rows."
+        )
     check_same_device(name, tokens, "the decoder", embedding.weight.device)

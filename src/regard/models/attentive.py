@@ -270,7 +270,7 @@ class AttentiveDecoder(Decoder, ABC):
         assert output.read.attended.weights is not None
         weights_BS1 = output.read.attended.weights.transpose(1, 2)
         log_a_BS1 = weights_BS1.clamp_min(torch.finfo(weights_BS1.dtype).tiny).log()
-        # The softmax cancels the maximum. Otherwise a row without visible slots, whose logs are −87, loses digits.
+        # The maximum cancels in the softmax. Without this, rows without visible slots (log a ≈ −87) lose precision.
         log_a_BS1 = log_a_BS1 - log_a_BS1.detach().amax(1, keepdim=True)
         mixture_BV = (log_a_BS1 + log_p_BSV).logsumexp(1).log_softmax(-1)
         observed = log_p_BSV if self.attention.select.uses_past else None

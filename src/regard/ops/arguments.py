@@ -38,7 +38,7 @@ def check_integers(name: str, tokens: Any, *axes: str) -> None:
     """Raise an error unless an argument is a tensor of integers with these axes."""
     check_tensors(**{name: tokens})
     if tokens.dtype not in (torch.int64, torch.int32):
-        raise ConfigError(f"{name} must be a tensor of integers (int64), not {tokens.dtype}.")
+        raise ConfigError(f"{name} must be a tensor of integers (int64 or int32), not {tokens.dtype}.")
     if tokens.dim() != len(axes):
         shape = f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
         raise ConfigError(f"{name} must have the shape {shape}, not {tuple(tokens.shape)}.")
@@ -50,7 +50,9 @@ def check_same_device(name: str, tensor: Tensor, owner: str, device: torch.devic
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether the values of a tensor can be checked: on a GPU this would synchronize, and a compiler has no values."""
+    """Whether the values of a tensor can be checked. Reading them on a GPU would synchronize, and there are no values
+    during compilation.
+    """
     return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
 
 

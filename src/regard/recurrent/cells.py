@@ -93,7 +93,9 @@ class Cell(RecordableModule, ABC):
         """Return W x + b, (…, D) → (…, G). If x is narrower than the input, use the first columns of W."""
         check_tensors(x=x)
         if x.shape[-1:] > (self.input_size,):
-            raise ConfigError(f"x must have at most {self.input_size} columns, not the shape {tuple(x.shape)}.")
+            raise ConfigError(
+                f"The last dimension of x must be at most {self.input_size}, but x has the shape {tuple(x.shape)}."
+            )
         check_floating(self.weight_input, "the cell is", x=x)
         bias = None if self.layer_norm else self.bias_input
         return nn.functional.linear(x, self.weight_input[:, : x.shape[-1]], bias)

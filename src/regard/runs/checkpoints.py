@@ -28,7 +28,7 @@ from regard.runs.schedule import Schedule
 from regard.runs.settings import RunSettings, TrainingSettings
 from regard.runs.sizes import check_sizes
 from regard.runs.stored_checkpoint import FORMAT, OPTIMIZER, WEIGHTS, Checkpoint, UnreadableError
-from regard.runs.tensors import check_shapes, check_tensors, collect_tensors, first_not_finite, read_tensors, shapes_of
+from regard.runs.tensors import check_shapes, check_tensors, collect_tensors, first_not_finite, get_shapes, read_tensors
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def prune(
 
 
 def _hide(checkpoints: Directory, name: str) -> str:
-    """Rename a checkpoint, if it exists, and return a name that is not that of a checkpoint.
+    """Rename a checkpoint, if it exists, to a hidden name, and return this name.
 
     A process that is killed while it removes the files of a checkpoint would leave one that is reported as damaged.
     """
@@ -190,15 +190,11 @@ def remove_unfinished(locked: LockedFolder) -> None:
         for name in checkpoints.names():
             if name.startswith((".step-", ".average-", ".removed-")):
                 checkpoints.remove(name)
-        is_newest = True
         for checkpoint in RunFolder(locked.path).all_checkpoints():
             problem = checkpoint.find_problem()
-            if problem is None:
-                is_newest = False
-            else:
+            if problem is not None:
                 new_name = f"damaged-{checkpoint.path.name}"
-                used = ", and the previous checkpoint is used" if is_newest else ""
-                log.warning("%s; it is renamed to %s%s.", problem, new_name, used)
+                log.warning("%s. The checkpoint is renamed to %s, and is not used.", problem, new_name)
                 checkpoints.remove(new_name)
                 checkpoints.rename(checkpoint.path.name, new_name)
 
@@ -235,7 +231,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 def _set_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     expected = collect_tensors(model)
-    check_shapes(shapes_of(expected), shapes_of(weights), path)
+    check_shapes(get_shapes(expected), get_shapes(weights), path)
     check_tensors(weights, {name: parameter.dtype for name, parameter in expected.items()}, path)
     model.load_state_dict(weights, strict=False)  # a shared tensor is saved under one name
 
@@ -272,17 +268,17 @@ def read_newest(folder: RunFolder) -> SavedCheckpoint | None:
     for checkpoint in folder.complete_checkpoints():
         problem = checkpoint.find_optimizer_problem()
         if problem is not None:
-            log.warning("%s; the previous checkpoint is used.", problem)
+            log.warning("%s. Training cannot resume from this checkpoint.", problem)
             problems.append(problem)
             continue
         try:
             return SavedCheckpoint(checkpoint, read_tensors(checkpoint, WEIGHTS), read_tensors(checkpoint, OPTIMIZER))
         except UnreadableError as error:
-            log.warning("%s The previous checkpoint is used.", error)
+            log.warning("%s Training cannot resume from this checkpoint.", error)
     if problems:
         raise ModelError(
-            f"{problems[0]}, and training cannot be resumed without the state of the optimizer. Copy it from the "
-            "original run folder, or start a new run from the weights with --from."
+            f"{problems[0]}, and training cannot be resumed without the state of the optimizer. Copy {OPTIMIZER} from "
+            f"the original run folder, or start a new run with `regard train --from {folder.path} --out DIR`."
         )
     return None
 

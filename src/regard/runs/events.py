@@ -21,8 +21,8 @@ EVENTS = "events.jsonl"
 
 
 class _StderrWithoutErrors:
-    """The present `sys.stderr`, which loses a message that it cannot write: a full disk or a closed terminal must not
-    end training.
+    """The current `sys.stderr`. It drops messages that cannot be written: a full disk or a closed terminal must not end
+    training.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,7 @@ predictions are not changes: other settings, comments, the order of keys, white 
 import hashlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.config import MAY_CHANGE_ON_RESUME, TRAINING_ONLY, Settings
 from regard.formatting import parse_json, quote, to_json
@@ -19,12 +19,22 @@ _NO_EFFECT = (MAY_CHANGE_ON_RESUME, TRAINING_ONLY)
 def describe_settings(settings: RunSettings) -> dict[str, Any]:
     """Return the settings that predictions depend on, by dotted key.
 
-    Of the tokenizer, this is only the number of vocabularies: tokenizer.json contains everything else.
+    Of the tokenizer settings, only `shared` is included: tokenizer.json contains everything else.
     """
-    return {**dict(_flatten(settings.model, "model.")), "tokenizer.shared": settings.tokenizer.shared}
+    described = {setting.key: setting.value for setting in _flatten(settings.model, "model.")}
+    return {**described, "tokenizer.shared": settings.tokenizer.shared}
 
 
-def _flatten(settings: Settings, prefix: str) -> Iterator[tuple[str, Any]]:
+class _Setting(NamedTuple):
+    """A setting with its dotted key, its value as JSON, and its default."""
+
+    key: str
+    value: Any
+    default: Any
+    is_default: bool
+
+
+def _flatten(settings: Settings, prefix: str) -> Iterator[_Setting]:
     dumped = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
@@ -33,16 +43,22 @@ def _flatten(settings: Settings, prefix: str) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Settings):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", dumped[name]
+            default = field.get_default(call_default_factory=True)
+            yield _Setting(f"{prefix}{name}", dumped[name], default, value == default)
 
 
 def find_changed_settings(saved: Mapping[str, Any], settings: RunSettings) -> dict[str, tuple[Any, Any]]:
     """Return both values of each setting that differs from the saved one, by dotted key.
 
-    A setting that was not saved did not exist when the checkpoint was written, so its default has no effect.
+    A setting that was not saved did not exist when the checkpoint was written, and its default has no effect. It is
+    compared with its default.
     """
     now = describe_settings(settings)
-    return {key: (value, now.get(key)) for key, value in saved.items() if now.get(key) != value}
+    changed = {key: (value, now.get(key)) for key, value in saved.items() if now.get(key) != value}
+    if changed or not saved:
+        return changed
+    added = (setting for setting in _flatten(settings.model, "model.") if setting.key not in saved)
+    return {setting.key: (setting.default, setting.value) for setting in added if not setting.is_default}
 
 
 def list_differences(changed: Mapping[str, tuple[Any, Any]]) -> str:

@@ -100,7 +100,7 @@ class TrainingSettings(Settings):
     )
     accept_changes: bool = Field(
         False,
-        description="whether init_from and the teachers may be models that have been edited since they were saved",
+        description="accept models that have been edited since they were saved, for init_from and as teachers",
         json_schema_extra=MAY_CHANGE_ON_RESUME,
     )
     ema_decay: FractionBelowOne = Field(

@@ -15,11 +15,11 @@ from regard.errors import ModelError
 from regard.models.seq2seq import build_model
 from regard.runs.settings import RunSettings
 from regard.runs.stored_checkpoint import WEIGHTS, Checkpoint
-from regard.runs.tensors import check_shapes, collect_tensors, shapes_of
+from regard.runs.tensors import check_shapes, collect_tensors, get_shapes
 
 _EXTRA_PARAMETERS, _PARAMETERS_PER_TENSOR = 256, 4
-"""The maximum number of parameters: a constant, plus a number for each tensor of the checkpoint. Not all parameters are
-saved: some are tied to others, or belong to an unused part of a network.
+"""The maximum number of parameter tensors: 256, plus 4 for each tensor in the checkpoint. Not all of them are saved:
+some are tied to others, or belong to an unused part of a network.
 """
 
 _RANDOM = {
@@ -31,8 +31,8 @@ _RANDOM = {
 def check_sizes(settings: RunSettings, tokenizers: TokenizerPair, checkpoint: Checkpoint) -> None:
     """Raise ModelError if the weights of a checkpoint do not have the sizes of the settings.
 
-    The model is built on the device `meta`, which allocates no memory, and only up to a number of parameters that is
-    proportional to that of the checkpoint: a thousand layers take seconds.
+    The model is built on the device `meta`, which allocates no memory. Building stops with an error if the model has
+    many more parameter tensors than the checkpoint, because building a thousand layers takes seconds.
     """
     saved, path = checkpoint.shapes, checkpoint.path / WEIGHTS
     limit = _PARAMETERS_PER_TENSOR * len(saved) + _EXTRA_PARAMETERS
@@ -41,7 +41,7 @@ def check_sizes(settings: RunSettings, tokenizers: TokenizerPair, checkpoint: Ch
             model = build_model(settings.model, len(tokenizers.source), len(tokenizers.target))
         except (NotImplementedError, RuntimeError):  # a part that computes with its weights when it is built
             return
-    check_shapes(shapes_of(collect_tensors(model)), saved, path)
+    check_shapes(get_shapes(collect_tensors(model)), saved, path)
 
 
 class _SkipInitialization(TorchFunctionMode):

@@ -120,7 +120,7 @@ class Checkpoint:
         return None if undamaged else f"{file} is damaged: its SHA-256 is not the one in the manifest"
 
     def find_changed_settings(self, settings: RunSettings) -> dict[str, tuple[Any, Any]]:
-        """Return the saved and the present value of each changed setting that predictions depend on, by dotted key."""
+        """Return the saved and the current value of each changed setting that predictions depend on, by dotted key."""
         return find_changed_settings(self._manifest.settings, settings)
 
     def find_changed_tokenizers(self) -> list[str]:
@@ -170,8 +170,8 @@ class Checkpoint:
         if not accept_changes:
             raise ModelError(
                 f"{edited} Copy config.yaml and the tokenizers again from the original run folder. To use the edited "
-                "model, pass --accept-changes; in Python, accept_changes=True to regard.load, or the setting "
-                "training.accept_changes=True to regard.train."
+                "model, pass --accept-changes. In Python, use regard.load(…, accept_changes=True), or the setting "
+                "training.accept_changes in regard.train."
             )
         log.warning("%s The changes are accepted.", edited)
 

@@ -57,7 +57,7 @@ def collect_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(distinct.values())
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def get_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 

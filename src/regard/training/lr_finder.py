@@ -71,7 +71,7 @@ def measure_speed(settings: RunSettings, budget: float = 5.0, report: Report = p
 def _measure_step(state: TrainingState, budget: float, fastest: float | None) -> float:
     """Return the median duration of a step, which excludes steps that compile or capture a CUDA graph.
 
-    At most as many steps are measured as the run has. If the first step takes much longer than a step on fewer threads
+    No more steps are measured than the run has. If the first step takes much longer than a step on fewer threads
     (`fastest`), no other step is measured: the threads wait for cores that another process keeps busy.
     """
     durations: list[float] = []

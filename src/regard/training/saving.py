@@ -80,8 +80,8 @@ def average_last_checkpoints(state: TrainingState, callbacks: Callback, report: 
     last, problems = _last_checkpoints(state)
     for problem in problems:
         log.warning(
-            "%s, and the average of the last %s needs it. The average is computed without it, and differs from that of "
-            "an undamaged run.",
+            "%s. The average of the last %s is computed without it, so the result differs from that of an undamaged "
+            "run.",
             problem,
             quantity(len(last) + len(problems), "checkpoint"),
         )
@@ -101,15 +101,21 @@ def _restore_average(state: TrainingState) -> None:
         return
     last, problems = _last_checkpoints(state)
     if problems:
-        log.warning("%s, and it cannot be computed again: %s.", damage, "; ".join(problems))
+        log.warning(
+            "%s. The average cannot be computed again: %s. Copy the checkpoints again from the original run folder.",
+            damage,
+            "; ".join(problems),
+        )
         return
     with averaged_weights(state.model, last):
         checkpoints.save_average(state.locked, state.settings, state.model, state.progress)
 
 
 def _last_checkpoints(state: TrainingState) -> tuple[list[Checkpoint], list[str]]:
-    """Return the checkpoints to average that are valid, and what is wrong with the others. They belong to the same
-    steps, whether or not the run was interrupted and saved at other steps; a damaged one is not replaced by another.
+    """Return the valid checkpoints to average, and the problems of the others.
+
+    The steps are those of regular saves, so they do not depend on interruptions. A damaged checkpoint is not replaced
+    by an older one.
     """
     saved_steps = (step for step in range(state.progress.step, 0, -1) if is_save_step(state, step))
     steps = islice(saved_steps, state.settings.training.average_checkpoints)

@@ -34,8 +34,9 @@ class StopRequest:
 
     def describe(self) -> str:
         assert self.by is not None
-        state = "was resumed; the checkpoints are unchanged" if self.resumed else "started; there was nothing to save"
-        return f"Stopped by {self.by.name} before training {state}. Run the same command to continue."
+        if self.resumed:
+            return f"Stopped by {self.by.name} before training was resumed. Run the same command to resume."
+        return f"Stopped by {self.by.name} before training started. Run the same command to start again."
 
     @contextmanager
     def imports(self) -> Iterator[None]:
@@ -52,7 +53,7 @@ def exit_on_signals() -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         del frame
-        _exit_with_message(f"Stopped by {signal.Signals(number).name}. Run the same command to continue.")
+        _exit_with_message(f"Stopped by {signal.Signals(number).name}. Run the same command again.")
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):

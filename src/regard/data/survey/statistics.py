@@ -22,8 +22,8 @@ _SAMPLE = 10_000
 """The number of pairs from which subwords are learned to estimate the number of tokens."""
 
 _MAX_CHARACTERS, _MAX_SAMPLE_CHARACTERS = 1_000, 4_000_000
-"""For this estimate, texts are truncated to the first number of characters, and sampled so that all of them together
-have about the second number.
+"""For this estimate, texts are truncated to `_MAX_CHARACTERS`, and sampled so that they have about
+`_MAX_SAMPLE_CHARACTERS` in total.
 """
 
 SUBWORDS = 8_000

@@ -181,7 +181,7 @@ def survey_split(
     def append(owner: str, column: str, values: NDArray[np.generic]) -> None:
         columns.setdefault((owner, column, values.dtype), bytearray()).extend(values.tobytes())
 
-    for batch in _batches(split.read()):
+    for batch in _split_into_batches(split.read()):
         pairs = [row for row in batch if not row.problem]
         if len(pairs) < len(batch):
             bad = [row for row in batch if row.problem]
@@ -212,7 +212,7 @@ def survey_split(
     return survey
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _split_into_batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     batch: list[Row] = []
     characters = 0
     for row in rows:

@@ -29,7 +29,7 @@ def learn_merges(
 
     Args:
         learner: Its normalizer and its pre-tokenizer are applied to the texts. For each merge, the library reads
-            all words with this merge, so that words should not be longer than `MAX_WORD_LENGTH`.
+            all words with this merge, so words should not be longer than `MAX_WORD_LENGTH`.
         texts: The texts, which are read once.
         size: The maximum number of tokens.
         min_count: The minimum count of a pair of tokens to be merged.

@@ -100,23 +100,23 @@ def _superfluous_mark(symbols: list[str]) -> str:
 def is_mark_pattern(pattern: str) -> bool:
     """Whether a pattern is one of `_superfluous_mark`, with any symbols."""
     start = _superfluous_mark([]).partition(TAB_PATTERN + "|")[0]
-    return pattern.startswith(start) and pattern == _superfluous_mark(leading_names(pattern[len(start) :]))
+    return pattern.startswith(start) and pattern == _superfluous_mark(find_leading_names(pattern[len(start) :]))
 
 
 def is_split_pattern(pattern: str) -> bool:
     """Whether a pattern is one that `build_pre_tokenizer` uses, with any symbols."""
-    names = leading_names(pattern)
+    names = find_leading_names(pattern)
     return pattern in {
-        _character_pattern(names),
+        _build_character_pattern(names),
         word_pattern([], "spaces"),
-        *(_subword_pattern(names, split) for split in ("spaces", "classes")),
+        *(_build_subword_pattern(names, split) for split in ("spaces", "classes")),
     }
 
 
-def leading_names(pattern: str) -> list[str]:
+def find_leading_names(pattern: str) -> list[str]:
     r"""Return the escaped names that a pattern starts with.
 
-    >>> leading_names(r"<2de>|a\.b|[\s\S]")
+    >>> find_leading_names(r"<2de>|a\.b|[\s\S]")
     ['<2de>', 'a\\.b']
     """
     match = _ESCAPED_NAMES.match(pattern)
@@ -124,11 +124,11 @@ def leading_names(pattern: str) -> list[str]:
     return re.findall(r"(?:[^\\|]|\\[\s\S])+", text)
 
 
-def _character_pattern(symbols: list[str]) -> str:
+def _build_character_pattern(symbols: list[str]) -> str:
     return "|".join([*symbols, r"[\s\S]"])
 
 
-def _subword_pattern(symbols: list[str], split: str, max_length: int | None = None) -> str:
+def _build_subword_pattern(symbols: list[str], split: str, max_length: int | None = None) -> str:
     # The name of a special token in the text is split, so that it does not match the special token.
     return word_pattern([*symbols, f"<(?={RESERVED[1:]})"], split, max_length)
 
@@ -140,11 +140,11 @@ def build_pre_tokenizer(options: TrainableSide, max_length: int | None = None) -
     """
     symbols = escape_all(normalized_symbols(options))
     if isinstance(options, CharSide):
-        pattern = _character_pattern(symbols)
+        pattern = _build_character_pattern(symbols)
     elif isinstance(options, WordSide):
         pattern = word_pattern([], "spaces")
     else:
-        pattern = _subword_pattern(symbols, options.split, max_length)
+        pattern = _build_subword_pattern(symbols, options.split, max_length)
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 

@@ -110,11 +110,11 @@ def _build_normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
 def _build_pre_tokenizer(symbols: list[str], scores: dict[str, float]) -> pre_tokenizers.PreTokenizer:
     """Return a pre-tokenizer that splits at spaces, unless there are pieces that contain spaces."""
     crosses_spaces = any(pretokenization.MARK in piece[1:] for piece in scores)
-    pattern = _split_pattern(pretokenization.escape_all(symbols), crosses_spaces=crosses_spaces)
+    pattern = _build_split_pattern(pretokenization.escape_all(symbols), crosses_spaces=crosses_spaces)
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
-def _split_pattern(symbols: list[str], *, crosses_spaces: bool) -> str:
+def _build_split_pattern(symbols: list[str], *, crosses_spaces: bool) -> str:
     atoms = "|".join([*symbols, f"<(?={RESERVED[1:]})"])
     if crosses_spaces:
         return rf"{atoms}|(?:(?!{atoms})[\s\S])+"
@@ -123,8 +123,8 @@ def _split_pattern(symbols: list[str], *, crosses_spaces: bool) -> str:
 
 def is_split_pattern(pattern: str) -> bool:
     """Whether a pattern is one that a tokenizer from a `.model` file uses, with any symbols."""
-    names = pretokenization.leading_names(pattern)
-    return pattern in {_split_pattern(names, crosses_spaces=crosses) for crosses in (True, False)}
+    names = pretokenization.find_leading_names(pattern)
+    return pattern in {_build_split_pattern(names, crosses_spaces=crosses) for crosses in (True, False)}
 
 
 def _parse(data: bytes) -> SentencePieceModel:

@@ -19,7 +19,7 @@ from regard.errors import ModelError
 from regard.formatting import parse_json, quote, shorten
 
 _MAX_UNIGRAM_TOKEN = 1_000
-"""Maximum number of characters of a token of a unigram model, which needs a hash map for each of them."""
+"""Maximum number of characters of a token of a unigram model, which allocates a hash map for each character."""
 _MAX_CHARSMAP = 4_000_000
 """Maximum length of the normalization table of SentencePiece. The largest built-in one has about 400,000."""
 _MAX_PATTERN = 1_000_000
