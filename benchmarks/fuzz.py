@@ -25,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -40,6 +40,7 @@ from tests_command import run_preloaded
 
 CPU_SECONDS, ELAPSED_SECONDS = 10, 60
 BUG = 70
+CHANGED = "files outside of the run were changed"
 SMALL = {
     "data.train": 64, "data.dev": 8, "data.test": 8, "model.embedding": 8, "model.encoder.hidden": 8,
     "model.decoder.hidden": 8, "training.steps": 2, "training.batch_size": 16, "training.warmup": 1,
@@ -393,7 +394,11 @@ def run_case(kind: str, seed: int, number: int, sandbox: Sandbox, *, verbose: bo
     rng = random.Random(f"{kind}-{seed}-{number}")
     sandbox.clear()
     if kind == "api":
-        return _check_call(number, make_call(rng, sandbox))
+        call, before = make_call(rng, sandbox), sandbox.hash_surroundings()
+        with chdir(sandbox.work):
+            failure = _check_call(number, call)
+        changed = sandbox.hash_surroundings() != before
+        return failure or (Failure(kind, number, CHANGED, "") if changed else None)
     command = COMMANDS[kind](rng, sandbox)
     before = sandbox.hash_surroundings()
     shown = repr([word if len(word) < 200 else f"{word[:200]}…" for word in command.words])
@@ -411,7 +416,7 @@ def run_case(kind: str, seed: int, number: int, sandbox: Sandbox, *, verbose: bo
     if len(result.stderr) > 20_000:
         return Failure(kind, number, f"{len(result.stderr):,} characters of messages", shown)
     if sandbox.hash_surroundings() != before:
-        return Failure(kind, number, "files outside of the run were changed", shown)
+        return Failure(kind, number, CHANGED, shown)
     return None
 
 

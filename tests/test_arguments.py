@@ -325,7 +325,11 @@ USING: list[Misuse] = [
     (lambda model: model.trace("x").save(None), TYPE, "path must be the path of a file, not NoneType"),
     (lambda model: model.trace("x").save("trace.txt"), VALUE, "a trace is saved as .json or .html"),
     (lambda model: model.trace("x").save("missing/trace.json"), VALUE, "there is no folder missing"),
-    (lambda model: model.evaluate(None), TYPE, "sources must be a list of pairs .*, not NoneType"),
+    (
+        lambda model: model.evaluate(None),
+        TYPE,
+        "sources must be a list of .* pairs if references is None, not NoneType",
+    ),
     (lambda model: model.evaluate("x", "y"), TYPE, "sources must be a list of texts, not str"),
     (lambda model: model.evaluate([1], ["y"]), TYPE, r"sources\[0\] must be a text .*, not int"),
     (lambda model: model.evaluate(["x"], [1]), TYPE, r"references\[0\] must be a text .*, not int"),

@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,10 @@ def test_a_bug_a_change_and_a_hang_are_failures(sandbox: fuzz.Sandbox, monkeypat
         failure = fuzz.run_case("api", SEED, 0, sandbox)
         assert failure is not None
         assert reason in failure.reason
+    monkeypatch.setattr(fuzz, "make_call", lambda *_: lambda: Path("new").touch())
+    failure = fuzz.run_case("api", SEED, 0, sandbox)
+    assert failure is not None
+    assert failure.reason == fuzz.CHANGED
     monkeypatch.setattr(fuzz, "ELAPSED_SECONDS", 60)
     monkeypatch.setattr(fuzz, "CPU_SECONDS", 1)
     monkeypatch.setitem(fuzz.COMMANDS, "settings", lambda *_: fuzz.Command(["train", "dates"]))
@@ -66,4 +71,4 @@ def test_a_bug_a_change_and_a_hang_are_failures(sandbox: fuzz.Sandbox, monkeypat
     monkeypatch.setattr(fuzz.Sandbox, "hash_surroundings", lambda _: next(hashes))
     failure = fuzz.run_case("data", SEED, 0, sandbox)
     assert failure is not None
-    assert failure.reason == "files outside of the run were changed"
+    assert failure.reason == fuzz.CHANGED
