@@ -104,7 +104,7 @@ try:
         with suppress(KeyboardInterrupt):  # as native libraries do
             os.kill(os.getpid(), signal.SIGTERM)
 except Interrupted as stopped:
-    print(stopped)
+    print(stopped, flush=True)
 with stop_on_signals() as stop, stop.imports():
     os.kill(os.getpid(), signal.SIGINT)
 """

@@ -4,7 +4,8 @@ import sys
 
 import click
 
-from regard.cli.failures import ignore_lost_messages, report_failures
+from regard.cli.failures import report_failures
+from regard.runs.lossy_stderr import open_lossy_stderr
 from regard.training.signals import exit_on_signals
 
 
@@ -18,7 +19,7 @@ def main() -> None:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options
     _use_utf8()
-    ignore_lost_messages()
+    sys.stderr = open_lossy_stderr()
     with report_failures(debug=debug):
         words = [word for word in arguments if word != "--debug"]
         code = regard.main(words, standalone_mode=False, prog_name="regard")

@@ -1,40 +1,14 @@
 """Failures at the command line: one paragraph on stderr and an exit code; a traceback only with --debug."""
 
 import errno
-import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import click
 
 from regard.errors import RegardError, describe_disk_failure, is_disk_failure
-
-
-class _LossyFile(io.FileIO):
-    """A file that ignores errors when it is written to: a lost message must not end the command."""
-
-    def write(self, content: Any, /) -> int:
-        try:
-            return super().write(content) or 0
-        except OSError:
-            return len(memoryview(content).cast("B"))
-
-
-def ignore_lost_messages() -> None:
-    """Ignore failures to write to stderr: a full disk or a closed terminal must not end a training run."""
-    if sys.stderr is None:  # closed
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
-        return
-    buffer = getattr(sys.stderr, "buffer", None)
-    if type(getattr(buffer, "raw", buffer)) is io.FileIO:  # not replaced by another stream, and not a Windows console
-        stream = sys.stderr
-        sys.stderr = io.TextIOWrapper(
-            io.BufferedWriter(_LossyFile(stream.fileno(), "w", closefd=False)),
-            encoding=stream.encoding, errors=stream.errors, line_buffering=True,
-        )  # fmt: skip
 
 
 @contextmanager

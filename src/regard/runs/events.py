@@ -1,12 +1,11 @@
 """Events of training: written to `events.jsonl` as JSON lines, and progress on the terminal."""
 
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TextIO, cast
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -16,26 +15,9 @@ from regard.evaluation.settings import Metric
 from regard.formatting import parse_json, to_json
 from regard.runs.callbacks import Callback, ScheduleInfo, StepInfo, ValidationInfo
 from regard.runs.directory import Directory
+from regard.runs.lossy_stderr import open_lossy_stderr
 
 EVENTS = "events.jsonl"
-
-
-class _StderrWithoutErrors:
-    """The current `sys.stderr`. It drops messages that cannot be written: a full disk or a closed terminal must not end
-    training.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stderr, name)
-
-    def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):  # ValueError: it is closed
-            sys.stderr.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            sys.stderr.flush()
 
 
 class EventWriter(Callback, ABC):
@@ -147,8 +129,7 @@ class ProgressDisplay(Callback):
     """
 
     def __init__(self, metric: Metric, log_every: int, *, quiet: bool = False) -> None:
-        stderr = None if sys.stderr is None else cast(TextIO, _StderrWithoutErrors())
-        self._console = Console(file=stderr, stderr=True, highlight=False, quiet=quiet)
+        self._console = Console(file=open_lossy_stderr(), highlight=False, quiet=quiet)
         self._metric, self._log_every = metric, log_every
         self._shows_bar = self._console.is_terminal and not quiet
         self._bar: Progress | None = None
