@@ -30,6 +30,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import torch
+
 import regard
 from regard.config import flatten, presets, resolve, to_yaml
 from regard.errors import RegardError
@@ -63,7 +65,7 @@ JSON_VALUES: tuple[Any, ...] = (
 
 ARGUMENTS: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 2**31, 2**64, 0.0, 0.5, 1.5, -1.0, 1e-300, 1e308, math.nan, math.inf, "", "x",
-    "20", "3 mai 2009", "\ud800", "\x00", "a" * 300, b"3 mai", [], ["3 mai"], ["3 mai", ""], ["3 mai", None],
+    "20", "3 mai 2009", "\ud800", "\x00", "a" * 40, b"3 mai", [], ["3 mai"], ["3 mai", ""], ["3 mai", None],
     [1, 2], (), (1,), {}, {"a": 1}, {"3 mai"}, object(), int, lambda: 0, range(3), [("3 mai", "2009")], [("3 mai",)],
     ["20", "20"], Path("nowhere"), slice(1), 3 + 4j,
 )  # fmt: skip
@@ -476,6 +478,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="print the command and the output of each case")
     args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other use CPU time
+    torch.set_num_threads(1)
     failures: list[Failure] = []
     with tempfile.TemporaryDirectory() as folder, open_sandbox(Path(folder)) as sandbox:
         for kind in args.only:

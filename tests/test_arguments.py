@@ -318,6 +318,21 @@ USING: list[Misuse] = [
     (lambda model: model.trace(["x"]), TYPE, "source must be one text .*, not list"),
     (lambda model: model.trace("x", beem=2), VALUE, "no search setting 'beem'. Did you mean 'beam'"),
     (lambda model: model.trace("x", candidates=0), VALUE, "candidates must be an integer of at least 1, not 0"),
+    (
+        lambda model: model.score("x", "y", batch_size=2**64),
+        VALUE,
+        "batch_size must be an integer of at most 1,000,000",
+    ),
+    (
+        lambda model: model.attribute("x", "y", integration_steps=2**64),
+        VALUE,
+        "integration_steps must be an integer of at most 1,000, not 18446744073709551616",
+    ),
+    (
+        lambda model: model.score("x", "y", batch_size=-(10**5_000)),
+        VALUE,
+        "batch_size must be an integer of at least 1",
+    ),
     (lambda model: model.trace("x", queries="yes"), TYPE, "queries must be True or False, not 'yes'"),
     (lambda model: model.trace("x", states=1), TYPE, "states must be True or False, not 1"),
     (lambda model: model.trace("x", "y", beam=2), VALUE, "without a search, so beam cannot be set"),

@@ -52,7 +52,8 @@ Resamples = Annotated[int, _NUMBER, Field(ge=10, le=10_000_000)]
 RunCount = Annotated[int, _NUMBER, Field(gt=0, le=10_000)]
 """The number of runs that are trained one after the other."""
 Threads = Annotated[int, _NUMBER, Field(gt=0, le=1_024)]
-Seed = Annotated[int, _NUMBER, Field(ge=0, le=2**63 - 1)]
+MAX_SEED = 2**63 - 1
+Seed = Annotated[int, _NUMBER, Field(ge=0, le=MAX_SEED)]
 Column = Annotated[int, _NUMBER, Field(gt=0, le=1_000_000)]
 """The number of a column in a file."""
 

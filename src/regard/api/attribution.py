@@ -27,6 +27,9 @@ from regard.inspection.attribution_methods import (
 from regard.inspection.prediction import Prediction
 from regard.ops.arguments import check_flag, check_integer
 
+_MAX_INTEGRATION_STEPS = 1_000
+"""The points of Gauss–Legendre quadrature are computed in a time that grows with the cube of their number."""
+
 Contrast = str | tuple[int, str]
 """Another target, or the index of a step and another token."""
 
@@ -50,7 +53,7 @@ class AttributionRequest(NamedTuple):
                     f"{name}: {value!r} is not valid.{did_you_mean(str(value), choices)} Use one of "
                     f"{', '.join(choices)}."
                 )
-        check_integer("integration_steps", self.integration_steps)
+        check_integer("integration_steps", self.integration_steps, maximum=_MAX_INTEGRATION_STEPS)
         check_flag("previous", self.previous)
         check_flag("normalize", self.normalize)
         if self.progress is not None and not callable(self.progress):

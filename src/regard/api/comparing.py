@@ -34,7 +34,7 @@ from regard.evaluation.significance import (
 )
 from regard.formatting import did_you_mean, quantity
 from regard.inspection.comparison import Comparison
-from regard.ops.arguments import check_flag, check_integer
+from regard.ops.arguments import check_flag, check_integer, check_seed
 from regard.ops.devices import check_device
 from regard.registry import import_plugins
 
@@ -103,7 +103,7 @@ def compare(
     import_plugins(imports)
     arguments.check_search(search, SearchOptions)
     check_integer("batch_size", batch_size)
-    check_integer("test_seed", test_seed, minimum=0)
+    check_seed("test_seed", test_seed)
     if resamples is not None:
         check_integer("resamples", resamples, minimum=10)
     check_flag("one_based", one_based)

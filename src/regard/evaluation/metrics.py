@@ -38,7 +38,7 @@ from regard.evaluation.settings import (
     check_format,
 )
 from regard.formatting import quantity
-from regard.ops.arguments import check_integer
+from regard.ops.arguments import check_integer, check_seed
 from regard.version import __version__
 
 log = logging.getLogger(__name__)
@@ -152,9 +152,9 @@ class MetricStatistics:
 
     def resample(self, resamples: int = RESAMPLES, seed: int = 0) -> Statistics:
         """Return the value on each of R resamples of the sentences, drawn with replacement."""
-        generator = np.random.default_rng(check_integer("seed", seed, minimum=0))
+        generator = np.random.default_rng(check_seed("seed", seed))
         count = len(self.statistics_NK)
-        sums_RK = np.empty((check_integer("resamples", resamples), self.statistics_NK.shape[1]))
+        sums_RK = np.empty((check_integer("resamples", resamples, maximum=10_000_000), self.statistics_NK.shape[1]))
         for resample in range(resamples):
             sums_RK[resample] = self.statistics_NK[generator.integers(count, size=count)].sum(0)
         return self.compute_values(sums_RK)

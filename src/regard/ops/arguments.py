@@ -10,15 +10,23 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentTypeError, ConfigError
+from regard.formatting import quote
+from regard.quantities import MAX_SEED
 
 
-def check_integer(name: str, value: Any, minimum: int = 1) -> int:
-    """Return an integer of at least `minimum`. A bool is not an integer."""
+def check_integer(name: str, value: Any, minimum: int = 1, maximum: int = 10**9) -> int:
+    """Return an integer of at least `minimum` and at most `maximum`. A bool is not an integer."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be an integer of at least {minimum}, not {value!r}.")
     if value < minimum:
-        raise ConfigError(f"{name} must be an integer of at least {minimum}, not {value}.")
+        raise ConfigError(f"{name} must be an integer of at least {minimum}, not {quote(value)}.")
+    if value > maximum:
+        raise ConfigError(f"{name} must be an integer of at most {maximum:,}, not {quote(value)}.")
     return value
+
+
+def check_seed(name: str, value: Any) -> int:
+    return check_integer(name, value, 0, MAX_SEED)
 
 
 def check_flag(name: str, value: Any) -> bool:
