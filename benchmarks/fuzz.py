@@ -458,10 +458,11 @@ def limit_time() -> Iterator[None]:
 
 @contextmanager
 def open_sandbox(folder: Path) -> Iterator[Sandbox]:
-    """Within the block, home, cache and temporary files are in the sandbox, too."""
-    names = ("HOME", "REGARD_CACHE")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(HOME=str(folder / "around"), REGARD_CACHE=str(folder / "cache"))
+    """Within the block, home and the caches of regard and matplotlib are in the sandbox, too."""
+    cache = folder / "cache"
+    changed = {"HOME": folder / "around", "REGARD_CACHE": cache, "MPLCONFIGDIR": cache / "matplotlib"}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update({name: str(path) for name, path in changed.items()})
     try:
         yield Sandbox(folder)
     finally:
