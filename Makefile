@@ -1,5 +1,6 @@
 # make demo     train a date normalizer on built-in data and draw its attention weights
-# make test     run all tests
+# make test     run the tests for every change, in a few minutes
+# make test-all run all tests, also the slow ones
 # make check    check formatting, lint and types
 # make format   format the code and fix lint
 # make web      build the page of the explorer (needs Node; the build is checked in)
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 RUN    ?= runs/demo
 
-.PHONY: demo test check format web clean
+.PHONY: demo test test-all check format web clean
 
 demo: .venv/ready
 	@$(BIN)/regard train dates --out $(RUN)
@@ -18,15 +19,18 @@ demo: .venv/ready
 	@$(BIN)/regard look $(RUN) "2009年5月3日日曜日"
 	@sh examples/next_steps.sh $(RUN)
 
-test: .venv/ready
+test: .venv/test-ready
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: .venv/test-ready
 	$(BIN)/python -m pytest
 
-check: .venv/ready
+check: .venv/test-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: .venv/ready
+format: .venv/test-ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -39,6 +43,10 @@ web:
 		{ echo "regard needs Python 3.11 or newer. Set its path with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[explorer]'
+	@touch $@
+
+.venv/test-ready: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ if not torch.cuda.is_available():
 import regard
 from regard.runs.folder import RunFolder
 from tests_command import Result, run_preloaded
+from tests_seed import DAILY_SEED, VARIABLE
 from tests_shared import SMALL
 
 ONEDNN = torch.backends.mkldnn.enabled
@@ -23,6 +25,13 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-cache-")
 atexit.register(shutil.rmtree, os.environ["REGARD_CACHE"], ignore_errors=True)
+# On a loaded machine, no example may fail because it is slow.
+hypothesis.settings.register_profile("regard", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("regard")
+
+
+def pytest_report_header() -> str:
+    return f"seed of the fuzz tests: {DAILY_SEED} ({VARIABLE})"
 
 
 @pytest.fixture(scope="session")
