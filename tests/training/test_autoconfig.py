@@ -141,6 +141,14 @@ def test_on_a_gpu_the_model_is_a_transformer(tmp_path: Path, pairs: Pairs) -> No
     assert choose(write_pairs(tmp_path, pairs), {}, cuda=True).settings.model.kind == "transformer"
 
 
+def test_one_long_pair_does_not_change_the_sizes_of_batches(tmp_path: Path) -> None:
+    pairs = sentences(50)
+    usual = choose(write_pairs(tmp_path, pairs), {}, cuda=False).settings.training
+    longest = choose(write_pairs(tmp_path, [*pairs, ("a " * 50_000, "A " * 50_000)]), {}, cuda=False).settings.training
+    assert (longest.max_pair_length, usual.max_pair_length) == (256, 256)
+    assert longest.batch_tokens == 2_048
+
+
 def test_overrides_are_kept_and_reported(tmp_path: Path) -> None:
     overrides = {"model.encoder.cell": "lstm", "training.steps": 7}
     chosen = choose(write_pairs(tmp_path, transliterations()), overrides, cuda=False)

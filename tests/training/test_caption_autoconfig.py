@@ -27,12 +27,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def choose(tmp_path: Path) -> Callable[..., ChosenSettings]:
     """Choose settings for 40 images of a size; by default with sentences as captions, two for each image."""
 
-    def run(height: int, width: int, overrides: dict[str, Any] | None = None, *, names: bool = False) -> ChosenSettings:
+    def run(
+        height: int, width: int, overrides: dict[str, Any] | None = None, *, names: bool = False, last: str = ""
+    ) -> ChosenSettings:
         folder = tmp_path / "images"
         folder.mkdir()
         for number in range(40):
             Image.new("RGB", (width, height), (number, 0, 0)).save(folder / f"{number:03}.png")
         lines = [f"{number:03}.png\t{SENTENCES[(number + k) % 4]}\n" for number in range(40) for k in (0, 1)]
+        lines[-1] = f"039.png\t{last}\n" if last else lines[-1]
         (tmp_path / "captions.tsv").write_text("".join(lines))
         captions = {} if names else {"captions": {"path": str(tmp_path / "captions.tsv")}}
         data = CaptionsData.model_validate({"images": str(folder), **captions})
@@ -83,6 +86,13 @@ def test_single_words_are_transcribed_character_by_character(choose: Callable[..
     assert settings.tokenizer.kind == "char"
     assert settings.training.metric.label == "accuracy"
     assert "Tokenizer: characters." in reasons
+
+
+def test_one_long_caption_does_not_change_the_length_limit_of_predictions(
+    choose: Callable[..., ChosenSettings],
+) -> None:
+    settings, _ = choose(32, 32, last=" ".join(["word"] * 50_000))
+    assert settings.decoding.max_length_extra == 2 * 4  # twice the length of the other captions
 
 
 def test_overrides_take_precedence(choose: Callable[..., ChosenSettings]) -> None:

@@ -10,7 +10,7 @@ from regard.data.settings import FilesData
 from regard.data.survey.monotonicity import correlate_order
 from regard.data.survey.problems import describe_unreadable
 from regard.data.survey.scripts import Characters
-from regard.data.survey.statistics import compute_statistics
+from regard.data.survey.statistics import compute_statistics, usual_length
 from regard.data.survey.survey import Split, without_warnings
 from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
@@ -90,7 +90,8 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
         _choose_model(choices, facts["pairs"], monotonic=monotonic, cuda=cuda)
     else:
         monotonic = _inherit_model(choices, overrides)
-    _choose_training(choices, facts, kinds, monotonic=monotonic, cuda=cuda)
+    max_length = max(usual_length(side.chars_N) for side in (survey.source, survey.target))
+    _choose_training(choices, facts, kinds, max_length, monotonic=monotonic, cuda=cuda)
     if init_from is not None:
         _lower_learning_rate(choices)
     base = {"data": data.model_dump(mode="json"), "about": f"{facts['pairs']:,} pairs of {data.train}"}
@@ -256,14 +257,19 @@ def _measure_order(split: Split, kinds: tuple[TextKind, TextKind]) -> float:
 
 
 def _choose_training(
-    choices: Choices, facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind], *, monotonic: bool, cuda: bool
+    choices: Choices,
+    facts: Mapping[str, Any],
+    kinds: tuple[TextKind, TextKind],
+    max_length: int,
+    *,
+    monotonic: bool,
+    cuda: bool,
 ) -> None:
     tokens = max(_estimate_tokens(facts, kinds))
-    max_length = max(facts[side]["chars"]["p99"] for side in ("source", "target"))
     batch = 512 if monotonic and not cuda else 8_192 if cuda and facts["pairs"] >= 50_000 else 2_048
     # A small corpus is split into several batches, so that an epoch has several updates.
     batch = min(batch, max(_MIN_BATCH_TOKENS, tokens // _MIN_BATCHES))
-    batch = max(batch, 2 * int(max_length))
+    batch = max(batch, 2 * max_length)
     epochs = next((epochs for pairs, epochs in MAX_EPOCHS if facts["pairs"] < pairs), 10)
     steps = max(MIN_STEPS, int(1.1 * epochs * tokens / batch))
     transformer = choices.groups["model"]["kind"] == "transformer"
@@ -275,7 +281,7 @@ def _choose_training(
     choices.add(
         f"Training: {batch:,} tokens per batch; the best checkpoint is selected by {metric}.",
         training={
-            "steps": steps, "max_epochs": epochs, "batch_tokens": batch, "max_pair_length": max(256, int(max_length)),
+            "steps": steps, "max_epochs": epochs, "batch_tokens": batch, "max_pair_length": max(256, max_length),
             "warmup": max(50, steps // 20),
             "learning_rate": 0.003 if monotonic else 0.001 if transformer else 0.002,
             "label_smoothing": 0.0 if monotonic else 0.1, "ema_decay": 0.99 if monotonic else 0.0, "precision": "auto",

@@ -11,7 +11,7 @@ from regard.data.corpora import Corpus, Pairs, load_corpus
 from regard.data.images.pixels import read_size
 from regard.data.images.settings import CaptionsData
 from regard.data.survey.scripts import Characters
-from regard.data.survey.statistics import compute_statistics
+from regard.data.survey.statistics import compute_statistics, usual_length
 from regard.data.survey.survey import Split
 from regard.errors import ConfigError
 from regard.formatting import quantity, short_path
@@ -72,14 +72,15 @@ def choose(data: CaptionsData, overrides: Mapping[str, Any], *, cuda: bool) -> C
     images = _survey_images(train.sources)
     # The survey reads pairs of texts, so that captions are also used as sources.
     split = Split.of_pairs("captions", Pairs(train.targets, train.targets))
-    _, facts = compute_statistics(split, Characters(), tagged=False)
+    survey, facts = compute_statistics(split, Characters(), tagged=False)
     kind = detect_text_kind(facts["target"])
     choices = Choices()
     _describe_data(choices, corpus, images, facts, kind)
     _choose_tokenizer(choices, facts, kind)
     photographs = kind == "sentences" and min(images.height, images.width) >= _MIN_PHOTOGRAPH
     _choose_model(choices, images, photographs=photographs)
-    _choose_training(choices, facts, kind, cuda=cuda)
+    length = usual_length(survey.target.chars_N if kind == "words" else survey.target.words_N)
+    _choose_training(choices, facts, kind, length, cuda=cuda)
     base = {"data": data.model_dump(mode="json"), "about": f"{len(train):,} captions of {short_path(data.image_path)}"}
     settings = resolve(RunSettings, {**base, **choices.groups}, overrides)
     set_by_user = [f"Set by you: {key}={value}." for key, value in overrides.items()]
@@ -175,7 +176,8 @@ def fit_size(height: int, width: int) -> tuple[int, int]:
     return fitted[0], fitted[1]
 
 
-def _choose_training(choices: Choices, facts: Mapping[str, Any], kind: TextKind, *, cuda: bool) -> None:
+def _choose_training(choices: Choices, facts: Mapping[str, Any], kind: TextKind, length: int, *, cuda: bool) -> None:
+    """Choose the schedule, and a length limit of predictions that is twice the usual length of captions."""
     pairs = facts["pairs"]
     batch = 4 * _BATCH if cuda and pairs >= _MANY_PAIRS else _BATCH
     epochs = next((epochs for count, epochs in MAX_EPOCHS if pairs < count), 10)
@@ -185,7 +187,6 @@ def _choose_training(choices: Choices, facts: Mapping[str, Any], kind: TextKind,
         "symbols": ("ser", ["per"]),
         "words": ("accuracy", ["cer"]),
     }[kind]
-    max_length = int(facts["target"]["words" if kind != "words" else "chars"]["max"])
     choices.add(
         f"Training: {batch} pairs per batch; the best checkpoint is selected by {_name(metric)}.",
         training={
@@ -194,7 +195,7 @@ def _choose_training(choices: Choices, facts: Mapping[str, Any], kind: TextKind,
             "validate_every": max(50, steps // 20), "save_every": max(50, steps // 20), "log_every": 20,
             "validation_pairs": 500, "metric": metric, "extra_metrics": extra_metrics, "patience": 6,
         },
-        decoding={"max_length_ratio": 1.0, "max_length_extra": 2 * max_length},
+        decoding={"max_length_ratio": 1.0, "max_length_extra": 2 * length},
     )  # fmt: skip
 
 

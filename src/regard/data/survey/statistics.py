@@ -158,6 +158,14 @@ def _quantiles(values_N: NDArray[np.uint32] | NDArray[np.float64]) -> dict[str, 
     }
 
 
+def usual_length(lengths_N: NDArray[np.uint32]) -> int:
+    """Return the length that 99 % of the texts do not exceed, or all but one of fewer than 100 texts.
+
+    It is the length of a text: interpolation would add a part of one extreme length to it.
+    """
+    return int(np.quantile(lengths_N, 0.99, method="lower"))
+
+
 def histogram(side: SideStatistics) -> dict[str, Any]:
     """Return a histogram of lengths in words, or in characters if most texts are shorter than three words.
 
