@@ -80,6 +80,16 @@ def test_weights_of_another_shape_are_rejected_with_the_settings_that_differ(
     assert not RunFolder(tmp_path / "tuned").exists()
 
 
+@pytest.mark.parametrize("value", [1, True, 1.5, [1], {"a": 1}])
+@pytest.mark.parametrize("config", ["dates", None], ids=["preset", "pairs"])
+def test_an_initial_run_that_is_not_a_path_is_a_wrong_setting(
+    tmp_path: Path, value: object, config: str | None
+) -> None:
+    pairs = None if config else [(f"a{number}", f"b{number}") for number in range(9)]
+    with pytest.raises(regard.ConfigError, match=r"training\.init_from = .*: input should be a valid string"):
+        regard.train(config, {"training.init_from": value}, pairs=pairs, out=tmp_path / "run")
+
+
 def test_settings_that_do_not_affect_shapes_may_differ(small_run: RunFolder, tmp_path: Path) -> None:
     tuned = fine_tune(small_run.path, tmp_path / "tuned", **{"model.dropout": 0.4})
     assert tuned.settings().model.embedding_dropout == 0.4

@@ -29,7 +29,10 @@ def read_inherited_settings(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Read the settings that a fine-tuned run inherits from the initial run that its overrides name: tokenizer and
     model.
     """
-    folder, _ = open_initial_run(overrides[INIT_FROM], accept_changes=overrides.get(ACCEPT_CHANGES) is True)
+    # The overrides are not validated yet, and a run is needed to validate the others. The corpus does not matter.
+    given = {key: overrides[key] for key in (INIT_FROM, ACCEPT_CHANGES) if key in overrides}
+    training = resolve(RunSettings, {"data": "dates"}, given).training
+    folder, _ = open_initial_run(str(training.init_from), accept_changes=training.accept_changes)
     settings = folder.settings()
     return {name: getattr(settings, name).model_dump(mode="json") for name in ("tokenizer", "model")}
 
