@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import yaml
 
 from regard.errors import ConfigError
+from regard.regular_files import open_regular
 
 KeyPath = tuple[str | int, ...]
 """The keys and indices that lead to a value."""
@@ -195,7 +196,7 @@ def _check_keys(root: yaml.Node) -> None:
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     """Read a YAML mapping → (mapping, line number of each key)."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ConfigError(f"{path} is too long to contain settings.{_data_hint(path)}")

@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = [
     {"version"},
-    {"formatting"},
+    {"formatting", "regular_files"},
     {"errors", "quantities"},
     {"yaml_reader"},
     {"config"},
@@ -156,6 +156,26 @@ def test_json_that_is_written_is_valid() -> None:
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in {"json.dumps", "json.dump"}
         and not any(word.arg == "allow_nan" and ast.unparse(word.value) == "False" for word in node.keywords)
+    ]
+
+
+MAY_OPEN_FILES = {"regular_files.py", "data/lines.py", "config.py", "explorer/export.py", "registry.py"}
+"""The modules that open files themselves: pipes of the shell, files of the package, and the source of plugins."""
+
+
+def test_files_are_opened_by_one_function_which_rejects_special_files() -> None:
+    """Opening a FIFO blocks, and a device may have no end: use `regular_files`."""
+    assert not [
+        f"{path}:{node.lineno}"
+        for path in FILES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and (
+            node.func.attr in {"read_text", "read_bytes"}
+            or (node.func.attr == "open" and "'rb'" in map(ast.unparse, node.args))
+        )
+        and path.relative_to(SOURCE).as_posix() not in MAY_OPEN_FILES
     ]
 
 

@@ -4,6 +4,7 @@ import click
 
 from regard.config import find_config, presets
 from regard.formatting import table, to_json
+from regard.regular_files import read_regular
 
 EXAMPLES = """\b
 Examples:
@@ -17,7 +18,7 @@ Examples:
 def command(name: str | None, as_json: bool) -> None:
     """List the presets, or print one as YAML, to edit and train."""
     if name:
-        click.echo(find_config(name).read_text("utf-8"), nl=False)
+        click.echo(read_regular(find_config(name)).decode("utf-8"), nl=False)
     elif as_json:
         click.echo(to_json(presets(), ensure_ascii=False))
     else:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import ResourceError, is_disk_failure
+from regard.regular_files import open_regular, read_regular
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -124,7 +125,7 @@ def _remove_abandoned_drafts(locked: Path) -> None:
 
 def _is_complete(entry: Path) -> bool:
     try:
-        manifest = json.loads((entry / _MANIFEST).read_text("utf-8"))
+        manifest = json.loads(read_regular(entry / _MANIFEST))
         return bool(manifest == _hash_files(entry))
     except (OSError, ValueError):
         return False
@@ -135,5 +136,5 @@ def _hash_files(folder: Path) -> dict[str, str]:
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as handle:
+    with open_regular(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -7,7 +7,9 @@ import gzip
 import io
 import logging
 import os
+import re
 import shlex
+import stat
 import sys
 import zlib
 from collections.abc import Generator, Iterator
@@ -17,6 +19,7 @@ from typing import IO, NamedTuple
 
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
+from regard.regular_files import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -132,15 +135,30 @@ def is_stream(path: str) -> bool:
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
+def _is_open_pipe(path: Path) -> bool:
+    """Whether a path is that of a pipe, a socket or a terminal that this process has open. A device such as /dev/zero
+    would be read without end.
+    """
+    if not re.fullmatch(r"/dev/stdin|(/dev|/proc/self)/fd/\d+", str(path)):
+        return False
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.path.realpath(path).startswith(("/dev/pts/", "/dev/tty"))
+
+
 @contextmanager
 def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
-    """Open a file, or standard input (`-`), for reading bytes."""
+    """Open a file for reading bytes: a regular file, standard input (`-`), or a descriptor that is open already
+    (/dev/stdin, and the pipe of `<(command)`).
+    """
     if str(path) == STANDARD_INPUT:
         yield sys.stdin.buffer  # type: ignore[misc] # it is buffered, too
         return
     path = Path(path)
     try:
-        handle = path.open("rb")
+        handle = path.open("rb") if _is_open_pipe(path) else open_regular(path)
     except FileNotFoundError:
         raise DataError(f"There is no file {display_name(path)}. Check the path.") from None
     except IsADirectoryError:

@@ -28,6 +28,7 @@ from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.data.tokens.workers import encode_parallel
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
+from regard.regular_files import read_regular
 
 _FORMAT = 4
 """The version of the cache format; increase it when the content of entries changes."""
@@ -96,7 +97,7 @@ def prepare(request: PreparationRequest, tokenizers: TokenizerPair | None, repor
             ]
             aligned = prepare_alignments(corpus, request.fingerprint, request.alignments, sides)
             train = replace(train, alignments=aligned)
-        dev = Pairs.of(json.loads((folder / "dev.json").read_text("utf-8")))
+        dev = Pairs.of(json.loads(read_regular(folder / "dev.json")))
     else:
         reader = request.reader
         sources: EncodedSources = reader.encode([source for source, _ in corpus.train])

@@ -25,6 +25,7 @@ from regard.inspection.pictures import Style
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace_document import Document, TraceParts, parse_document, read_document, write_document
 from regard.inspection.trace_page import render_page, render_title
+from regard.regular_files import read_regular
 
 EXTENSIONS = (".json", ".html")
 
@@ -106,7 +107,7 @@ class Trace:
         """
         check_path(path)
         try:
-            parts = read_document(parse_document(Path(path).read_text("utf-8")))
+            parts = read_document(parse_document(read_regular(path).decode("utf-8")))
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
         except (ValueError, KeyError, TypeError, IndexError) as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, final
 
 from regard.errors import ModelError
+from regard.regular_files import describe_kind
 
 
 @final
@@ -114,4 +115,4 @@ def _kind(entry: "os.DirEntry[str]") -> str:
         mode = entry.stat(follow_symlinks=False).st_mode
     except OSError:
         return "a special file"
-    return "a FIFO" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    return describe_kind(mode)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from regard.evaluation.attention_diagnostics import AttentionDiagnostics
 from regard.evaluation.settings import Metric
 from regard.formatting import parse_json, to_json
+from regard.regular_files import read_regular
 from regard.runs.callbacks import Callback, ScheduleInfo, StepInfo, ValidationInfo
 from regard.runs.directory import Directory
 from regard.runs.lossy_stderr import open_lossy_stderr
@@ -90,7 +91,7 @@ class EventLog(EventWriter):
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    return [event for _, event in _lines(path.read_bytes() if path.exists() else b"")]
+    return [event for _, event in _lines(read_regular(path) if path.exists() else b"")]
 
 
 def find_attention(path: Path, step: int | None, average: str | None = None) -> AttentionDiagnostics | None:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from regard.config import resolve
 from regard.errors import ConfigError, ModelError
+from regard.regular_files import open_regular, read_regular
 from regard.runs.directory import reject_links
 from regard.runs.fingerprint import hash_tokenizer_parts
 from regard.runs.lock import LockedFolder, lock_folder
@@ -204,7 +205,7 @@ def _check_same_tokenizers(first: RunFolder, other: RunFolder) -> None:
 
 def _hash_tokenizer(path: Path) -> Mapping[str, str]:
     try:
-        return hash_tokenizer_parts(path.read_bytes())
+        return hash_tokenizer_parts(read_regular(path))
     except ValueError as error:
         raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
 
@@ -224,7 +225,7 @@ def locate(
 
 
 def _reject_pickle(path: Path) -> None:
-    with path.open("rb") as handle:
+    with open_regular(path) as handle:
         start = handle.read(4)
     if path.suffix in PICKLES or start.startswith((b"\x80", b"PK\x03\x04")):
         raise ModelError(

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from regard.data.cache import sha256
 from regard.errors import ModelError
 from regard.formatting import parse_json, shorten
+from regard.regular_files import read_regular
 from regard.runs.fingerprint import find_changed_parts, find_changed_settings, list_differences
 from regard.runs.settings import RunSettings
 from regard.runs.stored_state import Manifest, StoredState
@@ -50,12 +51,12 @@ class Checkpoint:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = parse_json((self.path / "state.json").read_text("utf-8"))
+        state: dict[str, Any] = parse_json(read_regular(self.path / "state.json"))
         return state
 
     @cached_property
     def _manifest(self) -> Manifest:
-        return Manifest.model_validate(parse_json((self.path / "manifest.json").read_text("utf-8")))
+        return Manifest.model_validate(parse_json(read_regular(self.path / "manifest.json")))
 
     @property
     def weights_hash(self) -> str:
@@ -151,7 +152,7 @@ class Checkpoint:
                     f"{path} is too large for a model with at most {tokens:,} tokens. Copy it again from the original "
                     "run folder."
                 )
-            return path.read_bytes()
+            return read_regular(path)
         except FileNotFoundError:
             raise ModelError(f"{path} is missing. Copy it from the original run folder.") from None
         except OSError as error:

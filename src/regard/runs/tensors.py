@@ -9,6 +9,7 @@ from safetensors.torch import load as deserialize
 from torch import Tensor, nn
 
 from regard.errors import ModelError
+from regard.regular_files import read_regular
 from regard.runs.stored_checkpoint import Checkpoint, UnreadableError
 
 
@@ -17,7 +18,7 @@ def read_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
     path = checkpoint.path / name
     try:
         # Not memory-mapped: a read error of a mapped file would kill the process.
-        return deserialize(path.read_bytes())
+        return deserialize(read_regular(path))
     except OSError as error:
         raise UnreadableError(path, error) from None
     except SafetensorError as error:

@@ -18,6 +18,7 @@ from regard.data.images.settings import BadImages, CaptionsData
 from regard.data.settings import SPLITS, SplitName
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
+from regard.regular_files import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ def find_bad_images(paths: Sequence[str]) -> dict[str, str]:
 
     import_pillow()
     folder = get_or_build("images", cache_key([[path, _hash(path)] for path in paths]), check)
-    bad = json.loads((folder / "bad.json").read_text("utf-8"))
+    bad = json.loads(read_regular(folder / "bad.json"))
     return {path: problem for path in bad if (problem := _find_problem(path)) is not None}
 
 

@@ -9,11 +9,11 @@ import zipfile
 import zlib
 from collections import Counter
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import DataError
 from regard.formatting import did_you_mean, short_path
+from regard.regular_files import open_regular
 
 EXTENSIONS = frozenset({
     ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff",
@@ -36,16 +36,17 @@ def read_bytes(path: str) -> bytes:
     if archive is not None:
         return _read_member(archive, member)
     try:
-        size = os.stat(path).st_size
-        _check_size(size, path)
-        return Path(path).read_bytes()
+        with open_regular(path) as file:
+            _check_size(os.fstat(file.fileno()).st_size, path)
+            return file.read()
     except FileNotFoundError:
         raise DataError(f"There is no file {short_path(path)}. Check the path.") from None
     except IsADirectoryError:
         raise DataError(f"{short_path(path)} is a folder, not an image. Give the name of an image file.") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{short_path(path)} cannot be read: {reason}. Check the path and its permissions.") from None
+    except OSError as error:
+        raise DataError(
+            f"{short_path(path)} cannot be read: {error.strerror}. Check the path and its permissions."
+        ) from None
 
 
 def hash_file(path: str) -> str:

@@ -22,6 +22,7 @@ from regard.data.tokens.pretokenization import MAX_WORD_LENGTH, TAB
 from regard.data.tokens.subword_sampling import build_subword_sampler
 from regard.data.tokens.tokenizers import END, Tokenizer
 from regard.errors import ModelError
+from regard.regular_files import open_regular
 
 Ints = NDArray[np.int64]
 
@@ -100,7 +101,7 @@ class SegmentationTable:
     @classmethod
     def load(cls, path: Path) -> "SegmentationTable":
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
                 return cls(Ragged(arrays["ids"], arrays["offsets"]), int(arrays["samples"]))
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise ModelError(

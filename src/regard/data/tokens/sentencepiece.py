@@ -18,6 +18,7 @@ from regard.data.settings import RESERVED
 from regard.data.tokens import pretokenization
 from regard.data.tokens.vocabularies import BYTES, SPECIALS, LearnedTokens, Merges, build_model
 from regard.errors import DataError
+from regard.regular_files import read_regular
 
 _NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
@@ -53,7 +54,7 @@ class SentencePieceModel(NamedTuple):
 
 def read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise DataError(f"{path} (tokenizer.path) cannot be read: {error.strerror}. {_REQUIRED}") from None
 

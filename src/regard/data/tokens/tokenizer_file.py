@@ -17,6 +17,7 @@ from regard.data.tokens import pretokenization, sentencepiece
 from regard.data.tokens.vocabularies import SPECIALS, UNKNOWN
 from regard.errors import ModelError
 from regard.formatting import parse_json, quote, shorten
+from regard.regular_files import read_regular
 
 _MAX_UNIGRAM_TOKEN = 1_000
 """Maximum number of characters of a token of a unigram model, which allocates a hash map for each character."""
@@ -48,7 +49,7 @@ class _RejectedError(ValueError):
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     """Read a tokenizer that regard has written. Raise ModelError if it is missing, damaged or has other parts."""
     try:
-        text = path.read_text("utf-8")
+        text = read_regular(path).decode("utf-8")
         _check_document(parse_json(text))
         inner = tokenizers.Tokenizer.from_str(text)
         inner.encode("a 1")  # some damage is noticed only when the tokenizer is used

@@ -1,0 +1,37 @@
+"""Open regular files. Every file that a user names, or that is in a folder from elsewhere, is opened here.
+
+A FIFO blocks the process that opens it, and a device such as /dev/zero has no end.
+"""
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+
+
+def open_regular(path: str | Path) -> io.BufferedReader:
+    """Open a regular file for reading bytes. Raise OSError for anything else."""
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a writer. It has no effect on a regular file.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except ValueError:
+        raise OSError(errno.EINVAL, "its name contains a NUL character", str(path)) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, f"it is {describe_kind(mode)}, not a regular file", str(path))
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Read a regular file. Raise OSError for anything else."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def describe_kind(mode: int) -> str:
+    """Return what a file is that is neither regular nor a directory."""
+    return "a FIFO" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
