@@ -4,6 +4,8 @@ damages a checkpoint and the cache in between, and compares the result bit by bi
     python benchmarks/survival.py --kills 10
     python benchmarks/survival.py --kills 10 --recipe sampled
     python benchmarks/survival.py --kills 10 --recipe averaged
+    python benchmarks/survival.py --kills 3 --recipe scenes    # images; on a CPU, this takes long
+    python benchmarks/survival.py --kills 3 --recipe captcha --captcha ../shared/data/captcha
     python benchmarks/survival.py --kills 200   # half an hour
 """
 
@@ -24,8 +26,6 @@ from regard.data.cache import sha256
 from regard.runs.folder import RunFolder
 
 SETTINGS = [
-    "model.encoder.hidden=32",
-    "model.decoder.hidden=32",
     "model.dropout=0.2",
     "training.warmup=20",
     "training.batch_size=32",
@@ -34,10 +34,11 @@ SETTINGS = [
     "training.log_every=1",
 ]
 
-FILES = ["pairs", "data.train=train.tsv", "data.dev=dev.tsv"]
+NARROW = ["model.encoder.hidden=32", "model.decoder.hidden=32"]
+FILES = ["pairs", "data.train=train.tsv", "data.dev=dev.tsv", *NARROW]
 
 RECIPES = {
-    "dates": ["dates", "data.train=2000", "data.dev=60"],
+    "dates": ["dates", "data.train=2000", "data.dev=60", *NARROW],
     "sampled": [
         *FILES,
         "tokenizer=bpe",
@@ -58,8 +59,10 @@ RECIPES = {
         "tokenizer.alpha=0.2",
         "training.average_checkpoints=4",
     ],
+    "scenes": ["scenes", "data.train=500", "data.dev=20", "data.augmentation={flip: 0.5, crop: 0.7}"],
+    "captcha": ["captcha"],
 }
-"""Data and settings by name. Runs on files sample the segmentation in each epoch."""
+"""Data and settings by name. Runs on files sample the segmentation in each epoch; those on images augment them."""
 
 
 def write_corpus(folder: Path) -> None:
@@ -77,10 +80,11 @@ def write_corpus(folder: Path) -> None:
 class Trainer:
     """Runs one training command repeatedly, in a folder with its own cache."""
 
-    def __init__(self, folder: Path, recipe: str, steps: int) -> None:
+    def __init__(self, folder: Path, recipe: str, steps: int, captcha: Path | None) -> None:
         self.cache = folder / "cache"
         self.options = {"cwd": folder, "text": True, "env": {**os.environ, "REGARD_CACHE": str(self.cache)}}
-        self._settings = [RECIPES[recipe][0], *SETTINGS, f"training.steps={steps}", *RECIPES[recipe][1:]]
+        images = [f"data.folder={captcha.resolve()}"] if captcha else []
+        self._settings = [RECIPES[recipe][0], *SETTINGS, f"training.steps={steps}", *RECIPES[recipe][1:], *images]
 
     def command(self, out: Path) -> list[str]:
         """Return the training command."""
@@ -167,15 +171,18 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, help="steps of the run; by default 30 for each kill, and at least 300")
     parser.add_argument("--recipe", choices=RECIPES, default="dates")
+    parser.add_argument("--captcha", type=Path, help="folder of the recipe captcha")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args()
+    if (args.recipe == "captcha") != (args.captcha is not None):
+        parser.error("--recipe captcha needs the folder of the corpus: --captcha FOLDER")
     steps = args.steps or max(300, 30 * args.kills)
     rng, cache_rng = random.Random(args.seed), random.Random(args.seed + 1)
     print(f"seed {args.seed}", flush=True)
     workspace = Path(tempfile.mkdtemp(prefix="regard-survival-"))
     try:
         write_corpus(workspace)
-        trainer = Trainer(workspace, args.recipe, steps)
+        trainer = Trainer(workspace, args.recipe, steps, args.captcha)
         trainer.train(workspace / "uninterrupted")
         folder = RunFolder(workspace / "killed")
         damaged = False

@@ -3,6 +3,8 @@
 B rows, T target steps, S memory slots, D width, H hidden width, V vocabulary.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, final
 
 import torch
@@ -18,6 +20,20 @@ class CopyAttention(NamedTuple):
 
     weights_BTS: Tensor
     tokens_BS: Tensor
+
+
+@contextmanager
+def _fixed_summation_order() -> Iterator[None]:
+    """Let torch add in a fixed order. On a GPU, `scatter_add` otherwise adds equal tokens of a source in an order that
+    varies, and two runs with the same seed end with different weights.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
 @final
@@ -97,9 +113,9 @@ class Readout(nn.Module):
 
     def _mix(self, logits_BTV: Tensor, gate_BT1: Tensor, copy_attention: CopyAttention) -> Tensor:
         """Return log(g p + (1 − g) copied), computed in log space for numerical stability."""
-        copied_BTV = torch.zeros_like(logits_BTV).scatter_add(
-            -1, copy_attention.tokens_BS.unsqueeze(1).expand_as(copy_attention.weights_BTS), copy_attention.weights_BTS
-        )
+        tokens_BTS = copy_attention.tokens_BS.unsqueeze(1).expand_as(copy_attention.weights_BTS)
+        with _fixed_summation_order():
+            copied_BTV = torch.zeros_like(logits_BTV).scatter_add(-1, tokens_BTS, copy_attention.weights_BTS)
         lowest = torch.finfo(logits_BTV.dtype).tiny
         generated_BTV = nn.functional.logsigmoid(gate_BT1) + logits_BTV.log_softmax(-1)
         return torch.logaddexp(generated_BTV, nn.functional.logsigmoid(-gate_BT1) + copied_BTV.clamp_min(lowest).log())

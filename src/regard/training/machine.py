@@ -59,14 +59,18 @@ def configure_torch(settings: TrainingSettings) -> Iterator[None]:
     - The number of CPU threads: small operations are slower on many threads.
     - Denormal numbers are flushed to zero. A sharp softmax contains many of them, and a CPU takes a hundred times as
       long for an operation on a denormal number as on a normal one.
+    - cuDNN uses deterministic convolutions. The others add gradients in an order that varies, so that two runs with
+      the same seed end with different weights.
     - The cuDNN backend of scaled dot product attention is disabled, because it spends a third of a second on planning
       at each new shape.
     - oneDNN is disabled if torch would disable it during a step (see `_keeps_onednn`).
     """
     threads = torch.get_num_threads()
     cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    deterministic = torch.backends.cudnn.deterministic
     torch.set_num_threads(settings.threads)
     torch.set_flush_denormal(True)
+    torch.backends.cudnn.deterministic = True
     torch.backends.cuda.enable_cudnn_sdp(False)
     onednn = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = onednn and _keeps_onednn(settings)  # type: ignore[assignment]
@@ -75,6 +79,7 @@ def configure_torch(settings: TrainingSettings) -> Iterator[None]:
     finally:
         torch.backends.mkldnn.enabled = onednn
         torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
+        torch.backends.cudnn.deterministic = deterministic
         torch.set_flush_denormal(False)
         torch.set_num_threads(threads)
 

@@ -30,10 +30,39 @@ class ConvolutionalNetwork(Backbone):
         self.stages = nn.Sequential(
             *(_build_stage(*pair, settings.depth) for pair in zip(inputs, settings.channels, strict=True))
         )
-        self.pooling = nn.Identity() if settings.grid is None else nn.AdaptiveAvgPool2d(settings.grid)
+        self.pooling = nn.Identity() if settings.grid is None else AveragePooling(settings.map_shape, settings.grid)
 
     def annotate(self, pixels_B3HW: Tensor) -> Tensor:
         return flatten_grid(self.pooling(self.stages(pixels_B3HW / 127.5 - 1)))
+
+
+@final
+class AveragePooling(nn.Module):
+    """The average of each cell of a grid that covers the input, like `nn.AdaptiveAvgPool2d`.
+
+    It is computed by products with matrices of zeros and ones, because on a GPU, the gradients of `AdaptiveAvgPool2d`
+    differ between two runs.
+    """
+
+    rows_YH: Tensor
+    columns_WX: Tensor
+
+    def __init__(self, shape: tuple[int, int], grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.register_buffer("rows_YH", _assign_cells(shape[0], grid[0]), persistent=False)
+        self.register_buffer("columns_WX", _assign_cells(shape[1], grid[1]).T, persistent=False)
+
+    def forward(self, x_BDHW: Tensor) -> Tensor:
+        """Return the averages (B, D, Y, X) of a grid with Y rows and X columns."""
+        sums_BDYX = self.rows_YH.to(x_BDHW.dtype) @ x_BDHW @ self.columns_WX.to(x_BDHW.dtype)
+        return sums_BDYX / (self.rows_YH.sum(1, keepdim=True) * self.columns_WX.sum(0)).to(sums_BDYX.dtype)
+
+
+def _assign_cells(inputs: int, cells: int) -> Tensor:
+    """Return a matrix with a one where an input belongs to a cell. If the sizes are not divisible, cells overlap."""
+    cell_C1, input_I = torch.arange(cells).unsqueeze(1), torch.arange(inputs)
+    first_C1, end_C1 = cell_C1 * inputs // cells, -(-(cell_C1 + 1) * inputs // cells)
+    return ((first_C1 <= input_I) & (input_I < end_C1)).float()
 
 
 @final

@@ -77,10 +77,15 @@ class ConvolutionalEncoderSettings(ImageEncoderSettings):
         return self.channels[-1]
 
     @property
+    def map_shape(self) -> tuple[int, int]:
+        """The number of rows and columns before pooling."""
+        stride = 2 ** len(self.channels)
+        return -(-self.height // stride), -(-self.width // stride)
+
+    @property
     def grid_shape(self) -> tuple[int, int]:
         """The number of rows and columns of the annotations."""
-        stride = 2 ** len(self.channels)
-        return self.grid or (-(-self.height // stride), -(-self.width // stride))
+        return self.grid or self.map_shape
 
     @model_validator(mode="after")
     def _check(self) -> Self:
