@@ -191,6 +191,21 @@ def test_about_two_thousand_pairs_of_a_large_corpus_are_held_out(tmp_path: Path)
     assert 1_700 < len(list(corpus.dev)) < 2_300
 
 
+def test_a_sample_contains_every_nth_training_pair(tmp_path: Path) -> None:
+    lines = [f"{number}\t{number}\n" for number in range(1_000)]
+    (tmp_path / "train.tsv").write_text("".join(lines))
+    corpus = load_corpus(FilesData(train=Files(path=str(tmp_path / "train.tsv"))))
+    assert corpus.sample(1_000) is corpus
+    sample, pairs = corpus.sample(300), list(corpus.train)
+    assert list(sample.train) == pairs[::4]
+    assert sample.share == 1 / 4
+    assert sample.train_rows is not None
+    rows = list(sample.train_rows())  # parallel to the file, as its word alignments are
+    assert len(rows) == len(lines)
+    assert [row for row in rows if row is not None] == pairs[::4]
+    assert sample.fingerprint() != corpus.fingerprint()
+
+
 def test_a_stream_reads_its_file_on_each_iteration(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("a\tb\nc\td\n")

@@ -362,7 +362,7 @@ def test_a_large_corpus_is_tokenized_by_many_processes(tmp_path: Path, monkeypat
 
 
 def test_subwords_of_a_large_corpus_are_learned_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "_SAMPLE", 50)
+    monkeypatch.setattr(preparation, "_PAIRS_PER_SUBWORD", 1)
     counts: list[int] = []
     build = TokenizerPair.build
 
@@ -374,8 +374,17 @@ def test_subwords_of_a_large_corpus_are_learned_from_a_sample(tmp_path: Path, mo
     monkeypatch.setattr(TokenizerPair, "build", record_count)
     prepare(write_data(tmp_path, pairs=200), tokenizer=BPETokenizer(vocabulary=60))
     prepare(write_data(tmp_path, pairs=200))
-    assert counts[0] in range(35, 51)
+    assert counts[0] in range(30, 61)
     assert counts[1] > 150
+
+
+def test_tags_are_collected_from_all_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "_PAIRS_PER_SUBWORD", 1)
+    lines = [f"{number}\tT{number % 7}\t{number}\n" for number in range(200)]
+    (tmp_path / "tagged.tsv").write_text("".join(lines))
+    settings = resolve(FilesData, {"train": {"path": str(tmp_path / "tagged.tsv"), "columns": ["1+2", 3]}}, {})
+    tokenizer = prepare(settings, tokenizer=BPETokenizer(vocabulary=40, tags=True)).tokenizers.source
+    assert not any(tokenizer.find_unknown([f"1\tT{number}" for number in range(7)]))
 
 
 @pytest.mark.parametrize("side", ["sources", "targets"])

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from regard.config import flatten, resolve
+from regard.data.corpora import load_corpus
 from regard.data.settings import FilesData, sides
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
+from regard.training import autoconfig, planning
 from regard.training.autoconfig import ChosenSettings, choose
 from regard.training.budget import TrainingSpeed, fit_schedule, shrink
 from regard.training.lr_finder import measure_speed
@@ -291,7 +293,7 @@ def test_few_epochs_lower_every_dropout_that_is_not_overridden(
 def test_measured_epochs_have_the_number_of_batches_of_training(tmp_path: Path, pairs: Pairs) -> None:
     overrides = {"training.batch_tokens": 256, "training.accumulate": 2}
     settings = choose(write_pairs(tmp_path, pairs), overrides, cuda=False).settings
-    speed = measure_speed(settings, budget=0.1)
+    speed = measure_speed(settings, load_corpus(settings.data), budget=0.1)
     tokens = sum(1 + max(len(source), len(target.split())) for source, target in pairs) * 0.85  # some are held back
     assert tokens / 512 <= speed.steps_per_epoch <= 1.3 * tokens / 512
 
@@ -301,7 +303,40 @@ def test_at_most_omp_num_threads_are_tried(tmp_path: Path, monkeypatch: pytest.M
     overrides = {"training.batch_tokens": 256, "training.device": "cpu"}
     settings = choose(write_pairs(tmp_path, transliterations()), overrides, cuda=False).settings
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-    assert max(measure_speed(settings, budget=0.1).seconds_per_step) == threads
+    assert max(measure_speed(settings, load_corpus(settings.data), budget=0.1).seconds_per_step) == threads
+
+
+@pytest.mark.parametrize("pairs", [sentences(1_000), pronunciations(1_000)], ids=["sentences", "pronunciations"])
+def test_settings_are_chosen_from_a_sample_as_from_all_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs: Pairs
+) -> None:
+    data = write_pairs(tmp_path, pairs)
+    from_all = choose(data, {}, cuda=False)
+    monkeypatch.setattr(autoconfig, "_SURVEYED_PAIRS", 150)
+    from_sample = choose(data, {}, cuda=False)
+    assert [*from_sample.reasons[:3]] == [*from_all.reasons[:3]]  # all pairs are counted
+    assert from_sample.settings.tokenizer == from_all.settings.tokenizer
+    assert from_sample.settings.training.steps == pytest.approx(from_all.settings.training.steps, rel=0.1)
+
+
+def test_the_corpus_is_prepared_once_although_the_speed_is_measured_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The speed is measured on a sample, and an epoch of the sample is scaled to all pairs."""
+    data = write_pairs(tmp_path, sentences(1_000))
+    settings = choose(data, {"training.batch_tokens": 128, "training.device": "cpu"}, cuda=False).settings
+    corpus = load_corpus(settings.data)
+    complete, sampled = (
+        measure_speed(settings, part, budget=0.01, report=lambda _: None) for part in (corpus, corpus.sample(200))
+    )
+    assert sampled.steps_per_epoch == pytest.approx(complete.steps_per_epoch, rel=0.1)
+
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(planning, "_MEASURED_PAIRS", 200)
+    messages: list[str] = []
+    overrides = {"training.device": "cpu", "training.batch_tokens": 128}
+    planning.choose({"train": str(tmp_path / "pairs.tsv")}, overrides, minutes=0.05, report=messages.append)
+    assert not any("vocabulary of" in message or "Tokenized" in message for message in messages)
 
 
 def test_reversed_pairs_do_not_get_monotonic_attention(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from regard.training import loop
 from regard.training.callbacks import check_callbacks
 from regard.training.finetuning import resolve_run
 from regard.training.machine import report_disk_failures
-from regard.training.messages import print_to_stderr, silenced_warnings
+from regard.training.messages import print_nothing, print_to_stderr, silenced_warnings
 from regard.training.planning import choose_or_reuse
 from regard.training.signals import stop_on_signals
 
@@ -159,7 +159,7 @@ def train(
                     data,
                     given,
                     minutes=None,
-                    report=_ignore if quiet else print_to_stderr,
+                    report=print_nothing if quiet else print_to_stderr,
                     started=started,
                     how_to_override="overrides={key: value}",
                 )
@@ -189,7 +189,3 @@ def _check_arguments(config: Any, pairs: Any, for_pairs: Mapping[str, Any], out:
     unused = [name for name, value in for_pairs.items() if value is not None and pairs is None]
     if unused:
         raise ConfigError(f"{unused[0]} needs pairs. Pass pairs=…, or set the data in config (data.*) instead.")
-
-
-def _ignore(text: str) -> None:
-    del text

@@ -119,6 +119,25 @@ class Corpus:
     """All rows of the training files in order, to read files that are parallel to them: the pair, or None for a row
     that is not used for training. Without this function, all rows are the training pairs.
     """
+    share: float = 1.0
+    """For a sample: the share of the training pairs that it contains."""
+
+    def sample(self, max_pairs: int) -> "Corpus":
+        """Return every n-th training pair of files, at most about `max_pairs`, to try settings on: the corpus itself if
+        it has no more. The sample does not refer to the files, so that it has its own entries in the cache.
+        """
+        step, all_rows = -(-self.lines // max_pairs), self.train_rows
+        if step == 1 or all_rows is None:
+            return self
+
+        def sampled_rows() -> Iterator[tuple[str, str] | None]:
+            usable = 0
+            for row in all_rows():
+                yield row if usable % step == 0 else None
+                usable += row is not None
+
+        train = Pairs.of(_without_none(sampled_rows))
+        return Corpus(train, train.first(1), augment=self.augment, train_rows=sampled_rows, share=1 / step)
 
     @property
     def lines(self) -> int:
@@ -261,7 +280,7 @@ def describe_held_out(settings: FilesData) -> str | None:
     """Return a message with the number of pairs that are held out from training; None if there are none."""
     train = settings.files("train")
     assert train is not None
-    pairs = _count_lines(language_files.paths[0] for language_files in train.by_language.values())
+    pairs = count_pairs(train)
     dev, test = _held_out_shares(settings, pairs)
     if not dev:
         return None
@@ -330,6 +349,11 @@ def stream_rows(
     if not used:
         reason = "; ".join(skipped) or "the file has no data lines"
         raise DataError(f"{files} has no usable pairs: {reason}. Check the files and their columns.")
+
+
+def count_pairs(files: Files) -> int:
+    """Return the approximate number of pairs of files: their lines, which are not parsed."""
+    return _count_lines(language_files.paths[0] for language_files in files.by_language.values())
 
 
 def _count_lines(paths: Iterable[str]) -> int:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, islice
@@ -16,10 +16,19 @@ from typing import NamedTuple
 
 from regard.data.batching import EncodedCorpus, EncodedTexts, TokenRows, warn_truncated
 from regard.data.cache import cache_key, get_or_build
-from regard.data.corpora import Corpus, Pairs, identify
+from regard.data.corpora import Corpus, Pairs, RawSource, identify
 from regard.data.guidance import AlignedSide, AlignmentFile, prepare_alignments
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
-from regard.data.settings import DataSettings, Sampling, SentencePieceSide, TokenizerSettings, sampling_by_side, sides
+from regard.data.settings import (
+    BPESide,
+    DataSettings,
+    Sampling,
+    SentencePieceSide,
+    TokenizerSettings,
+    UnigramSide,
+    sampling_by_side,
+    sides,
+)
 from regard.data.sources import AugmentedSources, EncodedSources, SourceReader
 from regard.data.texts import TextReader
 from regard.data.tokens.segmentation import END_OF_SENTENCE, SampledSide, SegmentationTable, number_words
@@ -36,11 +45,16 @@ _FORMAT = 4
 _CHUNK = 20_000
 """The number of pairs that are tokenized at a time: large enough to use all cores, small enough to save memory."""
 
-_MIN_CHUNKS = 8
-"""The minimum number of chunks for which worker processes are started."""
+_MIN_CHUNKS = 4
+"""The minimum number of chunks for which worker processes are started. To start one takes as long as to tokenize two
+chunks.
+"""
 
-_SAMPLE = 1_000_000
-"""The maximum number of pairs that subwords are learned from. In larger corpora, every n-th pair is used."""
+_PAIRS_PER_SUBWORD = 10
+"""Subwords are learned from at most this number of pairs for each token of the vocabulary. In larger corpora, every
+n-th pair is used: five to ten pairs per token. On Tatoeba, such a sample of a third of the pairs yields 0.2 % more
+tokens than all pairs, in a third of the time.
+"""
 
 _SIDES = ("source", "target")
 
@@ -131,15 +145,25 @@ def _hash_model_files(settings: TokenizerSettings) -> list[str]:
 def _learn(request: PreparationRequest, folder: Path, report: Report) -> None:
     start = time.monotonic()
     corpus, settings = request.corpus, request.tokenizer
-    subwords = all(side.kind in {"bpe", "unigram"} for side in sides(settings))
-    step = -(-corpus.lines // _SAMPLE) if subwords else 1
-    sources = (source for source, _ in islice(corpus.train, 0, None, step)) if request.reader is None else ()
-    targets = (target for _, target in islice(corpus.train, 0, None, step))
-    tokenizers = TokenizerPair.build(settings, sources, targets)
+    pairs = _sample_for_subwords(corpus, settings)
+    sources = (source for source, _ in pairs) if request.reader is None else ()
+    tokenizers = TokenizerPair.build(settings, sources, (target for _, target in pairs))
     _check_unchanged(request)
     tokenizers.save(lambda name, content: (folder / name).write_bytes(content))
     sizes = f"{len(tokenizers.source):,}" + ("" if settings.shared else f" and {len(tokenizers.target):,}")
     report(f"Learned a vocabulary of {sizes} tokens in {time.monotonic() - start:.1f} s.")
+
+
+def _sample_for_subwords(corpus: Corpus, settings: TokenizerSettings) -> Iterable[tuple[RawSource, str]]:
+    """Return the pairs that the tokenizers are learned from. Characters, words and tags are collected from all pairs,
+    because each that occurs needs a token.
+    """
+    max_pairs = 0
+    for side in sides(settings):
+        if not isinstance(side, BPESide | UnigramSide) or side.tags:
+            return corpus.train
+        max_pairs = max(max_pairs, _PAIRS_PER_SUBWORD * side.vocabulary)
+    return list(islice(corpus.train, 0, None, -(-corpus.lines // max_pairs)))
 
 
 def _encode(request: PreparationRequest, tokenizers: TokenizerPair, folder: Path, report: Report) -> None:
@@ -204,7 +228,7 @@ class _SideWriter:
 
     def encode(self, texts: Sequence[str]) -> Ragged:
         if self.sampling is None:
-            return Ragged.of(self.tokenizer.ids(texts))
+            return self.tokenizer.rows(texts)
         return number_words(self.tokenizer, texts, self._numbers)
 
     def write(self, rows: Ragged) -> None:

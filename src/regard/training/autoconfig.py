@@ -6,12 +6,13 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from regard.config import resolve
+from regard.data.corpora import count_pairs
 from regard.data.settings import FilesData
 from regard.data.survey.monotonicity import correlate_order
 from regard.data.survey.problems import describe_unreadable
 from regard.data.survey.scripts import Characters
 from regard.data.survey.statistics import compute_statistics, usual_length
-from regard.data.survey.survey import Split, without_warnings
+from regard.data.survey.survey import RowSample, Split, without_warnings
 from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
 from regard.runs.settings import RunSettings
@@ -35,6 +36,9 @@ _MIN_ORDER_CORRELATION = 0.3
 """The correlation of positions from which targets are treated as following the order of their sources. Pronunciations
 reach 0.68 to 0.92, inflections 0.36 to 0.72, unrelated pairs about 0, reversed ones −0.6 to −0.9.
 """
+
+_SURVEYED_PAIRS = 20_000
+"""The approximate number of pairs that settings are chosen from. Of larger files, every n-th line is used."""
 
 _ORDER_SAMPLES = 2_000
 """The number of pairs on which the order is measured."""
@@ -76,9 +80,11 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     files = resolve(FilesData, data.model_dump(mode="json"), select_overrides("data.", overrides)).files("train")
     assert files is not None
     split = Split.of_files(str(files), files)
-    survey, facts = compute_statistics(split, Characters())
+    rows = RowSample(split, -(-count_pairs(files) // _SURVEYED_PAIRS))
+    survey, facts = compute_statistics(split._replace(read=rows.read), Characters())
     if not facts["pairs"]:
         raise DataError(f"{data.train} contains no usable pair: {describe_unreadable(survey)}")
+    facts["sampled"], facts["pairs"] = facts["pairs"], rows.pairs
     choices = Choices()
     kinds = (detect_text_kind(facts["source"]), detect_text_kind(facts["target"]))
     scripts = [next(iter(facts[side]["scripts"]), "none") for side in ("source", "target")]
@@ -295,7 +301,8 @@ def _estimate_tokens(facts: Mapping[str, Any], kinds: tuple[TextKind, TextKind])
     """Estimate the total number of tokens of each side."""
     unit = "subword" if "sentences" in kinds else "char"
     source, target = (
-        facts[side]["total_words"] + facts["pairs"] if kind == "symbols" else facts[side]["tokens"][unit]
+        facts[side]["total_words"] + facts["sampled"] if kind == "symbols" else facts[side]["tokens"][unit]
         for side, kind in zip(("source", "target"), kinds, strict=True)
     )
-    return int(source), int(target)
+    scale = facts["pairs"] / facts["sampled"]
+    return int(scale * source), int(scale * target)

@@ -5,23 +5,24 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from regard.data.corpora import load_corpus
+from regard.data.corpora import Corpus, load_corpus
 from regard.data.preparation import Report
 from regard.data.sampler import TokenBatchSampler
+from regard.data.survey.survey import without_warnings
 from regard.errors import DataError
 from regard.ops import cuda_graphs
 from regard.runs.lock import lock_folder
 from regard.runs.settings import RunSettings
 from regard.training.budget import TrainingSpeed
 from regard.training.machine import usable_threads
-from regard.training.messages import print_to_stderr
+from regard.training.messages import print_nothing, print_to_stderr
 from regard.training.optim import clip_gradients, set_learning_rate
 from regard.training.schedule import steps_per_epoch
 from regard.training.state import TrainingState, start_training
@@ -39,24 +40,33 @@ class SearchResult(NamedTuple):
 
 
 @contextmanager
-def _temporary_training(settings: RunSettings, report: Report) -> Iterator[TrainingState]:
+def _temporary_training(settings: RunSettings, corpus: Corpus, report: Report) -> Iterator[TrainingState]:
     """Start a training run in a temporary folder, which is deleted at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="regard.") as folder,
         lock_folder(Path(folder)) as locked,
     ):
-        state = start_training(settings, locked, load_corpus(settings.data), report)
+        state = start_training(settings, locked, corpus, report)
         try:
             yield state
         finally:
             state.release_cuda_graphs()
 
 
-def measure_speed(settings: RunSettings, budget: float = 5.0, report: Report = print_to_stderr) -> TrainingSpeed:
-    """Measure the speed of training on one CPU thread and on all usable threads, in about `budget` seconds."""
+def measure_speed(
+    settings: RunSettings, corpus: Corpus, budget: float = 5.0, report: Report = print_to_stderr
+) -> TrainingSpeed:
+    """Measure the speed of training on one CPU thread and on all usable threads, in about `budget` seconds.
+
+    If the corpus is a sample, what is reported about its preparation does not apply to the run, and is not printed.
+    """
     threads_before = torch.get_num_threads()
     seconds_per_step: dict[int, float] = {}
-    with _temporary_training(settings, report) as state:
+    with ExitStack() as stack:
+        if corpus.share < 1:
+            stack.enter_context(without_warnings())
+            report = print_nothing
+        state = stack.enter_context(_temporary_training(settings, corpus, report))
         counts = (1,) if state.device.type == "cuda" else dict.fromkeys((1, usable_threads()))
         try:
             for threads in counts:
@@ -65,7 +75,7 @@ def measure_speed(settings: RunSettings, budget: float = 5.0, report: Report = p
                 seconds_per_step[threads] = _measure_step(state, budget / len(counts), fastest)
         finally:
             torch.set_num_threads(threads_before)
-        return TrainingSpeed(seconds_per_step, steps_per_epoch(state.sampler, settings.training))
+        return TrainingSpeed(seconds_per_step, steps_per_epoch(state.sampler, settings.training) / corpus.share)
 
 
 def _measure_step(state: TrainingState, budget: float, fastest: float | None) -> float:
@@ -96,7 +106,7 @@ def find_learning_rate(
     """
     trials: list[tuple[float, float]] = []
     smoothed, smoothing = 0.0, 0.9
-    with _temporary_training(settings, print_to_stderr) as state:
+    with _temporary_training(settings, load_corpus(settings.data), print_to_stderr) as state:
         for step in range(steps):
             rate = min_rate * (max_rate / min_rate) ** (step / (steps - 1))
             set_learning_rate(state.optimizer, rate)
@@ -130,7 +140,7 @@ def find_batch_tokens(settings: RunSettings, min_tokens: int = 512, min_gain: fl
     second.
     """
     trials: list[tuple[float, float]] = []
-    with _temporary_training(settings, print_to_stderr) as state:
+    with _temporary_training(settings, load_corpus(settings.data), print_to_stderr) as state:
         lengths_N2 = state.data.train.lengths_N2
         total_tokens = int(lengths_N2.max(1).sum())
         tokens = min(max(min_tokens, int(lengths_N2.max())), total_tokens)

@@ -54,6 +54,10 @@ def print_to_stderr(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def print_nothing(text: str) -> None:
+    del text
+
+
 @contextmanager
 def silenced_warnings() -> Iterator[None]:
     """Within the block, do not print warnings of regard. Handlers that the user has configured still receive them."""

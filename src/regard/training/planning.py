@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.config import resolve
-from regard.data.corpora import describe_held_out
+from regard.data.corpora import describe_held_out, load_corpus
 from regard.data.images.settings import CaptionsData
 from regard.data.pinning import pin_data, pin_files
 from regard.data.preparation import Report
@@ -17,6 +17,16 @@ from regard.training import autoconfig, budget, caption_autoconfig
 from regard.training.autoconfig import ChosenSettings
 from regard.training.lr_finder import measure_speed
 from regard.training.machine import resolve_device
+
+_MEASURED_PAIRS = 10_000
+"""The speed is measured on a sample of about this number of pairs, so that the corpus is prepared only once, with the
+final settings.
+"""
+
+_MEASUREMENT_SHARE, _MAX_MEASUREMENT = 0.02, 3.0
+"""The duration of a measurement of the speed: a share of the available time, and a maximum in seconds. The schedule is
+rescaled to the speed that is measured during training.
+"""
 
 
 def choose(
@@ -71,11 +81,12 @@ def choose(
     for reason in filter(None, [*chosen.reasons, held_out]):
         report(reason)
     seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
-    deadline, share = started + seconds, min(5.0, 0.05 * seconds)
-    speed = measure_speed(chosen.settings, share, report)
+    deadline, share = started + seconds, min(_MAX_MEASUREMENT, _MEASUREMENT_SHARE * seconds)
+    corpus = load_corpus(chosen.settings.data).sample(_MEASURED_PAIRS)
+    speed = measure_speed(chosen.settings, corpus, share, report)
     shrunk = budget.shrink(chosen, speed, deadline - time.monotonic(), overrides)
     if shrunk is not chosen:
-        speed = measure_speed(shrunk.settings, share, report)
+        speed = measure_speed(shrunk.settings, corpus, share, report)
     fitted = budget.fit_schedule(shrunk, speed, minutes, deadline - time.monotonic(), overrides)
     for reason in fitted.reasons[len(chosen.reasons) :]:
         report(reason)

@@ -86,6 +86,22 @@ class Split(NamedTuple):
 
 
 @dataclass
+class RowSample:
+    """Reads every n-th row of a split, and counts the pairs of all rows."""
+
+    split: Split
+    step: int
+    pairs: int = 0
+
+    def read(self) -> Iterator[Row]:
+        self.pairs = 0
+        for number, row in enumerate(self.split.read()):
+            self.pairs += not row.problem
+            if number % self.step == 0:
+                yield row
+
+
+@dataclass
 class SideStatistics:
     """Statistics of the sources or the targets of N pairs."""
 
@@ -141,8 +157,8 @@ class Survey:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Suppress the warnings of readers, for files that have been read before."""
-    logger = logging.getLogger("regard.data")
+    """Suppress warnings, for files that have been read before, and for samples of them."""
+    logger = logging.getLogger("regard")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

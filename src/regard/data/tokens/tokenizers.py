@@ -8,8 +8,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import tokenizers
 
+from regard.data.ragged import Ragged, compute_offsets
 from regard.data.settings import CharSide, SentencePieceSide, Side, TokenizerSettings, sides
 from regard.data.tokens import pretokenization
 from regard.data.tokens.bpe_learner import split_by_length
@@ -123,9 +125,9 @@ class Tokenizer:
         return self._inner
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts without spans, which is faster for a corpus."""
+        """Encode texts without spans."""
         heads = [replace_surrogates(self._head(text)) for text in texts]
-        encoded = self._encode_by_word(heads) if self._word_cache is not None else self._encode_texts(heads)
+        encoded = self._encode_texts(heads) if self._word_cache is None else self._encode_by_word(heads).rows()
         if not self._tags:
             return encoded
         return [
@@ -133,22 +135,30 @@ class Tokenizer:
             for ids, text in zip(encoded, texts, strict=True)
         ]
 
+    def rows(self, texts: Sequence[str]) -> Ragged:
+        """Encode texts as the rows of an array, which is faster for a corpus."""
+        if self._word_cache is None or self._tags:
+            return Ragged.of(self.ids(texts))
+        return self._encode_by_word([replace_surrogates(text) for text in texts])
+
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
         encode = self._inner.encode_batch_fast
         return [encoding.ids for batch in split_by_length(texts, _MAX_NATIVE) for encoding in encode(batch)]
 
-    def _encode_by_word(self, texts: list[str]) -> list[list[int]]:
-        """Encode texts word by word with a cache. No token crosses a space."""
+    def _encode_by_word(self, texts: list[str]) -> Ragged:
+        """Encode texts word by word with a cache. No token crosses a space. An unusual text is encoded in one part."""
         cache = self._word_cache
         assert cache is not None
-        split = [text.split(" ") if text and not _UNUSUAL.search(text) else None for text in texts]
-        new = list({word for words in split if words for word in words if word not in cache})
+        parts_by_text = [[text] if _UNUSUAL.search(text) else text.split(" ") for text in texts]
+        numbers = {part: number for number, part in enumerate(dict.fromkeys(chain.from_iterable(parts_by_text)))}
+        new = [part for part in numbers if part not in cache]
+        encoded = dict(zip(new, self._encode_texts(new), strict=True))
+        table = Ragged.of(encoded[part] if part in encoded else cache[part] for part in numbers)
         if len(cache) + len(new) > _MAX_CACHED_WORDS:
             cache.clear()
-            new = list({word for words in split if words for word in words})
-        cache.update(zip(new, self._encode_texts(new), strict=True))
-        rest = iter(self._encode_texts([text for text, words in zip(texts, split, strict=True) if words is None]))
-        return [[index for word in words for index in cache[word]] if words else next(rest) for words in split]
+        cache.update((part, ids) for part, ids in encoded.items() if not _UNUSUAL.search(part))
+        by_part = table.take(np.fromiter(map(numbers.__getitem__, chain.from_iterable(parts_by_text)), np.int64))
+        return Ragged(by_part.flat, by_part.offsets[compute_offsets([len(parts) for parts in parts_by_text])])
 
     def encode(self, texts: Sequence[str]) -> list[TokenizedText]:
         encodings = self._inner.encode_batch([replace_surrogates(self._head(text)) for text in texts])

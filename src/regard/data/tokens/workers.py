@@ -38,7 +38,7 @@ def encode_parallel(
     """Encode chunks, each of which contains the texts of each side. Each process encodes one chunk at a time."""
     if processes <= 1:
         for chunk in chunks:
-            yield [Ragged.of(side.ids(texts)) for side, texts in zip(sides, chunk, strict=True)]
+            yield [side.rows(texts) for side, texts in zip(sides, chunk, strict=True)]
         return
     workers: list[WorkerProcess] = []
     busy: deque[WorkerProcess] = deque()
@@ -66,9 +66,9 @@ def _serve(requests: IO[bytes], responses: IO[bytes]) -> None:
     sides = [Tokenizer(tokenizers.Tokenizer.from_str(text)) for text in json.loads(first or b"[]")]
     while (message := read_message(requests)) is not None:
         for side, texts in zip(sides, json.loads(message), strict=True):
-            rows = side.ids(texts)
-            write_message(responses, np.fromiter(map(len, rows), np.uint32, len(rows)).tobytes())
-            write_message(responses, np.fromiter((index for row in rows for index in row), np.uint32).tobytes())
+            rows = side.rows(texts)
+            write_message(responses, rows.lengths.astype(np.uint32).tobytes())
+            write_message(responses, rows.flat.astype(np.uint32).tobytes())
         responses.flush()
 
 
