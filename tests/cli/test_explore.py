@@ -64,6 +64,23 @@ def test_a_server_for_other_machines_needs_a_token(cli: Run, small_run: RunFolde
     assert "Add --token TOKEN" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--host", "", "--token", "secret"), "Use 127.0.0.1 for this machine only, or 0.0.0.0"),
+        (("--host", "a..b", "--token", "secret"), "Use an address of this machine"),
+        (("--token", " "), "--token is empty"),
+        (("--token", "\udcff"), "--token is not valid UTF-8"),
+    ],
+)
+def test_an_address_or_a_token_that_cannot_be_used_is_rejected(
+    cli: Run, small_run: RunFolder, words: tuple[str, ...], message: str
+) -> None:
+    done = cli("explore", small_run.path, "--no-browser", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in " ".join(done.stderr.split())
+
+
 def test_a_folder_that_is_not_a_run_is_rejected(cli: Run, tmp_path: Path) -> None:
     done = cli("explore", tmp_path, "--no-browser")
     assert done.returncode == 4

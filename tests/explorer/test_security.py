@@ -1,6 +1,8 @@
 """Requests of other sites, without the token, or too large are rejected, and the page may not load anything else."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -8,6 +10,7 @@ from fastapi import FastAPI
 from regard.explorer.app import create_app
 from regard.explorer.schemas import MAX_BODY_BYTES
 from regard.explorer.security import Access
+from regard.explorer.server import build_url
 from tests_explorer import ACCESS, ORIGIN, post, send
 
 REQUEST = {"model": "0", "source": {"text": "3 mai 2009"}}
@@ -78,6 +81,51 @@ def test_a_token_is_given_once_in_the_url_or_with_every_request() -> None:
     session = cookie.partition(";")[0]
     assert send(app, "GET", "/api/models", headers={"Cookie": session}).json() == []
     assert send(app, "GET", "/?token=secret", headers={"Host": "evil.example:7866"}).status_code == 421
+
+
+@pytest.mark.parametrize("token", ["clé-à", "ключ", "鍵", "a b+c%20&d"])
+def test_a_token_may_contain_letters_of_any_script(token: str) -> None:
+    """In the URL that is printed, in a URL that is typed, and as a header."""
+    access = Access("127.0.0.1", 7866, token=token)
+    app = create_app([], access)
+    printed = build_url(access).removeprefix(ORIGIN)
+    assert send(app, "GET", printed).status_code == 303
+    if "&" not in token:
+        assert answer_raw_query(app, f"token={token}".encode()) == 303
+    header = {"Authorization": f"Bearer {token}".encode()}
+    assert send(app, "GET", "/api/models", headers=header).json() == []
+    assert send(app, "GET", "/api/models", headers={"Authorization": b"Bearer \xff"}).status_code == 401
+
+
+def answer_raw_query(app: FastAPI, query: bytes) -> int:
+    """Send a URL with bytes that httpx would encode, and return the status."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def keep(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "query_string": query,
+        "headers": [(b"host", b"127.0.0.1:7866")],
+    }
+    asyncio.run(app(scope, receive, keep))  # type: ignore[arg-type]
+    return int(sent[0]["status"])
+
+
+def test_a_url_with_many_fields_is_rejected_after_the_host_is_checked() -> None:
+    app = create_app([], Access("127.0.0.1", 7866, token="secret"))
+    path = f"/?{'&'.join(['a=1'] * 101)}&token=secret"
+    assert send(app, "GET", path, headers={"Host": "evil.example:7866"}).status_code == 421
+    response = send(app, "GET", path)
+    assert response.status_code == 400
+    assert "more than 100 fields" in response.json()["error"]["message"]
+    assert "content-security-policy" in response.headers
 
 
 def test_a_server_on_all_addresses_accepts_addresses_but_no_names() -> None:

@@ -58,11 +58,25 @@ def command(
     from regard.explorer.served_model import load_models
     from regard.explorer.server import is_loopback, serve
 
-    if token is not None and not token.strip():
-        raise click.UsageError("--token is empty. Use a long random text.")
+    if token is not None:
+        check_token(token)
+    if not host.strip():
+        raise click.UsageError(
+            "--host is empty. Use 127.0.0.1 for this machine only, or 0.0.0.0 for all addresses of this machine."
+        )
     if not is_loopback(host) and token is None:
         raise click.UsageError(f"--host {host}: other machines can reach this address. Add --token TOKEN.")
     serve(load_models(paths, accept_changes=accept_changes), host, port, token, browser=browser)
+
+
+def check_token(token: str) -> None:
+    """Raise UsageError for a token that no browser can send."""
+    if not token.strip():
+        raise click.UsageError("--token is empty. Use a long random text.")
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError("--token is not valid UTF-8. Use letters and digits.") from None
 
 
 def find_newest_run(folder: Path = RUNS) -> Path:

@@ -22,6 +22,9 @@ from regard.explorer.schemas import MAX_BODY_BYTES
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 _WILDCARDS: Final = ("0.0.0.0", "[::]")
 
+MAX_FIELDS: Final = 100
+"""The maximum number of fields in the query of a URL."""
+
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -69,8 +72,8 @@ class Access:
         """The name of the cookie. Browsers send a cookie to all ports of a host, so the port is part of the name."""
         return f"regard_{self.port}"
 
-    def check(self, method: str, headers: Headers) -> None:
-        """Raise RequestError for a request from another site, or without the token."""
+    def check_site(self, method: str, headers: Headers) -> None:
+        """Raise RequestError for a request from another site."""
         host = headers.get("host", "")
         if not self._is_own_host(host):
             raise RequestError(421, f"The Host header {host!r} does not name this server. Use the URL that it printed.")
@@ -79,12 +82,15 @@ class Access:
             raise RequestError(403, f"The request comes from another origin, {origin!r}. Use the page of this server.")
         if headers.get("sec-fetch-site", "none") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             raise RequestError(403, "The request comes from another site. Use the page of this server.")
+
+    def check_token(self, headers: Headers) -> None:
+        """Raise RequestError for a request without the token."""
         if not self._has_token(headers):
             raise RequestError(401, "The token is missing or wrong. Open the URL that `regard explore` printed.")
 
-    def accepts(self, token: str) -> bool:
-        """Return whether this is the token."""
-        return self.token is not None and secrets.compare_digest(token.encode(), self.token.encode())
+    def accepts(self, token: bytes) -> bool:
+        """Return whether this is the token, in UTF-8."""
+        return self.token is not None and secrets.compare_digest(token, self.token.encode())
 
     def _is_own_host(self, host: str) -> bool:
         name, separator, port = host.rpartition(":")
@@ -100,7 +106,8 @@ class Access:
         if self.token is None:
             return True
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.accepts(given.strip()):
+        # Headers are decoded as Latin-1. Spaces are removed from the bytes, because a UTF-8 letter can end in \xa0.
+        if scheme.lower() == "bearer" and self.accepts(given.encode("latin-1").strip()):
             return True
         try:
             session = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
@@ -136,10 +143,10 @@ class SecurityMiddleware:
         """Return the response to a request that is not passed on to the application; otherwise None."""
         headers = Headers(scope=scope)
         try:
+            self._access.check_site(scope["method"], headers)
             if scope["method"] == "GET" and scope["path"] == "/" and self._has_valid_query(scope):
-                self._access.check("GET", _replace_token(headers, self._access.token or ""))
                 return self._start_session()
-            self._access.check(scope["method"], headers)
+            self._access.check_token(headers)
             length = headers.get("content-length", "0")
             if length.isascii() and length.isdecimal() and int(length[:20]) > self._max_body:
                 raise _too_large(self._max_body)
@@ -148,18 +155,19 @@ class SecurityMiddleware:
         return None
 
     def _has_valid_query(self, scope: Scope) -> bool:
-        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=100).get("token", [""])
-        return self._access.accepts(given[0])
+        try:
+            query = parse_qs(scope["query_string"].decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+        except ValueError:
+            raise RequestError(
+                400, f"The URL has more than {MAX_FIELDS} fields. Open the URL that `regard explore` printed."
+            ) from None
+        return self._access.accepts(query.get("token", [""])[0].encode())
 
     def _start_session(self) -> Response:
         """Set a cookie, and redirect to the URL without the token, which must not remain in the browser history."""
         response = RedirectResponse("/", 303)
         response.set_cookie(self._access.cookie, self._access.session, httponly=True, samesite="strict")
         return response
-
-
-def _replace_token(headers: Headers, token: str) -> Headers:
-    return Headers({**headers, "authorization": f"Bearer {token}"})
 
 
 def _add_headers(send: Send) -> Send:

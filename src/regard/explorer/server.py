@@ -49,6 +49,8 @@ def listen(host: str, port: int | None) -> socket.socket:
     """Return a socket that accepts connections. Without a port, use the default one, or a free one if it is taken."""
     try:
         return _bind(host, DEFAULT_PORT if port is None else port)
+    except UnicodeError:  # of the codec for host names
+        raise ConfigError(f"--host {host!r} is not a host name. Use an address of this machine.") from None
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise ConfigError(f"--host {host}: {error.strerror}. Use an address of this machine.") from None
@@ -79,7 +81,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(128)
-    except OSError:
+    except BaseException:
         listener.close()
         raise
     return listener
