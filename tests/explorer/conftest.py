@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 from fastapi import FastAPI
 
@@ -13,6 +14,7 @@ import regard
 from regard.explorer.app import create_app
 from regard.explorer.served_model import load_models
 from regard.runs.folder import RunFolder
+from regard.yaml_reader import dump_yaml, read_yaml
 from screenshots import serve
 from tests_explorer import ACCESS
 from tests_shared import SMALL
@@ -33,6 +35,25 @@ def runs(small_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> list
     scenes = {"data.train": 40, "data.dev": 4, "data.test": 4, "training.steps": 4, "training.validate_every": 4}
     regard.train("scenes", scenes, out=folder / "captioner", quiet=True)
     return [small_run.path, folder / "transformer", folder / "captioner"]
+
+
+@pytest.fixture(scope="session")
+def captioners_without_test_set(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The captioner with data that has no test set, and with data that is missing."""
+    folder = tmp_path_factory.mktemp("captioners")
+    (folder / "images").mkdir()
+    names = [f"{number}.png" for number in range(40)]
+    for number, name in enumerate(names):
+        PIL.Image.linear_gradient("L").rotate(9 * number).save(folder / "images" / name)
+    captions = folder / "captions.tsv"
+    captions.write_text("".join(f"{name}\ta red circle\n" for name in names))
+    for images in ("images", "missing"):
+        run = folder / f"run-{images}"
+        shutil.copytree(runs[2], run)
+        data = {"kind": "captions", "images": str(folder / images), "captions": {"path": str(captions)}}
+        settings, _ = read_yaml(run / "config.yaml")
+        (run / "config.yaml").write_text(dump_yaml({**settings, "data": data}), "utf-8")
+    return [folder / "run-images", folder / "run-missing"]
 
 
 @pytest.fixture(scope="session")

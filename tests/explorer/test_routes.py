@@ -15,10 +15,12 @@ from fastapi import FastAPI
 from PIL import Image
 
 import regard
+from regard.explorer.app import create_app
 from regard.explorer.corpus import BATCH, compute_coverage, compute_entropy
+from regard.explorer.served_model import load_models
 from regard.inspection import attribution_methods
 from regard.inspection.trace_document import read_array
-from tests_explorer import ORIGIN, post, send
+from tests_explorer import ACCESS, ORIGIN, post, send
 
 GRU, TRANSFORMER, CAPTIONER = "0", "1", "2"
 TEXT = "3 mai 2009"
@@ -45,6 +47,24 @@ def test_models_are_described_with_their_attentions(app: FastAPI, runs: list[Pat
     assert models[0]["metrics"]["loss"] > 0
     assert len(models[0]["examples"]) == 8
     assert models[2]["examples"] == []
+    assert [model["split"] for model in models] == ["test"] * 3
+
+
+def test_without_a_test_set_examples_are_from_the_dev_set(captioners_without_test_set: list[Path]) -> None:
+    app = create_app(load_models(list(map(str, captioners_without_test_set))), ACCESS)
+    assert [model["split"] for model in send(app, "GET", "/api/models").json()] == ["dev", None]
+    example = {"model": "0", "source": {"example": 0}}
+    assert post(app, "/api/trace", example).json()["source"]["picture"] is not None
+    beyond = post(app, "/api/trace", {"model": "0", "source": {"example": 3}})
+    assert "the dev set has 3 pairs" in beyond.json()["error"]["message"]
+    assert read_lines(post(app, "/api/corpus", {"model": "0"}).text)[0] == {"total": 3}
+    for path, body in (("/api/trace", {**example, "model": "1"}), ("/api/corpus", {"model": "1"})):
+        message = post(app, path, body).json()["error"]["message"]
+        assert "missing" in message
+        assert message.endswith("Open an image instead.")
+        assert "--" not in message
+    opened = {"model": "1", "source": {"image": encode_image()}}
+    assert post(app, "/api/trace", opened).status_code == 200
 
 
 def test_the_card_has_settings_and_learning_curves(app: FastAPI) -> None:
@@ -352,16 +372,34 @@ def test_text_of_any_script_stays_text(app: FastAPI, text: str) -> None:
     assert "<script>alert" not in page
 
 
+def read_embedded(page: str) -> Any:
+    """Return the data inside an exported page."""
+    return json.loads(
+        page.partition('<script type="application/json" id="explorer-data">')[2].partition("</script>")[0]
+    )
+
+
 def test_an_exported_page_contains_the_document(app: FastAPI) -> None:
     response = post(app, "/api/export", make_request(fragment="tab=attention"))
     assert response.headers["content-disposition"].startswith("attachment")
-    embedded = response.text.partition('<script type="application/json" id="explorer-data">')[2].partition("</script>")[
-        0
-    ]
-    data = json.loads(embedded)
+    data = read_embedded(response.text)
     assert data["fragment"] == "tab=attention"
     assert data["traces"][0]["document"]["source"]["text"] == TEXT
     assert [model["id"] for model in data["models"]] == [GRU]
+
+
+def test_an_exported_comparison_contains_both_sides(app: FastAPI) -> None:
+    edits = [{"kind": "force_token", "step": 0, "token": "1"}]
+    others = [{"model": GRU, "edits": []}, {"model": TRANSFORMER}]
+    data = read_embedded(post(app, "/api/export", make_request(edits=edits, others=others)).text)
+    assert [model["id"] for model in data["models"]] == [GRU, TRANSFORMER]
+    assert set(data["cards"]) == {GRU, TRANSFORMER}
+    traced = [(entry["request"]["model"], entry["request"]["edits"]) for entry in data["traces"]]
+    assert traced == [(GRU, edits), (GRU, []), (TRANSFORMER, [])]
+    for entry in data["traces"][1:]:
+        expected = post(app, "/api/trace", make_request(entry["request"]["model"])).json()
+        assert entry["document"]["hypotheses"] == expected["hypotheses"]
+    assert post(app, "/api/export", make_request(others=[{"model": "9"}])).status_code == 404
 
 
 def test_an_exported_page_may_only_run_the_bundle(app: FastAPI) -> None:

@@ -11,6 +11,8 @@ export interface ModelSummary {
   step: number;
   metrics: Record<string, number> | null;
   attentions: (Partial<Mechanism> & { name: string })[];
+  /** The split that examples are from: dev for a run without a test set; null if its data cannot be read. */
+  split?: "test" | "dev" | null;
   examples: string[];
 }
 
@@ -37,6 +39,9 @@ export interface TraceRequest {
   states: boolean;
   candidates: number;
 }
+
+/** Another model, or other edits, for the same source and search. */
+export type OtherTrace = Pick<TraceRequest, "model" | "edits">;
 
 /** What is explained: a prediction, or a given target. */
 export interface AttributionRequest extends Pick<TraceRequest, "model" | "source" | "search" | "target"> {
@@ -65,7 +70,7 @@ export interface Client {
   card(model: string): Promise<ModelCard>;
   streamAttribution(request: AttributionRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Attribution }>>;
   streamCorpus(model: string, signal: AbortSignal): AsyncIterable<Streamed<{ row: CorpusRow } | { total: number }>>;
-  exportPage(request: TraceRequest, fragment: string): Promise<Blob>;
+  exportPage(request: TraceRequest, others: readonly OtherTrace[], fragment: string): Promise<Blob>;
 }
 
 /** An error with a message for the reader of the page. */
@@ -97,8 +102,8 @@ export class ServerClient implements Client {
     return this.stream("api/corpus", { model }, signal);
   }
 
-  async exportPage(request: TraceRequest, fragment: string): Promise<Blob> {
-    return (await this.fetch("api/export", { ...describeBody(request), fragment })).blob();
+  async exportPage(request: TraceRequest, others: readonly OtherTrace[], fragment: string): Promise<Blob> {
+    return (await this.fetch("api/export", { ...describeBody(request), others, fragment })).blob();
   }
 
   /** Yield the lines of a response. A failure is its last line, because the status was sent before. */

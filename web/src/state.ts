@@ -26,7 +26,7 @@ export interface State {
   tab: Tab;
   model: string;
   text: string;
-  /** The index of an image in the test set; null for another image, or a text. */
+  /** The index of an image in the test set, or in the dev set; null for another image, or a text. */
   example: number | null;
   beam: number;
   edits: Edit[];
@@ -48,7 +48,7 @@ export interface State {
   rows: number[];
   /** What to compare with: the model of this id, or "original", the prediction without edits. */
   other: string;
-  /** The column that sorts the corpus, with "-" for descending; empty before the test set is predicted. */
+  /** The column that sorts the corpus, with "-" for descending; empty before it is predicted. */
   sort: string;
   /** Whether the weights on a picture are interpolated. */
   smooth: boolean;

@@ -1,5 +1,6 @@
 /** The store: the state, the documents that belong to it, and the changes of both. Views subscribe to it. */
 import type { Attribution, Method } from "./attribution.js";
+import { Documents } from "./documents.js";
 import { RequestError, type AttributionRequest, type Client, type ModelSummary, type TraceRequest } from "./client.js";
 import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, readFragment, writeFragment, type State } from "./state.js";
@@ -11,6 +12,9 @@ type Computed = Pick<State, (typeof COMPUTED)[number]>;
 
 /** Past this number of source tokens, words are shown instead of tokens. */
 const MANY_TOKENS = 200;
+
+/** The server keeps more documents, but those in the memory of the page are shown at once. */
+const MOST_DOCUMENTS = 32;
 
 export class Store extends EventTarget {
   state: State = INITIAL;
@@ -27,7 +31,7 @@ export class Store extends EventTarget {
   readonly attributions = new Map<string, Attribution>();
   private past: Computed[] = [];
   private future: Computed[] = [];
-  private readonly documents = new Map<string, Promise<TraceDocument>>();
+  private readonly documents = new Documents<TraceDocument>(MOST_DOCUMENTS);
   private controller = new AbortController();
 
   constructor(readonly client: Client) {
@@ -50,14 +54,15 @@ export class Store extends EventTarget {
     const state = readFragment(fragment);
     const model = this.models.find((each) => each.id === state.model) ?? this.models[0];
     this.state = { ...state, model: model?.id ?? state.model };
-    if (!state.text && state.example === null) this.state = { ...this.state, ...this.findFirstSource() };
+    if (!state.text && state.example === null) this.state = { ...this.state, ...findFirstSource(model) };
     void this.load();
   }
 
-  /** The source of a first visit: an example of the test set. */
-  private findFirstSource(): Pick<State, "text" | "example"> {
-    if (this.readsImages) return { text: "", example: 0 };
-    return { text: this.model?.examples[0] ?? "", example: null };
+  /** Ask again for what has failed. What has not is not computed again. */
+  retry(): void {
+    if (this.loading) return;
+    this.dispatchEvent(new Event("retry"));
+    void (this.models.length ? this.load() : this.start(location.hash));
   }
 
   /** Use another model. Its source stays the same, if it reads the same kind of source. */
@@ -66,7 +71,7 @@ export class Store extends EventTarget {
     const changes = { model: id, edits: [], layer: null, head: "mean" } as const;
     this.state = { ...this.state, tab: this.state.tab === "image" ? "translate" : this.state.tab };
     const after = this.models.find((each) => each.id === id)!;
-    const source = before === after.source_kind ? {} : { text: after.examples[0] ?? "", example: after.source_kind === "image" ? 0 : null };
+    const source = before === after.source_kind ? {} : findFirstSource(after);
     this.compute({ ...changes, edits: [], ...source });
   }
 
@@ -76,6 +81,11 @@ export class Store extends EventTarget {
 
   get readsImages(): boolean {
     return this.model?.source_kind === "image";
+  }
+
+  /** What the examples of the model are called. */
+  get splitName(): string {
+    return `${this.model?.split ?? "test"} set`;
   }
 
   /** Describe another picture. */
@@ -89,7 +99,7 @@ export class Store extends EventTarget {
     this.compute({ text: name, example: null, edits: [], row: 0 });
   }
 
-  /** Describe an image of the test set. */
+  /** Describe an image of the test set, or of the dev set. */
   openExample(example: number): void {
     this.compute({ text: "", example, edits: [], row: 0 });
   }
@@ -185,13 +195,7 @@ export class Store extends EventTarget {
   /** Return the document of a request, computed once. */
   fetchTrace(changes: Partial<TraceRequest> = {}): Promise<TraceDocument> {
     const request = this.describeRequest(changes);
-    const key = JSON.stringify(request);
-    const known = this.documents.get(key);
-    if (known) return known;
-    const promise = this.client.trace(request, this.controller.signal);
-    this.documents.set(key, promise);
-    promise.catch(() => this.documents.delete(key));
-    return promise;
+    return this.documents.fetch(JSON.stringify(request), this.controller.signal, (signal) => this.client.trace(request, signal));
   }
 
   private async load(): Promise<void> {
@@ -262,6 +266,12 @@ export class Store extends EventTarget {
   get map(): SelectedMap | null {
     return this.trace ? selectMap(this.trace, this.choose()) : null;
   }
+}
+
+/** The source of a first visit: an example of the test set, or of the dev set. */
+function findFirstSource(model: ModelSummary | undefined): Pick<State, "text" | "example"> {
+  if (model?.source_kind === "image") return { text: "", example: model.split === null ? null : 0 };
+  return { text: model?.examples[0] ?? "", example: null };
 }
 
 function pick(state: State): Computed {

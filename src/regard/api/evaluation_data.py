@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from regard.data.corpora import Corpus, Pairs, RawSource, Stream, load_corpus, read_pairs
 from regard.data.files import Files
@@ -31,13 +32,42 @@ def read_test_set(
             f"{folder.path} was trained without a test set. Give one with --pairs, or --source and --target."
         )
     if isinstance(corpus.test, Stream):
-        _check_training_files_unchanged(corpus, folder, checkpoint)
+        changed = _find_changed_files(corpus, checkpoint)
+        if changed:
+            raise DataError(
+                f"{changed} changed since {folder.path} was trained, so its test set can no longer be separated from "
+                "its training pairs. Restore the file, or give a test set with --pairs."
+            )
     return Pairs.of(corpus.test)
 
 
-def read_examples(folder: RunFolder, count: int) -> list[RawSource]:
-    """Return the first sources of the run's test set; nothing without a test set. Files are read up to these pairs."""
-    return [source for source, _ in islice(load_corpus(folder.settings().data).test or (), count)]
+class HeldOutPairs(NamedTuple):
+    """Pairs that a run was not trained on, and the split that contains them."""
+
+    split: Literal["test", "dev"]
+    pairs: Pairs
+
+
+def read_held_out(folder: RunFolder, count: int, unchanged_since: Checkpoint | None = None) -> HeldOutPairs:
+    """Read the first pairs of the run's test set; of its dev set, if it has no test set.
+
+    Files are read up to these pairs. With `unchanged_since`, they are read completely: DataError is raised if they
+    changed since this checkpoint, because pairs that are held out from training files could be training pairs now.
+    """
+    corpus = load_corpus(folder.settings().data)
+    splits: tuple[tuple[Literal["test", "dev"], Pairs | Stream | None], ...]
+    splits = (("test", corpus.test), ("dev", corpus.dev))
+    for split, pairs in splits:
+        first = Pairs.of(islice(pairs or (), count))
+        if not len(first):
+            continue
+        if unchanged_since and isinstance(pairs, Stream) and (changed := _find_changed_files(corpus, unchanged_since)):
+            raise DataError(
+                f"{changed} changed since {folder.path} was trained, so its {split} set can no longer be separated "
+                "from its training pairs. Restore the file."
+            )
+        return HeldOutPairs(split, first)
+    raise DataError(f"{folder.path} was trained without a test set and without a dev set.")
 
 
 def read_training_pairs(folder: RunFolder, files: Files | None = None) -> Iterable[tuple[RawSource, str]]:
@@ -56,15 +86,11 @@ def read_like_training(files: Files, data: DataSettings) -> Files:
     return files.read_like(data.train) if isinstance(data, FilesData) else files
 
 
-def _check_training_files_unchanged(corpus: Corpus, folder: RunFolder, checkpoint: Checkpoint) -> None:
-    """Raise DataError if files changed: the test split would differ, and could contain training pairs."""
+def _find_changed_files(corpus: Corpus, checkpoint: Checkpoint) -> str:
+    """Return the names of the training and dev files that changed; an empty text if none did."""
     before = set(checkpoint.state["data"].values())
     changed = [path for path, fingerprint in corpus.hash_files().items() if fingerprint not in before]
-    if changed:
-        raise DataError(
-            f"{' and '.join(map(short_path, changed))} changed since {folder.path} was trained, so its test set can no "
-            "longer be separated from its training pairs. Restore the file, or give a test set with --pairs."
-        )
+    return " and ".join(map(short_path, changed))
 
 
 def _read_captions(data: DataSettings, files: Files | None, images: str | Path | None) -> Pairs:

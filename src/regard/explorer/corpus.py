@@ -1,4 +1,4 @@
-"""The test set of a run as a table: each pair with its prediction, its score, and statistics of its attention.
+"""The test set (or the dev set) of a run as a table: pairs with predictions, scores, and statistics of attention.
 
 T target steps, S memory slots.
 """
@@ -31,7 +31,7 @@ def predict_rows(model: Model, pairs: Pairs, search: dict[str, Any]) -> Generato
 
 
 def describe_row(index: int, prediction: Prediction, source: RawSource, target: str) -> dict[str, Any]:
-    """Return a row of the table. `index` is that of the pair in the test set."""
+    """Return a row of the table. `index` is that of the pair in its split."""
     weights_TS = prediction.attention
     return {
         "index": index,

@@ -1,9 +1,9 @@
 """The endpoints of the explorer; `docs/explorer-api.md` describes them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ValidationError
@@ -19,6 +19,7 @@ from regard.explorer.failures import RequestError
 from regard.explorer.jobs import run_while_connected, stream_reports, stream_steps
 from regard.explorer.served_model import ServedModel
 from regard.formatting import did_you_mean, to_json
+from regard.inspection.trace import Trace
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -85,7 +86,7 @@ async def get_attention(request: Request) -> Response:
 async def stream_corpus(request: Request) -> Response:
     wanted = await _parse(request, schemas.CorpusRequest)
     served = _session(request).find(wanted.model)
-    pairs = (await served.worker.run(lambda: served.test_set)).first(wanted.limit)
+    pairs = (await served.worker.run(lambda: served.held_out)).pairs.first(wanted.limit)
     rows = predict_rows(served.model, pairs, wanted.search.options)
     return StreamingResponse(stream_steps(served.worker, rows), media_type="application/x-ndjson")
 
@@ -101,23 +102,40 @@ async def stream_attribution(request: Request) -> Response:
 @router.post("/api/export")
 async def export(request: Request) -> Response:
     wanted = await _parse(request, schemas.ExportRequest)
-    served = _session(request).find(wanted.model)
-    page = await run_while_connected(request, served.worker, _render, served, wanted)
+    requests = [wanted, *(wanted.model_copy(update=dict(other)) for other in wanted.others)]
+    models = [_session(request).find(each.model) for each in requests]
+    parts = [
+        await run_while_connected(request, served.worker, _trace_for_export, served, each)
+        for served, each in zip(models, requests, strict=True)
+    ]
+    page = await asyncio.to_thread(_render, parts, wanted.fragment)
     return HTMLResponse(page, headers={"Content-Disposition": 'attachment; filename="regard.html"'})
 
 
-def _render(served: ServedModel, wanted: schemas.ExportRequest) -> str:
-    """Return the self-contained page of a trace; without the bundle, the page of `Trace.to_html`."""
-    trace = served.trace(wanted)
+class _ExportedTrace(NamedTuple):
+    """A trace, with its request and what the page shows of its model."""
+
+    trace: Trace
+    request: dict[str, Any]
+    model: dict[str, Any]
+    card: dict[str, Any]
+
+
+def _trace_for_export(served: ServedModel, wanted: schemas.ExportRequest) -> _ExportedTrace:
+    request = wanted.model_dump(mode="json", exclude={"others", "fragment"})
+    return _ExportedTrace(served.trace(wanted), request, served.summary, served.card)
+
+
+def _render(parts: Sequence[_ExportedTrace], fragment: str) -> str:
+    """Return the self-contained page of some traces; without the bundle, the page of `Trace.to_html`."""
     if not has_bundle():
-        return trace.to_html()
-    traced = wanted.model_dump(mode="json", exclude={"fragment"})
+        return parts[0].trace.to_html()
     return render_export(
         {
-            "models": [served.summary],
-            "traces": [{"request": traced, "document": trace.document}],
-            "cards": {served.id: served.card},
-            "fragment": wanted.fragment,
+            "models": list({part.model["id"]: part.model for part in parts}.values()),
+            "traces": [{"request": part.request, "document": part.trace.document} for part in parts],
+            "cards": {part.model["id"]: part.card for part in parts},
+            "fragment": fragment,
         }
     )
 

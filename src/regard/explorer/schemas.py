@@ -30,6 +30,7 @@ MAX_CANDIDATES: Final = 50
 MAX_PHRASES: Final = 20
 MAX_ROWS: Final = 2_000
 MAX_EDITS: Final = 50
+MAX_OTHERS: Final = 4
 
 MAX_EDITS_SIZE: Final = 200_000
 """The maximum number of characters of all edits, as JSON."""
@@ -67,7 +68,7 @@ class ImageSource(Request):
 
 
 class ExampleSource(Request):
-    """A source of the run's test set, by its index."""
+    """A source of the run's test set, or of its dev set if it has none, by its index."""
 
     example: Annotated[int, Field(ge=0, lt=MAX_ROWS)]
 
@@ -131,9 +132,17 @@ class Contrast(Request):
     token: Text
 
 
-class ExportRequest(TraceRequest):
-    """A trace, and the fragment of the URL with which the exported page opens."""
+class OtherTrace(Request):
+    """Another model, or other edits, for the same source and search."""
 
+    model: Annotated[str, Field(max_length=20)]
+    edits: Edits = []
+
+
+class ExportRequest(TraceRequest):
+    """A trace, others that it is compared with, and the fragment of the URL with which the exported page opens."""
+
+    others: Annotated[list[OtherTrace], Field(max_length=MAX_OTHERS)] = []
     fragment: Annotated[str, Field(max_length=20_000)] = ""
 
 
@@ -153,7 +162,7 @@ class AttributionRequest(Request):
 
 
 class CorpusRequest(Request):
-    """How many pairs of the test set to predict, and how."""
+    """How many pairs of the test set (or the dev set) to predict, and how."""
 
     model: Annotated[str, Field(max_length=20)]
     search: SearchRequest = SearchRequest()

@@ -7,10 +7,10 @@ from functools import cached_property
 from threading import Lock
 from typing import Any, Final
 
-from regard.api.evaluation_data import read_examples, read_test_set
+from regard.api.evaluation_data import HeldOutPairs, read_held_out
 from regard.api.model import Model
 from regard.config import to_yaml
-from regard.data.corpora import Pairs, RawSource
+from regard.data.corpora import RawSource
 from regard.data.images.pixels import decode_image
 from regard.decoding.tracing import describe_mechanisms
 from regard.errors import ConfigError, DataError, RegardError
@@ -59,9 +59,13 @@ class ServedModel:
         return self.model.settings.model.source_kind
 
     @cached_property
-    def test_set(self) -> Pairs:
-        """The first pairs of the run's test set. Raise DataError if there is none."""
-        return read_test_set(self.folder, self.checkpoint).first(MAX_ROWS)
+    def held_out(self) -> HeldOutPairs:
+        """The first pairs of the run's test set, or of its dev set. Raise DataError if they cannot be read."""
+        try:
+            return read_held_out(self.folder, MAX_ROWS, unchanged_since=self.checkpoint)
+        except RegardError as error:
+            remedy = {TEXT: "Type a text instead.", IMAGE: "Open an image instead."}.get(self.source_kind, "")
+            raise DataError(f"There are no examples of this model. {error} {remedy}".rstrip()) from None
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -70,7 +74,7 @@ class ServedModel:
             "id": self.id,
             "name": self.folder.path.resolve().name,
             **summarize_model(self.model),
-            "examples": self._list_examples(),
+            **self._describe_examples(),
         }
 
     def describe(self) -> dict[str, Any]:
@@ -95,11 +99,12 @@ class ServedModel:
             case ImageSource() if self.source_kind == IMAGE:
                 return decode_image(_decode_base64(source.image), "The image", FORMATS)
             case ExampleSource():
-                if source.example >= len(self.test_set):
+                split, pairs = self.held_out
+                if source.example >= len(pairs):
                     raise ConfigError(
-                        f"source.example: the test set has {quantity(len(self.test_set), 'pair')}, counted from 0."
+                        f"source.example: the {split} set has {quantity(len(pairs), 'pair')}, counted from 0."
                     )
-                return self.test_set.sources[source.example]
+                return pairs.sources[source.example]
         raise ConfigError(f"The model reads sources of the kind {self.source_kind}. Send a source of this kind.")
 
     def trace(self, request: TraceRequest) -> Trace:
@@ -114,14 +119,14 @@ class ServedModel:
             **request.search.options,
         )
 
-    def _list_examples(self) -> list[str]:
-        """Return some texts of the test set; nothing if it cannot be read, or contains no texts."""
-        if self.source_kind != TEXT:
-            return []
+    def _describe_examples(self) -> dict[str, Any]:
+        """Return the split that examples are from, None if it cannot be read; and some of them, if they are texts."""
         try:
-            return [text for text in read_examples(self.folder, MAX_EXAMPLES) if len(text) <= MAX_TEXT]
+            split, pairs = read_held_out(self.folder, MAX_EXAMPLES)
         except RegardError:
-            return []
+            return {"split": None, "examples": []}
+        texts = pairs.sources if self.source_kind == TEXT else []
+        return {"split": split, "examples": [text for text in texts if len(text) <= MAX_TEXT]}
 
     def _read_curves(self) -> list[dict[str, Any]]:
         try:

@@ -27,8 +27,6 @@ export class AttributionPanel extends View {
 
   @property() method: Method = METHODS[0];
   @state() private progress = 0;
-  @state() private failure = "";
-  private requested = "";
   private controller: AbortController | null = null;
 
   /** The scores, if they are computed. */
@@ -43,7 +41,7 @@ export class AttributionPanel extends View {
   override disconnectedCallback(): void {
     super.disconnectedCallback();
     this.stop();
-    this.requested = "";
+    this.requested = null;
   }
 
   private stop(): void {

@@ -1,6 +1,7 @@
 /** The base of all views: they are drawn again when the store or the theme changes. */
 import { LitElement, type PropertyValues } from "lit";
-import { property } from "lit/decorators.js";
+import { property, state } from "lit/decorators.js";
+import type { OtherTrace } from "../client.js";
 import type { Figure } from "../figures.js";
 import { shared } from "../styles.js";
 import type { Store } from "../store.js";
@@ -27,6 +28,25 @@ export abstract class StoreElement extends LitElement {
 /** A tab of the page. */
 export abstract class View extends StoreElement {
   private readonly widths = new Map<string, number>();
+  /** What the view has requested besides the trace of the store. */
+  protected requested: unknown = null;
+  /** Why this request has failed; empty if it has not. */
+  @state() protected failure = "";
+  private readonly requestAgain = (): void => {
+    if (!this.failure) return;
+    this.requested = null;
+    this.requestUpdate();
+  };
+
+  override connectedCallback(): void {
+    super.connectedCallback();
+    this.store.addEventListener("retry", this.requestAgain);
+  }
+
+  override disconnectedCallback(): void {
+    super.disconnectedCallback();
+    this.store.removeEventListener("retry", this.requestAgain);
+  }
 
   /** Return the width of an element of this view. Before it is drawn, return an estimate, and draw again afterwards. */
   protected measureWidth(selector: string, estimate: number): number {
@@ -47,6 +67,11 @@ export abstract class View extends StoreElement {
   /** What PNG and SVG export; null if the view has no drawing. */
   get figure(): Figure | null {
     return null;
+  }
+
+  /** The traces that an exported page contains besides that of the store. */
+  get others(): readonly OtherTrace[] {
+    return [];
   }
 
   /** What JSON exports. */

@@ -2,6 +2,7 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { Matrix } from "../arrays.js";
+import type { OtherTrace } from "../client.js";
 import { FigureRow, MatrixFigure, type Cell, type Figure } from "../figures.js";
 import { selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
@@ -28,8 +29,6 @@ export class CompareView extends View {
   ];
 
   @state() private other: TraceDocument | null = null;
-  @state() private failure = "";
-  private requested = "";
 
   private get choices(): [string, string][] {
     const { models, state: { model, edits } } = this.store;
@@ -42,10 +41,14 @@ export class CompareView extends View {
     return this.choices.some(([id]) => id === other) ? other : (this.choices[0]?.[0] ?? "");
   }
 
+  override get others(): readonly OtherTrace[] {
+    const { choice, store } = this;
+    return choice ? [{ model: choice === ORIGINAL ? store.state.model : choice, edits: [] }] : [];
+  }
+
   protected override willUpdate(): void {
-    const { choice } = this;
-    if (!choice || !this.store.trace) return;
-    const changes = choice === ORIGINAL ? { edits: [] } : { model: choice, edits: [] };
+    const [changes] = this.others;
+    if (!changes || !this.store.trace) return;
     const key = JSON.stringify(this.store.describeRequest(changes));
     if (key === this.requested) return;
     this.requested = key;

@@ -1,4 +1,4 @@
-/** The tab Corpus: the predictions of a test set as a table. A click opens the sentence. */
+/** The tab Corpus: the predictions of a test set (or a dev set) as a table. A click opens the sentence. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import type { CorpusRow } from "../client.js";
@@ -69,7 +69,7 @@ export class CorpusView extends View {
   /** A link to a sorted corpus predicts it again. */
   protected override willUpdate(): void {
     const { state: { sort, model }, client } = this.store;
-    if (sort && client.isLive && this.read !== model) void this.start();
+    if (sort && client.isLive && this.hasExamples && this.read !== model) void this.start();
   }
 
   private async start(): Promise<void> {
@@ -106,19 +106,32 @@ export class CorpusView extends View {
   }
 
   protected override render(): TemplateResult {
+    const { splitName } = this.store;
     const isRunning = this.status === "Reading…" || this.status.endsWith("so far");
     return html`
       <section class="panel stack" aria-label="Corpus">
         <div class="row">
-          <h2>Test set</h2>
-          <button type="button" id="read" class="primary" ?disabled=${!this.store.client.isLive || isRunning} @click=${() => void this.start()}>Predict the test set</button>
+          <h2>${splitName[0].toUpperCase()}${splitName.slice(1)}</h2>
+          <button type="button" id="read" class="primary" ?disabled=${!this.store.client.isLive || !this.hasExamples || isRunning} @click=${() => void this.start()}>Predict the ${splitName}</button>
           ${isRunning ? html`<button type="button" @click=${() => this.stop()}>Stop</button>` : ""}
           ${isRunning ? renderProgress("Predicting", this.progress) : ""}
           <span class="muted small" role="status">${this.status}</span>
         </div>
-        ${this.rows.length ? this.renderTable() : html`<p class="muted">The model predicts every source of its test set, and this table sorts them: the worst scores first, or the longest, the least certain, the least covered.</p>`}
+        ${this.rows.length ? this.renderTable() : html`<p class="muted">${this.hasExamples ? this.describeTable() : this.describeMissing()}</p>`}
       </section>
     `;
+  }
+
+  private get hasExamples(): boolean {
+    return this.store.model?.split !== null;
+  }
+
+  private describeTable(): string {
+    return `The model predicts every source of its ${this.store.splitName}, and this table sorts them: the worst scores first, or the longest, the least certain, the least covered.`;
+  }
+
+  private describeMissing(): string {
+    return `The test set and the dev set of this model cannot be read: the files may have been moved. Restore them and start regard explore again, or ${this.store.readsImages ? "open an image" : "type a text"} above.`;
   }
 
   private stop(): void {

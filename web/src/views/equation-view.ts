@@ -50,8 +50,6 @@ export class EquationView extends View {
   ];
 
   @state() private loaded: TraceDocument | null = null;
-  @state() private failure = "";
-  private requested: unknown = null;
   private readonly checks = new WeakMap<AttentionEntry, number>();
 
   override get figure(): Figure | null {

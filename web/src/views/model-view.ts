@@ -26,8 +26,6 @@ export class ModelView extends View {
   ];
 
   @state() private card: ModelCard | null = null;
-  @state() private failure = "";
-  private requested = "";
 
   override get figure(): Figure | null {
     const { model } = this.store;

@@ -65,11 +65,12 @@ export class SourceBar extends StoreElement {
   }
 
   private renderFile(): TemplateResult {
-    const { client, state: { example, text } } = this.store;
+    const { client, model, splitName, state: { example, text } } = this.store;
+    const hasExamples = client.isLive && model?.split !== null;
     return html`<div class="image">
-      <span><bdi>${example === null ? text || "No image" : `Image ${example + 1} of the test set`}</bdi></span>
-      <button type="button" id="previous-image" ?disabled=${!client.isLive || !example} aria-label="Previous image of the test set" @click=${() => this.store.openExample(example! - 1)}>←</button>
-      <button type="button" id="next-image" ?disabled=${!client.isLive} aria-label="Next image of the test set" @click=${() => this.store.openExample((example ?? -1) + 1)}>→</button>
+      <span><bdi>${example === null ? text || "No image" : `Image ${example + 1} of the ${splitName}`}</bdi></span>
+      <button type="button" id="previous-image" ?disabled=${!hasExamples || !example} aria-label=${`Previous image of the ${splitName}`} @click=${() => this.store.openExample(example! - 1)}>←</button>
+      <button type="button" id="next-image" ?disabled=${!hasExamples} aria-label=${`Next image of the ${splitName}`} @click=${() => this.store.openExample((example ?? -1) + 1)}>→</button>
       <label class="file">Open an image <input type="file" accept="image/png,image/jpeg,image/webp" ?disabled=${!client.isLive} @change=${this.openFile} /></label>
     </div>`;
   }
@@ -97,6 +98,7 @@ export class SourceBar extends StoreElement {
     event.preventDefault();
     const text = this.textarea?.value ?? "";
     if (this.textarea && text !== this.store.state.text) this.store.compute({ text, edits: [], row: 0, column: 0 });
+    else this.store.retry();
   }
 
   private async openFile(event: Event): Promise<void> {
