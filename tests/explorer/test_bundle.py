@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
 STATIC = ROOT / "src/regard/explorer/static"
+pytestmark = pytest.mark.slow
+
 FILES = ("index.html", "app.js", "app.css")
 
 

@@ -1,19 +1,21 @@
 """The page in a browser: what readers see and do, with the keyboard too, and what an exported file contains."""
 
-import base64
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import PIL.Image
 import pytest
 
+import explorer_painting
 import regard
 from regard.explorer.export import render_export
+from screenshots import serve
 from tests_shared import build_untrained
+
+pytestmark = pytest.mark.slow
 
 AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
 TABS = ("translate", "attention", "steps", "equation", "compare", "corpus", "model")
@@ -371,6 +373,110 @@ def test_an_exported_page_makes_no_request(page: Any, url: str, tmp_path: Path) 
     assert [each for each in requests if not each.startswith(("file:", "data:", "blob:"))] == []
 
 
+def test_an_exported_comparison_contains_both_models(page: Any, url: str, tmp_path: Path) -> None:
+    open_page(page, url, f"text={SOURCE}&tab=compare")
+    page.wait_for_selector("#change")
+    change = page.locator("#change").inner_text()
+    exported = save_download(page, tmp_path, "html")
+    page.goto(exported.as_uri())
+    page.wait_for_selector("#change")
+    assert page.locator("#change").inner_text() == change
+    assert page.locator("compare-view .pane").count() == 3
+    page.locator("#model").select_option("1")  # the other direction
+    page.wait_for_selector("main[aria-busy=false] #change")
+    assert page.locator("[role=alert]").count() == 0
+
+
+def test_an_exported_comparison_contains_the_output_without_edits(page: Any, url: str, tmp_path: Path) -> None:
+    edits = json.dumps([{"kind": "force_token", "step": 0, "token": "1"}])
+    open_page(page, url, f"text={SOURCE}&tab=compare&edits={edits}")
+    page.wait_for_selector("#change")
+    change = page.locator("#change").inner_text()
+    page.goto(save_download(page, tmp_path, "html").as_uri())
+    page.wait_for_selector("#change")
+    assert page.locator("#change").inner_text() == change
+
+
+LOSE_SERVER = (
+    "() => { window.connected = fetch; window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); }"
+)
+FIND_SERVER = "() => { window.fetch = window.connected; }"
+LOST = "The server does not respond."
+
+
+def test_run_asks_again_after_a_lost_server(page: Any, url: str) -> None:
+    open_page(page, url)
+    page.evaluate(LOSE_SERVER)
+    page.get_by_label("Source", exact=True).first.fill("4 juin 2011")
+    page.locator("#run").click()
+    assert LOST in page.locator("[role=alert]").inner_text()
+    page.locator("#run").click()
+    assert LOST in page.locator("[role=alert]").inner_text()
+    page.evaluate(FIND_SERVER)
+    page.locator("#run").click()
+    page.wait_for_selector('[aria-label="Output tokens"]')
+    assert page.locator("[role=alert]").count() == 0
+
+
+@pytest.mark.parametrize("tab", ["equation", "compare", "model"])
+def test_run_asks_again_for_what_a_tab_needs(page: Any, url: str, tab: str) -> None:
+    open_page(page, url)
+    page.evaluate(LOSE_SERVER)
+    page.locator(f"#tab-{tab}").click()
+    page.wait_for_selector(f"text={LOST}")
+    page.evaluate(FIND_SERVER)
+    page.locator("#run").click()
+    page.wait_for_selector(READY[tab])
+    assert page.locator(f"text={LOST}").count() == 0
+
+
+def test_run_asks_again_for_an_attribution(page: Any, url: str) -> None:
+    open_page(page, url, f"text={SOURCE}&tab=attention")
+    page.evaluate(LOSE_SERVER)
+    page.locator("#method").select_option("gradient_x_input")
+    page.wait_for_selector(f"text={LOST}")
+    page.evaluate(FIND_SERVER)
+    page.locator("#run").click()
+    page.wait_for_selector("#agreement")
+
+
+def test_a_request_that_is_repeated_while_it_is_pending_is_sent_again(page: Any, url: str) -> None:
+    """Undo cancels the request, and redo sends it again."""
+    open_page(page, url)
+    before = read_output(page)
+    page.get_by_label("Source", exact=True).first.fill("4 juin 2011")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url))
+    page.locator("source-bar").evaluate(
+        "bar => { bar.shadowRoot.querySelector('#run').click(); bar.store.undo(); bar.store.redo(); }"
+    )
+    page.wait_for_selector("main[aria-busy=false] > *")
+    assert page.locator("[role=alert]").count() == 0
+    assert len(sent) == 2
+    assert read_output(page)
+    page.locator("#undo").click()
+    page.wait_for_selector("main[aria-busy=false] > *")
+    assert read_output(page) == before
+
+
+def test_a_captioner_without_a_test_set_shows_dev_images(page: Any, captioners_without_test_set: list[Path]) -> None:
+    with serve(list(map(str, captioners_without_test_set))) as address:
+        open_page(page, address, "tab=image")
+        assert page.locator(".image span").inner_text() == "Image 1 of the dev set"
+        assert has_several_colors(page, "image-view canvas")
+        page.locator("#tab-corpus").click()
+        page.get_by_role("button", name="Predict the dev set").click()
+        page.wait_for_selector("text=/^3 rows$/")
+        open_page(page, address, "model=1&tab=image")
+        page.reload()
+        page.wait_for_selector("text=Open an image to describe it")
+        assert page.locator("[role=alert]").count() == 0
+        assert page.locator("#next-image").is_disabled()
+        page.locator("#tab-corpus").click()
+        assert "open an image above" in page.locator("corpus-view p").inner_text()
+        assert page.locator("#read").is_disabled()
+
+
 def list_configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Every mechanism, except those that plugins of other tests register; every score with two heads; every scope and
     selection; a Transformer.
@@ -397,8 +503,8 @@ def test_the_page_recomputes_the_weights_of_every_mechanism(page: Any, tmp_path:
     models, traces = [], []
     for index, (name, (base, changes)) in enumerate(CONFIGURATIONS.items()):
         document = build_untrained(base, changes).trace(LETTERS, min_length=4, queries=True).document
-        models.append(describe_model(str(index), name))
-        traces.append({"request": make_request(str(index), LETTERS), "document": document})
+        models.append(explorer_painting.describe_model(str(index), name, LETTERS))
+        traces.append({"request": explorer_painting.make_request(str(index), LETTERS), "document": document})
     exported = tmp_path / "mechanisms.html"
     exported.write_text(render_export({"models": models, "traces": traces}), "utf-8")
     for index, name in enumerate(CONFIGURATIONS):
@@ -408,76 +514,22 @@ def test_the_page_recomputes_the_weights_of_every_mechanism(page: Any, tmp_path:
         assert page.locator(".card").count() >= 5, name
 
 
-def make_request(model: str, text: str) -> dict[str, Any]:
-    return {"model": model, "source": {"text": text}, "edits": [], "search": {"beam": 4}, "queries": True}
-
-
-def describe_model(identifier: str, name: str) -> dict[str, Any]:
-    facts = {"architecture": "", "source_kind": "text", "parameters": 0, "step": 0, "metrics": None}
-    return {"id": identifier, "name": name, "attentions": [], "examples": [LETTERS], **facts}
-
-
-@pytest.mark.parametrize(("view", "layers", "heads", "tokens"), [("matrix", 1, 1, 300), ("grid", 6, 8, 120)])
-def test_long_inputs_and_many_heads_are_painted_in_a_second(
-    page: Any, tmp_path: Path, view: str, layers: int, heads: int, tokens: int
-) -> None:
-    text = "a" * tokens
-    document = create_document(layers, heads, tokens)
-    traces = [{"request": make_request("0", text), "document": document}]
-    data = {"models": [describe_model("0", "large")], "traces": traces}
-    exported = tmp_path / "large.html"
-    exported.write_text(render_export(data), "utf-8")
-    seconds: list[float] = []
-    while len(seconds) < 3 and min(seconds, default=1) >= 1:  # other processes may use the processor
-        page.goto("about:blank")
-        page.goto(f"{exported.as_uri()}#text={text}&view={view}&words=false")
-        page.wait_for_selector("translate-view")
-        seconds.append(page.evaluate(MEASURE_PAINTING))
+def test_a_matrix_of_many_tokens_is_painted_as_one_image(page: Any, tmp_path: Path) -> None:
+    """What is drawn and the elements of the page do not grow with the cells; see `benchmarks/explorer_painting.py`."""
+    few = explorer_painting.paint(page, tmp_path, "matrix", layers=1, heads=1, tokens=100)
+    many = explorer_painting.paint(page, tmp_path, "matrix", layers=1, heads=1, tokens=300)
     assert has_several_colors(page, "canvas-figure canvas")
-    assert min(seconds) < 1
+    labels = 2 * 300
+    assert 0 < many["operations"] < few["operations"] + 2 * labels
+    assert many["elements"] == few["elements"]
 
 
-MEASURE_PAINTING = """async () => {
-    const app = document.querySelector("explorer-app");
-    const start = performance.now();
-    app.shadowRoot.querySelector("#tab-attention").click();
-    await app.updateComplete;
-    const view = app.shadowRoot.querySelector("attention-view");
-    while (!(await view.updateComplete)) continue;
-    const figure = view.shadowRoot.querySelector("canvas-figure");
-    await figure.updateComplete;
-    figure.shadowRoot.querySelector("canvas").getContext("2d").getImageData(0, 0, 1, 1);
-    return (performance.now() - start) / 1000;
-}"""
-"""Open the tab Attention, and return the seconds until its canvas is painted."""
-
-
-def encode(array: Any) -> str:
-    return base64.b64encode(array.tobytes()).decode("ascii")
-
-
-def create_document(layers: int, heads: int, tokens: int) -> dict[str, Any]:
-    """Return a trace document with random weights."""
-    generator = np.random.default_rng(0)
-    weights = generator.dirichlet(np.full(tokens, 0.1), (layers, heads, tokens)).astype(np.float16)
-    step = {"token": "b", "id": 5, "log_prob": -0.1, "entropy": 0.3, "top": [{"token": "b", "id": 5, "log_prob": -0.1}]}
-    common = {"role": "cross", "hypothesis": 0, "shape": [heads, tokens, tokens], "dtype": "float16"}
-    return {
-        "format": 3,
-        "model": {},
-        "source": {
-            "text": "a" * tokens, "tokens": ["a"] * tokens, "offsets": [[i, i + 1] for i in range(tokens)],
-            "unknown": [], "grid": None, "picture": None,
-        },
-        "hypotheses": [{"text": "b" * tokens, "tokens": ["b"] * tokens, "score": -1.0, "truncated": False}],
-        "steps": [[step] * (tokens + 1)],
-        "beam": None,
-        "attention": [
-            {**common, "name": f"layer.{layer}", "layer": layer, "data": encode(part)}
-            for layer, part in enumerate(weights)
-        ],
-        "mechanisms": {}, "states": [], "settings": {}, "edits": [], "changes": None,
-    }  # fmt: skip
+def test_a_grid_of_many_heads_is_painted_as_one_image_per_head(page: Any, tmp_path: Path) -> None:
+    few = explorer_painting.paint(page, tmp_path, "grid", layers=1, heads=8, tokens=120)
+    many = explorer_painting.paint(page, tmp_path, "grid", layers=6, heads=8, tokens=120)
+    assert has_several_colors(page, "canvas-figure canvas")
+    assert 48 <= many["operations"] <= 6 * few["operations"]
+    assert many["elements"] <= few["elements"] + 10  # a control for the layers
 
 
 def test_the_tour_has_six_steps_on_the_sentence_of_the_visitor(page: Any, url: str) -> None:
