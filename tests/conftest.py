@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 
 import regard
 from regard.runs.folder import RunFolder
-from tests_command import Result, run_preloaded
+from tests_command import HANG, Result, run_preloaded
 from tests_seed import DAILY_SEED, VARIABLE
 from tests_shared import SMALL
 
@@ -58,7 +58,7 @@ def cli(tmp_path: Path) -> Callable[..., Result]:
         *arguments: str | Path,
         stdin: bytes | str = b"",
         cwd: Path = tmp_path,
-        timeout: float = 120,
+        timeout: float = HANG,
         start: Callable[[list[str], bytes, Path, float], Result] = run_preloaded,
     ) -> Result:
         content = stdin.encode() if isinstance(stdin, str) else stdin

@@ -20,24 +20,21 @@ if TYPE_CHECKING:
 Result = subprocess.CompletedProcess[str]
 
 
-class Measured(NamedTuple):
-    """A command that has ended, its CPU time, and the maximum of its resident memory in bytes."""
+class Imports(NamedTuple):
+    """A command that has ended, and the modules that it imported."""
 
     result: Result
-    seconds: float
-    peak_bytes: float
+    modules: set[str]
 
 
 PRELOADED = ["torch._dynamo", "regard.api.training", "regard.cli.train", "regard.cli.predict", "regard.cli.evaluate"]
-STREAMS, USAGE = ("stdin", "stdout", "stderr"), "usage"
+STREAMS = ("stdin", "stdout", "stderr")
 NOISE = re.compile(r"^(.*Can't open MIDR_EL1 sysfs entry|Error in cpuinfo: .*)\n", flags=re.MULTILINE)
 """Messages of torch's libraries on an ARM CPU if /sys is not mounted, as in a chroot."""
 
 
-def children_seconds() -> float:
-    """Return the CPU time of all ended child processes. On a busy machine, it varies less than the elapsed time."""
-    times = os.times()
-    return times.children_user + times.children_system
+HANG = 600
+"""A process that takes longer, in seconds, is taken to hang. On a loaded machine, a test can take minutes."""
 
 
 def run_fresh(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Result:
@@ -48,6 +45,16 @@ def run_fresh(words: list[str], stdin: bytes, cwd: Path, timeout: float) -> Resu
     return Result(command, done.returncode, done.stdout.decode(), NOISE.sub("", done.stderr.decode()))
 
 
+def find_imports(*words: str) -> Imports:
+    """Run `regard …` in a new interpreter, and list the modules that it imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "regard", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
+    lines = done.stderr.splitlines(keepends=True)
+    modules = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    stderr = "".join(line for line in lines if not line.startswith("import time:"))
+    return Imports(Result(command, done.returncode, done.stdout, stderr), modules)
+
+
 def run_preloaded(words: list[str], stdin: bytes, cwd: Path, timeout: float, cpu_seconds: int | None = None) -> Result:
     """Fork a process that has imported torch and regard, which saves seconds. Without fork, start a new one.
 
@@ -55,11 +62,6 @@ def run_preloaded(words: list[str], stdin: bytes, cwd: Path, timeout: float, cpu
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return run_fresh(words, stdin, cwd, timeout)
-    return run_measured(words, stdin, cwd, timeout, cpu_seconds).result
-
-
-def run_measured(words: list[str], stdin: bytes, cwd: Path, timeout: float, cpu_seconds: int | None = None) -> Measured:
-    """Fork a process that has imported torch and regard, and measure what it uses after the imports."""
     with tempfile.TemporaryDirectory() as folder:
         for name in STREAMS:
             Path(folder, name).write_bytes(stdin if name == "stdin" else b"")
@@ -71,10 +73,7 @@ def run_measured(words: list[str], stdin: bytes, cwd: Path, timeout: float, cpu_
             raise subprocess.TimeoutExpired(words, timeout)
         assert process.exitcode is not None
         out, err = (Path(folder, name).read_bytes().decode() for name in STREAMS[1:])
-        usage = Path(folder, USAGE)
-        seconds, kilobytes = map(float, usage.read_text().split()) if usage.exists() else (math.nan, math.nan)
-        result = Result(["regard", *words], process.exitcode, out, NOISE.sub("", err))
-        return Measured(result, seconds, 1024 * kilobytes)
+        return Result(["regard", *words], process.exitcode, out, NOISE.sub("", err))
 
 
 @cache
@@ -107,6 +106,4 @@ def _run_main(words: list[str], cwd: Path, folder: str, env: dict[str, str], cpu
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    Path(folder, USAGE).write_text(f"{usage.ru_utime + usage.ru_stime} {usage.ru_maxrss}")
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)

@@ -18,7 +18,7 @@ from regard.cli.explore import find_newest_run
 from regard.errors import ModelError
 from regard.explorer.server import DEFAULT_PORT, is_loopback, listen
 from regard.runs.folder import RunFolder
-from tests_command import Result
+from tests_command import HANG, Result
 
 Run = Callable[..., Result]
 
@@ -39,7 +39,7 @@ def start(*words: str | Path, cwd: Path) -> Iterator[tuple[subprocess.Popen[str]
 def fetch(url: str, body: Any = None) -> Any:
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=HANG) as response:
         return json.load(response)
 
 
@@ -53,7 +53,7 @@ def test_the_newest_run_is_served_until_ctrl_c(small_run: RunFolder, tmp_path: P
         trace = fetch(f"{url}api/trace", {"model": "0", "source": {"text": "3 mai 2009"}})
         assert trace["format"] >= 3
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=HANG)
         assert (process.returncode, out) == (0, "")
         assert "Traceback" not in err
 

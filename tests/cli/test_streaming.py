@@ -10,7 +10,7 @@ import pytest
 
 from regard.cli.streaming import PAUSE, read_chunks
 from regard.runs.folder import RunFolder
-from tests_command import NOISE
+from tests_command import HANG, NOISE
 
 
 def test_predict_writes_each_line_of_a_pipe_before_the_input_ends(small_run: RunFolder) -> None:
@@ -28,7 +28,7 @@ def test_predict_writes_each_line_of_a_pipe_before_the_input_ends(small_run: Run
             assert bool(output.strip()) == bool(line)
         process.stdin.close()
         assert process.stdout.read() == ""
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=HANG) == 0
         limit.cancel()
 
 
@@ -43,7 +43,7 @@ def test_predict_exits_if_its_reader_exits_while_the_input_stays_open(small_run:
         process.stdout.close()
         process.stdin.write("3 mai 2009\n")
         process.stdin.flush()
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=HANG) == 1
         assert NOISE.sub("", process.stderr.read()) == ""
 
 

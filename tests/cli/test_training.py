@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from regard.runs.folder import RunFolder
 from regard.runs.stored_checkpoint import FORMAT
+from tests_command import HANG
 from tests_shared import SMALL, to_arguments
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -51,7 +51,7 @@ def test_a_signal_stops_training_after_the_step_and_saves(cli: Run, tmp_path: Pa
     process = start(tmp_path, *LONG)
     wait_for(process, "step 15/")
     process.send_signal(number)
-    _, message = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=HANG)
     assert process.returncode == 75
     assert f"Stopped by {number.name} after step" in message
     newest = RunFolder(tmp_path / "run").newest()
@@ -71,12 +71,10 @@ def test_a_signal_before_training_stops_at_once_and_reports_that_nothing_was_los
     (tmp_path / "pairs.tsv").write_text("\n".join([*pairs, f"{line}\tlong"]))
     process = start(tmp_path, "train", "--pairs", "pairs.tsv", "training.device=cpu", "--minutes", "1")
     wait_for(process, "Data:")
-    before = time.monotonic()
     process.send_signal(number)
-    _, message = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=HANG)
     assert process.returncode == 75
     assert f"Stopped by {number.name} before training started. Run the same command to start again." in message
-    assert time.monotonic() - before < 10  # a second if the machine is idle
     assert "Traceback" not in message
 
 
@@ -86,7 +84,7 @@ def test_a_signal_during_the_first_imports_stops_at_once(tmp_path: Path, number:
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         wait_for(process, "pydantic_core")
         process.send_signal(number)
-        _, message = process.communicate(timeout=60)
+        _, message = process.communicate(timeout=HANG)
     assert process.returncode == 75
     assert f"regard: Stopped by {number.name}. Run the same command again." in message
     assert "Traceback" not in message
@@ -159,7 +157,7 @@ def test_a_second_signal_exits_immediately(number: signal.Signals) -> None:
         for line in ("ready\n", "stopping\n"):
             assert process.stdout.readline() == line
             process.send_signal(number)
-        assert process.wait(timeout=20) == 128 + number
+        assert process.wait(timeout=HANG) == 128 + number
 
 
 def test_equal_sources_cannot_be_split_into_training_and_validation_data(cli: Run, tmp_path: Path) -> None:

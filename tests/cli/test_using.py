@@ -18,7 +18,7 @@ import regard
 from regard.data.cache import sha256
 from regard.data.tokens.tokenizers import START
 from regard.runs.folder import RunFolder
-from tests_command import children_seconds, run_fresh
+from tests_command import find_imports, run_fresh
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 BIAS = "decoder.bridge.bias"
@@ -297,24 +297,17 @@ def damage_manifest(folder: RunFolder) -> str:
         damage_manifest,
     ],
 )
-def test_an_unusable_model_is_reported_in_under_a_second(
-    cli: Run, broken: RunFolder, damage: Callable[[RunFolder], str]
-) -> None:
-    check_reported_in_under_a_second(cli, broken, damage(broken))
+def test_an_unusable_model_is_reported_without_torch(broken: RunFolder, damage: Callable[[RunFolder], str]) -> None:
+    check_reported_without_torch(broken, damage(broken))
 
 
-def check_reported_in_under_a_second(cli: Run, folder: RunFolder, message: str) -> None:
-    times = []
-    for _ in range(3):
-        start = children_seconds()
-        done = cli("predict", folder.path, "3 mai 2009", start=run_fresh)
-        times.append(children_seconds() - start)
-        assert done.returncode == 4
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
-        if times[-1] < 1.0:
-            break
-    assert min(times) < 1.0
+def check_reported_without_torch(folder: RunFolder, message: str) -> None:
+    """Importing torch takes longer than all the rest of the command."""
+    done = find_imports("predict", str(folder.path), "3 mai 2009")
+    assert done.result.returncode == 4
+    assert message in done.result.stderr
+    assert "Traceback" not in done.result.stderr
+    assert "torch" not in done.modules
 
 
 Change = Callable[[dict[str, torch.Tensor]], object]
@@ -343,7 +336,7 @@ def test_a_tensor_that_does_not_fit_is_reported_by_name(
     change(tensors)
     save_file(tensors, path)
     update_manifest(broken)
-    check_reported_in_under_a_second(cli, broken, message)
+    check_reported_without_torch(broken, message)
     update_manifest(broken, shapes={name: list(tensor.shape) for name, tensor in tensors.items()})
     with pytest.raises(regard.ModelError, match=load_message):
         regard.load(broken.path)
@@ -359,7 +352,7 @@ def test_overlapping_tensors_are_rejected(cli: Run, broken: RunFolder) -> None:
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
     update_manifest(broken)
-    check_reported_in_under_a_second(cli, broken, "model.safetensors is damaged")
+    check_reported_without_torch(broken, "model.safetensors is damaged")
 
 
 def test_a_pickle_is_rejected(cli: Run, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from regard.data.tokens.tokenizers import END, TokenizerPair
 from regard.data.tokens.workers import encode_parallel
 from regard.errors import DataError, ResourceError
 from regard.runs.settings import RunSettings
+from tests_command import HANG
 
 ROWS = st.lists(st.lists(st.integers(0, 70_000), max_size=5), max_size=8)
 
@@ -180,7 +181,7 @@ def start_build(key: str, seconds: float) -> "subprocess.Popen[str]":
 
 def test_one_of_several_processes_builds_and_the_others_wait(cache_folder: Path) -> None:
     processes = [start_build("key", 0.5) for _ in range(3)]
-    outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    outputs = [process.communicate(timeout=HANG)[0].splitlines() for process in processes]
     assert sorted(len(lines) for lines in outputs) == [1, 1, 2]
     assert {lines[-1] for lines in outputs} == {str(cache_folder / "corpora" / "key")}
     assert [entry.name for entry in (cache_folder / "corpora").iterdir()] == ["key"]
@@ -197,9 +198,9 @@ def test_a_killed_process_leaves_no_entry_and_its_draft_is_removed(cache_folder:
     assert not (cache_folder / "corpora" / "killed").exists()
     cache.get_or_build("corpora", "other", lambda _: None)
     assert sorted(entry.name for entry in (cache_folder / "corpora").iterdir()) == [".alive", "other"]
-    assert alive.communicate(timeout=60)[0] == f"{cache_folder / 'corpora' / 'alive'}\n"
+    assert alive.communicate(timeout=HANG)[0] == f"{cache_folder / 'corpora' / 'alive'}\n"
     second = start_build("killed", 0)
-    assert second.communicate(timeout=60)[0].splitlines()[0] == "building"
+    assert second.communicate(timeout=HANG)[0].splitlines()[0] == "building"
     names = sorted(entry.name for entry in (cache_folder / "corpora" / "killed").iterdir())
     assert names == ["first", "last", "manifest.json"]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests_command import HANG
+
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
 STATIC = ROOT / "src/regard/explorer/static"
@@ -21,7 +23,7 @@ FILES = ("index.html", "app.js", "app.css")
     reason="Node or web/node_modules is missing; install Node 20 and run: make web",
 )
 def test_the_bundle_is_the_build_of_the_source(tmp_path: Path) -> None:
-    subprocess.run(["node", "build.mjs", str(tmp_path)], cwd=WEB, check=True, timeout=120)
+    subprocess.run(["node", "build.mjs", str(tmp_path)], cwd=WEB, check=True, timeout=HANG)
     assert {path.name for path in tmp_path.iterdir()} == set(FILES)
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (STATIC / name).read_bytes(), f"{name} is outdated; run: make web"

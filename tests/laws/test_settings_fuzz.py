@@ -10,8 +10,8 @@ from regard.config import flatten, parse_override, resolve, to_yaml
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, ModelError
 from regard.runs.settings import RunSettings
+from tests_seed import DAILY_SEED
 
-FIRST_SEED = 315_500
 CASES, FILES = 500, 50
 MAX_MESSAGE = 10_000
 PRESETS = ("dates", "scenes", "multi30k-transformer", "cmudict-lstm", "pronounce")
@@ -90,7 +90,7 @@ def find_failures(seed: int, settings: RunSettings, path: Path, *, with_file: bo
 
 def test_random_settings_are_valid_or_rejected_with_a_message(tmp_path: Path) -> None:
     bases = [resolve(RunSettings, name, {}) for name in PRESETS]
-    start = FIRST_SEED
+    start = DAILY_SEED * CASES
     path = tmp_path / "settings.yaml"
     failures = [
         failure

@@ -27,6 +27,7 @@ from regard.runs.stored_checkpoint import FORMAT
 from regard.training import loop
 from regard.training.machine import report_disk_failures
 from regard.training.state import TrainingState, start_training
+from tests_command import HANG
 from tests_shared import SMALL, stop_at
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -115,7 +116,7 @@ def test_a_special_file_in_a_run_is_rejected_before_it_is_opened(
     (run / name).unlink(missing_ok=True)
     kind = make(run / name)
     for command in (("train", "run"), ("predict", "run", "8 May")):
-        done = cli(*command, timeout=20)
+        done = cli(*command, timeout=HANG)
         assert done.returncode == 4, done.stderr
         assert f"run/{name} is {kind}" in done.stderr
 

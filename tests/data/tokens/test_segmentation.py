@@ -1,7 +1,6 @@
 """Sampled segmentations: hand-computed distributions, lossless decoding, and a pure function of the seed."""
 
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -238,20 +237,6 @@ def test_a_tokenizer_that_does_not_support_the_sampling_is_rejected() -> None:
         SegmentationTable.sample(Tokenizer.characters(["abc"]), ["a"], Sampling(1, dropout=0.1), 0)
     with pytest.raises(ConfigError, match="use dropout for BPE"):
         SegmentationTable.sample(_bpe(), ["a"], Sampling(1, alpha=0.1), 0)
-
-
-@pytest.mark.parametrize(
-    ("get_tokenizer", "sampling"), [(_bpe, Sampling(32, dropout=0.1)), (_unigram, Sampling(32, alpha=0.2))]
-)
-def test_sampling_is_fast(get_tokenizer: Any, sampling: Sampling) -> None:
-    """About 100,000 segmentations per second on an idle machine; the limit is a tenth of that for busy ones."""
-    rng = np.random.default_rng(0)
-    words = ["▁" + "".join(rng.choice(list("abdenwidstlor"), 7)) for _ in range(300)]
-    start = time.process_time()
-    SegmentationTable.sample(get_tokenizer(), words, sampling, 0)
-    speed = len(words) * sampling.segmentations / (time.process_time() - start)
-    print(f"{speed:,.0f} segmentations per second")
-    assert speed > 10_000
 
 
 def test_a_very_long_word_has_one_segmentation() -> None:

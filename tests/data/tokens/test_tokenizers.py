@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from regard.data.tokens import bpe_learner
 from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
 from regard.errors import ConfigError, DataError, ModelError
 from regard.runs.settings import RunSettings
+from tests_command import HANG
 
 LINES = ["the old man and the sea", "the sea, the sea!", "an old  man's 1,000 seas ", "low lower lowest ▁ ▂1"]
 SYMBOLS = ("<url>", "<2de>")
@@ -453,20 +455,28 @@ def test_settings_of_the_sampling_do_not_change_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_text_is_read_once_and_not_stored(kind: str) -> None:
-    """60 MB of text need far less memory."""
-    code = (
-        "import resource, sys\nfrom regard.data.tokens.tokenizers import *\n"
-        "from regard.runs.settings import RunSettings\n"
-        "from regard.config import resolve\n"
-        f"settings = resolve(RunSettings, 'dates', {{'tokenizer': '{kind}'}}).tokenizer\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
-        "TokenizerPair.build(settings, ['a line of text'], ['another'])\nbefore = peak()\n"
-        "lines = (f'{n % 97:0100} ' * 10 for n in range(60_000))\n"
-        "TokenizerPair.build(settings, lines, ['another'])\nprint(peak() - before)"
-    )
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(completed.stdout) < 30
+def test_text_is_read_once_and_not_stored(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are released while others are read, so that memory does not grow with the text."""
+    monkeypatch.setattr(bpe_learner, "_MAX_CHARACTERS", 0)
+    monkeypatch.setattr(bpe_learner, "_MESSAGE_CHARACTERS", 1_000)
+    alive = most = read = 0
+
+    class Line(str):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def read_lines() -> Iterator[str]:
+        nonlocal alive, most, read
+        for number in range(20_000):
+            read, alive = read + 1, alive + 1
+            most = max(most, alive)
+            yield Line(f"{number % 97:05} ")
+
+    settings = resolve(RunSettings, "dates", {"tokenizer": kind}).tokenizer
+    TokenizerPair.build(settings, read_lines(), ["another"])
+    assert read == 20_000
+    assert most < read / 4
 
 
 def test_a_forked_child_can_tokenize_without_a_warning() -> None:
@@ -478,5 +488,5 @@ def test_a_forked_child_can_tokenize_without_a_warning() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
     # Python 3.12 warns about any fork with threads; this test is about what the tokenizers library prints.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
-    completed = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=True)
+    completed = subprocess.run(command, capture_output=True, env=environment, timeout=HANG, check=True)
     assert completed.stderr == b""

@@ -42,6 +42,9 @@ _MODEL_OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
 """The options of each model, with the values that regard writes. Any other option must be null."""
 
 
+parse_tokenizer = tokenizers.Tokenizer.from_str
+
+
 class _RejectedError(ValueError):
     """A part of the file is not one that regard writes."""
 
@@ -51,7 +54,7 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     try:
         text = read_regular(path).decode("utf-8")
         _check_document(parse_json(text))
-        inner = tokenizers.Tokenizer.from_str(text)
+        inner = parse_tokenizer(text)
         inner.encode("a 1")  # some damage is noticed only when the tokenizer is used
     except FileNotFoundError:
         raise ModelError(f"{path} is missing. Copy it from the run folder in which the model was trained.") from None
