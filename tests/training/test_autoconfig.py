@@ -184,6 +184,10 @@ def test_if_time_is_short_batches_are_smaller_and_below_one_epoch_the_model_too(
     assert (small.settings.model.embedding_size, small.settings.training.batch_tokens) == (128, 256)
     assert "The time allows about 51 steps (0.26 epochs)" in small.reasons[-1]
     assert "embedding" not in shrink(chosen, speed, 60.0, {"model.embedding": 256}).reasons[-1]
+    assert (
+        "embedding"
+        not in shrink(choose(write_pairs(tmp_path, sentences(1_000)), {}, cuda=False), speed, 60.0, {}).reasons[-1]
+    )  # it is 128 already
     several = shrink(chosen, speed, 600.0, {})  # 510 steps, 2.6 epochs
     assert (several.settings.model.embedding_size, several.settings.training.batch_tokens) == (256, 512)
     assert shrink(chosen, speed, 1_200.0, {}) is chosen
@@ -201,9 +205,23 @@ def test_the_fewer_tokens_the_time_allows_the_smaller_the_batch_and_the_higher_t
 def test_too_little_time_is_reported_with_the_minutes_for_more_epochs(tmp_path: Path) -> None:
     chosen = choose(write_pairs(tmp_path, transliterations()), {}, cuda=False)
     short = fit_schedule(chosen, TrainingSpeed({1: 1.0}, 102.0), 2.0, 120.0, {})  # 102 steps: one epoch
-    assert "--minutes 4 allows about 2 epochs, --minutes 20 about 10" in short.reasons[-1]
+    assert short.reasons[-1].endswith("Two epochs take roughly 4 minutes (--minutes 4).")
+    slow = fit_schedule(chosen, TrainingSpeed({1: 3.3}, 10_000.0), 2.0, 120.0, {})
+    assert slow.reasons[-1].endswith("Two epochs take roughly 17 hours (--minutes 1000).")
     enough = fit_schedule(chosen, TrainingSpeed({1: 1.0}, 10.0), 2.0, 120.0, {})
-    assert "Note" not in " ".join(enough.reasons)
+    assert "two epochs" not in " ".join(enough.reasons)
+
+
+@pytest.mark.parametrize(("make", "enough"), [(sentences, 5_000), (transliterations, 500)], ids=["sentences", "words"])
+def test_a_note_says_if_there_are_few_pairs(tmp_path: Path, make: Callable[[int], Pairs], enough: int) -> None:
+    [note] = [
+        reason
+        for reason in choose(write_pairs(tmp_path, make(140)), {}, cuda=False).reasons
+        if reason.startswith("Note")
+    ]
+    assert note.startswith(f"Note: 140 pairs are few for training: a good model usually needs more than {enough:,}.")
+    reasons = choose(write_pairs(tmp_path, make(enough)), {}, cuda=False).reasons
+    assert not any("are few" in reason for reason in reasons)
 
 
 def test_train_on_a_file_and_resume_with_the_same_command(cli: Callable[..., Any], tmp_path: Path) -> None:

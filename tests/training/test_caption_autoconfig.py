@@ -88,6 +88,11 @@ def test_single_words_are_transcribed_character_by_character(choose: Callable[..
     assert "Tokenizer: characters." in reasons
 
 
+def test_a_note_says_if_there_are_few_images(choose: Callable[..., ChosenSettings]) -> None:
+    [note] = [reason for reason in choose(64, 64).reasons if reason.startswith("Note")]
+    assert "images are few for training" in note
+
+
 def test_one_long_caption_does_not_change_the_length_limit_of_predictions(
     choose: Callable[..., ChosenSettings],
 ) -> None:

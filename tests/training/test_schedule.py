@@ -1,59 +1,78 @@
 """Schedules: a step advances the schedule by one position, unless a deadline rescales it so the run ends on time."""
 
 import json
-import time
+import random
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
 import regard
+from regard.api import training as api_training
 from regard.errors import ConfigError
+from regard.runs.callbacks import Callback, StepInfo, ValidationInfo
 from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder
 from regard.runs.schedule import Schedule
 from regard.runs.settings import TrainingSettings
-from regard.training import state
+from regard.training import loop, state
+from regard.training import schedule as training_schedule
 from regard.training.optim import learning_rate
 from regard.training.schedule import Deadline
 from tests_shared import SMALL, stop_at
 
 
 class Clock:
-    """A clock that a test sets by hand."""
+    """A clock that a test sets by hand. Reading it takes a microsecond."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def __call__(self) -> float:
+        self.now += 1e-6
         return self.now
 
 
-def simulate(
-    seconds: float, step_seconds: Callable[[float], float], length: int = 400, **options: Any
-) -> tuple[float, Schedule]:
-    """Simulate training with a deadline: steps take `step_seconds(elapsed)`, validations two seconds.
+class Simulation(NamedTuple):
+    """The duration of a simulated run, its last schedule, and the numbers of steps that were reported."""
 
-    Return the duration of the run and its last schedule.
-    """
-    clock = Clock()
-    deadline = Deadline(seconds, clock.now, clock=clock, **options)
+    seconds: float
+    schedule: Schedule
+    reported: list[int]
+
+
+def simulate(
+    seconds: float,
+    step_seconds: Callable[[float], float],
+    length: int = 400,
+    *,
+    loading: float = 0.0,
+    validation_seconds: float = 2.0,
+    **options: Any,
+) -> Simulation:
+    """Simulate training with a deadline: steps take `step_seconds(elapsed)`."""
+    clock, reported = Clock(), []
+    started, clock.now = clock.now, clock.now + loading
+    deadline = Deadline(seconds, started, clock=clock, **options)
     schedule, step = Schedule.of(length), 0
     while step < schedule.end:
         if deadline.is_due():
-            schedule = deadline.revise(schedule, step, length // 10)
-        duration = step_seconds(clock.now - 100)
+            before, schedule = schedule, deadline.revise(schedule, step, length // 10)
+            if deadline.is_news(before.end, schedule.end):
+                reported.append(schedule.end)
+        duration = step_seconds(clock.now - started)
         clock.now += duration
         step += 1
         deadline.note_step(duration)
         if schedule.validates(step, length // 10):
-            clock.now += 2
-            deadline.note_validation(2.0)
-    return clock.now - 100, schedule
+            clock.now += validation_seconds
+            deadline.note_validation(validation_seconds)
+    return Simulation(clock.now - started, schedule, reported)
 
 
 def test_without_a_deadline_positions_equal_steps() -> None:
@@ -98,18 +117,58 @@ def test_a_schedule_can_be_saved_as_json() -> None:
     ],
 )
 def test_a_run_ends_within_ten_percent_of_its_deadline(step_seconds: Callable[[float], float]) -> None:
-    duration, _ = simulate(120, step_seconds)
-    assert 108 <= duration <= 132
+    assert 108 <= simulate(120, step_seconds).seconds <= 132
+
+
+@pytest.mark.parametrize("minutes", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize("step_seconds", [0.01, 0.3, 3.0])
+@pytest.mark.parametrize("loading", [0.1, 0.5])
+def test_a_short_run_ends_within_ten_percent_of_its_deadline(
+    minutes: float, step_seconds: float, loading: float
+) -> None:
+    """A validation takes four steps at most, as estimated before the first one."""
+    seconds = 60 * minutes
+    validation = min(1.0, 4 * step_seconds)
+    duration = simulate(
+        seconds,
+        lambda _: step_seconds,
+        loading=loading * seconds,
+        validation_seconds=validation,
+        validation_steps=validation / step_seconds,
+    ).seconds
+    assert 0.9 * seconds - step_seconds <= duration <= 1.1 * seconds
+
+
+def test_a_deadline_that_loading_has_used_up_is_reported_with_the_shortest_useful_time() -> None:
+    clock = Clock()
+    deadline = Deadline(30, clock.now, clock=clock)
+    clock.now += 10
+    assert not deadline.describe_loading()
+    clock.now += 10
+    assert deadline.describe_loading().startswith("Note: loading took 20 of 30 seconds")
+    assert deadline.describe_loading().endswith("The shortest useful time is --minutes 0.7.")
+    clock.now += 20
+    assert "the run ends late" in deadline.describe_loading()
+    assert simulate(30, lambda _: 1.0, loading=40).schedule.end <= 5
+
+
+def test_a_new_number_of_steps_is_reported_only_if_it_differs_much() -> None:
+    noise = random.Random(0)
+    as_expected = simulate(120, lambda _: noise.uniform(0.15, 0.35))
+    assert len(as_expected.schedule.segments) > 5
+    assert not as_expected.reported
+    slower = simulate(120, lambda elapsed: noise.uniform(0.15, 0.35) * (1 if elapsed < 30 else 4))
+    assert 1 <= len(slower.reported) <= 3
 
 
 def test_validations_are_skipped_if_they_would_take_too_long() -> None:
-    duration, schedule = simulate(40, lambda _: 0.1)
+    duration, schedule, _ = simulate(40, lambda _: 0.1)
     assert schedule.current.thinning > 1
     assert 36 <= duration <= 44
 
 
 def test_a_deadline_does_not_exceed_the_maximum_number_of_steps() -> None:
-    duration, schedule = simulate(120, lambda _: 0.01, max_steps=2_000)
+    duration, schedule, _ = simulate(120, lambda _: 0.01, max_steps=2_000)
     assert schedule.end == 2_000
     assert duration < 60
 
@@ -137,36 +196,53 @@ def test_one_thread_is_tried_if_several_become_slow_and_used_only_if_it_is_faste
     assert slower[-1] is None
 
 
-MINUTES = 0.15
 WITHOUT_STEPS = {key: value for key, value in SMALL.items() if key != "training.steps"}
 
 
-@pytest.fixture(scope="module")
-def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, float]:
-    """A run with a deadline of nine seconds, and its duration."""
-    path = tmp_path_factory.mktemp("runs") / "timed"
-    started = time.monotonic()
-    regard.train("dates", WITHOUT_STEPS, out=path, minutes=MINUTES)
-    return RunFolder(path), time.monotonic() - started
+class TakeTime(Callback):
+    """Lets a simulated clock advance during the steps and validations of a run."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def on_step(self, info: StepInfo) -> None:
+        del info
+        self._clock.now += 0.2
+
+    def on_validation(self, info: ValidationInfo) -> None:
+        del info
+        self._clock.now += 0.5
 
 
-def test_a_preset_trains_for_the_given_minutes(timed: tuple[RunFolder, float]) -> None:
-    folder, seconds = timed
-    assert 0.75 * 60 * MINUTES <= seconds <= 1.25 * 60 * MINUTES
-    progress = _read_progress(folder)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A simulated clock, which training reads."""
+    clock = Clock()
+    for module in (api_training, loop, training_schedule):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+def test_a_preset_trains_for_the_given_minutes(tmp_path: Path, clock: Clock) -> None:
+    started = clock.now
+    run = regard.train("dates", WITHOUT_STEPS, out=tmp_path / "run", minutes=0.25, callbacks=TakeTime(clock))
+    assert 13.5 <= clock.now - started <= 16.5
+    progress = _read_progress(RunFolder(run.path))
     assert progress.schedule.length == 750
-    assert progress.step == progress.schedule.end
+    assert run.steps == progress.step == progress.schedule.end
 
 
-def test_a_killed_run_resumes_with_its_saved_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_resumes_with_its_saved_schedule(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its final weights are bit-identical to those of an uninterrupted run with the same schedule."""
     overrides = {**WITHOUT_STEPS, "training.save_every": 1, "training.validate_every": 250}
     killed, uninterrupted = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "uninterrupted")
     with stop_at(8, monkeypatch):
-        regard.train("dates", overrides, out=killed.path, minutes=0.05)
+        regard.train("dates", overrides, out=killed.path, minutes=0.1, callbacks=TakeTime(clock))
     schedule = _read_progress(killed).schedule
     assert len(schedule.segments) > 1
-    regard.train("dates", overrides, out=killed.path, minutes=0.05)
+    regard.train("dates", overrides, out=killed.path, minutes=0.1)
     assert _read_progress(killed).schedule == schedule
     with monkeypatch.context() as patch:
         patch.setattr(state, "build_schedule", lambda *_: schedule)

@@ -15,6 +15,7 @@ from regard.data.survey.statistics import compute_statistics, usual_length
 from regard.data.survey.survey import RowSample, Split, without_warnings
 from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
+from regard.formatting import quantity
 from regard.runs.settings import RunSettings
 from regard.training.finetuning import INIT_FROM, read_inherited_settings
 
@@ -39,6 +40,9 @@ reach 0.68 to 0.92, inflections 0.36 to 0.72, unrelated pairs about 0, reversed 
 
 _SURVEYED_PAIRS = 20_000
 """The approximate number of pairs that settings are chosen from. Of larger files, every n-th line is used."""
+
+_ENOUGH_SENTENCES, _ENOUGH_WORDS = 5_000, 500
+"""With fewer pairs of sentences, or of words, a note says that they are few."""
 
 _ORDER_SAMPLES = 2_000
 """The number of pairs on which the order is measured."""
@@ -74,6 +78,14 @@ class Choices:
         self.groups |= groups
         self.reasons.append(reason)
 
+    def note_few(self, count: int, noun: str, enough: int) -> None:
+        """Add a note if there are few pairs or images."""
+        if count < enough:
+            self.reasons.append(
+                f"Note: {quantity(count, noun)} are few for training: a good model usually needs more than {enough:,}. "
+                f"More {noun}s help more than more minutes."
+            )
+
 
 def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> ChosenSettings:
     """Choose the tokenizer, the model and the schedule from the training pairs. Overrides take precedence."""
@@ -91,6 +103,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     _describe_data(choices, facts, kinds, scripts)
     init_from = overrides.get(INIT_FROM)
     if init_from is None:
+        choices.note_few(facts["pairs"], "pair", _ENOUGH_SENTENCES if "sentences" in kinds else _ENOUGH_WORDS)
         _choose_tokenizer(choices, facts, kinds, scripts)
         monotonic = _suits_monotonic_attention(facts, kinds) and _measure_order(split, kinds) >= _MIN_ORDER_CORRELATION
         _choose_model(choices, facts["pairs"], monotonic=monotonic, cuda=cuda)

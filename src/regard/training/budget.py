@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from regard.config import resolve
+from regard.config import flatten, resolve
 from regard.data.settings import BPETokenizer
 from regard.formatting import quantity
 from regard.models.encoder_settings import RecurrentEncoderSettings
@@ -24,8 +24,11 @@ _STEPS_SHARE = 0.85
 _FEW_UPDATES = 1_000
 """With fewer updates, smaller batches learn more."""
 
-_ENOUGH_EPOCHS, _MANY_EPOCHS = 2, 10
-"""With fewer epochs than the first number, a note gives the minutes that both numbers of epochs take."""
+_ENOUGH_EPOCHS = 2
+"""With fewer epochs, a note gives the minutes that this number of epochs takes."""
+
+_MIN_POSITIONS = 20
+"""The minimum length of a schedule. If fewer steps fit the deadline, each advances it by several positions."""
 
 
 class TrainingSpeed(NamedTuple):
@@ -95,20 +98,23 @@ def shrink(
         # A vocabulary of another size was enlarged for a large alphabet.
         if isinstance(tokenizer, BPETokenizer) and tokenizer.vocabulary in {size for _, size in VOCABULARIES}:
             smaller["tokenizer.vocabulary"] = min(_SMALL_VOCABULARY, tokenizer.vocabulary)
-    smaller = {key: value for key, value in smaller.items() if not overridden & _with_groups(key)}
-    resolved = resolve(RunSettings, settings.model_dump(mode="json"), smaller)
-    if resolved == settings:
+    before = flatten(settings)
+    smaller = {
+        key: value for key, value in smaller.items() if value != before.get(key) and not overridden & _with_groups(key)
+    }
+    if not smaller:
         return chosen
+    resolved = resolve(RunSettings, settings.model_dump(mode="json"), smaller)
     changes = ", ".join(f"{key}={value}" for key, value in smaller.items())
     reason = (
-        f"The time allows about {steps:,} steps ({epochs:.2g} epochs). In that time, the model learns more with "
-        f"{changes}."
+        f"The time allows about {quantity(steps, 'step')} ({epochs:.2g} epochs). In that time, the model learns more "
+        f"with {changes}."
     )
     return ChosenSettings(resolved, [*chosen.reasons, reason])
 
 
 def _count_possible_steps(speed: TrainingSpeed, seconds_left: float) -> int:
-    return max(20, int(_STEPS_SHARE * seconds_left / speed.min_seconds_per_step))
+    return max(1, int(_STEPS_SHARE * seconds_left / speed.min_seconds_per_step))
 
 
 def fit_schedule(
@@ -130,7 +136,8 @@ def fit_schedule(
         max_epochs = max(training.max_epochs, MIN_STEPS / speed.steps_per_epoch)
         max_steps = round(max_epochs * speed.steps_per_epoch)
     fixed_steps = bool(overridden & {"training.steps", "training"})
-    steps = training.steps if fixed_steps else min(possible_steps, max_steps)
+    expected = training.steps if fixed_steps else min(possible_steps, max_steps)
+    steps = expected if fixed_steps else max(_MIN_POSITIONS, expected)
     interval = max(20, -(-steps // 10))
     schedule: dict[str, Any] = {
         "steps": steps,
@@ -143,7 +150,7 @@ def fit_schedule(
         "patience": 10,
     }
     changes: dict[str, Any] = {f"training.{name}": value for name, value in schedule.items()}
-    epochs = steps / speed.steps_per_epoch
+    epochs = expected / speed.steps_per_epoch
     model = chosen.settings.model
     if epochs < _FEW_EPOCHS and "model.dropout" not in overridden:
         changes["model.dropout"] = min(0.1, model.embedding_dropout)
@@ -152,23 +159,27 @@ def fit_schedule(
     changes = {key: value for key, value in changes.items() if not overridden & _with_groups(key)}
     settings = resolve(RunSettings, chosen.settings.model_dump(mode="json"), changes)
     dropout = f" Dropout is {settings.model.embedding_dropout}." if "model.dropout" in changes else ""
-    seconds = 60 * minutes if minutes else steps * speed.min_seconds_per_step / _STEPS_SHARE
+    seconds = 60 * minutes if minutes else expected * speed.min_seconds_per_step / _STEPS_SHARE
     reasons = [
-        f"Time: {_format_duration(seconds)}, about {steps:,} steps of {speed.min_seconds_per_step:.2g} s on "
-        f"{quantity(speed.threads, 'thread')} ({epochs:.2g} epochs).{dropout}"
+        f"Time: {_format_duration(seconds)}, about {quantity(expected, 'step')} of {speed.min_seconds_per_step:.2g} s "
+        f"on {quantity(speed.threads, 'thread')} ({epochs:.2g} epochs).{dropout}"
     ]
     if epochs < _ENOUGH_EPOCHS and not fixed_steps:
-        reasons.append(_suggest_minutes(minutes or DEFAULT_MINUTES, epochs))
+        available = 60 * (minutes or DEFAULT_MINUTES)
+        reasons.append(_suggest_minutes(available, available - seconds_left, speed))
     return ChosenSettings(settings, [*chosen.reasons, *reasons])
 
 
 def _format_duration(seconds: float) -> str:
-    return f"{seconds / 60:.2g} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.2g} minutes" if seconds >= 90 else quantity(round(seconds), "second")
 
 
-def _suggest_minutes(minutes: float, epochs: float) -> str:
-    enough, many = (max(1, round(minutes * count / epochs)) for count in (_ENOUGH_EPOCHS, _MANY_EPOCHS))
+def _suggest_minutes(seconds: float, loading: float, speed: TrainingSpeed) -> str:
+    """Return a note with the time for enough epochs. It has one digit, because the speed was measured briefly."""
+    training = _ENOUGH_EPOCHS * speed.steps_per_epoch * speed.min_seconds_per_step / _STEPS_SHARE
+    minutes = max(1, int(float(f"{(loading + training) / 60:.1g}")))
+    duration = quantity(minutes, "minute") if minutes < 60 else quantity(round(minutes / 60), "hour")
     return (
-        f"Note: {minutes:g} minutes allow fewer than two epochs, too few for a good model. "
-        f"--minutes {enough} allows about {_ENOUGH_EPOCHS} epochs, --minutes {many} about {_MANY_EPOCHS}."
+        f"Note: {_format_duration(seconds)} allow fewer than two epochs, too few for a good model. Two epochs take "
+        f"roughly {duration} (--minutes {minutes})."
     )

@@ -46,6 +46,9 @@ _MIN_REPEATS = 4
 _MIN_COUNT, _MANY_PAIRS = 3, 10_000
 """In a corpus of many pairs, words that occur less often than the first number are unknown."""
 
+_ENOUGH_IMAGES = 500
+"""With fewer images, a note says that they are few."""
+
 _BATCH = 32
 
 _BLEU = {"kind": "bleu", "references": "by_source"}
@@ -104,6 +107,7 @@ def _describe_data(
         f"Data: {quantity(images.images, 'image')} of about {images.height} × {images.width} pixels (height × width); "
         f"{quantity(facts['pairs'], 'caption')}{several}: {described}."
     )
+    choices.note_few(images.images, "image", _ENOUGH_IMAGES)
     dev, test = Pairs.of(corpus.dev), Pairs.of(corpus.test or ())
     tested = f", and {quantity(len(test), 'caption')} as a test set for `regard evaluate`" if len(test) else ""
     choices.reasons.append(

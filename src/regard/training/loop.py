@@ -9,6 +9,7 @@ from regard.data.corpora import load_corpus
 from regard.data.pinning import pin_data
 from regard.data.preparation import Report
 from regard.errors import Interrupted, RunInUseError
+from regard.formatting import quantity
 from regard.runs import card, checkpoints
 from regard.runs.callbacks import Callback, CallbackList, ScheduleInfo, StepInfo
 from regard.runs.checkpoints import RunProgress
@@ -59,7 +60,7 @@ def train(
         display = ProgressDisplay(training.metric, training.log_every, quiet=quiet)
         with configure_torch(training), display:
             state = start_training(settings, locked, corpus, display.print)
-            _set_deadline(state, started)
+            _set_deadline(state, started, display.print)
             with (
                 EventLog(locked.directory, lambda event: is_before(state, event), training.log_every) as events,
                 tracking.open_trackers(training, locked.directory, state.progress.step) as trackers,
@@ -118,12 +119,14 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
     display.print(describe_end(state))
 
 
-def _set_deadline(state: TrainingState, started: float) -> None:
+def _set_deadline(state: TrainingState, started: float, report: Report) -> None:
     """Set the deadline of a new run, if it has one. A resumed run follows its saved schedule."""
     training, schedule = state.settings.training, state.progress.schedule
     if training.minutes is not None and state.progress.step == 0:
         pairs = len(state.data.train), len(state.data.dev)
         state.deadline = build_deadline(training, started, state.sampler, *pairs)
+        if note := state.deadline.describe_loading():
+            report(note)
     else:
         torch.set_num_threads(min(schedule.current.threads or training.threads, training.threads))
 
@@ -141,5 +144,5 @@ def _meet_deadline(state: TrainingState, callbacks: Callback, report: Report) ->
     seconds = float(f"{deadline.seconds_per_step:.3g}")
     torch.set_num_threads(schedule.current.threads or training.threads)
     callbacks.on_schedule(ScheduleInfo(step, schedule.end, seconds, torch.get_num_threads()))
-    if abs(schedule.end - before.end) > 0.1 * (before.end - step):
-        report(f"At {seconds:g} s per step, {schedule.end:,} steps fit the deadline (before: {before.end:,}).")
+    if deadline.is_news(before.end, schedule.end):
+        report(f"At {seconds:.2g} s per step, the time allows {quantity(schedule.end, 'step')}.")

@@ -39,8 +39,17 @@ def describe_end(state: TrainingState) -> str:
     epochs = progress.step / steps_per_epoch(state.sampler, training)
     short = ""
     if training.minutes is not None and epochs < 2:
-        short = f" Each pair was seen {epochs:.1f} times: more minutes would improve the model."
+        seen = (
+            f"Each pair was used {epochs:.1f} times"
+            if epochs >= 1
+            else f"Training used {_percent(epochs)} of the pairs"
+        )
+        short = f" {seen}: more minutes would improve the model."
     return "\n".join(filter(None, [f"Best model: {which}, {best}{early}.{short}", _describe_attention(state)]))
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
 
 
 def _describe_attention(state: TrainingState) -> str:

@@ -27,12 +27,20 @@ _TOLERANCE = 0.01
 """The schedule is not revised if it ends this close to the deadline, as a share of the total time."""
 
 
-_RESERVE = 0.01, 3.0
-"""Time reserved for the end of the process: a share of the total time, and a maximum in seconds."""
+_RESERVE, _MIN_RESERVE, _MAX_RESERVE = 0.01, 1.0, 3.0
+"""Time reserved for the end of the process: a share of the total time, and a minimum and a maximum in seconds."""
 
 
-_MIN_STEPS = 3
-"""The minimum number of steps in a measurement."""
+_MIN_STEPS, _ENOUGH_TIME = 3, 0.1
+"""The minimum number of steps in a measurement; fewer if they take this share of the total time."""
+
+
+_MAX_LOADING = 0.5
+"""If loading takes more than this share of the total time, a note gives the shortest useful time."""
+
+
+_NEWS = 1.5
+"""A new number of steps is reported if it differs by this factor from the one reported before."""
 
 
 _SLOWDOWN = 1.6
@@ -102,6 +110,8 @@ class Deadline:
     """The duration of the last validation and its checkpoint."""
     _checked: float = field(default=0.0, init=False)
     """The time of the last check, as a reading of `clock`."""
+    _reported: int | None = field(default=None, init=False)
+    """The number of steps that was last reported to the user."""
     _seconds_on_all_threads: float | None = field(default=None, init=False)
     """Seconds per step on all threads, before one thread was tried."""
 
@@ -111,13 +121,32 @@ class Deadline:
     @property
     def left(self) -> float:
         """The seconds until the run has to end."""
-        share, max_seconds = _RESERVE
-        return self.started + self.seconds - min(share * self.seconds, max_seconds) - self.clock()
+        reserve = min(max(_RESERVE * self.seconds, _MIN_RESERVE), _MAX_RESERVE)
+        return self.started + self.seconds - reserve - self.clock()
+
+    def describe_loading(self) -> str:
+        """Return a note for a run that is about to start if little time is left for training; empty otherwise."""
+        loading = self.clock() - self.started
+        if loading <= _MAX_LOADING * self.seconds:
+            return ""
+        late = "; the run ends late" if loading >= self.seconds else ""
+        return (
+            f"Note: loading took {loading:.0f} of {self.seconds:.0f} seconds, which leaves little time for "
+            f"training{late}. The shortest useful time is --minutes {loading / _MAX_LOADING / 60 + 0.05:.1f}."
+        )
 
     @property
     def seconds_per_step(self) -> float | None:
         """The measured speed; None before the first check."""
         return self._seconds_per_step
+
+    def is_news(self, before: int, end: int) -> bool:
+        """Whether the number of steps, which was `before`, differs enough from the one last reported to report it."""
+        self._reported = self._reported or before
+        if self._reported / _NEWS < end < self._reported * _NEWS:
+            return False
+        self._reported = end
+        return True
 
     def note_step(self, seconds: float) -> None:
         """Add the duration of a step to the measurement."""
@@ -130,7 +159,8 @@ class Deadline:
 
     def is_due(self) -> bool:
         """Whether it is time for the next check of the schedule."""
-        return self._steps >= _MIN_STEPS and self.clock() - self._checked >= _CHECKS * self.seconds
+        enough = self._steps >= _MIN_STEPS or self._busy >= _ENOUGH_TIME * self.seconds
+        return enough and self.clock() - self._checked >= _CHECKS * self.seconds
 
     def revise(self, schedule: Schedule, step: int, validate_every: int) -> Schedule:
         """Rescale the schedule after `step` to end on time, or return it unchanged if it already does."""
@@ -187,4 +217,5 @@ def build_deadline(
         threads=training.threads,
         validations_after=1 if training.average_checkpoints > 1 else 0,
         validation_steps=validation_pairs * steps_per_epoch(sampler, training) / train_pairs,
+        clock=time.monotonic,
     )
