@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from regard.decoding.beam import BeamOptions, _order_by_bank, beam_search, blockwise_topk
 from regard.decoding.constraints import RequiredPhrases
@@ -330,6 +332,35 @@ def test_required_phrases_are_generated_with_any_beam_and_any_limit_that_fits_th
         assert all(contains(hypothesis.tokens, phrase) for hypothesis in hypotheses for phrase in phrases)
 
 
+class CountElements(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations, and the elements of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        self.operations += 1
+        self.elements += sum(part.numel() for part in tree_leaves(result) if isinstance(part, Tensor))
+        return result
+
+
+def test_the_work_for_required_phrases_grows_linearly_with_their_length() -> None:
+    def count(length: int) -> CountElements:
+        required = [[[2 + index % 7 for index in range(length)]]]
+        generated = Generated(torch.full((1, 50), 3), torch.tensor([0]))
+        counted = CountElements()
+        with counted:
+            RequiredPhrases(required, [2_000], END)(torch.zeros(1, 10), generated)
+        return counted
+
+    short, long = count(100), count(400)
+    assert long.operations == short.operations
+    assert long.elements < 5 * short.elements
+
+
 def test_candidates_are_ordered_round_robin_over_banks() -> None:
     """Banks 0, 1 and 2 have three, two and one candidates: the best of each bank, then the second, then the third."""
     value = torch.tensor([[-1.0, -2.0, -3.0, -9.0, -8.0, -20.0, -torch.inf]])
@@ -404,23 +435,40 @@ def test_a_repetition_penalty_lowers_the_probability_of_generated_tokens() -> No
     ],
 )
 def test_sampling_is_restricted_to_the_most_likely_tokens(options: dict[str, float], expected: list[float]) -> None:
-    sampler = Sampler(torch.Generator().manual_seed(0), **options)  # type: ignore[arg-type]
+    sampler = Sampler([], **options)  # type: ignore[arg-type]
     log_p_NV = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
     torch.testing.assert_close(sampler.probabilities(log_p_NV), torch.tensor([expected]))
 
 
 def test_tokens_are_sampled_with_their_probability() -> None:
-    sampler = Sampler(torch.Generator().manual_seed(0))
-    samples = sampler(torch.tensor([[0.6, 0.3, 0.1]]).log().expand(20000, -1))
+    sampler = Sampler([np.random.default_rng(0)])
+    samples = sampler(torch.tensor([[0.6, 0.3, 0.1]]).log().expand(20000, -1), torch.tensor([0]))
     shares = torch.bincount(samples, minlength=3) / 20000
     torch.testing.assert_close(shares, torch.tensor([0.6, 0.3, 0.1]), atol=0.015, rtol=0)
+
+
+class ConstantRandom(np.random.Generator):
+    """A generator that returns the same number again and again."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(np.random.PCG64(0))
+        self.value = value
+
+    def random(self, size: int) -> np.ndarray:  # type: ignore[override]
+        return np.full(size, self.value)
+
+
+@pytest.mark.parametrize(("value", "token"), [(0.0, 1), (0.59, 1), (0.61, 3), (1 - 2**-53, 3)])
+def test_tokens_with_probability_zero_are_never_sampled(value: float, token: int) -> None:
+    log_p_NV = torch.tensor([[0.0, 0.6, 0.0, 0.4, 0.0]]).log()
+    assert Sampler([ConstantRandom(value)])(log_p_NV, torch.tensor([0])).tolist() == [token]
 
 
 def test_samples_of_each_sentence_are_determined_by_the_seed() -> None:
     decoder = RandomDecoder(6, 5)
 
     def sample(seed: int) -> list[list[Hypothesis]]:
-        sampler = Sampler(torch.Generator().manual_seed(seed))
+        sampler = Sampler([np.random.default_rng([seed, index]) for index in range(2)])
         return decode_stepwise(decoder, memory(1, 2), SPECIAL, torch.tensor([7, 4]), sampler, hypotheses=5)
 
     first = sample(0)

@@ -172,6 +172,34 @@ def test_samples_are_determined_by_the_seed(model: regard.Model) -> None:
     assert len(several.alternatives) == 3
 
 
+@pytest.mark.parametrize("search", [{"sample": True}, {"sample": True, "nbest": 3}, {"mbr_samples": 4, "nbest": 2}])
+def test_a_sample_depends_on_the_seed_and_its_index_alone(model: regard.Model, search: dict[str, Any]) -> None:
+    def sample(texts: list[str], **options: Any) -> list[list[str]]:
+        predictions = model.predict(texts, temperature=3.0, seed=1, attention=False, **search, **options)
+        return [[each.text for each in (best, *best.alternatives)] for best in predictions]
+
+    texts = ["3 mai 2009", "x", "12 Sept. 1987, a Saturday", "3 mai 2009"]
+    together = sample(texts, batch_size=4)
+    assert sample(texts, batch_size=1) == sample(texts, batch_size=3) == together
+    assert sample(texts[:2]) == together[:2]
+    assert sample(["y" * 30, *texts[1:]])[1:] == together[1:]
+    assert sample(texts[2:], first_index=2) == together[2:]
+    assert together[0] != together[3]  # the same text at another index
+
+
+@pytest.mark.parametrize("option", ["prefix", "must_contain"])
+def test_a_text_cannot_be_required_and_banned(model: regard.Model, option: str) -> None:
+    for required, banned in (("1999", "1999"), ("1999", "99")):
+        options: dict[str, Any] = {option: required, "banned": banned}
+        with pytest.raises(regard.ConfigError, match=f"{option}: '{required}' contains '{banned}', which is banned"):
+            model.predict("3 mai 2009", **options)
+
+
+def test_more_required_tokens_than_a_text_has_are_rejected(model: regard.Model) -> None:
+    with pytest.raises(regard.ConfigError, match=r"the phrases have 1,200 tokens.* at most 1,000 \(tokenizer"):
+        model.predict("3 mai 2009", must_contain=["0" * 600, "1" * 600])
+
+
 def test_the_minimum_bayes_risk_prediction_does_not_depend_on_nbest(model: regard.Model) -> None:
     best = model.predict("3 mai 2009", mbr_samples=8, temperature=1.5, nbest=2)
     assert best.text

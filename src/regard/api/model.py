@@ -108,7 +108,13 @@ class Model(LoadedNetwork):
 
     @overload
     def predict(  # type: ignore[overload-overlap] # a str is a sequence of str
-        self, source: OneSource, *, batch_size: int = 64, attention: bool = True, **search: Unpack[PredictionOptions]
+        self,
+        source: OneSource,
+        *,
+        batch_size: int = 64,
+        attention: bool = True,
+        first_index: int = 0,
+        **search: Unpack[PredictionOptions],
     ) -> Prediction: ...
 
     @overload
@@ -118,6 +124,7 @@ class Model(LoadedNetwork):
         *,
         batch_size: int = 64,
         attention: bool = True,
+        first_index: int = 0,
         **search: Unpack[PredictionOptions],
     ) -> list[Prediction]: ...
 
@@ -127,6 +134,7 @@ class Model(LoadedNetwork):
         *,
         batch_size: int = 64,
         attention: bool = True,
+        first_index: int = 0,
         **search: Unpack[PredictionOptions],
     ) -> Prediction | list[Prediction]:
         """Predict the output for a text, or for each text of a list.
@@ -136,6 +144,8 @@ class Model(LoadedNetwork):
                 example a file name or an array, or a list of them.
             batch_size: The number of texts that are processed together.
             attention: Whether to record attention weights. Without them, prediction is faster.
+            first_index: The index of the first text, if a long list is predicted in parts. A sample depends on the
+                seed and the index of its text, and not on `batch_size` or the other texts.
             search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
                 and constraints. A prediction starts with `prefix`, contains the phrases in `must_contain`, and does not
                 contain the phrases in `banned`. For a list of texts, `prefix` and `must_contain` are lists with an item
@@ -155,11 +165,14 @@ class Model(LoadedNetwork):
         arguments.check_search(search, PredictionOptions)
         check_integer("batch_size", batch_size)
         check_flag("attention", attention)
+        check_integer("first_index", first_index, minimum=0)
         predictor = self.predictor
         sources, single = arguments.check_sources(source, predictor.reader)
         options, constraints = arguments.parse_search(search, None if single else len(sources))
         items = predictor.reader.read(sources)
-        hypotheses = predictor.predict(items, options, constraints, batch_size=batch_size, attention=attention)
+        hypotheses = predictor.predict(
+            items, options, constraints, batch_size=batch_size, attention=attention, first_index=first_index
+        )
         tokenizer, roles = predictor.tokenizer, predictor.attention_roles
         predictions = [
             Prediction.from_nbest(item, nbest, tokenizer, roles, self.members)

@@ -116,15 +116,19 @@ def command(
     aligner = build_aligner(loaded, {}, batch_size) if align else None
     lines: Iterable[str] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else texts
 
+    truncated, texts_with_unknown, unknown, failed, count = 0, 0, dict[str, None](), 0, 0
+
     def predict(sources: list[str]) -> "list[Prediction]":
         constraints: PredictionOptions = {
             "prefix": [prefix or ""] * len(sources),
             "must_contain": [must_contain] * len(sources),
             "banned": banned,
         }
-        return loaded.predict(sources, batch_size=batch_size, attention=attention, **constraints, **search)
+        first = count - failed  # chunks of a pipe depend on the time, and samples must not
+        return loaded.predict(
+            sources, batch_size=batch_size, attention=attention, first_index=first, **constraints, **search
+        )
 
-    truncated, texts_with_unknown, unknown, failed, count = 0, 0, dict[str, None](), 0, 0
     # A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded.
     for chunk in read_chunks(lines, 16 * batch_size):
         predicted = list(_predict_readable(loaded, chunk, predict))

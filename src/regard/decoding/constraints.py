@@ -17,6 +17,9 @@ from regard.decoding.rules import ConstraintProgress, Generated, Rule
 PADDING = -1
 """Fills phrases up to the longest; not a token id."""
 
+_MARGIN = -2
+"""Follows the generated tokens; not a token id."""
+
 
 class _PhraseMatches(NamedTuple):
     """For each phrase of each hypothesis: its tokens, its length, whether the hypothesis lacks it, and whether the
@@ -67,32 +70,36 @@ class RequiredPhrases(Rule):
         size_L = torch.arange(tokens_NPL.shape[2], device=tokens_NPL.device)
         complete_N = (length_NP * ~missing_NP).sum(1)
         now_N = complete_N + (partial_NPL * size_L * missing_NP.unsqueeze(-1)).amax((1, 2))
-        token_NA = tokens_NPL.flatten(1)
-        # The length of the match of each phrase after each token of any phrase: (N, A, P).
-        continues = partial_NPL.unsqueeze(1) & (tokens_NPL.unsqueeze(1) == token_NA[..., None, None])
-        matched_NAP = (continues * (size_L + 1)).amax(-1) * missing_NP.unsqueeze(1)
-        completed_NAP = missing_NP.unsqueeze(1) & (matched_NAP == length_NP.unsqueeze(1))
-        gained_NA = (completed_NAP * length_NP.unsqueeze(1)).sum(-1) + (matched_NAP * ~completed_NAP).amax(-1)
+        # The length of the match of each phrase after each token of any phrase.
+        token_NA = tokens_NPL.flatten(1).sort(1).values
+        slot_NPL = torch.searchsorted(token_NA, tokens_NPL.flatten(1)).view_as(tokens_NPL)
+        matched_NPA = tokens_NPL.new_zeros(*length_NP.shape, token_NA.shape[1])
+        matched_NPA.scatter_reduce_(2, slot_NPL, partial_NPL * (size_L + 1), "amax")
+        matched_NPA *= missing_NP.unsqueeze(-1)
+        completed_NPA = missing_NP.unsqueeze(-1) & (matched_NPA == length_NP.unsqueeze(-1))
+        gained_NA = (completed_NPA * length_NP.unsqueeze(-1)).sum(1) + (matched_NPA * ~completed_NPA).amax(1)
         next_NV = complete_N.unsqueeze(1).repeat(1, vocabulary)
         next_NA = torch.where(token_NA == PADDING, 0, complete_N.unsqueeze(1) + gained_NA)
         next_NV.scatter_reduce_(1, token_NA.clamp_min(0), next_NA, "amax")
         return ConstraintProgress(now_N, next_NV)
 
     def _match(self, generated: Generated) -> _PhraseMatches:
+        """Compare each phrase with the generated tokens from each start on, as far as these go."""
         tokens_BPL, lengths_BP, _ = (part.to(generated.tokens_NT.device) for part in self._padded)
         tokens_NPL, length_NP = tokens_BPL[generated.sentence_N], lengths_BP[generated.sentence_N]
-        max_length = tokens_NPL.shape[2]
-        margin = generated.tokens_NT.new_full((len(generated.tokens_NT), max_length), PADDING - 1)
-        padded_NX = torch.cat([margin, generated.tokens_NT, margin], dim=1)
-        # Compare each phrase with a window at each position of the generated tokens.
-        same = padded_NX.unfold(1, max_length, 1).unsqueeze(1) == tokens_NPL.unsqueeze(2)
-        padding_NP1L = (tokens_NPL == PADDING).unsqueeze(2)
-        missing_NP = ~(same | padding_NP1L).all(-1).any(-1) & (length_NP > 0)
-        partial = [torch.ones_like(missing_NP)]
-        end = max_length + generated.steps
-        for size in range(1, max_length):
-            partial.append((padded_NX[:, None, end - size : end] == tokens_NPL[..., :size]).all(-1))
-        return _PhraseMatches(tokens_NPL, length_NP, missing_NP, torch.stack(partial, dim=-1))
+        steps, max_length = generated.steps, tokens_NPL.shape[2]
+        margin = generated.tokens_NT.new_full((len(generated.tokens_NT), max_length), _MARGIN)
+        windows_NTL = torch.cat([generated.tokens_NT, margin], dim=1).unfold(1, max_length, 1)[:, :steps]
+        same = windows_NTL.unsqueeze(1) == tokens_NPL.unsqueeze(2)
+        free = (tokens_NPL == PADDING).unsqueeze(2) | (windows_NTL == _MARGIN).unsqueeze(1)
+        agrees_NPT = (same | free).all(-1)
+        remaining_T = torch.arange(steps, 0, -1, device=tokens_NPL.device)
+        contained_NP = (agrees_NPT & (remaining_T >= length_NP.unsqueeze(-1))).any(-1)
+        partial_NPL = torch.zeros_like(tokens_NPL, dtype=torch.bool)
+        partial_NPL[..., 0] = True
+        count = min(steps, max_length - 1)
+        partial_NPL[..., 1 : count + 1] = agrees_NPT.flip(-1)[..., :count]
+        return _PhraseMatches(tokens_NPL, length_NP, ~contained_NP & (length_NP > 0), partial_NPL)
 
     @cached_property
     def _padded(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.history import BeamStep
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
 from regard.decoding.sampling import Sampler, rank_by_risk
-from regard.decoding.scoring import MAX_LOGITS, target_log_probs
+from regard.decoding.scoring import DIVERGED, MAX_LOGITS, target_log_probs
 from regard.decoding.search import Hypothesis, SpecialTokens, choose_most_likely, decode_stepwise
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions, trace_hypotheses
@@ -92,18 +93,19 @@ class Predictor:
         *,
         batch_size: int = 64,
         attention: bool = False,
+        first_index: int = 0,
         history: list[BeamStep] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the `nbest` hypotheses for each source, best first, with attention weights if requested.
 
+        Samples depend on the seed and on the index of the source, `first_index` and up, and not on other sources.
         The hypothesis for an empty source is empty.
         """
         predictions: dict[int, list[Hypothesis]] = {}
-        generator = torch.Generator(self.device).manual_seed(search.seed)
         with self.inference():
             for rows in batch_by_length([source.length for source in sources], batch_size):
                 source = self.reader.collate([sources[row] for row in rows]).to(self.device)
-                task = _Task(search, constraints.select(rows), generator, history)
+                task = _Task(search, constraints.select(rows), [first_index + row for row in rows], history)
                 nbest = self._predict_batch(source, task, attention=attention)
                 predictions.update(zip(rows, nbest, strict=True))
         return [predictions[row] for row in range(len(sources))]
@@ -207,7 +209,8 @@ class Predictor:
         rules = _build_rules(search, tokenized, limits_B)
         inputs = (decoder, memory, SPECIAL_TOKENS, limits_B)
         if search.sample or search.mbr_samples:
-            sampler = Sampler(task.generator, search.temperature, search.top_k, search.top_p, search.min_p)
+            generators = [np.random.default_rng([search.seed, index]) for index in task.indices]
+            sampler = Sampler(generators, search.temperature, search.top_k, search.top_p, search.min_p)
             nbest = decode_stepwise(*inputs, sampler, rules, search.mbr_samples or search.nbest)
             nbest = [sorted(samples, key=lambda sample: -sample.score) for samples in nbest]
         elif not search.uses_beam:
@@ -222,17 +225,26 @@ class Predictor:
         return nbest
 
     def _tokenize_constraints(self, constraints: Constraints) -> "_TokenizedConstraints":
+        banned = tuple(tuple(phrase) for phrase in self.tokenizer.ids(constraints.banned) if phrase)
         return _TokenizedConstraints(
-            constraints.prefix_ids or self._tokenize_required("prefix", constraints.prefixes),
-            [
-                [ids for ids in self._tokenize_required("must_contain", phrases) if ids]
-                for phrases in constraints.phrases
-            ],
-            tuple(tuple(phrase) for phrase in self.tokenizer.ids(constraints.banned) if phrase),
+            constraints.prefix_ids or self._tokenize_required("prefix", constraints.prefixes, banned),
+            [self._tokenize_phrases(phrases, banned) for phrases in constraints.phrases],
+            banned,
         )
 
-    def _tokenize_required(self, option: str, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenize texts that predictions must contain. Reject a text with unknown tokens."""
+    def _tokenize_phrases(self, phrases: Sequence[str], banned: "_Banned") -> list[list[int]]:
+        """Tokenize the phrases that a prediction must contain. Reject more tokens than a text of the model has."""
+        tokenized = [ids for ids in self._tokenize_required("must_contain", phrases, banned) if ids]
+        required = sum(map(len, tokenized))
+        if required > self.max_length:
+            raise ConfigError(
+                f"must_contain: the phrases have {required:,} tokens, and a text of this model has at most "
+                f"{self.max_length:,} (tokenizer.max_length). Use shorter phrases, or fewer."
+            )
+        return tokenized
+
+    def _tokenize_required(self, option: str, texts: Sequence[str], banned: "_Banned") -> list[list[int]]:
+        """Tokenize texts that predictions must contain. Reject a text with unknown tokens, or with a banned phrase."""
         tokenized = self.tokenizer.ids(texts)
         for text, ids in zip(texts, tokenized, strict=True):
             if UNKNOWN in ids:
@@ -240,24 +252,34 @@ class Predictor:
                     f"{option}: the model's vocabulary lacks part of {text!r}, so no prediction can contain it. Use a "
                     "text that consists of known tokens."
                 )
+            excluded = next((phrase for phrase in banned if _contains(ids, phrase)), None)
+            if excluded is not None:
+                raise ConfigError(
+                    f"{option}: {text!r} contains {self.tokenizer.decode(list(excluded))!r}, which is banned, so no "
+                    "prediction satisfies both. Remove one of them."
+                )
         return tokenized
+
+
+def _contains(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
+    return any(tuple(tokens[start : start + len(phrase)]) == phrase for start in range(len(tokens)))
 
 
 def _check_finite(nbest: Sequence[Sequence[Hypothesis]]) -> None:
     """Raise ModelError if the model computes NaN. A beam of NaN contains no hypothesis at all."""
     if not all(hypotheses and not math.isnan(hypotheses[0].score) for hypotheses in nbest):
-        raise ModelError(
-            "The model computes values that are not finite, so it cannot predict anything. Its weights have diverged "
-            "or are damaged. Use another checkpoint, or train the model again with a lower training.learning_rate."
-        )
+        raise ModelError(DIVERGED)
+
+
+_Banned = tuple[tuple[int, ...], ...]
 
 
 class _Task(NamedTuple):
-    """What to do with a batch: the search with its constraints, generator and history."""
+    """What to do with a batch: the search with its constraints and history, and the indices of its sources."""
 
     search: SearchSettings
     constraints: Constraints
-    generator: torch.Generator
+    indices: Sequence[int]
     history: list[BeamStep] | None
 
 
@@ -266,7 +288,7 @@ class _TokenizedConstraints(NamedTuple):
 
     prefixes: Sequence[Sequence[int]]
     phrases: list[list[list[int]]]
-    banned: tuple[tuple[int, ...], ...]
+    banned: _Banned
 
 
 def _extend_limits(limits_B: Tensor, constraints: _TokenizedConstraints) -> Tensor:

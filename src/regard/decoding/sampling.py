@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from sacrebleu.metrics.chrf import CHRF
 from torch import Tensor
@@ -21,16 +22,24 @@ class Sampler:
     probabilities add up to p (Holtzman et al. 2020), and to tokens at least min_p times as likely as the most likely.
     """
 
-    generator: torch.Generator
+    generators: Sequence[np.random.Generator]
+    """The generator of each sentence: the samples of a sentence do not depend on the others in its batch."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
 
-    def __call__(self, log_p_NV: Tensor) -> Tensor:
-        # On a GPU, sampling from NaN would abort the process. The score of the hypothesis stays NaN and is reported.
-        p_NV = self.probabilities(log_p_NV).nan_to_num(nan=1.0)
-        return torch.multinomial(p_NV, 1, generator=self.generator).squeeze(-1)
+    def __call__(self, log_p_NV: Tensor, sentence_B: Tensor) -> Tensor:
+        """Choose the token at which the cumulative probability exceeds a uniform random number."""
+        hypotheses = len(log_p_NV) // len(sentence_B)
+        draws = [self.generators[sentence].random(hypotheses) for sentence in sentence_B.tolist()]
+        uniform_N1 = torch.from_numpy(np.concatenate(draws)).to(log_p_NV.device).unsqueeze(1)
+        # If all probabilities are NaN, any token is chosen. The score of the hypothesis stays NaN and is reported.
+        # In float64, so that rounding, which depends on the batch, practically never changes a choice.
+        cumulative_NV = self.probabilities(log_p_NV).nan_to_num(nan=1.0).double().cumsum(-1)
+        total_N1 = cumulative_NV[:, -1:]
+        below_N1 = (uniform_N1 * total_N1).minimum(total_N1 * (1 - 2**-50))  # a rounded product could be the total
+        return torch.searchsorted(cumulative_NV, below_N1, right=True).squeeze(-1)
 
     def probabilities(self, log_p_NV: Tensor) -> Tensor:
         """Return the probabilities to sample from, not normalized."""

@@ -53,11 +53,12 @@ class Hypothesis(NamedTuple):
         return self.truncated, -self.rank
 
 
-ChooseToken = Callable[[Tensor], Tensor]
-"""Maps log-probabilities (N, V) to a token for each row (N)."""
+ChooseToken = Callable[[Tensor, Tensor], Tensor]
+"""Maps log-probabilities (N, V), and the indices of the sentences (B), to a token for each row (N)."""
 
 
-def choose_most_likely(log_p_NV: Tensor) -> Tensor:
+def choose_most_likely(log_p_NV: Tensor, sentence_B: Tensor) -> Tensor:
+    del sentence_B
     return log_p_NV.argmax(-1)
 
 
@@ -198,7 +199,7 @@ def decode_stepwise(
             score_N, limits_N = score_N[rows_N], limits_N[rows_N]
             ended_N, truncated_N = ended_N[rows_N], truncated_N[rows_N]
         log_p_NV, adjusted_NV = batch.next_log_p()
-        token_N = torch.where(ended_N, special.end, choose(adjusted_NV))
+        token_N = torch.where(ended_N, special.end, choose(adjusted_NV, batch.sentence_B))
         score_N = score_N + torch.where(ended_N, 0.0, log_p_NV.gather(-1, token_N.unsqueeze(-1)).squeeze(-1))
         batch.append(token_N)
         at_limit_N = batch.generated_NT.shape[1] >= limits_N
