@@ -1,10 +1,12 @@
 """Traces: the steps and the beam of a search, and the document that contains them."""
 
 import base64
+import contextlib
 import html
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,61 @@ def test_a_damaged_array_is_rejected(small_run: RunFolder, tmp_path: Path) -> No
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"missing\.json cannot be read: No such file or directory"):
         regard.Trace.load(tmp_path / "missing.json")
+
+
+def list_paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every value in a document; of a list, only the first."""
+    yield path
+    entries = node.items() if isinstance(node, dict) else enumerate(node[:1]) if isinstance(node, list) else ()
+    for key, child in entries:
+        yield from list_paths(child, (*path, key))
+
+
+def set_value(document: Any, path: tuple[Any, ...], value: object) -> None:
+    for key in path[:-1]:
+        document = document[key]
+    document[path[-1]] = value
+
+
+def test_values_of_the_wrong_type_are_not_a_trace(small_run: RunFolder, tmp_path: Path) -> None:
+    content = regard.load(small_run.path).trace("8 May", beam=2, queries=True, states=True).document
+    path = tmp_path / "trace.json"
+    for name in list(content):
+        for value in (None, 1, "text", [None], 10**400):
+            path.write_text(json.dumps({**content, name: value}))
+            with contextlib.suppress(DataError):  # some values are valid
+                regard.Trace.load(path)
+    path.write_text(json.dumps({**content, "mechanisms": None}))
+    with pytest.raises(DataError, match="a field has the wrong type"):
+        regard.Trace.load(path)
+
+
+def test_every_text_in_a_page_is_escaped(small_run: RunFolder, tmp_path: Path) -> None:
+    document = regard.load(small_run.path).trace("8 May", beam=2, nbest=2, states=True).document
+    path, tried = tmp_path / "trace.json", 0
+    places = [
+        place
+        for place in list_paths(document)
+        if place and place[-1] in {"outcome", "direction", "token", "name", "text"}
+    ]
+    for place in [*places, ("model", "architecture")]:
+        changed = json.loads(json.dumps(document))
+        set_value(changed, place, "<img src=x>")
+        path.write_text(json.dumps(changed))
+        try:
+            page = regard.Trace.load(path).to_html()
+        except (DataError, KeyError):  # the name of an attention must be that of a mechanism
+            continue
+        tried += 1
+        assert "<img src=x>" not in page, place
+    assert tried > 5
+
+
+def test_a_page_is_read_once_however_many_tags_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "trace.html"
+    path.write_text('<script type="application/json" id="trace">' * 100_000)
+    with pytest.raises(DataError, match="is not a valid trace"):
+        regard.Trace.load(path)
 
 
 def test_a_trace_is_saved_as_json_or_html_only(tmp_path: Path) -> None:

@@ -110,10 +110,12 @@ class Trace:
             parts = read_document(parse_document(read_regular(path).decode("utf-8")))
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            missing = f"it has no field {error}" if isinstance(error, KeyError) else str(error)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            problem = f"it has no field {error}" if isinstance(error, KeyError) else str(error)
+            if isinstance(error, TypeError | AttributeError):
+                problem = f"a field has the wrong type ({error})"
             raise DataError(
-                f"{path} is not a valid trace: {missing}. Write it again with `Trace.save` or `regard look`."
+                f"{path} is not a valid trace: {problem}. Write it again with `Trace.save` or `regard look`."
             ) from error
         return cls(**parts._asdict())
 

@@ -2,7 +2,6 @@
 
 import base64
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, final
@@ -35,7 +34,7 @@ DTYPES: Final = ("float16", "float32", "int64", "uint8", "bool")
 
 Document = dict[str, Any]
 
-_OPEN_TAG = '<script type="application/json" id="trace">'
+_OPEN_TAG, _CLOSE_TAG = '<script type="application/json" id="trace">', "</script>"
 
 
 class TraceParts(NamedTuple):
@@ -282,13 +281,14 @@ def _from_finite(value: float | None) -> float:
 
 def embed_document(document: Document) -> str:
     """Return the document as an element of an HTML page. No text in it can end the element."""
-    return f"{_OPEN_TAG}{to_json(document, ensure_ascii=False).replace('<', chr(92) + 'u003c')}</script>"
+    return f"{_OPEN_TAG}{to_json(document, ensure_ascii=False).replace('<', chr(92) + 'u003c')}{_CLOSE_TAG}"
 
 
 def parse_document(text: str) -> Document:
     """Return the document in the text of a JSON file, or of an HTML page that contains it."""
-    embedded = re.search(re.escape(_OPEN_TAG) + "(.*?)</script>", text, re.DOTALL)
-    document = parse_json(embedded[1] if embedded else text)
+    _, opened, rest = text.partition(_OPEN_TAG)
+    embedded, closed, _ = rest.partition(_CLOSE_TAG)
+    document = parse_json(embedded if opened and closed else text)
     if not isinstance(document, dict) or "format" not in document:
         raise ValueError("it contains no document with a format number")
     return document

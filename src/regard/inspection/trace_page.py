@@ -93,8 +93,8 @@ def _render_beam(steps: Sequence[Sequence[BeamNode]]) -> str:
     for number, nodes in enumerate(steps, 1):
         paths = [(*beam.get(node.parent, ()), node.token) for node in nodes]
         items = (
-            f'<li class="{node.outcome}"><bdi>{" ".join(map(_render_token, path))}</bdi> '
-            f"({node.outcome}, {node.score:.3f})</li>"
+            f'<li class="{markup.escape(node.outcome)}"><bdi>{" ".join(map(_render_token, path))}</bdi> '
+            f"({markup.escape(node.outcome)}, {node.score:.3f})</li>"
             for node, path in zip(nodes, paths, strict=True)
         )
         beam = {node.slot: path for node, path in zip(nodes, paths, strict=True) if node.outcome == "kept"}
@@ -121,7 +121,7 @@ def _maps(prediction: Prediction) -> Iterator[tuple[str, int, str]]:
 def _render_states(states: Iterable[CellStates]) -> str:
     """List the recorded states, which the document contains."""
     items = [
-        f"<li>{markup.escape(each.name)} ({each.direction}): "
+        f"<li>{markup.escape(each.name)} ({markup.escape(each.direction)}): "
         f"{', '.join(markup.escape(part) for part in (*each.states, *each.gates))}</li>"
         for each in states
         if not each.hypothesis
