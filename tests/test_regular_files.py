@@ -40,9 +40,10 @@ def test_every_reader_rejects_devices(read: Callable[[Path], object]) -> None:
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-def test_every_reader_reports_a_nul_character_in_the_name(read: Callable[[Path], object]) -> None:
-    with pytest.raises(RegardError, match="NUL character"):
-        read(Path("a\0b"))
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"], ids=["nul", "surrogate"])
+def test_every_reader_reports_a_name_that_no_file_can_have(read: Callable[[Path], object], name: str) -> None:
+    with pytest.raises(RegardError, match="character that file names cannot have"):
+        read(Path(name))
 
 
 def test_opening_a_fifo_does_not_block(tmp_path: Path) -> None:

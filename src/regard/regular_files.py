@@ -16,7 +16,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
         # Without O_NONBLOCK, opening a FIFO waits for a writer. It has no effect on a regular file.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except ValueError:
-        raise OSError(errno.EINVAL, "its name contains a NUL character", str(path)) from None
+        raise OSError(errno.EINVAL, "its name has a character that file names cannot have", str(path)) from None
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return open(descriptor, "rb")

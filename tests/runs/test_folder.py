@@ -439,6 +439,52 @@ def test_a_manifest_must_not_list_files_outside_the_run(run: Path, caplog: pytes
     assert "lists a file outside the run folder" in caplog.text
 
 
+@pytest.mark.parametrize("part", ["files", "tokenizers"])
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"], ids=["nul", "surrogate"])
+def test_a_manifest_must_not_list_names_that_no_file_can_have(run: Path, part: str, name: str) -> None:
+    keep_newest(run)
+    path = run / "checkpoints" / "step-4" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest[part][name] = "0"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ModelError, match=r"manifest\.json is damaged"):
+        regard.load(run)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("content", ["kept", "zeros"])
+def test_a_sparse_file_is_rejected_before_it_is_hashed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
+) -> None:
+    checkpoint = RunFolder(run).all_checkpoints()[0]
+    path = checkpoint.path / name
+    if content == "zeros":
+        path.write_bytes(b"")
+    os.truncate(path, 200 << 30)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the file was hashed")
+
+    problem = checkpoint.find_optimizer_problem
+    if name == "model.safetensors":
+        problem = checkpoint.find_problem
+    monkeypatch.setattr("hashlib.file_digest", fail)
+    assert problem() == f"{path} is damaged: its size is not the one that its header describes"
+
+
+def test_weights_whose_logits_cannot_be_compared_are_reported_by_evaluate(cli: Run, run: Path) -> None:
+    keep_newest(run)
+
+    def scale(tensors: dict[str, torch.Tensor]) -> None:
+        for tensor in tensors.values():
+            tensor *= 1e30
+
+    change(run, "model.safetensors", scale)
+    done = cli("evaluate", "run", "--metric", "loss")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "Its weights have diverged or are damaged" in done.stderr
+
+
 def test_stopping_and_resuming_a_run_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     with stop_at(3, monkeypatch):

@@ -4,17 +4,17 @@ here.
 
 import hashlib
 import logging
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
-from regard.data.cache import sha256
 from regard.errors import ModelError
-from regard.formatting import parse_json, shorten
-from regard.regular_files import read_regular
+from regard.formatting import is_encodable, parse_json, shorten
+from regard.regular_files import open_regular, read_regular
 from regard.runs.fingerprint import find_changed_parts, find_changed_settings, list_differences
 from regard.runs.settings import RunSettings
 from regard.runs.stored_state import Manifest, StoredState
@@ -30,6 +30,29 @@ _TOKENIZER_BYTES, _BYTES_PER_TOKEN = 16_000_000, 4_000
 """Maximum size of a tokenizer file: a constant, and the bytes for each token. A larger file cannot belong to the model,
 and is rejected before it is read.
 """
+
+
+_MAX_HEADER_BYTES = 100_000_000
+"""Maximum size of the header of a safetensors file, as in the library."""
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a manifest may list a file by this name: without a folder, and with characters that names can have."""
+    return Path(name).name == name and "\0" not in name and is_encodable(name)
+
+
+def _has_described_size(file: BinaryIO) -> bool:
+    """Whether a safetensors file ends where its header says that the last tensor ends."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > _MAX_HEADER_BYTES:
+        return False
+    try:
+        header = parse_json(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        described = 8 + length + max(ends, default=0)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return False
+    return bool(os.fstat(file.fileno()).st_size == described)
 
 
 class UnreadableError(ModelError):
@@ -90,7 +113,7 @@ class Checkpoint:
             files, tokenizers = self._manifest.files, self._manifest.tokenizers
             if not {WEIGHTS, "state.json"} <= set(files):
                 return f"{manifest} lists no model"
-            if any(Path(name).name != name for name in (*files, *tokenizers)):
+            if not all(map(_is_file_name, (*files, *tokenizers))):
                 return f"{manifest} is damaged: it lists a file outside the run folder"
             for name in files:
                 problem = self._find_file_problem(name) if name != OPTIMIZER else None
@@ -113,7 +136,12 @@ class Checkpoint:
     def _find_file_problem(self, name: str) -> str | None:
         file = self.path / name
         try:
-            undamaged = sha256(file) == self._manifest.files.get(name)
+            with open_regular(file) as handle:
+                # At once: hashing a file that is much too large takes minutes, even if it is sparse.
+                if file.suffix == ".safetensors" and not _has_described_size(handle):
+                    return f"{file} is damaged: its size is not the one that its header describes"
+                handle.seek(0)
+                undamaged = hashlib.file_digest(handle, "sha256").hexdigest() == self._manifest.files.get(name)
         except FileNotFoundError:
             return f"{file} is missing"
         except OSError as error:
