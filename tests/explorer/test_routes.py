@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -282,30 +283,38 @@ def disconnect_after(app: FastAPI, path: str, request: dict[str, Any], marker: b
 
     async def run() -> None:
         gone = asyncio.Event()
-        messages = iter([{"type": "http.request", "body": json.dumps(request).encode(), "more_body": False}])
-
-        async def receive() -> dict[str, Any]:
-            message = next(messages, None)
-            if message is None:
-                await gone.wait()
-                return {"type": "http.disconnect"}
-            return message
 
         async def receive_response(message: dict[str, Any]) -> None:
             if marker in message.get("body", b""):
                 gone.set()
 
-        headers = [(b"host", b"127.0.0.1:7866"), (b"content-type", b"application/json")]
-        scope = {
-            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-            "headers": headers, "scheme": "http", "server": ("127.0.0.1", 7866), "root_path": "", "http_version": "1.1",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-        }  # fmt: skip
-        await asyncio.wait_for(app(scope, receive, receive_response), 30)  # type: ignore[arg-type]
+        await send_until(gone, app, path, request, receive_response)
         await app.state.session.models[request["model"]].worker.run(lambda: None)
-        assert gone.is_set()
 
     asyncio.run(run())
+
+
+async def send_until(
+    gone: asyncio.Event, app: FastAPI, path: str, request: dict[str, Any], receive_response: Callable[..., Any]
+) -> None:
+    """Send a request, and close the connection when an event is set. Return when the server has ended the request."""
+    messages = iter([{"type": "http.request", "body": json.dumps(request).encode(), "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        message = next(messages, None)
+        if message is None:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+        return message
+
+    headers = [(b"host", b"127.0.0.1:7866"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": headers, "scheme": "http", "server": ("127.0.0.1", 7866), "root_path": "", "http_version": "1.1",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+    }  # fmt: skip
+    await asyncio.wait_for(app(scope, receive, receive_response), 30)
+    assert gone.is_set()
 
 
 def test_a_corpus_is_cancelled_when_the_client_disconnects(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +345,41 @@ def test_an_attribution_is_cancelled_when_the_client_disconnects(app: FastAPI, m
         hook.remove()
     points = 200 * len("2009-05-03")
     assert 0 < len(calls) < points / 2
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("path", ["/api/trace", "/api/export", "/api/attribution", "/api/corpus"])
+def test_a_search_is_cancelled_when_the_client_disconnects(app: FastAPI, path: str, beam: int) -> None:
+    """The client is gone after the first step: no other step is computed, also of the long search for a phrase."""
+    served = app.state.session.models[GRU]
+    ended, steps = threading.Event(), 0
+
+    async def run() -> None:
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+
+        def count(*_: Any) -> None:
+            nonlocal steps
+            steps += 1
+            loop.call_soon_threadsafe(gone.set)
+            assert ended.wait(30)
+
+        async def ignore(_: dict[str, Any]) -> None:
+            pass
+
+        request: dict[str, Any] = {"model": GRU, "search": {"beam": beam}}
+        if path != "/api/corpus":
+            request = make_request(search={"beam": beam, "must_contain": ["2009" * 100]})
+        hook = served.model.network.decoder.dropout.register_forward_hook(count)  # called once per step
+        try:
+            await send_until(gone, app, path, request, ignore)
+            ended.set()
+            await served.worker.run(lambda: None)
+        finally:
+            ended.set()
+            hook.remove()
+
+    asyncio.run(run())
+    assert steps == 1
 
 
 def test_the_event_loop_is_free_while_a_model_computes(app: FastAPI) -> None:

@@ -6,7 +6,9 @@ time.
 B sentences, K hypotheses of each, N = B K, T steps, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -23,6 +25,21 @@ from regard.models.contracts import Decoder, Grid, Keys, Memory, State, reorder
 from regard.ops.recording import is_recording
 
 Weights = NDArray[np.float32]
+
+
+_before_step: ContextVar[Callable[[], object] | None] = ContextVar("before_step", default=None)
+
+
+@contextmanager
+def call_before_steps(function: Callable[[], object]) -> Iterator[None]:
+    """Call a function before each step of a search within the block, in this thread only. If it raises an exception,
+    the search stops.
+    """
+    token = _before_step.set(function)
+    try:
+        yield
+    finally:
+        _before_step.reset(token)
 
 
 class SpecialTokens(NamedTuple):
@@ -110,6 +127,9 @@ class SearchBatch:
         """Take a step of the decoder. Return the log-probabilities of the model, valid where no rule masks them, and
         those adjusted by the rules.
         """
+        before_step = _before_step.get()
+        if before_step is not None:
+            before_step()
         if self.graphed is None:
             logits_NV, self.state = self.decoder.step(self.token_N, self.state, self.keys)
         else:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
+from regard.decoding.search import call_before_steps
 from regard.explorer.failures import RequestError
 from regard.formatting import to_json
 
@@ -23,7 +24,27 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class _DisconnectedError(Exception):
-    """The client has disconnected, so nobody reads the reports of the function."""
+    """The client has disconnected, so nobody reads the result of the call."""
+
+
+class _Connection:
+    """Whether a client still waits for the result of a call in another thread."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def check(self) -> None:
+        """Raise an exception, which stops the call, if the client has disconnected."""
+        if self._closed.is_set():
+            raise _DisconnectedError
+
+    def call(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function. If the client disconnects, the search of the model stops at the next step."""
+        with call_before_steps(self.check):
+            return work(*arguments)
 
 
 class Worker:
@@ -53,8 +74,12 @@ class Worker:
 
 
 async def run_while_connected(request: Request, worker: Worker, work: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in the thread of a model. If the client disconnects while the call waits, it does not start."""
-    call = asyncio.ensure_future(worker.run(work, *arguments))
+    """Call a function in the thread of a model.
+
+    If the client disconnects while the call waits, it does not start. If the call has started, its search stops.
+    """
+    connection = _Connection()
+    call = asyncio.ensure_future(worker.run(lambda: connection.call(work, *arguments)))
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,6 +87,7 @@ async def run_while_connected(request: Request, worker: Worker, work: Callable[.
             raise RequestError(499, "The client has closed the connection.")
         return call.result()
     finally:
+        connection.close()
         gone.cancel()
         call.cancel()
 
@@ -75,30 +101,33 @@ async def stream_steps(worker: Worker, steps: Generator[dict[str, Any], None, No
     """Yield the values of a generator as lines of JSON.
 
     Each step of the generator is a call in the thread of the model, so that other requests are served between two
-    steps. When the client disconnects, the server cancels this iteration, and no further step is computed.
+    steps. When the client disconnects, the server cancels this iteration: the search of the current step stops, and no
+    further step is computed.
     """
+    connection = _Connection()
     try:
-        while (value := await worker.run(next, steps, _END)) is not _END:
+        while (value := await worker.run(connection.call, next, steps, _END)) is not _END:
             yield _to_line(value)
     except Exception as error:  # the status was sent already, so the last line reports the failure
         yield _to_line(RequestError.of(error).document)
     finally:
+        connection.close()
         worker.finish(steps)
 
 
 async def stream_reports(worker: Worker, work: Callable[[Report], None]) -> AsyncIterator[str]:
     """Yield what a function reports as lines of JSON, while it runs in the thread of the model.
 
-    When the client disconnects, the server cancels this iteration, and the next report stops the function.
+    When the client disconnects, the server cancels this iteration, and the next report or the next step of a search
+    stops the function.
     """
-    loop, reports, closed = asyncio.get_running_loop(), asyncio.Queue[Any](), threading.Event()
+    loop, reports, connection = asyncio.get_running_loop(), asyncio.Queue[Any](), _Connection()
 
     def report(value: dict[str, Any]) -> None:
-        if closed.is_set():
-            raise _DisconnectedError
+        connection.check()
         loop.call_soon_threadsafe(reports.put_nowait, value)
 
-    call = asyncio.ensure_future(worker.run(work, report))
+    call = asyncio.ensure_future(worker.run(connection.call, work, report))
     call.add_done_callback(lambda _: reports.put_nowait(_END))
     try:
         while (value := await reports.get()) is not _END:
@@ -107,7 +136,7 @@ async def stream_reports(worker: Worker, work: Callable[[Report], None]) -> Asyn
     except Exception as error:  # the status was sent already, so the last line reports the failure
         yield _to_line(RequestError.of(error).document)
     finally:
-        closed.set()
+        connection.close()
         call.cancel()
 
 
