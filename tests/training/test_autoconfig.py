@@ -212,6 +212,30 @@ def test_too_little_time_is_reported_with_the_minutes_for_more_epochs(tmp_path: 
     assert "two epochs" not in " ".join(enough.reasons)
 
 
+def test_in_a_short_time_few_pairs_are_validated(tmp_path: Path) -> None:
+    """A validation takes about a tenth of the time, if it takes as long as training on the same pairs."""
+    chosen = choose(write_pairs(tmp_path, transliterations()), {}, cuda=False)
+    speed = TrainingSpeed({1: 0.5}, steps_per_epoch=200.0, pairs=5_000)  # 0.02 s for a pair
+    counts = [
+        fit_schedule(chosen, speed, minutes, 60 * minutes, {}).settings.training.validation_pairs
+        for minutes in (0.25, 1.0, 10.0)
+    ]
+    assert counts == [75, 300, 500]
+    assert fit_schedule(chosen, speed, 1.0, 1.0, {}).settings.training.validation_pairs == 20
+    override = {"training.validation_pairs": 400}
+    assert (
+        fit_schedule(
+            choose(write_pairs(tmp_path, transliterations()), override, cuda=False), speed, 1.0, 1.0, override
+        ).settings.training.validation_pairs
+        == 400
+    )
+
+
+def test_the_speed_with_smaller_batches_is_estimated() -> None:
+    speed = TrainingSpeed({1: 0.5, 2: 0.25}, steps_per_epoch=200.0, pairs=5_000).with_batches(0.5)
+    assert speed == TrainingSpeed({1: 0.25, 2: 0.125}, steps_per_epoch=400.0, pairs=5_000)
+
+
 @pytest.mark.parametrize(("make", "enough"), [(sentences, 5_000), (transliterations, 500)], ids=["sentences", "words"])
 def test_a_note_says_if_there_are_few_pairs(tmp_path: Path, make: Callable[[int], Pairs], enough: int) -> None:
     [note] = [

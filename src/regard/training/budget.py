@@ -21,6 +21,11 @@ _FEW_EPOCHS = 5
 _STEPS_SHARE = 0.85
 """The share of the time that is spent in steps; the rest is spent in validations and checkpoints."""
 
+_VALIDATION_SHARE, _MIN_VALIDATION_PAIRS = 0.1, 20
+"""In a short time, fewer pairs are validated: a validation takes at most this share of the time, but has at least this
+number of pairs.
+"""
+
 _FEW_UPDATES = 1_000
 """With fewer updates, smaller batches learn more."""
 
@@ -37,6 +42,8 @@ class TrainingSpeed(NamedTuple):
     seconds_per_step: dict[int, float]
     """Seconds per step, by the number of CPU threads."""
     steps_per_epoch: float
+    pairs: int | None = None
+    """The number of training pairs, if it is known."""
 
     @property
     def threads(self) -> int:
@@ -46,6 +53,19 @@ class TrainingSpeed(NamedTuple):
     @property
     def min_seconds_per_step(self) -> float:
         return self.seconds_per_step[self.threads]
+
+    def with_batches(self, factor: float) -> "TrainingSpeed":
+        """Estimate the speed with batches that are larger by a factor: their duration is proportional to their size."""
+        seconds = {threads: factor * duration for threads, duration in self.seconds_per_step.items()}
+        return self._replace(seconds_per_step=seconds, steps_per_epoch=self.steps_per_epoch / factor)
+
+    def count_validation_pairs(self, seconds: float) -> int | None:
+        """Return the number of pairs that are validated in a time, if a validation takes as long as training on the
+        same pairs; None if the number of training pairs is not known.
+        """
+        if self.pairs is None:
+            return None
+        return int(seconds * self.pairs / (self.steps_per_epoch * self.min_seconds_per_step))
 
 
 class _Updates(NamedTuple):
@@ -149,6 +169,9 @@ def fit_schedule(
         "threads": speed.threads,
         "patience": 10,
     }
+    fitting = speed.count_validation_pairs(_VALIDATION_SHARE * seconds_left)
+    if not fixed_steps and fitting is not None and training.validation_pairs is not None:
+        schedule["validation_pairs"] = min(training.validation_pairs, max(_MIN_VALIDATION_PAIRS, fitting))
     changes: dict[str, Any] = {f"training.{name}": value for name, value in schedule.items()}
     epochs = expected / speed.steps_per_epoch
     model = chosen.settings.model

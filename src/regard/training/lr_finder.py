@@ -75,7 +75,8 @@ def measure_speed(
                 seconds_per_step[threads] = _measure_step(state, budget / len(counts), fastest)
         finally:
             torch.set_num_threads(threads_before)
-        return TrainingSpeed(seconds_per_step, steps_per_epoch(state.sampler, settings.training) / corpus.share)
+        steps, pairs = steps_per_epoch(state.sampler, settings.training), len(state.data.train)
+        return TrainingSpeed(seconds_per_step, steps / corpus.share, round(pairs / corpus.share))
 
 
 def _measure_step(state: TrainingState, budget: float, fastest: float | None) -> float:

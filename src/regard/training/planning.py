@@ -28,6 +28,9 @@ _MEASUREMENT_SHARE, _MAX_MEASUREMENT = 0.02, 3.0
 rescaled to the speed that is measured during training.
 """
 
+_MIN_SECONDS_FOR_SECOND_MEASUREMENT = 60.0
+"""With less time left, the speed with smaller batches is not measured, but estimated from the first measurement."""
+
 
 def choose(
     data: Mapping[str, Any],
@@ -86,7 +89,11 @@ def choose(
     speed = measure_speed(chosen.settings, corpus, share, report)
     shrunk = budget.shrink(chosen, speed, deadline - time.monotonic(), overrides)
     if shrunk is not chosen:
-        speed = measure_speed(shrunk.settings, corpus, share, report)
+        before, after = (settings.training.batch_tokens for settings in (chosen.settings, shrunk.settings))
+        if before and after and deadline - time.monotonic() < _MIN_SECONDS_FOR_SECOND_MEASUREMENT:
+            speed = speed.with_batches(after / before)
+        else:
+            speed = measure_speed(shrunk.settings, corpus, share, report)
     fitted = budget.fit_schedule(shrunk, speed, minutes, deadline - time.monotonic(), overrides)
     for reason in fitted.reasons[len(chosen.reasons) :]:
         report(reason)
