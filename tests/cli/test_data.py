@@ -116,6 +116,17 @@ def test_tags_are_detected_in_the_training_data(cli: Run, data: Path) -> None:
     assert (data / "clean" / "forms-dev.tsv").read_text() == few
 
 
+def test_forms_that_differ_only_in_their_tags_are_not_duplicates(cli: Run, tmp_path: Path) -> None:
+    """The note on the third column is printed once, for all files."""
+    forms = [(f"word{n}", f"word{n}", tags) for n in range(30) for tags in ("N;NOM;SG", "N;ACC;SG")]
+    for name in ("train.tsv", "dev.tsv"):
+        lines = ("\t".join(form) + "\n" for form in (forms[:40] if name == "train.tsv" else forms[40:]))
+        (tmp_path / name).write_text("".join(lines))
+    done = cli("data", "check", "train.tsv", "dev.tsv", "--json")
+    assert [problem["kind"] for problem in json.loads(done.stdout)["problems"]] == []
+    assert done.stderr.count("the third column contains tags of the first, such as N;NOM;SG") == 1
+
+
 def test_several_languages_are_checked_but_not_written_to_one_file(cli: Run, data: Path) -> None:
     for name in ("de", "fr"):
         (data / f"{name}.tsv").write_text(tsv(PAIRS[:40]))

@@ -51,6 +51,33 @@ def test_headers_and_delimiters_are_detected_and_reported(
     assert notice in caplog.text
 
 
+INFLECTED = "gehen\tging\tV;PST;1;SG\nHaus\tHäuser\tN;PL;NOM\nsehen\tsah\tV;PST;1;SG\nMaus\tMäuse\tN;PL;NOM\n"
+
+
+def test_tags_in_the_third_column_belong_to_the_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        pairs = read_pairs(Files(path=write(tmp_path, "x.tsv", INFLECTED)))
+    assert (pairs.sources[0], pairs.targets[0]) == ("gehen\tV;PST;1;SG", "ging")
+    assert "the third column contains tags of the first, such as V;PST;1;SG; the second is the target." in caplog.text
+    data = pin_files(FilesData(train=Files(path=str(tmp_path / "x.tsv"))))
+    assert isinstance(data.train, Files)
+    assert data.train.columns == ("1+3", "2")
+    assert read_pairs(Files(path=str(tmp_path / "x.tsv"), columns=(1, 2))).sources[0] == "gehen"
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        pytest.param("CC-BY 2.0 (France) Attribution: tatoeba.org #1", id="text"),
+        pytest.param("easy", id="one value"),
+        pytest.param("{0};{0}x", id="distinct values"),
+    ],
+)
+def test_other_third_columns_are_not_tags(tmp_path: Path, third: str) -> None:
+    lines = [f"a{number}\tb{number}\t{third.format(number)}\n" for number in range(30)]
+    assert read_pairs(Files(path=write(tmp_path, "x.tsv", "".join(lines)))).sources[0] == "a0"
+
+
 def test_a_comma_is_preferred_if_it_splits_all_lines(tmp_path: Path) -> None:
     assert read_pairs(Files(path=write(tmp_path, "x.csv", "a;b,c;d\n" * 3))) == Pairs(["a;b"] * 3, ["c;d"] * 3)
 

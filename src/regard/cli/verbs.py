@@ -72,7 +72,7 @@ class _Once(logging.Filter):
         self._printed: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
+        message = getattr(record, "once", record.getMessage())
         is_new = message not in self._printed
         self._printed.add(message)
         return is_new

@@ -1,6 +1,9 @@
 """Layouts: how a file stores pairs. What is not set is detected from its first lines, and reported."""
 
 import csv
+import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -10,6 +13,8 @@ from regard.data.headers import Verdict, is_counter, judge_first_row
 from regard.data.lines import Line, display_name
 from regard.errors import DataError
 from regard.formatting import did_you_mean, parse_json
+
+log = logging.getLogger(__name__)
 
 Format = Literal["tsv", "csv", "jsonl", "dictionary", "fast_align"]
 
@@ -29,6 +34,14 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 BARS = " ||| "
 """Separates source and target in the format of fast_align and other word aligners."""
+
+INFLECTIONS: Columns = ((1, 3), (2,))
+"""The columns of a file of lemmas, inflected forms and tags, as in UniMorph."""
+
+_TAGS = re.compile(r"[^\s;]+(;[^\s;]+)*")
+
+_MIN_TAGGED_SHARE = 0.9
+"""The minimum share of the lines with several tags in the third column."""
 
 DEFAULT_KEYS: Columns = (("source",), ("target",))
 
@@ -52,8 +65,15 @@ class Layout(NamedTuple):
     columns: Columns
     """JSON keys, or column indices from 0."""
     names: tuple[str, str] | None = None
-    """The names of the columns, if the file has names and the user gave no columns."""
+    """The columns to store in the settings, if the user gave none: their names if the file has names, or those of
+    inflections.
+    """
     notices: tuple[str, ...] = ()
+
+    def log_notices(self, name: str) -> None:
+        """Log what was detected in the file `name`. The command line prints a notice for the first such file only."""
+        for notice in self.notices:
+            log.warning("%s", notice, extra={"once": notice.replace(name, "")})
 
 
 def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
@@ -82,14 +102,30 @@ def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
             notices.append(
                 f"{name}: line 1 ({listed}) may be a header; it is read as a pair. Use --header if it is one."
             )
-    columns = files.fields or (_default_columns(first) if header else ((1,), (2,)))
-    if files.fields is None and len(first) > 2 and format_ != "dictionary":
+    inflections = files.fields is None and not header and _contain_tags(rows)
+    columns = files.fields or (INFLECTIONS if inflections else _default_columns(first) if header else ((1,), (2,)))
+    if inflections:
+        notices.append(
+            f"{name}: the third column contains tags of the first, such as {first[2]}; the second is the target. To "
+            "use others, set --columns (columns in a config), for example to 1 2."
+        )
+    elif files.fields is None and len(first) > 2 and format_ != "dictionary":
         notices.append(_describe_choice(name, first, columns, header))
     indices = _column_indices(name, columns, first)
     if header:
         _check_unique(name, files.fields, indices, first)
     names = _column_names(first, indices) if header and files.fields is None else None
-    return Layout(format_, delimiter, header, indices, names, tuple(notices))
+    return Layout(format_, delimiter, header, indices, ("1+3", "2") if inflections else names, tuple(notices))
+
+
+def _contain_tags(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the third of three columns contains tags, as in files of inflections: nearly all of its cells have
+    several values, separated by semicolons, which are few and repeated.
+    """
+    cells = [row[2] for row in rows if len(row) == 3 and _TAGS.fullmatch(row[2])]
+    counts = Counter(tag for cell in cells for tag in cell.split(";"))
+    several = sum(";" in cell for cell in cells) >= _MIN_TAGGED_SHARE * len(rows)
+    return several and 0 < len(counts) <= counts.total() / 2
 
 
 def _detect_format(files: Files, head: Sequence[Line]) -> Format:

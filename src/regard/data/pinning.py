@@ -4,7 +4,6 @@ A pinned file has an absolute path, a format, and column names if the file has t
 working directory.
 """
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from regard.data.lines import display_name, is_stream
 from regard.data.readers import read_layout, read_rows
 from regard.data.settings import SPLITS, DataSettings, FilesData
 from regard.errors import DataError
-
-log = logging.getLogger(__name__)
 
 
 def pin_data(data: DataSettings) -> DataSettings:
@@ -67,8 +64,7 @@ def _pin(files: Files, data: FilesData, train: Files | None) -> Files:
     layout = read_layout(files.within(data.folder, data.language))
     if layout is None:
         return files
-    for notice in layout.notices:
-        log.warning("%s", notice)
+    layout.log_notices(display_name(str(files.path)))
     detected: dict[str, Any] = {"format": layout.format}
     if layout.header:
         detected["header"] = True

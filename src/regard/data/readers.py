@@ -1,7 +1,6 @@
 """Readers: rows of pairs from parallel files, TSV, CSV, JSONL and dictionaries."""
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, zip_longest
@@ -12,8 +11,6 @@ from regard.data.layouts import HEAD, Layout, Record, detect_layout, get_text, p
 from regard.data.lines import Line, display_name, read_lines
 from regard.errors import DataError
 from regard.formatting import is_encodable, parse_json, quantity
-
-log = logging.getLogger(__name__)
 
 TAB = "\t"
 """Separates the fields of one side."""
@@ -50,8 +47,7 @@ def _rows(files: Files) -> Iterator[Row]:
     lines = read_lines(files.path)
     head = list(islice(lines, HEAD))
     layout = detect_layout(files, head)
-    for notice in layout.notices:
-        log.warning("%s", notice)
+    layout.log_notices(name)
     if layout.format == "jsonl":
         yield from _json_rows(chain(head, lines), layout, name)
         return
