@@ -246,6 +246,16 @@ class AttentionSettings(Settings):
         0.0, json_schema_extra=TRAINING_ONLY, description="dropout of the attention weights"
     )
 
+    @property
+    def description(self) -> str:
+        """What the weights are, by selection, scope and score: "hard-monotonic attention (additive score)"."""
+        scopes = [scope.kind for scope in self.scope.parts() if not scope.is_global]
+        kinds = [*([] if self.select.is_softmax else [self.select.kind]), *scopes]
+        heads = f" with {self.heads} heads" if self.heads > 1 else ""
+        score = f" ({self.score.kind} score)" if kinds else ""
+        name = f"{' '.join(kinds or [self.score.kind])} attention{heads}{score}"
+        return name.replace("_", "-")
+
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.select.marginal:

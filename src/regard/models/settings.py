@@ -205,11 +205,8 @@ class RecurrentModel(_RecurrentBase):
     @property
     def architecture(self) -> str:
         """A description of the model in one line."""
-        heads = f" with {self.attention.heads} heads" if self.attention.heads > 1 else ""
-        return (
-            f"{self.encoder.architecture}, {self.decoder.description} decoder ({self.decoder.order}), "
-            f"{self.attention.score.kind} attention{heads}"
-        )
+        decoder = f"{self.decoder.description} decoder ({self.decoder.order})"
+        return f"{self.encoder.architecture}, {decoder}, {self.attention.description}"
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
