@@ -82,6 +82,28 @@ def test_heads_are_ranked(cli: Run, small_run: RunFolder, second_run: RunFolder,
     assert entry["attention"] == "decoder.attention"
 
 
+def test_tokens_are_aligned_where_a_side_is_a_single_word(
+    cli: Run, small_run: RunFolder, second_run: RunFolder, tmp_path: Path
+) -> None:
+    pairs, gold = tmp_path / "words.tsv", tmp_path / "gold"
+    pairs.write_text("3 mai 2009\t2009-05-03\n4 mai 2009\t2009-05-04\n")
+    done = cli("align", small_run.path, "--pairs", pairs, "-o", gold)
+    assert "note: a side of most pairs is a single word, so tokens are aligned. To align words: --words" in done.stderr
+    assert [{j for _, j in parse_links(line).sure} for line in gold.read_text().splitlines()] == [{*range(10)}] * 2
+    record = json.loads(cli("align", small_run.path, "--pairs", pairs, "--json").stdout.splitlines()[0])
+    assert (record["unit"], record["source"]) == ("tokens", list("3 mai 2009"))
+    words = cli("align", small_run.path, "--pairs", pairs, "--words")
+    assert [{j for _, j in parse_links(line).sure} for line in words.stdout.splitlines()] == [{0}, {0}]
+    assert not words.stderr
+    scored = cli("align", small_run.path, "--pairs", pairs, "--tokens", "--gold", gold)
+    assert scored.stdout == "AER 0.0%, precision 100.0%, recall 100.0% (20 links, 20 sure gold links)\n"
+    assert not scored.stderr
+    predicted = cli("predict", small_run.path, "--align", "--tokens", "--json", "3 mai 2009")
+    record = json.loads(predicted.stdout)
+    assert {j for _, j in record["links"]} == set(range(len(record["tokens"])))
+    assert "--tokens needs --align" in cli("predict", small_run.path, "--tokens", "x").stderr
+
+
 def test_wrong_options_are_reported(cli: Run, small_run: RunFolder, pairs: Path) -> None:
     def fail(*options: str | Path) -> str:
         done = cli("align", small_run.path, *options)

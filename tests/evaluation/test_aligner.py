@@ -81,7 +81,22 @@ def test_shifted_weights_are_those_of_the_step_that_reads_the_token(transformer:
     by_word = [rows_TS[:, [index for index, word in enumerate(words) if word == n]].sum(1) for n in range(3)]
     for shift, rows in ((False, slice(0, 4)), (True, slice(1, 5))):
         largest = int(np.argmax([weights[rows].mean() for weights in by_word]))
-        assert transformer.align([(source, text)], shift=shift)[0].links == {(largest, 0)}
+        assert transformer.align([(source, text)], shift=shift, tokens=False)[0].links == {(largest, 0)}
+
+
+def test_tokens_are_aligned_if_a_side_of_most_pairs_is_a_single_word(transformer: regard.Model) -> None:
+    words = [("3 mai 2009", "2009-05-03"), ("", ""), ("1 mai 2009", "2009-05-01"), ("mai", "2009 05")]
+    by_default = transformer.align(words)
+    assert by_default == transformer.align(words, tokens=True)
+    [names] = [list(cross_attentions(transformer.network))]
+    weights = transformer.force(["3 mai 2009"], ["2009-05-03"])[0].attentions[names[-1]].mean(0)
+    assert by_default[0].source_words == tuple("3 mai 2009")
+    assert by_default[0].target_words == tuple("2009-05-03")
+    assert by_default[0].links == {(int(row.argmax()), index) for index, row in enumerate(weights)}
+    assert {alignment.unit for alignment in by_default} == {"tokens"}
+    assert str(by_default[1]) == ""
+    assert {alignment.unit for alignment in transformer.align(words, tokens=False)} == {"words"}
+    assert {alignment.unit for alignment in transformer.align(PAIRS)} == {"words"}
 
 
 def test_wrong_arguments_are_rejected(transformer: regard.Model, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Word alignments of pairs, by forced decoding with one model, or with two models of opposite directions."""
+"""Alignments of the words or tokens of pairs, by forced decoding with one model, or with two of opposite directions."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from regard.config import resolve
 from regard.data.corpora import Pairs
 from regard.data.pharaoh import GoldLinks, read_alignments
 from regard.errors import ArgumentTypeError, DataError, is_iterable
-from regard.evaluation.aligner import Aligner, Pair
+from regard.evaluation.aligner import Aligner, Pair, count_words, has_single_words
 from regard.evaluation.alignment import AlignmentSettings, Symmetrization, WordAlignment
 from regard.formatting import quantity, short_path
 from regard.ops.arguments import check_integer
@@ -19,8 +20,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_EXAMINED_PAIRS = 1000
+"""The number of pairs from which it is decided whether words or tokens are aligned."""
+
 _HEAD_OPTIONS = {"attention", "layer", "head"}
 """The options that select attention weights."""
+
+
+def choose_unit(options: dict[str, Any], pairs: Iterable[Pair]) -> tuple[dict[str, Any], Iterator[Pair]]:
+    """Decide whether words or tokens are aligned, unless the options set it. Return the options and the pairs."""
+    remaining = iter(pairs)
+    if options.get("tokens") is not None:
+        return options, remaining
+    first = list(islice(remaining, _EXAMINED_PAIRS))
+    return {**options, "tokens": has_single_words(first)}, chain(first, remaining)
 
 
 def build_aligner(model: "Model", options: dict[str, Any], batch_size: int = 64) -> Aligner:
@@ -57,18 +70,20 @@ def align_pairs(
     return aligner.align_symmetrized(build_aligner(reverse, shared, batch_size), pairs, symmetrization)
 
 
-def read_gold_alignments(path: str | Path, pairs: Pairs, *, one_based: bool = False) -> list[GoldLinks]:
-    """Read a gold file with a line for each pair. Links to words that do not exist are ignored and counted."""
+def read_gold_alignments(
+    path: str | Path, pairs: Pairs, *, one_based: bool = False, aligner: Aligner | None = None
+) -> list[GoldLinks]:
+    """Read a gold file with a line for each pair. Links to words that do not exist (or tokens, if `aligner` aligns
+    tokens) are ignored and counted.
+    """
     gold = list(read_alignments(path, one_based=one_based))
     if len(gold) != len(pairs):
         raise DataError(
             f"{short_path(path)} has {quantity(len(gold), 'line')}, but there are {quantity(len(pairs), 'pair')}. Line "
             "n of the gold file must belong to pair n: give the pairs of this gold file."
         )
-    existing = [
-        links.within(len(source.split()), len(target.split()))
-        for links, (source, target) in zip(gold, pairs, strict=True)
-    ]
+    counts = count_words(pairs) if aligner is None else aligner.count_units(list(pairs))
+    existing = [links.within(*count) for links, count in zip(gold, counts, strict=True)]
     changed = [number for number, pair in enumerate(zip(gold, existing, strict=True), 1) if pair[0] != pair[1]]
     if changed:
         ignored = sum(len(before.possible - after.possible) for before, after in zip(gold, existing, strict=True))

@@ -35,6 +35,7 @@ Examples:
   regard align runs/de-en --reverse runs/en-de --pairs test.tsv
   regard align runs/de-en --pairs gold.tsv --gold gold.links --one-based
   regard align runs/de-en --pairs gold.tsv --gold gold.links --rank
+  regard align runs/pronunciation --pairs words.tsv --tokens --json
   regard align runs/de-en --pairs test.tsv --layer 5 --head 2 --json"""
 
 ScoredBy = Literal["gold", "reverse", "entropy"]
@@ -75,6 +76,10 @@ _DEFAULTS = AlignmentSettings()
 @click.option(
     "--shift", is_flag=True, help="Use the weights of the step that reads a token, not of the one that predicts it."
 )
+@click.option(
+    "--tokens/--words", default=None,
+    help="Align the tokens of the model, or words. [default: tokens if a side of most pairs is a single word]",
+)  # fmt: skip
 @click.option("--gold", metavar="FILE", help="Print the alignment error rate against this file in Pharaoh format.")
 @click.option("--one-based", is_flag=True, help="Words in the gold file are counted from 1.")
 @click.option("--rank", is_flag=True, help="Print a score for every layer and head, the best first.")
@@ -103,6 +108,7 @@ def command(
     head: int | None,
     attention: str | None,
     shift: bool,
+    tokens: bool | None,
     gold: str | None,
     one_based: bool,
     rank: bool,
@@ -116,6 +122,10 @@ def command(
     Write one line per pair, in order, in Pharaoh format: i-j links source word i to target word j. Words are separated
     by white space and counted from 0. The weights of the tokens of a word are merged. If a side of a pair is
     empty, its line is empty.
+
+    If a side of most pairs is a single word, as in pronunciation or inflection, links are between the tokens of the
+    model: the characters of a word and the symbols of its pronunciation, for example. --json prints the tokens.
+    --tokens and --words decide it. With --gold, words are aligned unless --tokens is given.
 
     \b
     argmax      link each target word to the source word with the largest weight
@@ -150,25 +160,32 @@ def command(
         "head": head,
         "attention": attention,
         "shift": shift or None,
+        "tokens": False if gold and tokens is None else tokens,
     }
     options = {"method": method, **{name: value for name, value in values.items() if value is not None}}
     paths = (model, *([reverse] if reverse else ()))
     opened = [open_model(path, accept_changes=accept_changes) for path in paths]
 
-    from regard.api.alignment import align_pairs, build_aligner, read_gold_alignments
+    from regard.api.alignment import align_pairs, build_aligner, choose_unit, read_gold_alignments
     from regard.api.evaluation_data import read_like_training
     from regard.api.model import Model
     from regard.data.corpora import Pairs, stream_pairs
 
-    stream = stream_pairs(read_like_training(files, opened[0][0].settings().data))
+    options, stream = choose_unit(options, stream_pairs(read_like_training(files, opened[0][0].settings().data)))
+    if options["tokens"] and tokens is None:
+        click.echo(
+            "note: a side of most pairs is a single word, so tokens are aligned. To align words: --words", err=True
+        )
     loaded, *others = (Model.from_checkpoint(*located) for located in opened)
     backward = others[0] if others else None
     if rank:
         read = Pairs.of(stream)
-        references = read_gold_alignments(gold, read, one_based=one_based) if gold else None
+        aligner = build_aligner(loaded, options, batch_size)
+        references = read_gold_alignments(gold, read, one_based=one_based, aligner=aligner) if gold else None
         if backward is not None:
-            references = _align_reversed(build_aligner(backward, {"method": method}, batch_size), read)
-        ranking = build_aligner(loaded, options, batch_size).rank_heads(read, references)
+            chosen = {"method": method, "tokens": options["tokens"]}
+            references = _align_reversed(build_aligner(backward, chosen, batch_size), read)
+        ranking = aligner.rank_heads(read, references)
         _print_ranking(ranking, "gold" if gold else "reverse" if reverse else "entropy", as_json=as_json)
         return
     align = partial(
@@ -178,7 +195,8 @@ def command(
         _write(align(stream), output, as_json=as_json)
         return
     read = Pairs.of(stream)
-    references = read_gold_alignments(gold, read, one_based=one_based)
+    aligner = build_aligner(loaded, options, batch_size)
+    references = read_gold_alignments(gold, read, one_based=one_based, aligner=aligner)
     alignments = list(align(read))
     if output:
         _write(alignments, output, as_json=as_json)
@@ -198,6 +216,7 @@ def _to_json(alignment: "WordAlignment") -> str:
         "source": alignment.source_words,
         "target": alignment.target_words,
         "links": sorted(alignment.links),
+        "unit": alignment.unit,
     }
     return to_json(fields, ensure_ascii=False)
 

@@ -1,4 +1,4 @@
-"""Word alignments of given pairs, from the attention weights of a model (forced decoding).
+"""Alignments of the words or tokens of given pairs, from the attention weights of a model (forced decoding).
 
 T target words, S source words, H heads.
 """
@@ -70,7 +70,7 @@ class RankedHead:
 @final
 @dataclass(frozen=True)
 class Aligner:
-    """A model that aligns words, with the attention weights that it uses for this."""
+    """A model that aligns words or tokens, with the attention weights that it uses for this."""
 
     predictor: Predictor
     settings: AlignmentSettings
@@ -93,9 +93,19 @@ class Aligner:
 
         def align_pair(pair: ForcedPair) -> WordAlignment:
             links = self.settings.extract_links(self._merge(pair, self.head)) if pair.weights else frozenset()
+            if self.settings.tokens:
+                return WordAlignment(tuple(pair.source.tokens), tuple(pair.target.texts), links, "tokens")
             return WordAlignment(tuple(pair.source.label.split()), tuple(pair.target_text.split()), links)
 
         return map_forced(self.predictor, pairs, {self.head.attention}, align_pair, batch_size=self.batch_size)
+
+    def count_units(self, pairs: Sequence[Pair]) -> list[tuple[int, int]]:
+        """Return the numbers of words or tokens of the source and the target of each pair."""
+        if not self.settings.tokens:
+            return count_words(pairs)
+        sources = self.predictor.reader.read([source for source, _ in pairs])
+        targets = self.predictor.tokenizer.ids([target for _, target in pairs])
+        return [(source.length, len(target)) for source, target in zip(sources, targets, strict=True)]
 
     def align_symmetrized(
         self, reverse: "Aligner", pairs: Iterable[Pair], method: Symmetrization
@@ -129,11 +139,24 @@ class Aligner:
         return sorted(ranked, key=lambda entry: entry.entropy if references is None else entry.score.aer)
 
     def _merge(self, pair: ForcedPair, head: Head) -> Weights:
-        """Return the weights of a head over words. The last row of weights predicts the end of the target."""
+        """Return the weights of a head over words or tokens. The last row of weights predicts the end of the target."""
         weights_TS = head.select(pair)
         weights_TS = weights_TS[1:] if self.settings.shift else weights_TS[:-1]
+        if self.settings.tokens:
+            return weights_TS
         target_words = index_words(pair.target_text, pair.target.offsets)
         return merge_words(weights_TS, target_words, index_words(pair.source.label, pair.source.offsets))
+
+
+def has_single_words(pairs: Iterable[Pair]) -> bool:
+    """Whether a side of most pairs is a single word, so that an alignment of words says nothing."""
+    filled = [counts for counts in count_words(pairs) if all(counts)]
+    return any(2 * sum(counts[side] == 1 for counts in filled) > len(filled) for side in (0, 1))
+
+
+def count_words(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
+    """Return the numbers of words of the source and the target of each pair."""
+    return [(len(source.split()), len(target.split())) for source, target in pairs]
 
 
 def _choose_head(attentions: Mapping[str, int], settings: AlignmentSettings) -> Head:

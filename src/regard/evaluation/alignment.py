@@ -20,6 +20,7 @@ Weights = NDArray[np.floating]
 WordIndices = Sequence[int] | NDArray[np.integer]
 """The index of the word of each token; −1 for a token that is not part of a word."""
 
+Unit = Literal["words", "tokens"]
 Method = Literal["argmax", "threshold", "entropy"]
 Symmetrization = Literal["intersection", "union", "grow-diag", "grow-diag-final", "grow-diag-final-and"]
 
@@ -47,6 +48,9 @@ class AlignmentSettings(Settings):
     shift: bool = Field(
         False, description="use the weights of the step that reads a token, not those of the step that predicts it"
     )
+    tokens: bool | None = Field(
+        None, description="align tokens instead of words; by default if a side of most pairs is a single word"
+    )
 
     def extract_links(self, weights_TS: Weights) -> Links:
         """Return the links of weights over words."""
@@ -68,14 +72,19 @@ class AlignmentOptions(TypedDict, total=False):
     layer: int
     head: int
     shift: bool
+    tokens: bool | None
 
 
 class WordAlignment(NamedTuple):
-    """The words of a pair, and the links between them. `str` returns the links in Pharaoh format."""
+    """The words of a pair, and the links between them. `str` returns the links in Pharaoh format.
+
+    If `unit` is `tokens`, the words are the tokens of the model.
+    """
 
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     links: Links
+    unit: Unit = "words"
 
     def __str__(self) -> str:
         return format_links(self.links)
@@ -86,7 +95,17 @@ class WordAlignment(NamedTuple):
         return [(self.source_words[i], self.target_words[j]) for i, j in sorted(self.links)]
 
     def symmetrize(self, reverse: "WordAlignment", method: Symmetrization) -> "WordAlignment":
-        """Combine this alignment with that of a model of the opposite direction, whose source is this target."""
+        """Combine this alignment with that of a model of the opposite direction, whose source is this target.
+
+        Raises:
+            ConfigError: The models split a text into different tokens.
+        """
+        if (self.source_words, self.target_words) != (reverse.target_words, reverse.source_words):
+            raise ConfigError(
+                f"The models split a text into different tokens ({' '.join(self.source_words)} and "
+                f"{' '.join(reverse.target_words)}; {' '.join(self.target_words)} and "
+                f"{' '.join(reverse.source_words)}), so their links cannot be combined. Align words (--words)."
+            )
         return self._replace(links=symmetrize(self.links, flip(reverse.links), method))
 
 
