@@ -11,6 +11,8 @@ import pytest
 
 import regard
 from regard.data.cache import sha256
+from regard.inspection.curves import read_panels
+from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
 from tests_shared import SMALL, stop_at, to_arguments
 
@@ -54,6 +56,58 @@ def test_a_fine_tuned_run_resumes_bit_identically_without_its_initial_run(
     shutil.rmtree(tmp_path / "initial")
     regard.train(tmp_path / "other")
     assert hash_last_weights(RunFolder(tmp_path / "other")) == hash_last_weights(uninterrupted)
+
+
+def test_initial_weights_are_validated_and_stay_the_best_if_training_does_not_improve_them(
+    small_run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same_dates = {"data.seed": 0, "data.dev": SMALL["data.dev"]}
+    tuned = fine_tune(small_run.path, tmp_path / "tuned", **same_dates, **{"training.learning_rate": 100.0})
+    validations = [event for event in read_events(tuned.events) if event["event"] == "validation"]
+    assert [(event["step"], event["best"]) for event in validations] == [(0, True), (2, False), (4, False)]
+    before = regard.load(small_run.path).scores
+    assert before is not None
+    assert validations[0]["accuracy"] == before["accuracy"]
+    assert validations[0]["loss"] == pytest.approx(before.loss)
+    assert tuned.best().path.name == "step-0"
+    assert tuned.best().weights_hash == small_run.best().weights_hash
+    assert "Best model: the initial weights (step 0)" in capsys.readouterr().err
+    [loss] = [panel for panel in read_panels([tuned]) if panel.name == "loss"]
+    [curve] = [curve for curve in loss.curves if curve.validated]
+    assert (curve.steps, curve.best_step) == ([0, 2, 4], 0)
+    assert regard.load(tuned.path).scores == before
+
+
+def test_a_run_that_is_killed_after_the_validation_of_its_initial_weights_resumes_bit_identically(
+    small_run: RunFolder, tmp_path: Path
+) -> None:
+    class KilledError(Exception):
+        """Stops the training like a kill: nothing is saved afterwards."""
+
+    class Killer(regard.Callback):
+        def __init__(self, *, saved: bool) -> None:
+            self.saved = saved
+
+        def on_validation(self, info: regard.ValidationInfo) -> None:
+            if info.step == 0 and not self.saved:
+                raise KilledError
+
+        def on_step(self, info: regard.StepInfo) -> None:
+            if info.step == 1:
+                raise KilledError
+
+    uninterrupted = fine_tune(small_run.path, tmp_path / "one")
+    overrides = {"training.init_from": str(small_run.path), **OTHER_DATES, **SHORT}
+    for saved in (False, True):
+        with pytest.raises(KilledError):
+            regard.train("dates", overrides, out=tmp_path / "other", callbacks=Killer(saved=saved))
+    resumed = fine_tune(small_run.path, tmp_path / "other")
+    assert hash_last_weights(resumed) == hash_last_weights(uninterrupted)
+    events = [
+        [(event["event"], event["step"], event.get("loss")) for event in read_events(run.events)]
+        for run in (resumed, uninterrupted)
+    ]
+    assert events[0] == events[1]
 
 
 def test_changed_initial_weights_are_reported_on_resume(

@@ -78,6 +78,8 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
     display.start(progress.schedule.end, progress.step)
     # An extended run averages its new last checkpoints.
     progress.average_tried = progress.average_tried and state.is_finished
+    if training.init_from is not None and progress.step == 0 and progress.best is None:
+        _validate_initial_weights(state, callbacks)
     since, tokens = time.monotonic(), 0
     while not state.is_finished:
         _meet_deadline(state, callbacks, display.print)
@@ -117,6 +119,18 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
         average_last_checkpoints(state, callbacks, display.print)
     state.release_cuda_graphs()
     display.print(describe_end(state))
+
+
+def _validate_initial_weights(state: TrainingState, callbacks: Callback) -> None:
+    """Validate and save the weights that a fine-tuned run starts from: they are the best until training improves them.
+
+    A run that is stopped before its next checkpoint resumes from this one.
+    """
+    started = time.monotonic()
+    validate_model(state, callbacks)
+    callbacks.on_save(save(state))
+    if state.deadline is not None:
+        state.deadline.note_validation(time.monotonic() - started)
 
 
 def _set_deadline(state: TrainingState, started: float, report: Report) -> None:

@@ -25,7 +25,7 @@ def describe_start(state: TrainingState) -> str:
     return (
         f"Training {parameters:,} parameters on {quantity(len(state.data.train), 'pair')} {start}"
         f"in {state.folder.path}, on {state.device}{state.objective.describe()}. "
-        f"An epoch has {quantity(steps, 'step')}; {padding:.0%} of the batches is padding."
+        f"An epoch has {quantity(steps, 'step')}; {padding:.0%} of the tokens in batches are padding."
     )
 
 
@@ -36,6 +36,8 @@ def describe_end(state: TrainingState) -> str:
         early = f"; stopped early after {quantity(progress.validations_since_best, 'validation')} without improvement"
     best = progress.best.describe(training.metric) if progress.best else "not validated"
     which = "average of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
+    if progress.best_step == 0:
+        which = "the initial weights (step 0)"
     epochs = progress.step / steps_per_epoch(state.sampler, training)
     short = ""
     if training.minutes is not None and epochs < 2:
