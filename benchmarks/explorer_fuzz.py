@@ -111,7 +111,8 @@ def list_edits(attention: str) -> list[dict[str, Any]]:
 SEARCH: Final[dict[str, Any]] = {
     "beam": 2, "nbest": 2, "length_penalty": 0.6, "coverage_penalty": 0.1, "groups": 1, "diversity_penalty": 0.5,
     "sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "mbr_samples": 0, "no_repeat_ngram": 2,
-    "repetition_penalty": 1.1, "min_length": 1, "seed": 0, "prefix": "2", "must_contain": ["-"], "banned": ["9"],
+    "repetition_penalty": 1.1, "loop_guard": False, "min_length": 1, "seed": 0, "prefix": "2",
+    "must_contain": ["-"], "banned": ["9"],
 }  # fmt: skip
 SAMPLING: Final = {"sample": True, "temperature": 1.0, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 1}
 SOURCES: Final = [{"text": "3 mai 2009"}, {"text": "3 mai 2009"}, {"text": ""}, {"example": 0}]

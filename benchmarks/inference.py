@@ -37,7 +37,11 @@ MODELS = {
         "model": {"kind": "transformer", "size": 128, "heads": 4, "layers": 2, "feedforward": 512, "dropout": 0.0}
     },
 }
-SEARCHES: dict[str, dict[str, Any]] = {"greedy": {}, "beam 5": {"beam": 5}, "beam 5, nbest 5": {"beam": 5, "nbest": 5}}
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"loop_guard": False},
+    "beam 5": {"beam": 5},
+    "beam 5, nbest 5": {"beam": 5, "nbest": 5},
+}
 TOKENIZER_PAIRS = 1000
 """The number of pairs from which the tokenizers are built."""
 

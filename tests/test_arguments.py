@@ -311,7 +311,7 @@ USING: list[Misuse] = [
     (lambda model: model.predict("x", prefix=["2"]), TYPE, "prefix must be one text .*, not list"),
     (lambda model: model.predict("x", must_contain=[3]), TYPE, r"must_contain\[0\] must be a text .*, not int"),
     (lambda model: model.predict("x", banned=3), TYPE, "banned must be a text .* or a list of texts, not int"),
-    (lambda model: model.predict("x", must_contain="字"), VALUE, "lacks part of '字'"),
+    (lambda model: model.predict("x", must_contain="字"), VALUE, "no token for '字'"),
     (lambda model: model.score("x", ["y"]), VALUE, "Pass one source and one target, or a list"),
     (lambda model: model.score(["x"], ["y", "z"]), VALUE, "Got 1 source and 2 targets"),
     (lambda model: model.score(["x"], [None]), TYPE, r"target\[0\] must be a text .*, not NoneType"),

@@ -69,7 +69,7 @@ def test_pictures_are_captioned_with_a_beam(cli: Run, project: Path, run: Path) 
     names = [f"pictures/{number}.npy" for number in range(20)]
     done = regard_command(cli, project, "predict", run, "--beam", "3", "--nbest", "2", *names)
     assert done.returncode == 0, done.stderr
-    predicted = [line.split("\t")[1] for line in done.stdout.splitlines()]
+    predicted = [line.split("\t")[2] for line in done.stdout.splitlines()]
     assert len(predicted) == 40
     assert sum(caption == best for caption, best in zip(expected, predicted[::2], strict=False)) >= 16
     piped = cli("predict", run, "--import", PLUGIN, cwd=project, stdin="\n".join(names))

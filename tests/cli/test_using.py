@@ -60,11 +60,16 @@ def test_unknown_characters_are_reported(cli: Run, small_run: RunFolder) -> None
 def test_nbest_predictions_are_printed_as_lines_or_as_json(cli: Run, small_run: RunFolder) -> None:
     done = cli("predict", small_run.path, "--beam", "3", "--nbest", "2", "3 mai 2009", "May 3, 2009")
     assert done.returncode == 0, done.stderr
-    scores = [line.split("\t") for line in done.stdout.splitlines()]
-    assert [len(columns) for columns in scores] == [2, 2, 2, 2]
-    assert all(float(score) <= 0 for score, _ in scores)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [len(columns) for columns in rows] == [3, 3, 3, 3]
+    for best, second in ((rows[0], rows[1]), (rows[2], rows[3])):
+        assert 0 >= float(best[0]) >= float(second[0])  # sorted by the first column
     lines = cli("predict", small_run.path, "--beam", "3", "--nbest", "2", "--json", "3 mai 2009").stdout.splitlines()
-    assert [json.loads(line)["text"] for line in lines] == [text for _, text in scores[:2]]
+    predicted = [json.loads(line) for line in lines]
+    assert [[f"{p['ranking_score']:.4f}", f"{p['score']:.4f}", p["text"]] for p in predicted] == rows[:2]
+    for prediction in predicted:  # log p divided by the default length penalty; the length includes the end token
+        penalty = ((5 + len(prediction["tokens"]) + (not prediction["truncated"])) / 6) ** 0.6
+        assert prediction["ranking_score"] == pytest.approx(prediction["score"] / penalty, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_predictions_satisfy_constraints(cli: Run, small_run: RunFolder, options
 def test_a_phrase_outside_the_vocabulary_is_rejected(cli: Run, small_run: RunFolder) -> None:
     done = cli("predict", small_run.path, "--must-contain", "2009年", "3 mai 2009")
     assert done.returncode == 2
-    assert "must_contain: the model's vocabulary lacks part of '2009年'" in done.stderr
+    assert "must_contain: the model has no token for '年' in '2009年'" in done.stderr
 
 
 def test_ensembles_average_the_probabilities_of_their_models(
@@ -389,7 +394,7 @@ def test_nbest_writes_n_lines_for_every_line(cli: Run, small_run: RunFolder) -> 
     lines = done.stdout.split("\n")[:-1]
     assert len(lines) == 9
     assert all("\t" in line for line in lines)
-    assert [line.split("\t")[1] for line in lines[3:6]] == ["", "", ""]
+    assert [line.split("\t")[2] for line in lines[3:6]] == ["", "", ""]
     as_json = cli("predict", small_run.path, "--nbest", "3", "--json", stdin="\n").stdout.split("\n")[:-1]
     assert [json.loads(line)["text"] for line in as_json] == ["", "", ""]
 

@@ -145,6 +145,17 @@ def test_scoring_restores_the_mode_of_the_model(training: bool) -> None:
     assert not torch.is_inference_mode_enabled()
 
 
+def test_unknown_tokens_of_scored_pairs_are_named_once(small_run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    model = regard.load(small_run.path)
+    with caplog.at_level("WARNING"):
+        model.score(["3 mai 2009", "3 mai § 2009", "x"], ["2009-05-03", "2009-☃", "☃"])
+    [record] = caplog.records
+    assert "has no token for '§', '☃' (in 2 of the 3 pairs)" in record.getMessage()
+    caplog.clear()
+    model.score("3 mai 2009", "2009-05-03")
+    assert not caplog.records
+
+
 def test_dropout_does_not_apply_to_scores() -> None:
     settings = {**GRU, "dropout": 0.5}
     predictor = Predictor(build(settings).train(), READER, TOKENIZERS.target, DecodingSettings(), max_length=100)

@@ -169,7 +169,7 @@ def test_without_captum_the_error_names_the_package_to_install(
         ({"method": "value_zeroing", "contrast": "1999"}, "cannot contrast two tokens"),
         ({"method": "attention", "previous": True}, "has no scores of previous tokens"),
         ({"target": "2009", "contrast": "2009"}, "is the target itself"),
-        ({"target": "2009", "contrast": "2☃"}, "vocabulary lacks part of '2☃'"),
+        ({"target": "2009", "contrast": "2☃"}, "has no token for '☃' in '2☃'"),
         ({"target": "2009", "contrast": (9, "1")}, "there is no step 9. The target has the steps 0 to 4"),
         ({"target": "2009", "contrast": (1, "12")}, "is not one token, but 2: 1 2"),
         ({"target": "2009", "contrast": (1, "0")}, "is the token of the target at step 1"),

@@ -7,7 +7,8 @@ import torch
 
 from regard.api import arguments
 from regard.data.sources import SourceItem
-from regard.data.tokens.tokenizers import END, START, UNKNOWN
+from regard.data.tokens.tokenizers import END, START, UNKNOWN, Tokenizer
+from regard.data.tokens.unknown import UnknownTokens
 from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
 from regard.decoding.search import Hypothesis, Weights
@@ -196,7 +197,7 @@ def _find_steps(predictor: Predictor, tokens: Sequence[int], contrast: Contrast 
 def _find_difference(predictor: Predictor, tokens: Sequence[int], contrast: str) -> tuple[list[int], int]:
     """Return the first step at which two targets differ, and the token of the second target at this step."""
     [other] = predictor.tokenizer.ids([contrast if contrast.strip() else ""])
-    _check_known(contrast, other)
+    _check_known(contrast, other, predictor.tokenizer)
     pairs = zip([*tokens, END], [*other, END], strict=False)
     for step, (first, second) in enumerate(pairs):
         if first != second:
@@ -220,7 +221,7 @@ def _find_token(predictor: Predictor, tokens: Sequence[int], contrast: Any) -> t
     else:
         index = predictor.tokenizer.inner.token_to_id(text)
         ids = [index] if index is not None else predictor.tokenizer.ids([text])[0]
-    _check_known(text, ids)
+    _check_known(text, ids, predictor.tokenizer)
     if len(ids) != 1:
         raise ConfigError(
             f"contrast: {text!r} is not one token, but {len(ids)}: {' '.join(predictor.tokenizer.tokens(ids))}. Use "
@@ -231,8 +232,10 @@ def _find_token(predictor: Predictor, tokens: Sequence[int], contrast: Any) -> t
     return [step], ids[0]
 
 
-def _check_known(text: str, ids: Sequence[int]) -> None:
+def _check_known(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
     if UNKNOWN in ids:
+        unknown = UnknownTokens.of(tokenizer.find_unknown([text])[0])
         raise ConfigError(
-            f"contrast: the model's vocabulary lacks part of {text!r}. Use a text that consists of known tokens."
+            f"contrast: the model has no token for {unknown or repr(text)} in {text!r}. Use a text that consists of "
+            "known tokens."
         )

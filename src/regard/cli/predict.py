@@ -3,7 +3,6 @@
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -13,6 +12,7 @@ from regard.cli.streaming import read_chunks
 from regard.config import parse_override, resolve
 from regard.data.lines import parse_lines
 from regard.data.pharaoh import format_links
+from regard.data.tokens.unknown import UnknownTokens
 from regard.decoding.settings import PredictionOptions, SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, to_json
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from regard.inspection.prediction import Prediction
 
     Predicted = tuple[str, Prediction | None, str | None]
-
-MAX_UNKNOWN = 8
-"""The maximum number of unknown tokens named in a message."""
 
 EXAMPLES = """\b
 Examples:
@@ -67,6 +64,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per prediction: text, score, tokens.")
 @click.option("--attention", is_flag=True, help="Include attention weights; needs --json.")
 @click.option("--align", is_flag=True, help="Add word alignments in Pharaoh format, after a tab; see regard align -h.")
+@click.option("--tokens", is_flag=True, help="Align tokens instead of words; needs --align.")
 @click.option("--replace-invalid", is_flag=True, help="Replace bytes that are not UTF-8 with U+FFFD, and count them.")
 @accept_changes_option
 def command(
@@ -83,6 +81,7 @@ def command(
     as_json: bool,
     attention: bool,
     align: bool,
+    tokens: bool,
     replace_invalid: bool,
     accept_changes: bool,
 ) -> None:
@@ -93,17 +92,23 @@ def command(
 
     Write one line per input line, in order. The prediction for an empty or blank line is empty. Lines from a pipe are
     predicted as they arrive: in full batches while the input is fast, and at once when it pauses. With --nbest above
-    1, write N lines per text, each with its log-probability and a tab before the prediction; if a text has fewer
-    predictions, as an empty one has, the other lines have an empty score and prediction. With --align, the links
-    between source words and predicted words follow after a tab.
+    1, write N lines per text: the score by which they are sorted, a tab, the log-probability, a tab, the prediction. If
+    a text has fewer predictions, as an empty one has, these fields are empty on the other lines. With --align, the
+    links between source words and predicted words follow after a tab.
+
+    A beam ranks predictions by log-probability / ((5 + length) / 6)^length_penalty. The default length_penalty is 0.6,
+    so a longer prediction can rank above a more probable one; with 0, both scores are equal. Greedy search decodes a
+    prediction that repeats a few tokens in a loop again, without the loop, unless loop_guard=false.
 
     Search settings: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k, top_p,
-    min_p, mbr_samples, no_repeat_ngram, repetition_penalty, min_length, seed.
+    min_p, mbr_samples, no_repeat_ngram, repetition_penalty, loop_guard, min_length, seed.
     """
     search: dict[str, Any] = {"nbest": nbest} | ({"beam": beam} if beam else {}) | dict(map(parse_override, settings))
     nbest = resolve(SearchSettings, search, {}).nbest
     if attention and not as_json:
         raise click.UsageError("--attention needs --json. To draw the weights, use `regard look`.")
+    if tokens and not align:
+        raise click.UsageError("--tokens needs --align.")
     from_stdin = not texts or texts == ("-",)
     if from_stdin and sys.stdin is None:
         raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
@@ -113,10 +118,10 @@ def command(
     from regard.api.model import Model
 
     loaded = Model.from_checkpoints(opened)
-    aligner = build_aligner(loaded, {}, batch_size) if align else None
+    aligner = build_aligner(loaded, {"tokens": tokens}, batch_size) if align else None
     lines: Iterable[str] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else texts
 
-    truncated, texts_with_unknown, unknown, failed, count = 0, 0, dict[str, None](), 0, 0
+    truncated, looped, unknown, failed, count = 0, 0, UnknownTokens(), 0, 0
 
     def predict(sources: list[str]) -> "list[Prediction]":
         constraints: PredictionOptions = {
@@ -141,9 +146,7 @@ def command(
                 for _ in range(nbest):
                     click.echo(to_json({"source": source, "error": problem}) if as_json else "")
                 continue
-            texts_with_unknown += bool(best.unknown)
-            if len(unknown) <= MAX_UNKNOWN:
-                unknown |= dict.fromkeys(best.unknown)
+            unknown.add(best.unknown)
             for prediction in (best, *best.alternatives):
                 links = None if alignments is None else next(alignments).links
                 click.echo(
@@ -152,18 +155,21 @@ def command(
                     else _to_line(prediction, scored=nbest > 1, links=links)
                 )
                 truncated += prediction.truncated
+                looped += prediction.looped
             for _ in range(nbest - 1 - len(best.alternatives)):
                 click.echo(_fill_line(source, as_json=as_json, scored=nbest > 1, aligned=align))
     if truncated:
         click.echo(
             f"note: {quantity(truncated, 'prediction')} reached the length limit and may be incomplete.", err=True
         )
-    if unknown:
-        names = ", ".join(map(repr, islice(unknown, MAX_UNKNOWN)))
-        more = " and others" if len(unknown) > MAX_UNKNOWN else ""
+    if looped:
         click.echo(
-            f"note: the model has no token for {names}{more} (in {texts_with_unknown:,} of the texts).", err=True
+            f"note: {quantity(looped, 'prediction')} repeated a few tokens in a loop, decoded again without it "
+            "(loop_guard).",
+            err=True,
         )
+    if unknown:
+        click.echo(f"note: the model has no token for {unknown} (in {unknown.texts:,} of the texts).", err=True)
     if failed:
         noun = loaded.predictor.reader.noun
         raise DataError(
@@ -213,15 +219,15 @@ def _open_stdin() -> BinaryIO:
 
 def _to_line(prediction: "Prediction", *, scored: bool, links: "Links | None") -> str:
     text = prediction.text.replace("\n", " ")  # a byte-level model can generate line breaks
-    fields = [f"{prediction.score:.4f}", text] if scored else [text]
+    fields = [f"{prediction.ranking_score:.4f}", f"{prediction.score:.4f}", text] if scored else [text]
     return "\t".join(fields if links is None else [*fields, format_links(links)])
 
 
 def _fill_line(source: str, *, as_json: bool, scored: bool, aligned: bool) -> str:
     """Return a line for a prediction that does not exist: an empty text has one prediction, whatever --nbest."""
     if as_json:
-        return to_json({"source": source, "text": "", "score": None}, ensure_ascii=False)
-    return "\t" * (int(scored) + int(aligned))
+        return to_json({"source": source, "text": "", "score": None, "ranking_score": None}, ensure_ascii=False)
+    return "\t" * (2 * int(scored) + int(aligned))
 
 
 def _to_json(prediction: "Prediction", *, attention: bool, links: "Links | None") -> str:
@@ -229,7 +235,9 @@ def _to_json(prediction: "Prediction", *, attention: bool, links: "Links | None"
         "source": prediction.source,
         "text": prediction.text,
         "score": prediction.score,
+        "ranking_score": prediction.ranking_score,
         "truncated": prediction.truncated,
+        "looped": prediction.looped,
         "unknown": prediction.unknown,
         "tokens": prediction.tokens,
         "source_tokens": prediction.source_tokens,

@@ -122,7 +122,7 @@ def force_targets(
     items = predictor.reader.read(sources)
     scores = predictor.score(sources, targets, batch_size=batch_size)
     forced = [
-        Hypothesis(tokens, score, truncated=False)
+        Hypothesis(tokens, score, truncated=False, rank=score)
         for tokens, score in zip(predictor.tokenizer.ids(targets), scores, strict=True)
     ]
     with predictor.inference():

@@ -1,9 +1,10 @@
 """Predictor: a model with the reader of its sources and the tokenizer of its targets, which predicts and scores."""
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,9 +18,11 @@ from regard.data.corpora import RawSource
 from regard.data.sampler import batch_by_length
 from regard.data.sources import SourceItem, SourceReader
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer
+from regard.data.tokens.unknown import UnknownTokens
 from regard.decoding.beam import BeamOptions, beam_search
 from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.history import BeamStep
+from regard.decoding.loops import NoLoops, has_loop
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
 from regard.decoding.sampling import Sampler, rank_by_risk
 from regard.decoding.scoring import DIVERGED, MAX_LOGITS, target_log_probs
@@ -28,9 +31,11 @@ from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions, trace_hypotheses
 from regard.decoding.weights import BatchWeights, RecordedDecoder
 from regard.errors import ConfigError, ModelError
-from regard.models.contracts import Decoder, Memory, Source
+from regard.models.contracts import Decoder, Memory, reorder
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.reference_mode import full_precision
+
+log = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = SpecialTokens(START, END, suppressed=(PAD, UNKNOWN, START))
 GREEDY = SearchSettings()
@@ -99,14 +104,13 @@ class Predictor:
         """Return the `nbest` hypotheses for each source, best first, with attention weights if requested.
 
         Samples depend on the seed and on the index of the source, `first_index` and up, and not on other sources.
-        The hypothesis for an empty source is empty.
+        The hypothesis for an empty source is empty. Greedy hypotheses that loop are decoded again (`loop_guard`).
         """
         predictions: dict[int, list[Hypothesis]] = {}
         with self.inference():
             for rows in batch_by_length([source.length for source in sources], batch_size):
-                source = self.reader.collate([sources[row] for row in rows]).to(self.device)
                 task = _Task(search, constraints.select(rows), [first_index + row for row in rows], history)
-                nbest = self._predict_batch(source, task, attention=attention)
+                nbest = self._predict_batch([sources[row] for row in rows], task, attention=attention)
                 predictions.update(zip(rows, nbest, strict=True))
         return [predictions[row] for row in range(len(sources))]
 
@@ -133,14 +137,24 @@ class Predictor:
             given = [Hypothesis(ids, 0.0, truncated=False)]
             traced = trace_hypotheses(self.model, batch, given, None, self.tokenizer, options)
         score = sum(step.log_prob for step in traced.steps[0])
-        return traced._replace(nbest=[traced.nbest[0]._replace(score=score)])
+        return traced._replace(nbest=[traced.nbest[0]._replace(score=score, rank=score)])
 
     def score(self, sources: Iterable[RawSource], targets: Iterable[str], *, batch_size: int = 64) -> list[float]:
-        """Return log p(target | source) of each pair. Memory use does not depend on the number of pairs."""
+        """Return log p(target | source) of each pair. Memory use does not depend on the number of pairs.
+
+        Log a warning if texts contain unknown tokens: log p is then that of the unknown token.
+        """
         scores: list[float] = []
+        unknown = UnknownTokens()
         pairs = zip(sources, targets, strict=True)
         while window := list(islice(pairs, _BATCHES_PER_WINDOW * batch_size)):
-            scores += self._score_window(window, batch_size)
+            scores += self._score_window(window, batch_size, unknown)
+        if unknown:
+            log.warning(
+                "The model has no token for %s (in %d of the %d pairs). The log-probabilities of these pairs are those "
+                "of texts with unknown tokens.",
+                unknown, unknown.texts, len(scores),
+            )  # fmt: skip
         return scores
 
     @contextmanager
@@ -160,10 +174,14 @@ class Predictor:
         finally:
             self.model.train(was_training)
 
-    def _score_window(self, pairs: Sequence[tuple[RawSource, str]], batch_size: int) -> list[float]:
-        """Score some pairs, in batches of similar length."""
+    def _score_window(
+        self, pairs: Sequence[tuple[RawSource, str]], batch_size: int, unknown: UnknownTokens
+    ) -> list[float]:
+        """Score some pairs, in batches of similar length. Collect their unknown tokens."""
         sources = self.reader.read([source for source, _ in pairs])
         targets = [[*ids, END] for ids in self.tokenizer.ids([target for _, target in pairs])]
+        for item, ids, (_, text) in zip(sources, targets, pairs, strict=True):
+            unknown.add([*item.unknown, *(self.tokenizer.find_unknown([text])[0] if UNKNOWN in ids else ())])
         lengths = [source.length + len(target) for source, target in zip(sources, targets, strict=True)]
         scores = [0.0] * len(pairs)
         with self.inference():
@@ -175,19 +193,34 @@ class Predictor:
                     scores[row] = value
         return scores
 
-    def _predict_batch(self, source: Source, task: "_Task", *, attention: bool) -> list[list[Hypothesis]]:
-        """Search, rank the hypotheses, and record their attention weights if requested."""
-        search = task.search
+    def _predict_batch(
+        self, sources: Sequence[SourceItem], task: "_Task", *, attention: bool
+    ) -> list[list[Hypothesis]]:
+        """Encode the sources and decode them. Decode those whose greedy hypothesis loops again, without the loop."""
+        source = self.reader.collate(sources).to(self.device)
         with record(self.model) if attention else nullcontext(Recording()) as encoding:
             memory = self.model.encoder(source)
+        encoded = _Encoded(memory, encoding, source.length_hint_B)
+        nbest = self._decode(encoded, task, attention=attention)
+        if task.search.is_greedy and task.search.loop_guard:
+            looping = [row for row, [greedy] in enumerate(nbest) if has_loop(greedy, sources[row].tokens)]
+            if looping:
+                again = self._decode(encoded.select(looping), task.without_loops(looping), attention=attention)
+                for row, [other] in zip(looping, again, strict=True):
+                    nbest[row] = [other._replace(looped=other.tokens != nbest[row][0].tokens)]
+        return nbest
+
+    def _decode(self, encoded: "_Encoded", task: "_Task", *, attention: bool) -> list[list[Hypothesis]]:
+        """Search, rank the hypotheses, and record their attention weights if requested."""
+        search, (memory, encoding, length_B) = task.search, encoded
         if attention and search.has_one_hypothesis and self.device.type == "cpu":
             with record(self.model) as recording:
                 decoder = RecordedDecoder(self.model.decoder, recording)
-                nbest = self._search(source, decoder, memory, task)
+                nbest = self._search(length_B, decoder, memory, task)
             if decoder.steps:  # a search over empty sources takes no step
                 return BatchWeights.of_search(decoder, memory, encoding).attach(nbest)
             return BatchWeights.of_hypotheses(self.model, memory, encoding, nbest).attach(nbest)
-        nbest = self._search(source, self.model.decoder, memory, task)
+        nbest = self._search(length_B, self.model.decoder, memory, task)
         if search.coverage_penalty:
             weights = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest)
             nbest = weights.rank_by_coverage(weights.attach(nbest) if attention else nbest, search.coverage_penalty)
@@ -198,15 +231,14 @@ class Predictor:
             nbest = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest).attach(nbest)
         return nbest
 
-    def _search(self, source: Source, decoder: Decoder, memory: Memory, task: "_Task") -> list[list[Hypothesis]]:
+    def _search(self, length_B: Tensor, decoder: Decoder, memory: Memory, task: "_Task") -> list[list[Hypothesis]]:
         """Run the strategy that is set in `search`, under the rules and constraints."""
         search = task.search
-        length_B = source.length_hint_B
         limits_B = (length_B * self.limits.max_length_ratio + self.limits.max_length_extra).long()
         limits_B = torch.where(length_B > 0, limits_B, 0)
         tokenized = self._tokenize_constraints(task.constraints)
         limits_B = _extend_limits(limits_B, tokenized)
-        rules = _build_rules(search, tokenized, limits_B)
+        rules = _build_rules(search, tokenized, limits_B, allow_loops=task.allow_loops)
         inputs = (decoder, memory, SPECIAL_TOKENS, limits_B)
         if search.sample or search.mbr_samples:
             generators = [np.random.default_rng([search.seed, index]) for index in task.indices]
@@ -248,9 +280,10 @@ class Predictor:
         tokenized = self.tokenizer.ids(texts)
         for text, ids in zip(texts, tokenized, strict=True):
             if UNKNOWN in ids:
+                unknown = UnknownTokens.of(self.tokenizer.find_unknown([text])[0])
                 raise ConfigError(
-                    f"{option}: the model's vocabulary lacks part of {text!r}, so no prediction can contain it. Use a "
-                    "text that consists of known tokens."
+                    f"{option}: the model has no token for {unknown} in {text!r}, so no prediction can contain this "
+                    "text. Use a text that consists of known tokens."
                 )
             excluded = next((phrase for phrase in banned if _contains(ids, phrase)), None)
             if excluded is not None:
@@ -275,12 +308,33 @@ _Banned = tuple[tuple[int, ...], ...]
 
 
 class _Task(NamedTuple):
-    """What to do with a batch: the search with its constraints and history, and the indices of its sources."""
+    """What to do with a batch: the search with its constraints and history, the indices of its sources, and whether
+    predictions may loop.
+    """
 
     search: SearchSettings
     constraints: Constraints
     indices: Sequence[int]
     history: list[BeamStep] | None
+    allow_loops: bool = True
+
+    def without_loops(self, rows: Sequence[int]) -> "_Task":
+        """Return the task for some of the sources, with a rule against loops."""
+        return self._replace(constraints=self.constraints.select(rows), allow_loops=False)
+
+
+class _Encoded(NamedTuple):
+    """Encoded sources: their memory, the recording of the encoder, and their lengths."""
+
+    memory: Memory
+    encoding: Recording
+    length_B: Tensor
+
+    def select(self, rows: Sequence[int]) -> "_Encoded":
+        """Return some of the sources."""
+        rows_N = torch.tensor(rows, device=self.length_B.device)
+        calls = {name: [weights[rows_N] for weights in calls] for name, calls in self.encoding.calls.items()}
+        return _Encoded(reorder(self.memory, rows_N), replace(self.encoding, calls=calls), self.length_B[rows_N])
 
 
 class _TokenizedConstraints(NamedTuple):
@@ -303,9 +357,11 @@ def _extend_limits(limits_B: Tensor, constraints: _TokenizedConstraints) -> Tens
     return torch.where(limits_B > 0, limits_B.clamp_min(torch.tensor(required, device=limits_B.device) + 1), limits_B)
 
 
-def _build_rules(search: SearchSettings, constraints: _TokenizedConstraints, limits_B: Tensor) -> list[Rule]:
+def _build_rules(
+    search: SearchSettings, constraints: _TokenizedConstraints, limits_B: Tensor, *, allow_loops: bool
+) -> list[Rule]:
     """Build the rules in order: required phrases and prefixes are last, because they override the others."""
-    rules: list[Rule] = []
+    rules: list[Rule] = [] if allow_loops else [NoLoops()]
     if search.min_length:
         rules.append(MinLength(END, search.min_length))
     if search.no_repeat_ngram:

@@ -59,6 +59,8 @@ class Hypothesis(NamedTuple):
     score: float
     truncated: bool
     rank: float = 0.0
+    looped: bool = False
+    """Whether greedy search repeated itself, and the hypothesis was decoded again without the loop."""
     attentions: Mapping[str, Weights] = MappingProxyType({})
     """The weights of each attention by name: queries × keys, or heads × queries × keys."""
     layout: Grid | None = None

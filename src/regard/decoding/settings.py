@@ -28,7 +28,9 @@ class SearchSettings(Settings):
         1, description="beam width; 1 is greedy search. By default the smallest width that fits nbest and groups"
     )
     nbest: BeamWidth = Field(1, description="predictions for each source, best first")
-    length_penalty: Weight = Field(0.6, description="α: log p is divided by ((5 + length) / 6)^α")
+    length_penalty: Weight = Field(
+        0.6, description="α: a beam ranks hypotheses by log p / ((5 + length) / 6)^α; 0 ranks them by log p"
+    )
     coverage_penalty: Weight = Field(
         0.0, description="β: penalty for source tokens that receive little attention, applied to finished hypotheses"
     )
@@ -56,6 +58,10 @@ class SearchSettings(Settings):
     repetition_penalty: Factor = Field(
         1.0, description="multiplies the log-probability of tokens already generated; 1 is off"
     )
+    loop_guard: bool = Field(
+        True,
+        description="greedy search: decode a prediction that repeats a few tokens in a loop again, without the loop",
+    )
     min_length: OptionalLength = Field(0, description="minimum number of tokens in a prediction")
     seed: Seed = Field(0, description="random seed of sampling")
 
@@ -63,6 +69,11 @@ class SearchSettings(Settings):
     def has_one_hypothesis(self) -> bool:
         """Whether the search follows a single hypothesis of each source."""
         return self.beam == self.nbest == 1 and not self.mbr_samples
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the search chooses the most likely token at each step."""
+        return self.beam == 1 and not self.sample and not self.mbr_samples
 
     @property
     def uses_beam(self) -> bool:
@@ -112,6 +123,7 @@ class SearchOptions(TypedDict, total=False):
     mbr_samples: int
     no_repeat_ngram: int
     repetition_penalty: float
+    loop_guard: bool
     min_length: int
     seed: int
 

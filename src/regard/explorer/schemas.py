@@ -93,6 +93,7 @@ class SearchRequest(Request):
     mbr_samples: Annotated[NonNegativeInt, Field(le=MAX_BEAM)] = 0
     no_repeat_ngram: NonNegativeInt = 0
     repetition_penalty: Annotated[float, Field(ge=1)] = 1.0
+    loop_guard: bool = True
     min_length: Annotated[NonNegativeInt, Field(le=MAX_TEXT)] = 0
     seed: Annotated[NonNegativeInt, Field(lt=2**63)] = 0
     prefix: Text = ""

@@ -41,6 +41,10 @@ class Prediction:
         roles: The role of every attention in the model, by name: `encoder-self`, `decoder-self` or `cross`.
         members: The number of models, if the prediction is that of an ensemble; 1 otherwise.
         alternatives: The other predictions if `nbest` is above 1, best first.
+        ranking_score: The value by which the predictions for a source are sorted (truncated ones last): in beam search,
+            the log-probability divided by the length penalty, with the other penalties; with `mbr_samples`, the average
+            chrF against all samples; otherwise the log-probability. None if it is not known.
+        looped: Whether greedy search repeated itself in a loop, so that the prediction was decoded again without it.
         item: The source as its reader returned it; the pixels of an image are read from it when they are shown.
 
     >>> prediction = model.predict("3 mai 2009")
@@ -60,6 +64,8 @@ class Prediction:
     roles: dict[str, Role] = field(default_factory=dict)
     members: int = 1
     alternatives: list["Prediction"] = field(default_factory=list)
+    ranking_score: float | None = None
+    looped: bool = False
     item: SourceItem | None = field(default=None, compare=False)
 
     @classmethod
@@ -87,8 +93,10 @@ class Prediction:
             prediction(
                 text=tokenizer.decode(hypothesis.tokens),
                 score=hypothesis.score,
+                ranking_score=hypothesis.rank,
                 tokens=tokenizer.tokens(hypothesis.tokens),
                 truncated=hypothesis.truncated,
+                looped=hypothesis.looped,
                 attentions=dict(hypothesis.attentions),
             )
             for hypothesis in nbest

@@ -61,7 +61,14 @@ def write_document(parts: TraceParts) -> Document:
         "model": parts.model,
         "source": _write_source(prediction),
         "hypotheses": [
-            {"text": each.text, "tokens": each.tokens, "score": _to_finite(each.score), "truncated": each.truncated}
+            {
+                "text": each.text,
+                "tokens": each.tokens,
+                "score": _to_finite(each.score),
+                "ranking_score": None if each.ranking_score is None else _to_finite(each.ranking_score),
+                "truncated": each.truncated,
+                "looped": each.looped,
+            }
             for each in (prediction, *prediction.alternatives)
         ],
         "steps": [[_write_step(step) for step in steps] for steps in parts.steps],
@@ -244,6 +251,8 @@ def _read_prediction(document: Document) -> Prediction:
             },
             {name: entry["role"] for name, entry in described.items()},
             document["model"].get("members", 1),
+            ranking_score=hypothesis.get("ranking_score"),
+            looped=hypothesis.get("looped", False),
             item=item,
         )
         for index, hypothesis in enumerate(document["hypotheses"])

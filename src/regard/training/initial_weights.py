@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import NamedTuple
 
 from regard.config import differences
 from regard.data.corpora import Corpus, Pairs
 from regard.data.settings import token_differences
 from regard.data.tokens.tokenizers import TokenizerPair
+from regard.data.tokens.unknown import UnknownTokens
 from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path
 from regard.models.seq2seq import Seq2Seq
@@ -22,8 +23,8 @@ log = logging.getLogger(__name__)
 _HASH_PREFIX = "initial weights of "
 """Prefix of the name of the initial weights in the hashes of the inputs of a run."""
 
-_MAX_SEARCHED, _MAX_LISTED = 20_000, 8
-"""The number of training pairs that are searched for unknown tokens, and the number of unknown tokens to list."""
+_MAX_SEARCHED = 20_000
+"""The number of training pairs that are searched for unknown tokens."""
 
 
 class InitialWeights(NamedTuple):
@@ -106,9 +107,10 @@ def recall_initial_weights(settings: RunSettings, saved: Mapping[str, str]) -> I
 
 def _warn_of_unknown_tokens(side: str, unknown_by_row: Sequence[Sequence[str]]) -> None:
     """Log a warning if sources or targets contain characters or words that are not in the inherited vocabulary."""
-    affected = sum(map(bool, unknown_by_row))
-    if not affected:
-        return
-    unknown = dict.fromkeys(chain.from_iterable(unknown_by_row))
-    listed = ", ".join(map(repr, islice(unknown, _MAX_LISTED))) + (" and others" if len(unknown) > _MAX_LISTED else "")
-    log.warning("The model has no token for %s (in %d of %d %ss).", listed, affected, len(unknown_by_row), side)
+    unknown = UnknownTokens()
+    for row in unknown_by_row:
+        unknown.add(row)
+    if unknown:
+        log.warning(
+            "The model has no token for %s (in %d of %d %ss).", unknown, unknown.texts, len(unknown_by_row), side
+        )
