@@ -61,14 +61,15 @@ def test_runs_and_outputs_are_compared(small_run: RunFolder, tmp_path: Path) -> 
     assert comparison.systems[1].parameters is None
 
 
-def test_runs_with_other_seeds_are_grouped(small_run: RunFolder, tmp_path: Path) -> None:
-    paths = [tmp_path / f"small-seed{seed}" for seed in range(2)]
+@pytest.mark.parametrize(("folder", "name"), [("small-seed{}", "small"), ("dates/seed-{}", "dates")])
+def test_runs_with_other_seeds_are_grouped(small_run: RunFolder, tmp_path: Path, folder: str, name: str) -> None:
+    paths = [tmp_path / folder.format(seed) for seed in range(2)]
     for seed, path in enumerate(paths):
         shutil.copytree(small_run.path, path)
         config = path / "config.yaml"
         config.write_text(config.read_text().replace("\nseed: 0\n", f"\nseed: {seed}\n", 1))
     (group,) = regard.compare(*paths, pairs=PAIRS, metrics=["cer"], resamples=20).numbers.seed_groups
-    assert group.name == "small"
+    assert group.name == name
     assert [system.seed for system in group.systems] == [0, 1]
 
 

@@ -97,7 +97,7 @@ def test_a_run_and_its_copy_are_not_two_seeds() -> None:
     [
         (["dates/seed-0", "dates/seed-1"], "dates"),
         (["gru_s1", "gru_s2"], "gru_s"),
-        (["seed-0", "seed-1"], "seed-0"),
+        (["seed-0", "seed-1"], ""),
         (["one"], "one"),
         (["run-10", "run-11"], "run"),
     ],

@@ -11,6 +11,7 @@ import regard
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import format_bytes
 from regard.inspection.comparison import Comparison, format_p
+from regard.inspection.comparison_plots import draw_differences, draw_lengths
 from tests_html import Page
 
 COUNT = 60
@@ -160,3 +161,21 @@ def test_notes_describe_only_what_is_shown() -> None:
     assert "* p < 0.05." in text
     assert "Speed" not in text
     assert "entropy" not in text
+
+
+def test_the_meaning_of_a_star_is_explained_only_where_there_is_one() -> None:
+    outputs = {"a": make_outputs(10), "b": [*make_outputs(10)[:-1], "wrong"]}
+    equal = regard.compare(outputs=outputs, references=REFERENCES, metrics="accuracy", resamples=50)
+    assert "*" not in equal.to_text()
+
+
+def test_the_plots_show_values_in_the_unit_of_the_tables() -> None:
+    pytest.importorskip("matplotlib")
+    outputs = {"a": make_outputs(20), "b": make_outputs(8)}
+    numbers = regard.compare(
+        outputs=outputs, sources=SOURCES, references=REFERENCES, metrics=["accuracy", "cer"], resamples=50
+    ).numbers
+    for draw in (draw_differences, draw_lengths):
+        ticks = [text for text in Page(draw(numbers)).texts if re.fullmatch(r"[-−]?\d+(\.\d+)?%?", text)]
+        assert len([text for text in ticks if text.endswith("%")]) >= 4
+        assert not any(0 < abs(float(text.replace("−", "-"))) < 1 for text in ticks if not text.endswith("%"))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,7 +175,7 @@ class SystemComparison:
         distinct = [list({system.seed: system for system in group}.values()) for group in by_settings.values()]
         if all(len(group) == 1 for group in distinct):
             return []
-        return [SeedGroup(name_group([system.name for system in group]), group) for group in distinct]
+        return [SeedGroup(_name_seeds(group), group) for group in distinct]
 
     @cached_property
     def seed_differences(self) -> dict[tuple[str, Metric], tuple[SeedDifference, float]]:
@@ -234,8 +235,15 @@ class SystemComparison:
         )
 
 
+def _name_seeds(group: Sequence[System]) -> str:
+    """Return what the names of runs with different seeds have in common, or the folder that contains all of them."""
+    common = name_group([system.name for system in group])
+    parents = {Path(system.path).absolute().parent.name for system in group if system.path}
+    return common or (parents.pop() if len(parents) == 1 else "") or group[0].name
+
+
 def name_group(names: Sequence[str]) -> str:
-    """Return what the names of runs with different seeds have in common.
+    """Return what the names of runs with different seeds have in common; empty if it is nothing but `seed`.
 
     >>> name_group(["dates/seed-0", "dates/seed-1"])
     'dates'
@@ -244,4 +252,4 @@ def name_group(names: Sequence[str]) -> str:
         return names[0]
     length = next((n for n, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), None)
     common = min(names, key=len)[:length]
-    return re.sub(r"[-_/. ]*(seed)?[-_/. ]*\d*$", "", common) or names[0]
+    return re.sub(r"[-_/. ]*(seed)?[-_/. ]*\d*$", "", common)

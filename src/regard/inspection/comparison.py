@@ -138,7 +138,9 @@ class Comparison:
             notes.append(f"p-values are corrected for {len(self.systems) - 1} comparisons per metric ({title}).")
         if numbers.smallest_p_value(len(self.systems) - 1) >= SIGNIFICANT:
             notes.append(f"With this number of resamples, no corrected p-value can be below {SIGNIFICANT}: use more.")
-        notes.append(f"* p < {SIGNIFICANT}{' after correction' if self._is_corrected else ''}.")
+        starred = any(tested.significant for tested in numbers.differences.values())
+        if starred or any(p_value < SIGNIFICANT for _, p_value in numbers.seed_differences.values()):
+            notes.append(f"* p < {SIGNIFICANT}{' after correction' if self._is_corrected else ''}.")
         tests = {difference.test for difference, _ in numbers.seed_differences.values()}
         if tests:
             notes.append(f"Over seeds: {' and '.join(sorted(tests))}.")

@@ -112,6 +112,16 @@ def _set_title(axes: Any, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
 
 
+def _format_ticks(axis: Any, metric: Metric) -> None:
+    """Label the ticks in the unit in which tables show the metric."""
+    from matplotlib.ticker import PercentFormatter
+
+    if metric.format_spec.endswith("%"):
+        axis.set_major_formatter(PercentFormatter(1.0))
+    elif metric.unit:
+        axis.set_major_formatter(f"{{x:g}}{metric.unit}")
+
+
 def _color(index: int) -> str:
     return CATEGORY_COLORS[index % len(CATEGORY_COLORS)]
 
@@ -141,6 +151,7 @@ def _build_differences(numbers: SystemComparison) -> Any:
         axes.grid(axis="x", alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right", "left"]].set_visible(False)
         _set_title(axes, metric.label)
+        _format_ticks(axes.xaxis, metric)
         axes.set_xlabel("better →" if metric.higher_is_better else "← better")
     return figure
 
@@ -161,6 +172,7 @@ def _build_lengths(numbers: SystemComparison) -> Any:
         axes.grid(axis="y", alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         _set_title(axes, metric.label)
+        _format_ticks(axes.yaxis, metric)
     handles = [
         Line2D([], [], color=_color(index), linestyle=_line_style(index), linewidth=2.5, label=system.name)
         for index, system in enumerate(numbers.systems)
