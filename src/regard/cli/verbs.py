@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from regard.cli.completion import suggest_files
 from regard.cli.options import add_import_option
 from regard.formatting import did_you_mean
 from regard.version import __version__
@@ -22,6 +23,7 @@ VERBS = {
     "presets": "List the presets, or print one.",
     "explain": "Print what a model computes, what it costs and which kernels it uses.",
     "mechanisms": "List the attention mechanisms by name.",
+    "completion": "Print a script for shell completion: bash, zsh or fish.",
 }
 
 EXAMPLES = """\b
@@ -48,6 +50,7 @@ class _Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"regard.cli.{cmd_name}").command
         add_import_option(command)
+        suggest_files(command)
         return command
 
     def resolve_command(
