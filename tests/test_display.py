@@ -39,9 +39,21 @@ def test_a_run_is_displayed_with_its_metrics_and_learning_curves(small_run: RunF
     page = Page(run._repr_html_())
     assert model.scores is not None
     assert {str(small_run.path), "30", "accuracy", "loss", "learning rate", "validation", "step"} <= set(page.texts)
-    assert model.scores.describe(model.settings.training.metric) in page.texts
+    best = small_run.best().path.name.replace("-", " ")
+    assert f"{best}, {model.scores.describe(model.settings.training.metric)}" in page.texts
     assert page.tags.count("svg") == 1
     assert all(address.startswith("#") for address in page.addresses)  # it works offline
+
+
+def test_a_run_prints_its_folder_steps_best_checkpoint_and_what_to_do_next(
+    small_run: RunFolder, model: regard.Model
+) -> None:
+    assert model.scores is not None
+    printed = str(regard.Run(small_run.path, model.scores, 30))
+    values = [line.partition(":")[2].strip() for line in printed.split("\n")[1:-1]]
+    best = f"{small_run.best().path.name.replace('-', ' ')}, {model.scores.describe(model.settings.training.metric)}"
+    assert values[:3] == [str(small_run.path), "30", best]
+    assert values[3].startswith("run.load().predict(…), or `regard evaluate ")
 
 
 def test_a_run_without_events_is_displayed_without_curves(tmp_path: Path) -> None:

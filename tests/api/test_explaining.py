@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import regard
+from regard.inspection import cost_plot
 
 
 def test_an_explanation_can_be_printed_evaluated_and_serialized() -> None:
@@ -25,6 +26,14 @@ def test_a_mapping_of_settings_is_explained() -> None:
     explanation = regard.explain({"data": "dates", "model": {"kind": "fixed"}})
     assert explanation.cost.growth == "O(S + T)"
     assert not explanation.cost.weights
+
+
+def test_a_slow_model_is_measured_at_five_lengths_at_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_plot, "TOTAL_SECONDS", 0.0)
+    small = {"model.embedding": 8, "model.encoder.hidden": 8, "model.decoder.hidden": 8}
+    measured = regard.explain("dates", small).plot(tmp_path / "cost.png")
+    assert measured.lengths == (2, 3, 4, 6, 8)
+    assert len(measured.seconds) == 5
 
 
 def test_the_plot_returns_what_was_measured(tmp_path: Path) -> None:

@@ -211,6 +211,19 @@ def test_a_request_outside_the_limits_is_rejected_with_its_field(
     assert (error["field"] or "").startswith(field or "")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"serch": {}}, "serch: unknown field. Did you mean 'search'? Available: model, source, search, "),
+        ({"search": {"beems": 2}}, "search.beems: unknown field. Did you mean 'beam'? Available: beam, nbest, "),
+        ({"source": {"text": "x", "txt": ""}}, "source.TextSource.txt: unknown field. Did you mean 'text'?"),
+    ],
+)
+def test_an_unknown_field_is_reported_with_the_nearest_name(app: FastAPI, change: dict[str, Any], message: str) -> None:
+    response = post(app, "/api/trace", {**make_request(), **change})
+    assert response.json()["error"]["message"].startswith(message)
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"model": NaN}', b"[" * 100_000, b'"\\ud800"'])
 def test_a_body_that_is_not_a_request_is_rejected(app: FastAPI, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}

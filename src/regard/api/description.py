@@ -1,6 +1,7 @@
-"""Descriptions of a model: as text, as a table in notebooks, and for traces."""
+"""Descriptions of models and runs: as text, as a table in notebooks, and for traces."""
 
 import html
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,17 +14,28 @@ if TYPE_CHECKING:
 
 def to_text(model: "Model") -> str:
     """Return the names and values of `summarize`, one per line."""
-    lines = (f"  {name + ':':<14}{value}\n" for name, value in summarize(model).items())
-    return f"Model(\n{''.join(lines)})"
+    return format_summary("Model", summarize(model))
 
 
 def to_html(model: "Model") -> str:
     """Return the names and values of `summarize` as a table."""
+    return summary_to_html("regard.Model", summarize(model))
+
+
+def format_summary(title: str, summary: Mapping[str, str]) -> str:
+    """Format names and values as text, one per line."""
+    width = max(map(len, summary)) + 3
+    lines = (f"  {name + ':':<{width}}{value}\n" for name, value in summary.items())
+    return f"{title}(\n{''.join(lines)})"
+
+
+def summary_to_html(title: str, summary: Mapping[str, str]) -> str:
+    """Format names and values as a table."""
     rows = (
         f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{html.escape(value)}</td></tr>'
-        for name, value in summarize(model).items()
+        for name, value in summary.items()
     )
-    return f"<table><caption>regard.Model</caption>{''.join(rows)}</table>"
+    return f"<table><caption>{title}</caption>{''.join(rows)}</table>"
 
 
 def summarize(model: "Model") -> dict[str, str]:

@@ -1,18 +1,19 @@
 """Train a model from Python."""
 
 import contextlib
-import html
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.api.description import format_summary, summary_to_html
 from regard.api.loading import load
 from regard.api.model import Model
 from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.values import MetricValues
+from regard.formatting import short_path
 from regard.inspection.comparison_plots import draw_curves
 from regard.inspection.curves import read_panels
 from regard.ops.arguments import check_flag
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished training run.
 
@@ -55,21 +56,27 @@ class Run:
         """
         return load(self.path, device=device, dtype=dtype)
 
-    def _repr_html_(self) -> str:
-        """For notebooks: the folder, the validation metrics of the best checkpoint, and the learning curves."""
+    def __repr__(self) -> str:
+        following = f"run.load().predict(…), or `regard evaluate {short_path(self.path)}`"
+        return format_summary("Run", {**self._summarize(), "next": following})
+
+    def _summarize(self) -> dict[str, str]:
+        """Return the folder, the number of steps, and the metrics of the best checkpoint, for people."""
         summary = {"folder": str(self.path), "steps": f"{self.steps:,}"}
         if self.best is not None:
-            metric = RunFolder(self.path).settings().training.metric
-            summary["best checkpoint"] = self.best.describe(metric)
-        rows = (
-            f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{html.escape(value)}</td></tr>'
-            for name, value in summary.items()
-        )
+            folder = RunFolder(self.path)
+            name = folder.best().path.name.replace("-", " ")
+            summary["best checkpoint"] = f"{name}, {self.best.describe(folder.settings().training.metric)}"
+        return summary
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the folder, the validation metrics of the best checkpoint, and the learning curves."""
+        table = summary_to_html("regard.Run", self._summarize())
         has_curves = any("step" in event for event in self.events)
         drawing = draw_curves(read_panels([RunFolder(self.path)])) if has_curves else ""
         # The background of a notebook, in Jupyter's themes.
         style = "--page:var(--jp-layout-color0,white);max-width:60em"
-        return f'<table><caption>regard.Run</caption>{"".join(rows)}</table><div style="{style}">{drawing}</div>'
+        return f'{table}<div style="{style}">{drawing}</div>'
 
     @property
     def events(self) -> list[dict[str, Any]]:

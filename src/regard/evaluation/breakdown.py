@@ -19,7 +19,7 @@ from regard.data.corpora import RawSource, are_texts
 from regard.errors import ConfigError, DataError
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics
 from regard.evaluation.settings import Metric
-from regard.formatting import table
+from regard.formatting import quantity, table
 
 BreakdownName = Literal["length", "frequency", "unseen"]
 BREAKDOWNS: tuple[BreakdownName, ...] = get_args(BreakdownName)
@@ -128,6 +128,9 @@ class Breakdown:
             for group in self.groups
         ]
         parts = [table([self.title, "sentences", *labels], rows)] if self.groups else []
+        if len(self.groups) == 1:  # a table of one row would repeat the values of all sentences
+            bucket, count = self.groups[0].bucket.label, quantity(self.groups[0].sentences, "sentence")
+            parts = [f"No breakdown by {self.title}: it is {bucket} for all {count}."]
         if self.words:
             word_rows = [
                 [

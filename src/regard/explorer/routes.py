@@ -167,7 +167,7 @@ async def _parse(request: Request, schema: type[Schema]) -> Schema:
     try:
         return schema.model_validate_json(await request.body())
     except ValidationError as error:
-        raise RequestError.from_validation(error) from None
+        raise RequestError.from_validation(error, schema) from None
 
 
 def _send_json(value: Any) -> Response:

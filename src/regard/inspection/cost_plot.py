@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from regard.errors import ConfigError, DataError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 SHORTEST, LONGEST = 8, 1024
 """The lengths that are measured are powers of 2 in this range."""
+
+MIN_LENGTHS = 5
+"""If fewer powers of 2 can be measured, lengths between them are measured, too."""
 
 TOTAL_SECONDS = 6.0
 """No longer length is measured if it would exceed this time."""
@@ -51,7 +55,13 @@ def measure_times(explanation: "Explanation") -> Measurement:
             "a source of a given length. Add it to the encoder."
         )
     measured = dict(_measure_lengths(model))
-    return Measurement(tuple(measured), tuple(measured.values()), torch.get_num_threads())
+    if len(measured) < MIN_LENGTHS:  # two points do not show how the time grows
+        longest = max(measured)
+        shortest = min(SHORTEST, longest // 4)
+        for length in np.geomspace(shortest, longest, MIN_LENGTHS).round().astype(int).tolist():
+            measured.setdefault(length, _measure_length(model, length))
+    lengths = sorted(measured)
+    return Measurement(tuple(lengths), tuple(measured[length] for length in lengths), torch.get_num_threads())
 
 
 def _measure_lengths(model: Seq2Seq) -> Iterator[tuple[int, float]]:

@@ -66,11 +66,17 @@ def _render_hypotheses(prediction: Prediction) -> str:
     if not prediction.alternatives:
         return ""
     items = (
-        f"<li><bdi>{markup.escape(each.text)}</bdi>, log-probability {each.score:.4f}"
+        f"<li><bdi>{markup.escape(each.text)}</bdi>, log-probability {each.score:.4f}{_render_rank(each)}"
         f"{', truncated' if each.truncated else ''}</li>"
         for each in (prediction, *prediction.alternatives)
     )
     return f"<h2>Hypotheses</h2><ol>{''.join(items)}</ol>"
+
+
+def _render_rank(prediction: Prediction) -> str:
+    """Render the score by which the hypotheses are sorted, unless it is the log-probability."""
+    rank = prediction.ranking_score
+    return "" if rank is None or rank == prediction.score else f", ranking score {rank:.4f}"
 
 
 def _render_steps(steps: Sequence[Step]) -> str:
@@ -134,4 +140,5 @@ def _render_token(token: str) -> str:
 
 
 def _to_percent(log_prob: float) -> str:
-    return f"{100 * math.exp(log_prob):.1f}%"
+    percent = 100 * math.exp(log_prob)
+    return f"{percent:.1f}%" if percent >= 0.05 or percent == 0 else "&lt;0.1%"
