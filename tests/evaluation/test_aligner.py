@@ -48,8 +48,8 @@ def test_forced_decoding_of_a_prediction_gives_its_weights(
 
 
 def test_the_alignment_of_a_pair_does_not_depend_on_its_batch(transformer: regard.Model) -> None:
-    together = transformer.align(PAIRS * 3, batch_size=5)
-    alone = [transformer.align([pair], batch_size=1)[0] for pair in PAIRS]
+    together = transformer.align(PAIRS * 3, batch_size=5, tokens=False)
+    alone = [transformer.align([pair], batch_size=1, tokens=False)[0] for pair in PAIRS]
     assert together == alone * 3
     assert [str(alignment) for alignment in alone[1:3]] == ["", ""]
     assert {j for _, j in alone[3].links} == {0, 1}

@@ -215,7 +215,7 @@ def test_a_request_outside_the_limits_is_rejected_with_its_field(
     ("change", "message"),
     [
         ({"serch": {}}, "serch: unknown field. Did you mean 'search'? Available: model, source, search, "),
-        ({"search": {"beems": 2}}, "search.beems: unknown field. Did you mean 'beam'? Available: beam, nbest, "),
+        ({"search": {"beams": 2}}, "search.beams: unknown field. Did you mean 'beam'? Available: beam, nbest, "),
         ({"source": {"text": "x", "txt": ""}}, "source.TextSource.txt: unknown field. Did you mean 'text'?"),
     ],
 )
