@@ -63,6 +63,7 @@ def align_pairs(
 
     The options apply to both models, except those that select an attention: the reverse model uses its default.
     """
+    options, pairs = choose_unit(options, pairs)
     aligner = build_aligner(model, options, batch_size)
     if reverse is None:
         return aligner.align(pairs)

@@ -7,7 +7,7 @@ from typing import Any, Unpack, overload
 import torch
 
 from regard.api import arguments, description
-from regard.api.alignment import align_pairs, check_pairs, choose_unit
+from regard.api.alignment import align_pairs, check_pairs
 from regard.api.arguments import OneSource
 from regard.api.attribution import AttributionRequest, Contrast, attribute_source
 from regard.api.network import LoadedNetwork
@@ -334,11 +334,9 @@ class Model(LoadedNetwork):
     ) -> list[WordAlignment]:
         """Align the words of each pair of texts, from the attention weights with which the target is predicted.
 
-        If a side of most pairs is a single word, as in pronunciation or inflection, the tokens of the model are aligned
-        instead. `tokens=True` or `tokens=False` decides it.
-
         Args:
-            pairs: (source, target) pairs of texts. Words are separated by white space.
+            pairs: (source, target) pairs of texts. Words are separated by white space. If a side of most pairs is a
+                single word, tokens are aligned instead, unless `tokens=False`.
             reverse: A model of the opposite direction, to combine the alignments of both.
             symmetrize: How to combine them: intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.
             batch_size: The maximum number of pairs that are processed together.
@@ -356,8 +354,7 @@ class Model(LoadedNetwork):
         if reverse is not None and not isinstance(reverse, Model):
             raise ArgumentTypeError(f"reverse must be a model, not {type(reverse).__name__}.")
         check_choice("symmetrize", symmetrize, SYMMETRIZATIONS)
-        chosen, given = choose_unit(dict(options), check_pairs(pairs))
-        return list(align_pairs(self, given, reverse, symmetrize, chosen, batch_size))
+        return list(align_pairs(self, check_pairs(pairs), reverse, symmetrize, dict(options), batch_size))
 
     def evaluate(
         self,

@@ -320,7 +320,8 @@ class _Task(NamedTuple):
 
     def without_loops(self, rows: Sequence[int]) -> "_Task":
         """Return the task for some of the sources, with a rule against loops."""
-        return self._replace(constraints=self.constraints.select(rows), allow_loops=False)
+        indices = [self.indices[row] for row in rows]
+        return self._replace(constraints=self.constraints.select(rows), indices=indices, allow_loops=False)
 
 
 class _Encoded(NamedTuple):
