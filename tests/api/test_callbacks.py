@@ -1,6 +1,7 @@
 """Callbacks: they see every step, validation and checkpoint, and cannot change or damage a run."""
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -187,3 +188,23 @@ def test_a_quiet_run_does_not_hide_warnings_from_configured_logging(
 ) -> None:
     regard.train("dates", TRUNCATING, out=tmp_path / "run", quiet=True)
     assert "Truncated" in caplog.text
+
+
+@pytest.mark.parametrize("config", ["dates", None], ids=["preset", "pairs"])
+def test_a_callback_may_change_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    class Leave(regard.Callback):
+        def on_step(self, info: regard.StepInfo) -> None:
+            del info
+            os.chdir(tmp_path / "elsewhere")
+
+    pairs = None if config else [(f"{number} a", f"{number} b") for number in range(40)]
+    overrides = {**SMALL, "training.steps": 4, "training.save_every": 2} if config else {"training.steps": 4}
+    run = regard.train(config, overrides, pairs=pairs, out="run", callbacks=Leave(), quiet=True)
+    assert run.path == tmp_path / "run"
+    assert run.load().step
+    assert not list((tmp_path / "elsewhere").iterdir())

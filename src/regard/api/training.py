@@ -155,7 +155,7 @@ def train(
     _check_arguments(config, pairs, {"dev": dev, "test": test, "columns": columns}, out)
     with silenced_warnings() if quiet else contextlib.nullcontext():
         if config is None:
-            folder = RunFolder(Path("runs/pairs" if out is None else out))
+            folder = RunFolder(Path("runs/pairs" if out is None else out).absolute())
             with stop_on_signals() as stop:
                 stop.resumed = bool(folder.all_checkpoints())
                 splits = collect_splits(pairs, dev, test, columns).named()
@@ -172,6 +172,7 @@ def train(
                 )
         else:
             source, folder = locate(config, out)
+            folder = RunFolder(folder.path.absolute())  # a callback may change the working directory
             settings = resolve_run(source, given)
         progress = loop.train(settings, folder, started, callbacks=observers, quiet=quiet)
     return Run(folder.path, progress.best, progress.step)
