@@ -16,6 +16,7 @@ A message is one paragraph: what is wrong, where (file, line, key), and what to 
 """
 
 import errno
+import mmap
 from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar
@@ -67,6 +68,36 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 def is_disk_failure(error: OSError) -> bool:
     """Whether the disk failed or is full, as opposed to a wrong path or a missing permission."""
     return error.errno in _DISK
+
+
+_MEMORY = (
+    "out of memory",
+    "allocate memory",
+    "not enough memory",
+    "failed to map segment",
+    "can't start new thread",
+    "threadpoolbuilderror",
+)
+"""What exceptions of libraries say if memory runs out. Their types differ: ImportError, RuntimeError, a panic."""
+
+_PROBE_BYTES = 1 << 26
+
+
+def is_memory_failure(error: BaseException) -> bool:
+    """Whether memory, or the limit of the process, has run out: an exception says so, or little more can be allocated.
+
+    Under a limit, anything can fail in any way: native libraries return errors without exceptions.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, MemoryError) or any(phrase in str(chain).lower() for phrase in _MEMORY):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    try:
+        mmap.mmap(-1, _PROBE_BYTES).close()
+    except OSError:
+        return True
+    return False
 
 
 def describe_disk_failure(error: OSError, path: object) -> tuple[str, str]:

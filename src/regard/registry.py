@@ -270,6 +270,11 @@ def _importing_plugin(name: str) -> Iterator[None]:
         yield
     except RegardError:
         raise
+    except SystemExit as error:
+        raise ConfigError(
+            f"The plugin {name} could not be imported: it calls sys.exit({error.code}). Remove the call, or move it "
+            'under `if __name__ == "__main__":`.'
+        ) from error
     except Exception as error:
         raise ConfigError(
             f"The plugin {name} could not be imported: {type(error).__name__}: {error}. Correct it, or uninstall it. "

@@ -14,13 +14,13 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == ["train"]:
         exit_on_signals()  # the imports take a second
-    from regard.cli.verbs import regard
-
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options
     _use_utf8()
     sys.stderr = open_lossy_stderr()
     with report_failures(debug=debug):
+        from regard.cli.verbs import regard
+
         words = [word for word in arguments if word != "--debug"]
         code = regard.main(words, standalone_mode=False, prog_name="regard")
         if code:

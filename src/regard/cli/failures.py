@@ -2,58 +2,95 @@
 
 import errno
 import os
+import signal
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
 import click
 
-from regard.errors import RegardError, describe_disk_failure, is_disk_failure
+from regard.errors import RegardError, describe_disk_failure, is_disk_failure, is_memory_failure
+from regard.formatting import short_path
 
 
 @contextmanager
 def report_failures(*, debug: bool) -> Iterator[None]:
-    """Run a command; print any failure and exit with its code."""
+    """Run a command; print any failure and exit with its code.
+
+    After SIGINT, any failure is an interruption: a native library that is being imported replaces KeyboardInterrupt
+    by exceptions of its own.
+    """
+    if sys.stdout is None:
+        _fail(f"Standard output is closed. Redirect it, for example with > {os.devnull}.", 7)
+    interrupted = _note_interrupts()
     try:
-        if sys.stdout is None:
-            _fail(f"Standard output is closed. Redirect it, for example with > {os.devnull}.", 7)
         yield
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
         _exit(stop.exit_code)
-    except click.ClickException as error:
-        if debug:
-            raise
-        error.show()
-        _exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("Stopped.", 130)
-    except RegardError as error:
-        if debug:
+    except SystemExit as stop:
+        caller = _find_caller(stop)
+        if stop.code or caller.startswith(os.path.dirname(click.__file__)):  # click completes words of the shell
             raise
-        _fail(str(error), error.exit_code)
-    except OSError as error:
-        if _is_broken_pipe(error):
+        _fail(f"{short_path(caller)} called sys.exit({stop.code}), so there is no output. Remove the call.", 2)
+    except BaseException as error:
+        if isinstance(error, OSError) and _is_broken_pipe(error):
             _exit(1)
+        if interrupted.is_set():
+            _fail("Stopped.", 130)
         if debug:
             raise
-        if is_disk_failure(error):
-            problem, remedy = describe_disk_failure(error, "The output")
-            _fail(f"{problem}. {remedy.capitalize()} and try again.", 7)
+        _report(error)
+
+
+def _note_interrupts() -> threading.Event:
+    """Return an event that SIGINT sets, besides raising KeyboardInterrupt. Other handlers are not replaced."""
+    interrupted = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupted.set()
+        signal.default_int_handler(number, frame)
+
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)
+    return interrupted
+
+
+def _find_caller(stop: SystemExit) -> str:
+    """Return the file and the line that raised an exception."""
+    frame = traceback.extract_tb(stop.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _report(error: BaseException) -> NoReturn:
+    """Print a failure, and exit with its code."""
+    if isinstance(error, click.ClickException):
+        error.show()
+        _exit(error.exit_code)
+    if isinstance(error, RegardError):
+        _fail(str(error), error.exit_code)
+    if isinstance(error, OSError) and is_disk_failure(error):
+        problem, remedy = describe_disk_failure(error, "The output")
+        _fail(f"{problem}. {remedy.capitalize()} and try again.", 7)
+    if is_memory_failure(error):
+        _fail("Out of memory. Try a smaller --batch-size or model, or raise the memory limit (ulimit -v).", 7)
+    if isinstance(error, OSError):
         _fail(f"{error.filename or 'A file'}: {error.strerror}.", 3)
-    except MemoryError:
-        _fail("Out of memory. Try a smaller --batch-size or model.", 7)
-    except Exception as error:
-        if debug:
-            raise
-        if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
-            _fail(
-                f"The output cannot be written: {error.encoding} has no {error.object[error.start]!r}. Set the "
-                "environment variable PYTHONIOENCODING=utf-8.",
-                7,
-            )
-        kind = type(error).__name__
-        _fail(f"This is a bug in regard: {kind}: {error}. Please report it with the output of --debug.", 70)
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        _fail(
+            f"The output cannot be written: {error.encoding} has no {error.object[error.start]!r}. Set the "
+            "environment variable PYTHONIOENCODING=utf-8.",
+            7,
+        )
+    kind = type(error).__name__
+    _fail(f"This is a bug in regard: {kind}: {error}. Please report it with the output of --debug.", 70)
 
 
 def _is_broken_pipe(error: OSError) -> bool:
@@ -63,12 +100,12 @@ def _is_broken_pipe(error: OSError) -> bool:
     return sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     print(f"regard: {message}", file=sys.stderr)
     _exit(code)
 
 
-def _exit(code: int) -> None:
+def _exit(code: int) -> NoReturn:
     """Exit without a second error from an output that cannot be flushed."""
     try:
         sys.stdout.flush()

@@ -62,7 +62,7 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
         raise ModelError(
             f"{path} was not created by regard: {error}. Copy it again from the original run folder."
         ) from None
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:  # no more specific one: a panic of the library is not even an Exception
         raise ModelError(
