@@ -41,6 +41,11 @@ reach 0.68 to 0.92, inflections 0.36 to 0.72, unrelated pairs about 0, reversed 
 _SURVEYED_PAIRS = 20_000
 """The approximate number of pairs that settings are chosen from. Of larger files, every n-th line is used."""
 
+_SUBWORD_PAIRS = 1_000
+"""The approximate number of pairs that the number of subwords is estimated from. It determines the size of batches in a
+small corpus; in a large one, it has no effect.
+"""
+
 _ENOUGH_SENTENCES, _ENOUGH_WORDS = 5_000, 500
 """With fewer pairs of sentences, or of words, a note says that they are few."""
 
@@ -93,7 +98,7 @@ def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> Chos
     assert files is not None
     split = Split.of_files(str(files), files)
     rows = RowSample(split, -(-count_pairs(files) // _SURVEYED_PAIRS))
-    survey, facts = compute_statistics(split._replace(read=rows.read), Characters())
+    survey, facts = compute_statistics(split._replace(read=rows.read), Characters(), sample_size=_SUBWORD_PAIRS)
     if not facts["pairs"]:
         raise DataError(f"{data.train} contains no usable pair: {describe_unreadable(survey)}")
     facts["sampled"], facts["pairs"] = facts["pairs"], rows.pairs

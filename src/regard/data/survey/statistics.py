@@ -60,6 +60,7 @@ class _Words:
 class _Sample:
     """Stores every n-th pair, and doubles n whenever there are twice as many pairs as needed."""
 
+    size: int = _SAMPLE
     pairs: list[tuple[str, str]] = field(default_factory=list)
     step: int = 1
     seen: int = 0
@@ -68,15 +69,17 @@ class _Sample:
         first = -self.seen % self.step
         self.pairs += zip(sources[first :: self.step], targets[first :: self.step], strict=True)
         self.seen += len(sources)
-        while len(self.pairs) > 2 * _SAMPLE:
+        while len(self.pairs) > 2 * self.size:
             self.pairs, self.step = self.pairs[::2], 2 * self.step
 
 
 def compute_statistics(
-    split: Split, characters: Characters, *, tagged: bool | None = None
+    split: Split, characters: Characters, *, tagged: bool | None = None, sample_size: int = _SAMPLE
 ) -> tuple[Survey, dict[str, Any]]:
-    """Compute the survey of a split and a dictionary of its statistics."""
-    words, sample = (_Words(), _Words()), _Sample()
+    """Compute the survey of a split and a dictionary of its statistics. The number of subwords is estimated from about
+    `sample_size` pairs.
+    """
+    words, sample = (_Words(), _Words()), _Sample(sample_size)
 
     def on_batch(sources: list[str], targets: list[str]) -> None:
         words[0].add(sources)
