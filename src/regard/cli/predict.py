@@ -97,8 +97,8 @@ def command(
     links between source words and predicted words follow after a tab.
 
     A beam ranks predictions by log-probability / ((5 + length) / 6)^length_penalty. The default length_penalty is 0.6,
-    so a longer prediction can rank above a more probable one; with 0, both scores are equal. Greedy search decodes a
-    prediction that repeats a few tokens in a loop again, without the loop, unless loop_guard=false.
+    so a longer prediction can rank above a more probable one; with 0, both scores are equal. If greedy search repeats
+    a few tokens in a loop, only the first of them are kept, unless loop_guard=false.
 
     Search settings: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k, top_p,
     min_p, mbr_samples, no_repeat_ngram, repetition_penalty, loop_guard, min_length, seed.
@@ -164,7 +164,7 @@ def command(
         )
     if looped:
         click.echo(
-            f"note: {quantity(looped, 'prediction')} repeated a few tokens in a loop, decoded again without it "
+            f"note: {quantity(looped, 'prediction')} repeated a few tokens in a loop; the repetitions were removed "
             "(loop_guard).",
             err=True,
         )

@@ -22,7 +22,7 @@ from regard.data.tokens.unknown import UnknownTokens
 from regard.decoding.beam import BeamOptions, beam_search
 from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.history import BeamStep
-from regard.decoding.loops import NoLoops, has_loop
+from regard.decoding.loops import remove_loops
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
 from regard.decoding.sampling import Sampler, rank_by_risk
 from regard.decoding.scoring import DIVERGED, MAX_LOGITS, target_log_probs
@@ -53,6 +53,10 @@ class Constraints(NamedTuple):
     banned: Sequence[str] = ()
     prefix_ids: Sequence[Sequence[int]] = ()
     """The prefixes as token ids, which replace `prefixes`."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any constraint."""
+        return any((*self.prefixes, *self.phrases, *self.banned, *self.prefix_ids))
 
     def select(self, rows: Sequence[int]) -> "Constraints":
         """Return the constraints of some of the texts."""
@@ -196,18 +200,20 @@ class Predictor:
     def _predict_batch(
         self, sources: Sequence[SourceItem], task: "_Task", *, attention: bool
     ) -> list[list[Hypothesis]]:
-        """Encode the sources and decode them. Decode those whose greedy hypothesis loops again, without the loop."""
+        """Encode the sources and decode them. If a greedy hypothesis loops, force the one without the loop."""
         source = self.reader.collate(sources).to(self.device)
         with record(self.model) if attention else nullcontext(Recording()) as encoding:
             memory = self.model.encoder(source)
         encoded = _Encoded(memory, encoding, source.length_hint_B)
         nbest = self._decode(encoded, task, attention=attention)
-        if task.search.is_greedy and task.search.loop_guard:
-            looping = [row for row, [greedy] in enumerate(nbest) if has_loop(greedy, sources[row].tokens)]
-            if looping:
-                again = self._decode(encoded.select(looping), task.without_loops(looping), attention=attention)
-                for row, [other] in zip(looping, again, strict=True):
-                    nbest[row] = [other._replace(looped=other.tokens != nbest[row][0].tokens)]
+        if task.guards_loops:
+            removed = {row: remove_loops(greedy, sources[row].tokens) for row, [greedy] in enumerate(nbest)}
+            forced = {row: [*tokens, END] for row, tokens in removed.items() if tokens is not None}
+            if forced:
+                rows = list(forced)
+                again = self._decode(encoded.select(rows), task.force(rows, list(forced.values())), attention=attention)
+                for row, [hypothesis] in zip(rows, again, strict=True):
+                    nbest[row] = [hypothesis._replace(looped=True)]
         return nbest
 
     def _decode(self, encoded: "_Encoded", task: "_Task", *, attention: bool) -> list[list[Hypothesis]]:
@@ -238,7 +244,7 @@ class Predictor:
         limits_B = torch.where(length_B > 0, limits_B, 0)
         tokenized = self._tokenize_constraints(task.constraints)
         limits_B = _extend_limits(limits_B, tokenized)
-        rules = _build_rules(search, tokenized, limits_B, allow_loops=task.allow_loops)
+        rules = _build_rules(search, tokenized, limits_B)
         inputs = (decoder, memory, SPECIAL_TOKENS, limits_B)
         if search.sample or search.mbr_samples:
             generators = [np.random.default_rng([search.seed, index]) for index in task.indices]
@@ -308,20 +314,23 @@ _Banned = tuple[tuple[int, ...], ...]
 
 
 class _Task(NamedTuple):
-    """What to do with a batch: the search with its constraints and history, the indices of its sources, and whether
-    predictions may loop.
-    """
+    """What to do with a batch: the search with its constraints and history, and the indices of its sources."""
 
     search: SearchSettings
     constraints: Constraints
     indices: Sequence[int]
     history: list[BeamStep] | None
-    allow_loops: bool = True
 
-    def without_loops(self, rows: Sequence[int]) -> "_Task":
-        """Return the task for some of the sources, with a rule against loops."""
+    @property
+    def guards_loops(self) -> bool:
+        """Whether loops are removed. A prediction without them might not satisfy constraints."""
+        unconstrained = not self.constraints and not self.search.min_length
+        return self.search.loop_guard and self.search.is_greedy and unconstrained
+
+    def force(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> "_Task":
+        """Return the task of generating given tokens for some of the sources."""
         indices = [self.indices[row] for row in rows]
-        return self._replace(constraints=self.constraints.select(rows), indices=indices, allow_loops=False)
+        return self._replace(constraints=Constraints(prefix_ids=tokens), indices=indices)
 
 
 class _Encoded(NamedTuple):
@@ -358,11 +367,9 @@ def _extend_limits(limits_B: Tensor, constraints: _TokenizedConstraints) -> Tens
     return torch.where(limits_B > 0, limits_B.clamp_min(torch.tensor(required, device=limits_B.device) + 1), limits_B)
 
 
-def _build_rules(
-    search: SearchSettings, constraints: _TokenizedConstraints, limits_B: Tensor, *, allow_loops: bool
-) -> list[Rule]:
+def _build_rules(search: SearchSettings, constraints: _TokenizedConstraints, limits_B: Tensor) -> list[Rule]:
     """Build the rules in order: required phrases and prefixes are last, because they override the others."""
-    rules: list[Rule] = [] if allow_loops else [NoLoops()]
+    rules: list[Rule] = []
     if search.min_length:
         rules.append(MinLength(END, search.min_length))
     if search.no_repeat_ngram:

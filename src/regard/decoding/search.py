@@ -60,7 +60,7 @@ class Hypothesis(NamedTuple):
     truncated: bool
     rank: float = 0.0
     looped: bool = False
-    """Whether greedy search repeated itself, and the hypothesis was decoded again without the loop."""
+    """Whether greedy search repeated itself in a loop, which was removed."""
     attentions: Mapping[str, Weights] = MappingProxyType({})
     """The weights of each attention by name: queries × keys, or heads × queries × keys."""
     layout: Grid | None = None

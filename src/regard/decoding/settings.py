@@ -60,7 +60,7 @@ class SearchSettings(Settings):
     )
     loop_guard: bool = Field(
         True,
-        description="greedy search: decode a prediction that repeats a few tokens in a loop again, without the loop",
+        description="greedy search: if a prediction repeats a few tokens in a loop, keep only the first of them",
     )
     min_length: OptionalLength = Field(0, description="minimum number of tokens in a prediction")
     seed: Seed = Field(0, description="random seed of sampling")
