@@ -9,8 +9,10 @@ from torch import Tensor
 
 import regard
 from regard.data.batching import pad
+from regard.data.corpora import Pairs
 from regard.data.texts import TextItem
 from regard.data.tokens.tokenizers import END, START
+from regard.explorer.corpus import predict_rows
 from regard.ops.reference_mode import full_precision
 from regard.runs.folder import RunFolder
 
@@ -242,3 +244,10 @@ def test_invalid_search_settings_are_rejected(model: regard.Model, search: dict[
 def test_a_list_of_texts_needs_a_prefix_for_each(model: regard.Model) -> None:
     with pytest.raises(regard.ConfigError, match="prefix has 1 value for 2 texts"):
         model.predict(["x", "y"], prefix=["1"])
+
+
+def test_the_explorer_samples_a_corpus_like_a_list(model: regard.Model) -> None:
+    pairs = Pairs([f"{number} mai 2009" for number in range(1, 20)], [""] * 19)  # more than a batch
+    search = {"sample": True, "temperature": 3.0, "seed": 1}
+    rows = [entry["row"]["prediction"] for entry in predict_rows(model, pairs, search) if "row" in entry]
+    assert rows == [prediction.text for prediction in model.predict(pairs.sources, **search)]

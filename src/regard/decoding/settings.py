@@ -63,7 +63,7 @@ class SearchSettings(Settings):
         description="greedy search: if a prediction repeats a few tokens in a loop, keep only the first of them",
     )
     min_length: OptionalLength = Field(0, description="minimum number of tokens in a prediction")
-    seed: Seed = Field(0, description="random seed of sampling")
+    seed: Seed = Field(0, description="random seed; a sample depends on it and on the index of its text")
 
     @property
     def has_one_hypothesis(self) -> bool:

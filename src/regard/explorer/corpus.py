@@ -24,7 +24,7 @@ def predict_rows(model: Model, pairs: Pairs, search: dict[str, Any]) -> Generato
     yield {"total": len(pairs)}
     for first in range(0, len(pairs), BATCH):
         rows = slice(first, first + BATCH)
-        predictions = model.predict(pairs.sources[rows], **search)
+        predictions = model.predict(pairs.sources[rows], first_index=first, **search)
         for index, (prediction, target) in enumerate(zip(predictions, pairs.targets[rows], strict=True), first):
             yield {"row": describe_row(index, prediction, pairs.sources[index], target)}
         yield {"progress": min(1.0, (first + BATCH) / len(pairs))}
