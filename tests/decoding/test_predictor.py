@@ -248,6 +248,6 @@ def test_a_list_of_texts_needs_a_prefix_for_each(model: regard.Model) -> None:
 
 def test_the_explorer_samples_a_corpus_like_a_list(model: regard.Model) -> None:
     pairs = Pairs([f"{number} mai 2009" for number in range(1, 20)], [""] * 19)  # more than a batch
-    search = {"sample": True, "temperature": 3.0, "seed": 1}
+    search: dict[str, Any] = {"sample": True, "temperature": 3.0, "seed": 1}
     rows = [entry["row"]["prediction"] for entry in predict_rows(model, pairs, search) if "row" in entry]
     assert rows == [prediction.text for prediction in model.predict(pairs.sources, **search)]
