@@ -458,9 +458,15 @@ def limit_time() -> Iterator[None]:
 
 @contextmanager
 def open_sandbox(folder: Path) -> Iterator[Sandbox]:
-    """Within the block, home and the caches of regard and matplotlib are in the sandbox, too."""
+    """Within the block, home and the caches of regard and its libraries are in the sandbox, too."""
     cache = folder / "cache"
-    changed = {"HOME": folder / "around", "REGARD_CACHE": cache, "MPLCONFIGDIR": cache / "matplotlib"}
+    changed = {
+        "HOME": folder / "around",
+        "REGARD_CACHE": cache,
+        "MPLCONFIGDIR": cache / "matplotlib",
+        "TRITON_CACHE_DIR": cache / "triton",
+        "CUDA_CACHE_PATH": cache / "cuda",
+    }
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update({name: str(path) for name, path in changed.items()})
     try:

@@ -109,6 +109,7 @@ def run_pages(programs: Programs, shared: Path, folder: Path, *pages: Path) -> R
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", GUIDES)
 def test_examples_of_a_guide_run(guide: str, programs: Programs, shared: Path, tmp_path: Path) -> None:
     assert len(run_pages(programs, shared, tmp_path, ROOT / "docs" / f"{guide}.md")) >= 2
@@ -119,6 +120,7 @@ def test_a_guide_is_short(guide: str) -> None:
     assert len((ROOT / "docs" / f"{guide}.md").read_text("utf-8").splitlines()) < 80
 
 
+@pytest.mark.slow
 def test_examples_of_the_readme_run_and_its_model_is_accurate(programs: Programs, shared: Path, tmp_path: Path) -> None:
     """`regard evaluate … --min accuracy=0.99` passes on 1,000 unseen dates, and predictions are as quoted. The guides
     to models and to training use the models of the README.

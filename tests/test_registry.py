@@ -186,6 +186,7 @@ assert type(build_model(family.model, 10, 10).decoder).__name__ == "BagDecoder"
 """
 
 
+@pytest.mark.slow
 def test_a_score_or_a_cell_is_added_in_one_file_and_a_model_family_in_two(tmp_path: Path) -> None:
     """The parts are found by name and validated, although no other file of the package mentions them."""
     package = Path(shutil.copytree(Path(regard.__file__).parent, tmp_path / "regard"))

@@ -42,6 +42,12 @@ SMALL = {
 """Overrides with which `dates` trains for a second. An untrained model predicts until the length limit."""
 
 
+def thin(values: Iterable[Any], every: int = 3) -> list[Any]:
+    """Return the parameters of a test: `make test` runs every third of them, and `make test-all` runs all."""
+    slow = pytest.mark.slow
+    return [pytest.param(value, marks=slow) if number % every else value for number, value in enumerate(values)]
+
+
 def build_untrained(
     base: Mapping[str, Any], changes: Mapping[str, Any], data: str = "dates", gain: float = 2.0
 ) -> regard.Model:

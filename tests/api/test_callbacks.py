@@ -172,6 +172,7 @@ TRUNCATING = {**SMALL, "training.steps": 2, "training.log_every": 1, "tokenizer.
 """Settings that give a warning: texts are truncated."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_quiet_run_prints_nothing(tmp_path: Path, quiet: bool) -> None:
     script = f"import regard; regard.train('dates', {TRUNCATING!r}, out='run', quiet={quiet})"

@@ -88,6 +88,7 @@ def test_the_same_call_resumes_with_the_same_weights(
     assert are_identical(tmp_path / "run", run)
 
 
+@pytest.mark.slow
 def test_a_moved_run_is_resumed_and_evaluated_by_the_command_line(
     tmp_path: Path, run: Path, cli: Callable[..., Result]
 ) -> None:

@@ -6,6 +6,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import regard
 from regard.runs.folder import RunFolder
 
@@ -69,6 +71,7 @@ def test_a_run_is_explained_with_its_vocabulary_and_average_lengths(cli: Run, sm
     assert forward["value"] == terms["1"] + terms["S"] * source + terms["T"] * target + terms["S·T"] * source * target
 
 
+@pytest.mark.slow
 def test_predicted_and_measured_cost_are_drawn(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     done = cli("explain", small_run.path, "--plot", "cost.svg")
     assert done.returncode == 0, done.stderr

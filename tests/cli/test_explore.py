@@ -43,6 +43,7 @@ def fetch(url: str, body: Any = None) -> Any:
         return json.load(response)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is another event on Windows")
 def test_the_newest_run_is_served_until_ctrl_c(small_run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to(small_run.path.parent, target_is_directory=True)

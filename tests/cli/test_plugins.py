@@ -105,6 +105,7 @@ def test_a_model_whose_plugin_is_not_imported_is_rejected_with_the_flag(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_installed_plugin_needs_no_flag(cli: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = project / "site"
     (site / "my_parts-1.0.dist-info").mkdir(parents=True)

@@ -13,6 +13,7 @@ from regard.runs.folder import RunFolder
 from tests_command import HANG, NOISE
 
 
+@pytest.mark.slow
 def test_predict_writes_each_line_of_a_pipe_before_the_input_ends(small_run: RunFolder) -> None:
     command = [sys.executable, "-m", "regard", "predict", str(small_run.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -32,6 +33,7 @@ def test_predict_writes_each_line_of_a_pipe_before_the_input_ends(small_run: Run
         limit.cancel()
 
 
+@pytest.mark.slow
 def test_predict_exits_if_its_reader_exits_while_the_input_stays_open(small_run: RunFolder) -> None:
     command = [sys.executable, "-m", "regard", "predict", str(small_run.path)]
     with subprocess.Popen(

@@ -46,6 +46,7 @@ LONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_training_after_the_step_and_saves(cli: Run, tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, *LONG)
@@ -61,6 +62,7 @@ def test_a_signal_stops_training_after_the_step_and_saves(cli: Run, tmp_path: Pa
     assert cli("predict", "run", "3 mai 2009").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_training_stops_at_once_and_reports_that_nothing_was_lost(
     tmp_path: Path, number: signal.Signals
@@ -115,6 +117,7 @@ def test_a_signal_is_not_lost_if_a_library_ignores_the_exception() -> None:
     assert done.stderr.startswith("regard: Stopped by SIGINT before training started")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_full_stderr_does_not_end_training(tmp_path: Path) -> None:
     command = shlex.join([sys.executable, "-m", "regard", *DATES])
@@ -124,6 +127,7 @@ def test_a_full_stderr_does_not_end_training(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "run\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_full_stderr_does_not_end_training_from_python(tmp_path: Path) -> None:
     settings = "{" + ", ".join(f"'{key}': {value}" for key, value in SMALL.items()) + "}"
@@ -176,6 +180,7 @@ def test_a_run_folder_that_does_not_exist_may_have_been_moved(cli: Run) -> None:
         assert "runs/x. If it was moved, pass its new path" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_second_process_is_rejected_and_a_killed_one_releases_the_lock(cli: Run, tmp_path: Path) -> None:
     process = start(tmp_path, *LONG)
     wait_for(process, "step 15/")  # there is a checkpoint
@@ -253,6 +258,7 @@ def test_training_on_data_files(cli: Run, tmp_path: Path) -> None:
     assert "dev.tsv: the data has changed since run was started" in changed.stderr
 
 
+@pytest.mark.slow
 def test_a_bare_data_file_is_trained_on(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "numbers.tsv").write_text("".join(f"{n}\t{n + 1}\n" for n in range(300)))
     done = cli("train", "numbers.tsv", *PAIRS)
@@ -316,6 +322,7 @@ def test_divergence_is_reported(cli: Run, tmp_path: Path) -> None:
     assert "learning_rate" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_the_run_can_be_resumed(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     """A limit on the file size replaces a full disk: the same system call fails."""
     resource = pytest.importorskip("resource")

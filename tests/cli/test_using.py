@@ -132,6 +132,7 @@ def test_a_phrase_outside_the_vocabulary_is_rejected(cli: Run, small_run: RunFol
     assert "must_contain: the model has no token for '年' in '2009年'" in done.stderr
 
 
+@pytest.mark.slow
 def test_ensembles_average_the_probabilities_of_their_models(
     cli: Run, small_run: RunFolder, second_run: RunFolder
 ) -> None:
@@ -207,6 +208,7 @@ def test_windows_line_endings_are_removed_with_a_note(cli: Run, small_run: RunFo
     assert "CRLF" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", "| true"])
 @pytest.mark.parametrize("verb", ["predict", "evaluate", "data check"])
 def test_a_full_or_closed_output_prints_no_traceback(small_run: RunFolder, verb: str, redirection: str) -> None:
@@ -372,6 +374,7 @@ def test_a_pickle_is_rejected(cli: Run, tmp_path: Path) -> None:
     assert cli("predict", "nowhere", "x").returncode == 4
 
 
+@pytest.mark.slow
 def test_look_draws_in_the_terminal_and_writes_figures(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     done = cli("look", small_run.path, "3 mai 2009")
     assert done.returncode == 0
@@ -399,6 +402,7 @@ def test_nbest_writes_n_lines_for_every_line(cli: Run, small_run: RunFolder) -> 
     assert [json.loads(line)["text"] for line in as_json] == ["", "", ""]
 
 
+@pytest.mark.slow
 def test_an_encoding_without_the_characters_of_the_output_is_reported(
     cli: Run, small_run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,6 +184,7 @@ def test_dev_pairs_with_a_training_source_can_be_removed(tmp_path: Path, caplog:
         list(load_corpus(FilesData.model_validate({**files, "dev_unseen": True})).dev)
 
 
+@pytest.mark.slow
 def test_about_two_thousand_pairs_of_a_large_corpus_are_held_out(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text("".join(f"s{n}\tt{n}\n" for n in range(100_000)))

@@ -29,6 +29,7 @@ def test_numeric_months_are_excluded_unless_the_year_comes_first() -> None:
     assert "medium" in dates.unambiguous_formats("ja")  # 2009/05/03
 
 
+@pytest.mark.slow
 def test_no_string_is_ambiguous() -> None:
     meanings: dict[str, datetime.date] = {}
     day = datetime.date(2012, 1, 1)

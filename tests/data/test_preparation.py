@@ -216,6 +216,7 @@ def limit_file_size(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_full_disk_is_reported_at_any_point_of_a_build(tmp_path: Path, cache_folder: Path, dropout: float) -> None:
     settings, bpe = write_data(tmp_path, pairs=1_000), BPETokenizer(vocabulary=100, dropout=dropout, segmentations=4)
@@ -311,6 +312,7 @@ def test_only_the_requested_side_is_sampled(tmp_path: Path) -> None:
     assert not isinstance(token_rows(prepared.train.sources), Ragged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
 def test_several_processes_return_the_ids_of_one(kind: str) -> None:
     texts = [f"word{n} over the lazy dog {n % 7}" for n in range(300)]
@@ -326,6 +328,7 @@ def test_several_processes_return_the_ids_of_one(kind: str) -> None:
     assert prepared[5][0] == pair.source.ids(chunks[5][0])
 
 
+@pytest.mark.slow
 def test_workers_are_stopped_when_the_iterator_is_closed() -> None:
     pair = TokenizerPair.build(CharTokenizer(), ["abc"], ["abc"])
     stream = encode_parallel(pair, iter([[["a"], ["b"]]] * 9), processes=2)
@@ -344,6 +347,7 @@ def commands_of_children() -> Iterator[bytes]:
                 yield (entry / "cmdline").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_large_corpus_is_tokenized_by_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "_CHUNK", 40)
     settings = write_data(tmp_path, pairs=400)

@@ -67,6 +67,7 @@ def test_an_invalid_dictionary_is_reported(tmp_path: Path, content: bytes, messa
         load_corpus(PronounceData(path=str(tmp_path / "small.dict")))
 
 
+@pytest.mark.slow
 def test_the_dictionary_is_read_without_importing_its_package() -> None:
     code = (
         "import sys; from regard.data.corpora import load_corpus; from regard.data.settings import PronounceData;"
@@ -80,6 +81,7 @@ def test_the_dictionary_is_read_without_importing_its_package() -> None:
     assert test / (train + dev + test) == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_splits_of_cmudict_are_disjoint_and_have_39_phones() -> None:
     corpus = load_corpus(resolve(PronounceData, {"kind": "pronounce"}, {}))
     splits = [split for split in (corpus.train, corpus.dev, corpus.test) if isinstance(split, Pairs)]

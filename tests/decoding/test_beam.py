@@ -290,6 +290,7 @@ def test_hypotheses_contain_the_required_phrases(width: int) -> None:
         assert all(contains(hypothesis.tokens, phrase) for hypothesis in hypotheses for phrase in phrases)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -313,6 +314,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences_that_contain_a_phrase(
     assert [hypothesis.rank for hypothesis in hypotheses] == pytest.approx([rank for rank, _ in expected], abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), width=st.integers(1, 6), groups=st.sampled_from([1, 2]), data=st.data())
 def test_required_phrases_are_generated_with_any_beam_and_any_limit_that_fits_them(

@@ -86,6 +86,7 @@ def assert_same(actual: list[list[Hypothesis]], expected: list[list[Hypothesis]]
     assert scores == pytest.approx([h.score for hypotheses in expected for h in hypotheses], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("name", ["sinusoidal", "rotary", "learned", "additive", "gru"])
 def test_preallocation_does_not_change_results(name: str, width: int) -> None:
@@ -111,6 +112,7 @@ def test_preallocated_shapes_are_constant() -> None:
     assert shapes[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sinusoidal", "gru"])
 def test_asynchronous_steps_do_not_change_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, the next step starts before the host has processed the last one; sentences are removed meanwhile."""
@@ -157,6 +159,7 @@ def tensors_of(state: Any) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_a_gpu)])
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("name", [*MODELS, "ensemble"])

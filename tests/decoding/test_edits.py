@@ -14,7 +14,7 @@ import regard
 from regard.data.source_edits import DeleteSource
 from regard.decoding.edits import KINDS, Edit, ForceToken
 from regard.models.ensemble import ensemble
-from tests_shared import build_untrained
+from tests_shared import build_untrained, thin
 
 RECURRENT = {"kind": "recurrent", "embedding": 6, "encoder": {"hidden": 8}, "decoder": {"hidden": 16}}
 TRANSFORMER = {"kind": "transformer", "size": 16, "heads": 2, "layers": 2, "feedforward": 12}
@@ -32,7 +32,7 @@ TARGET = "bcdefa"
 SEARCHES: list[dict[str, Any]] = [{}, {"beam": 3, "nbest": 2}, {"sample": True, "seed": 3}]
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=thin(MODELS))
 def model(request: pytest.FixtureRequest) -> regard.Model:
     return build_untrained(*MODELS[request.param])
 
@@ -212,6 +212,7 @@ def captioner(tmp_path_factory: pytest.TempPathFactory) -> regard.Model:
     return regard.load(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES[:2], ids=str)
 def test_a_masked_region_is_captioned_as_if_the_picture_were_given(
     captioner: regard.Model, search: dict[str, Any]

@@ -106,6 +106,7 @@ def test_pairs_may_come_from_generators() -> None:
     assert predictor.score([], []) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_does_not_grow_with_the_number_of_pairs(name: str) -> None:
     predictor = predictor_of(name)
@@ -115,6 +116,7 @@ def test_memory_does_not_grow_with_the_number_of_pairs(name: str) -> None:
     assert largest_tensor(predictor, many, 16).elements <= 1.2 * largest_tensor(predictor, few, 16).elements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["copy", "ensemble"])
 def test_the_logits_of_a_batch_are_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """These decoders return the logits of all steps of a batch at once."""

@@ -62,6 +62,7 @@ def direct_weights(model: Seq2Seq, source: Source, target: list[int]) -> dict[st
     return {name: weights[0] for name, weights in recording.weights.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_equal_those_of_a_pass_of_the_whole_model(name: str, search: dict[str, Any]) -> None:
@@ -83,6 +84,7 @@ def test_weights_equal_those_of_a_pass_of_the_whole_model(name: str, search: dic
                 np.testing.assert_allclose(weights, expected[attention][..., :rows, :columns].numpy(), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_source_is_encoded_once_and_its_hypotheses_are_read_at_most_once(name: str, search: dict[str, Any]) -> None:
@@ -98,6 +100,7 @@ def test_a_source_is_encoded_once_and_its_hypotheses_are_read_at_most_once(name:
     assert calls == ([model.encoder, model.decoder] if "coverage_penalty" in search else [model.encoder])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_do_not_change_the_hypotheses(name: str) -> None:
     predictor = predictor_of(MODELS[name]())

@@ -112,6 +112,7 @@ def null_p_values() -> tuple[list[float], list[float], list[float]]:
     return bootstrap, randomization, sacrebleu
 
 
+@pytest.mark.slow
 def test_p_values_are_uniform_if_the_systems_are_equally_good() -> None:
     """The share of p-values below α is α, up to sampling error: 4 standard errors of a share of 300."""
     bootstrap, randomization, sacrebleu = map(np.array, null_p_values())

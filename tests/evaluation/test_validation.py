@@ -49,6 +49,7 @@ def test_nan_is_worse_than_any_number() -> None:
     assert metric_values(9).better_than(metric_values(math.nan), Loss())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["cer", "bleu:tokenize=char"])
 def test_a_run_keeps_the_best_checkpoint_by_its_metric(tmp_path: Path, metric: str) -> None:
     settings = {

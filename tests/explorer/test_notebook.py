@@ -21,6 +21,7 @@ RENDER = """async ({ esm, state }) => {
 """Do what anywidget does in a notebook: import the module, and render the widget."""
 
 
+@pytest.mark.slow
 def test_the_widget_shows_the_page_in_a_browser(page: Any, small_run: RunFolder) -> None:
     model = regard.load(small_run.path)
     texts = ["3 mai 2009", "4 & juin = 2011"]

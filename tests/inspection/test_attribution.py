@@ -220,6 +220,7 @@ def captioner(request: pytest.FixtureRequest) -> regard.Model:
     return regard.Model(Predictor(network, ImageReader(8, 12), tokenizer, DecodingSettings(), 20), settings, step=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing"])
 def test_cells_of_an_image_have_scores(captioner: regard.Model, method: Method, tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 255, (8, 12, 3), np.uint8)

@@ -25,6 +25,7 @@ from regard.models.attentive import LuongDecoder
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.runs.settings import RunSettings
+from tests_shared import thin
 
 ALPHABET = "abcdefghij 0123456789-"
 SOURCE, TARGET, OTHER = "3 feb 2009", "2009-02", "2009-12"
@@ -81,7 +82,7 @@ def compute_log_probs(model: regard.Model, tokens_BS: Tensor, target: str = TARG
     return log_p_BTV[:, range(len(ids)), ids]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", thin(FAMILIES))
 def test_gradient_times_input_equals_autograd(family: str) -> None:
     model = build(FAMILIES[family])
     embedding = model.network.encoder.token_embedding
@@ -97,8 +98,9 @@ def test_gradient_times_input_equals_autograd(family: str) -> None:
     np.testing.assert_allclose(attribution.scores, expected.detach().numpy(), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", ["unknown", "padding"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", thin(FAMILIES))
 def test_integrated_gradients_equal_captum_on_the_layer(family: str, baseline: Baseline) -> None:
     model = build(FAMILIES[family])
     tokens_1S = torch.tensor([encode(SOURCE)])
@@ -114,7 +116,7 @@ def test_integrated_gradients_equal_captum_on_the_layer(family: str, baseline: B
     np.testing.assert_allclose(attribution.scores, torch.stack(expected).detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", thin(FAMILIES))
 def test_integrated_gradients_from_zero_equal_captum_on_embeddings(family: str) -> None:
     model = build(FAMILIES[family])
     embedding = model.network.encoder.token_embedding
@@ -160,7 +162,7 @@ def test_integrated_gradients_add_up_to_the_change_of_the_log_probability(family
     assert np.abs(np.tril(attribution.target_scores)).sum() > 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", thin(FAMILIES))
 def test_occlusion_equals_scoring_the_source_without_each_token(family: str) -> None:
     model = build(FAMILIES[family])
     attribution = model.attribute(SOURCE, TARGET, method="occlusion")
@@ -314,7 +316,7 @@ def test_scores_do_not_depend_on_the_size_of_batches(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", thin(FAMILIES))
 def test_attribution_changes_neither_the_model_nor_its_mode(family: str, method: Method) -> None:
     model = build(FAMILIES[family]).train()
     if family == "fixed" and method == "value_zeroing":

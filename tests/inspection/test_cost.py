@@ -29,7 +29,7 @@ from regard.models.vision.sources import Pixels
 from regard.ops.cost import NO_COST, Cost, K, MultiplyAdds, S, T, sum_costs
 from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import RunSettings
-from tests_shared import ModelOnly
+from tests_shared import ModelOnly, thin
 
 META = torch.device("meta")
 LENGTHS = [(4, 3), (2, 4)]
@@ -124,7 +124,8 @@ class Search(nn.Module):
             _, state = self.model.decoder.step(zero_tokens(self.beam, 1).squeeze(1), state, keys)
 
 
-@pytest.mark.parametrize("settings", TEXT_MODELS, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", thin(TEXT_MODELS), ids=str)
 def test_multiply_adds_of_a_forward_pass_agree_with_the_counter(settings: dict[str, Any]) -> None:
     model = build(settings)
     forward = sum_costs(part.forward for part in compute_parts(model))
@@ -134,7 +135,7 @@ def test_multiply_adds_of_a_forward_pass_agree_with_the_counter(settings: dict[s
         assert forward(source, target) == counted
 
 
-@pytest.mark.parametrize("settings", TEXT_MODELS, ids=str)
+@pytest.mark.parametrize("settings", thin(TEXT_MODELS), ids=str)
 def test_multiply_adds_of_greedy_decoding_agree_with_the_counter(settings: dict[str, Any]) -> None:
     model = build(settings)
     search = sum_costs(part.search for part in compute_parts(model))
@@ -143,6 +144,7 @@ def test_multiply_adds_of_greedy_decoding_agree_with_the_counter(settings: dict[
     assert search(4, 3) == counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [*DECODERS, *TRANSFORMERS, FIXED, *PLUGINS[1:]], ids=str)
 def test_multiply_adds_of_a_beam_agree_with_the_counter(settings: dict[str, Any]) -> None:
     model = build(settings)
@@ -166,7 +168,7 @@ def test_the_cost_of_a_captioner_depends_on_the_target_only(settings: dict[str, 
         assert cost.forward(999, target) == counted
 
 
-@pytest.mark.parametrize("settings", [*TEXT_MODELS, *CAPTIONERS], ids=str)
+@pytest.mark.parametrize("settings", thin([*TEXT_MODELS, *CAPTIONERS]), ids=str)
 def test_parameters_of_the_parts_are_those_of_the_model(settings: dict[str, Any]) -> None:
     model = build(settings)
     parts = compute_parts(model)
@@ -215,6 +217,7 @@ def weights_of(cost: ModelCost) -> dict[str, tuple[Cost, Cost]]:
     return {weights.role: (weights.computed, weights.visible) for weights in cost.weights}
 
 
+@pytest.mark.slow
 def test_attention_weights_are_counted_by_role() -> None:
     assert weights_of(compute_cost(build(TRANSFORMER))) == {
         "encoder-self": (4 * S * S, 4 * S * S),
@@ -237,6 +240,7 @@ def test_local_attention_computes_all_weights_and_masks_those_outside_the_window
     assert (recorded > 0).sum() <= weights.visible(12, 6)
 
 
+@pytest.mark.slow
 def test_a_model_without_attention_is_linear_in_the_lengths() -> None:
     cost = compute_cost(build(FIXED))
     assert cost.growth == "O(S + T)"
@@ -257,6 +261,7 @@ def test_the_crossover_is_the_first_length_at_which_the_terms_of_degree_2_are_la
     assert describe_growth(NO_COST) == "O(1)"
 
 
+@pytest.mark.slow
 def test_the_kv_cache_grows_with_the_target_and_keys_with_the_source() -> None:
     memory = compute_cost(build(TRANSFORMER)).memory
     # Keys and values of two layers, 8 wide, in float32; the other terms are a mask and a position.
@@ -267,6 +272,7 @@ def test_the_kv_cache_grows_with_the_target_and_keys_with_the_source() -> None:
     assert recurrent.decoding(10, 10, beam=4) == recurrent.keys(10, 10) + 4 * recurrent.state(10, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [RECURRENT, FIXED, TRANSFORMER, {**RECURRENT, "attention": "luong-general"}])
 def test_activations_are_those_that_autograd_keeps_on_a_cpu(settings: dict[str, Any]) -> None:
     """The formula is fitted to short pairs on the device meta. A longer pair on the CPU needs as much, up to copies of
@@ -332,6 +338,7 @@ def test_a_polynomial_is_fitted_exactly() -> None:
     assert fit_cost(expected, terms) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["multi30k-gru", "multi30k-transformer", "flickr8k", "sigmorphon2017-monotonic"])
 def test_the_cost_of_presets_is_known(preset: str) -> None:
     explanation = regard.explain(preset)

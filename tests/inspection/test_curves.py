@@ -114,6 +114,7 @@ def test_runs_with_the_same_name_are_named_by_their_paths(tmp_path: Path) -> Non
     assert curves.run_names(curves.read_panels(folders)) == [str(folder.path) for folder in folders]
 
 
+@pytest.mark.slow
 def test_a_figure_contains_a_line_for_each_curve_and_is_reproducible(tmp_path: Path) -> None:
     panels = curves.read_panels([write_linear_run(tmp_path / "one"), write_linear_run(tmp_path / "two", top=-1.0)])
     for name in ("first.svg", "second.svg"):
@@ -156,6 +157,7 @@ def test_an_unknown_extension_is_rejected(tmp_path: Path) -> None:
         curves.draw(curves.read_panels([write_linear_run(tmp_path / "one")]), tmp_path / "curves.html")
 
 
+@pytest.mark.slow
 def test_look_without_a_text_draws_learning_curves(cli: Run, tmp_path: Path) -> None:
     folders = [write_linear_run(tmp_path / "one"), write_linear_run(tmp_path / "two")]
     done = cli("look", "one")

@@ -137,6 +137,7 @@ def test_a_font_that_is_installed_later_is_found(
     assert (tmp_path / "before.png").read_bytes() != (tmp_path / "after.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_look_writes_every_file_and_warns_once_without_fonts(
     cli: Run, small_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

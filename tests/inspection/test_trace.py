@@ -22,7 +22,7 @@ from regard.inspection.trace_document import StoredSource
 from regard.models.contracts import Grid
 from regard.runs.folder import RunFolder
 from tests_html import Page
-from tests_shared import SMALL
+from tests_shared import SMALL, thin
 
 SEARCHES: list[dict[str, Any]] = [
     {},
@@ -58,7 +58,7 @@ def model(
     return regard.load(*(folder.path for folder in folders.get(request.param, [small_run, transformer])))
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=str)
+@pytest.mark.parametrize("search", thin(SEARCHES, 2), ids=str)
 def test_steps_add_up_to_the_score_of_each_hypothesis(model: regard.Model, search: dict[str, Any]) -> None:
     trace = model.trace("3 mai 2009", **search)
     predicted = model.predict("3 mai 2009", **search)

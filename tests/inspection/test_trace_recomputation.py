@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import regard
 from regard.recurrent.settings import VARIANTS
-from tests_shared import build_untrained
+from tests_shared import build_untrained, thin
 
 Array = Any
 """An array of float64. The stubs of numpy do not know the result of `einsum`."""
@@ -247,7 +247,7 @@ def entmax15(scores: Array) -> Array:
     return np.maximum(halves - threshold, 0) ** 2
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thin(MODELS))
 def test_weights_are_recomputed_from_queries_and_keys(name: str, tmp_path: Path) -> None:
     document = save(build_untrained(*MODELS[name]), tmp_path, queries=True, beam=2, nbest=2)
     assert document["attention"]
@@ -283,7 +283,7 @@ CELLS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", CELLS, ids=str)
+@pytest.mark.parametrize("options", thin(CELLS), ids=str)
 @pytest.mark.parametrize("kind", ["recurrent", "fixed"])
 def test_states_follow_from_the_gates(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     changes = {f"{side}.{key}": value for side in ("encoder", "decoder") for key, value in options.items()}

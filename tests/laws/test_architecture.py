@@ -204,6 +204,7 @@ def test_settings_and_help_need_no_torch(statement: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement", ["import regard.training.loop", "import regard; regard.load({path!r}).predict('x')"]
 )

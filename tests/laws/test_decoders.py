@@ -3,7 +3,9 @@
 B rows, T target steps, S source positions, V vocabulary.
 """
 
+import copy
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import example_parts  # noqa: F401 - registers parts, which must satisfy the same properties
@@ -18,7 +20,7 @@ from regard.models.contracts import Tokens, reorder
 from regard.models.recurrent import FixedDecoder
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.recurrent.settings import VARIANTS
-from tests_shared import ModelOnly
+from tests_shared import ModelOnly, thin
 
 V = 11
 # A dot product needs a query as wide as the memory: 2 × 8 and 16.
@@ -102,12 +104,18 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 MODELS = {name: (base, changes) for name, base, changes in configurations()}
 
 
-@pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest) -> Seq2Seq:
+@cache
+def build(name: str) -> Seq2Seq:
     torch.manual_seed(0)
-    base, changes = MODELS[request.param]
+    base, changes = MODELS[name]
     settings = resolve(ModelOnly, {"model": base}, {f"model.{key}": value for key, value in changes.items()})
     return build_model(settings.model, V, V).double().eval()
+
+
+@pytest.fixture(params=thin(MODELS))
+def model(request: pytest.FixtureRequest) -> Seq2Seq:
+    torch.manual_seed(0)
+    return copy.deepcopy(build(request.param))
 
 
 SOURCE = pad([[4, 5, 6, 7, 8], [9, 10], [], [4, 4, 6]])

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from regard.config import flatten, parse_override, resolve, to_yaml
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, ModelError
@@ -88,6 +90,7 @@ def find_failures(seed: int, settings: RunSettings, path: Path, *, with_file: bo
             yield f"seed {seed}, attempt {number}: {traceback.format_exc()[-2000:]}"
 
 
+@pytest.mark.slow
 def test_random_settings_are_valid_or_rejected_with_a_message(tmp_path: Path) -> None:
     bases = [resolve(RunSettings, name, {}) for name in PRESETS]
     start = DAILY_SEED * CASES

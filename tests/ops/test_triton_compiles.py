@@ -62,6 +62,7 @@ for size in (256, 1000):
 """
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu() -> None:
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -181,6 +181,7 @@ def exact() -> Iterator[None]:
     torch.backends.cudnn.rnn.fp32_precision = before  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("state_dropout", [False, True])
 @pytest.mark.parametrize("name", WIDE)
@@ -303,6 +304,7 @@ UNBOUNDED: dict[str, Callable[[], Cell]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "path"), [*((name, "dispatch") for name in UNBOUNDED), ("linear NOG", "fused"), ("linear NFG", "fused")]
 )

@@ -92,6 +92,7 @@ def test_an_edited_tokenizer_is_reported_with_its_part(run: Path) -> None:
         regard.load(run)
 
 
+@pytest.mark.slow
 def test_edits_are_accepted_only_on_request(cli: Run, run: Path) -> None:
     edit_config(run, {"model.encoder.reverse": True})
     edit_tokenizer(run, swap_tokens)
@@ -200,6 +201,7 @@ def test_an_edited_run_is_not_resumed(cli: Run, run: Path) -> None:
     assert "was started with different settings: model.encoder.reverse was False and is now True" in done.stderr
 
 
+@pytest.mark.slow
 def test_another_run_starts_from_an_edited_run_only_on_request(cli: Run, run: Path, tmp_path: Path) -> None:
     edit_config(run, {"model.encoder.reverse": True})
     with pytest.raises(regard.ModelError, match=r"training\.init_from: .* model\.encoder\.reverse was False"):

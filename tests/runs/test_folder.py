@@ -300,6 +300,7 @@ def test_the_state_of_the_optimizer_does_not_change_which_checkpoint_predicts(
     assert load_file(file)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace, which injects the errors, is not installed")
 @pytest.mark.parametrize(
     ("file", "inject", "command"),

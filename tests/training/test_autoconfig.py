@@ -248,6 +248,7 @@ def test_a_note_says_if_there_are_few_pairs(tmp_path: Path, make: Callable[[int]
     assert not any("are few" in reason for reason in reasons)
 
 
+@pytest.mark.slow
 def test_train_on_a_file_and_resume_with_the_same_command(cli: Callable[..., Any], tmp_path: Path) -> None:
     write_pairs(tmp_path, transliterations(200))
     command = ["train", "--pairs", "pairs.tsv", "training.steps=20", "training.batch_tokens=256"]
@@ -264,6 +265,7 @@ def test_train_on_a_file_and_resume_with_the_same_command(cli: Callable[..., Any
     assert predicted.returncode == 0
 
 
+@pytest.mark.slow
 def test_several_seeds_are_trained_in_turn_and_summarized(cli: Callable[..., Any], tmp_path: Path) -> None:
     write_pairs(tmp_path, transliterations(200))
     done = cli("train", "--pairs", "pairs.tsv", "training.steps=20", "training.batch_tokens=256", "--seeds", "2")
@@ -293,6 +295,7 @@ def test_options_that_cannot_be_combined_are_a_usage_error(
     assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_cannot_be_resumed_with_other_files(cli: Callable[..., Any], tmp_path: Path) -> None:
     write_pairs(tmp_path, transliterations(200))
     arguments = ["training.steps=20", "training.batch_tokens=256", "--out", "run"]
@@ -397,6 +400,7 @@ def test_an_unknown_setting_is_reported_without_the_chosen_settings(cli: Callabl
     assert "model.atention=x: unknown setting 'model.atention'. Did you mean 'attention'?" in done.stderr
 
 
+@pytest.mark.slow
 def test_several_seeds_can_start_at_another_seed_and_be_resumed(cli: Callable[..., Any], tmp_path: Path) -> None:
     write_pairs(tmp_path, transliterations(200))
     options = ["--minutes", "0.02", "--seeds", "2"]

@@ -83,6 +83,7 @@ def test_average_weights_averages_floating_point_tensors(tmp_path: Path) -> None
     assert average["count"].item() == 1
 
 
+@pytest.mark.slow
 def test_a_run_uses_the_average_of_its_last_checkpoints_if_it_is_better(tmp_path: Path) -> None:
     noisy = {"training.learning_rate": 0.04, "training.decay": "none", "training.steps": 90}
     settings = {**SMALL, **noisy, "training.average_checkpoints": 3, "training.metric": "loss"}
@@ -101,6 +102,7 @@ def test_a_run_uses_the_average_of_its_last_checkpoints_if_it_is_better(tmp_path
     assert again.events == run.events
 
 
+@pytest.mark.slow
 def test_a_run_uses_its_moving_average(tmp_path: Path) -> None:
     run = regard.train("dates", {**SMALL, "training.ema_decay": 0.9}, out=tmp_path / "run")
     best = RunFolder(run.path).best().path
@@ -132,6 +134,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_checkpoint_saved_on_a_signal_is_not_averaged(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_checkpoint_saved_on_a_signal_is_not_averaged(
     assert read_result(tmp_path / "run") == read_result(uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["save_average", "save"])
 def test_a_run_killed_before_or_after_the_average_is_saved_ends_the_same(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
@@ -194,6 +198,7 @@ def flip_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["at the end", "before a resume"])
 def test_a_damaged_checkpoint_is_named_and_not_replaced_in_the_average(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: str

@@ -28,6 +28,7 @@ def final_state(path: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
     return files, events
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace, which injects the errors, is not installed")
 @pytest.mark.parametrize("injected", ["signal=SIGKILL", "error=EIO"])
 def test_a_run_resumes_bit_identically_whichever_call_fails(

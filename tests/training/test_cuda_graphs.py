@@ -25,7 +25,7 @@ from regard.training.objective import Objective
 from regard.training.optim import build_optimizer, set_learning_rate
 from regard.training.state import TrainingState, start_training
 from regard.training.step import compute_gradients
-from tests_shared import SMALL, make_distillation, stop_at
+from tests_shared import SMALL, make_distillation, stop_at, thin
 
 V = 11
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
@@ -115,7 +115,7 @@ MODELS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thin(MODELS))
 def test_graphed_gradients_equal_eager_gradients(name: str, device: str) -> None:
     overrides = MODELS[name]
     expected = compute_all(make_model(overrides, device), Objective(0.1), None)
@@ -165,7 +165,7 @@ def test_graphed_gradients_include_guided_alignment(name: str, device: str) -> N
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thin(MODELS))
 def test_graphed_gradients_include_distillation(name: str, bfloat16: bool, device: str) -> None:
     if bfloat16 and device == "cpu" and name not in {"bahdanau", "transformer"} and not cpu_has_bfloat16():
         pytest.skip("bfloat16 is slow on a CPU without its instructions; two models are tested here, all on other CPUs")

@@ -33,6 +33,7 @@ def read_validations(run: regard.Run) -> list[tuple[int, float]]:
     return [(event["step"], event["loss"]) for event in run.events if event["event"] == "validation"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     longer = train(tmp_path / "longer", {"training.steps": 40})
     train(tmp_path / "run", {"training.steps": 20})

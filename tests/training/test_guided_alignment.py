@@ -198,6 +198,7 @@ def error_rate(model: regard.Model, pairs: list[tuple[str, str]], gold: list[Gol
     return score_alignments([alignment.links for alignment in model.align(pairs)], gold).aer
 
 
+@pytest.mark.slow
 def test_a_trained_model_aligns_words_and_a_guided_one_sooner(corpus: Reversal) -> None:
     folder, pairs, gold = corpus
     links = {"file": str(folder / "train.links"), "weight": 1.0}

@@ -24,6 +24,7 @@ def test_steepest_descent_is_found_before_the_loss_diverges() -> None:
     assert find_steepest_descent(trials) == pytest.approx(1e-3, rel=0.3)
 
 
+@pytest.mark.slow
 def test_suggested_learning_rate_is_plausible() -> None:
     result = find_learning_rate(SETTINGS, steps=60)
     assert 1e-4 < result.suggestion < 0.3
@@ -47,6 +48,7 @@ def test_a_loss_that_is_never_finite_is_an_error() -> None:
         find_steepest_descent([])
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_a_setting_and_writes_nothing(cli: Callable[..., Result], tmp_path: Path) -> None:
     done = cli("train", "dates", *to_arguments(SMALL), "--find", "learning-rate")
     assert done.returncode == 0, done.stderr

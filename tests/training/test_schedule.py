@@ -232,6 +232,7 @@ def test_a_preset_trains_for_the_given_minutes(tmp_path: Path, clock: Clock) -> 
     assert run.steps == progress.step == progress.schedule.end
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_with_its_saved_schedule(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

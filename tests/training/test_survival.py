@@ -77,6 +77,7 @@ ALL_FEATURES = {
 """Optional features of training that have a state or use random numbers."""
 
 
+@pytest.mark.slow
 def test_a_stopped_run_with_all_features_ends_with_identical_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_stopped_run_with_all_features_ends_with_identical_weights(
     assert any(name.startswith("weights/") for name in optimizers[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "safeguard",
     [
@@ -173,6 +175,7 @@ def test_only_valid_checkpoints_count_when_old_ones_are_removed(uninterrupted: P
     assert [entry.step for entry in folder.all_checkpoints()] == [20, 15, 10]
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_with_identical_weights() -> None:
     """Run the benchmark with fewer kills and steps than by default."""
     script = ROOT / "benchmarks" / "survival.py"
@@ -188,12 +191,14 @@ def test_a_finished_run_is_not_changed(uninterrupted: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (uninterrupted / "checkpoints").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_training_stops_early_without_improvement(tmp_path: Path) -> None:
     no_progress = {**SMALL, "training.learning_rate": 1e-9, "training.metric": "accuracy", "training.patience": 2}
     run = regard.train("dates", {**no_progress, "training.steps": 200, "training.validate_every": 5}, out=tmp_path)
     assert run.steps < 200
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_halves_the_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch of more than eight pairs raises the error of a failed allocation."""
     from regard.training import objective
@@ -219,6 +224,7 @@ def test_running_out_of_memory_halves_the_micro_batches(tmp_path: Path, monkeypa
         torch.testing.assert_close(weights[name], expected[name], rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_returns", [False, True])
 def test_a_run_killed_after_it_ran_out_of_memory_ends_with_identical_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, memory_returns: bool

@@ -45,6 +45,7 @@ def are_equal(one: Curves, other: Curves) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_checkpoints_writes_each_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def clean_pairs(count: int = 200) -> list[tuple[str, str]]:
     return [(sentence("абвгдежзик", n % 9 + 3), sentence("abcdefghij", n % 9 + 3)) for n in range(count)]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(texts)
 def test_profiles_match_a_reference_implementation(sample: list[str]) -> None:
@@ -265,6 +266,7 @@ def test_problems_in_tags_are_found() -> None:
     assert find_in(split_of(*tagged, ("это\tV;P\u200bST", "it"))) == {"control": [len(tagged)]}
 
 
+@pytest.mark.slow
 def test_too_many_distinct_values_are_not_tags() -> None:
     pairs = [
         (f"{source}\t{number if number > 9000 else 1}", target)

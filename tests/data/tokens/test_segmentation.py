@@ -62,6 +62,7 @@ def test_bpe_dropout_matches_hand_computed_probabilities() -> None:
     assert frequency == pytest.approx(expected, abs=4 * 0.5 / np.sqrt(20_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.0, 0.5, 0.1])
 def test_unigram_sampling_matches_hand_computed_probabilities(alpha: float) -> None:
     p = {"a": 0.3, "b": 0.2, "ab": 0.25, "ba": 0.15, "aba": 0.1}

@@ -54,6 +54,7 @@ def collapse_spaces(text: str) -> str:
     return "\t".join(" ".join(re.split(r"[^\S\x1c-\x1f]+", field)).strip(" ") for field in text.split("\t"))
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1))
 def test_characters_round_trip_after_nfc(texts: list[str]) -> None:
     if any(texts):
@@ -232,6 +233,7 @@ def test_unigram_finds_the_morphemes_of_the_text() -> None:
     assert tokens.texts in (["▁re", "pack", "▁un", "do"], ["▁repack", "▁undo"])
 
 
+@pytest.mark.slow
 def test_a_unigram_vocabulary_is_the_same_in_every_process() -> None:
     code = (
         "import sys; from regard.data.tokens.tokenizers import *; from regard.data.settings import *\n"
@@ -479,6 +481,7 @@ def test_text_is_read_once_and_not_stored(kind: str, monkeypatch: pytest.MonkeyP
     assert most < read / 4
 
 
+@pytest.mark.slow
 def test_a_forked_child_can_tokenize_without_a_warning() -> None:
     code = (
         "import os\nfrom regard.data.tokens.tokenizers import Tokenizer\n"
