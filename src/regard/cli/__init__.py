@@ -6,7 +6,7 @@ import click
 
 from regard.cli.failures import report_failures
 from regard.runs.lossy_stderr import open_lossy_stderr
-from regard.training.signals import exit_on_signals
+from regard.training.signals import exit_on_interrupts_of_imports, exit_on_signals
 
 
 def main() -> None:
@@ -14,6 +14,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == ["train"]:
         exit_on_signals()  # the imports take a second
+    else:
+        exit_on_interrupts_of_imports()
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options
     _use_utf8()

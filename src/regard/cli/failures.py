@@ -2,13 +2,10 @@
 
 import errno
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import NoReturn
 
 import click
@@ -19,14 +16,9 @@ from regard.formatting import short_path
 
 @contextmanager
 def report_failures(*, debug: bool) -> Iterator[None]:
-    """Run a command; print any failure and exit with its code.
-
-    After SIGINT, any failure is an interruption: a native library that is being imported replaces KeyboardInterrupt
-    by exceptions of its own.
-    """
+    """Run a command; print any failure and exit with its code."""
     if sys.stdout is None:
         _fail(f"Standard output is closed. Redirect it, for example with > {os.devnull}.", 7)
-    interrupted = _note_interrupts()
     try:
         yield
         sys.stdout.flush()
@@ -42,25 +34,9 @@ def report_failures(*, debug: bool) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, OSError) and _is_broken_pipe(error):
             _exit(1)
-        if interrupted.is_set():
-            _fail("Stopped.", 130)
         if debug:
             raise
         _report(error)
-
-
-def _note_interrupts() -> threading.Event:
-    """Return an event that SIGINT sets, besides raising KeyboardInterrupt. Other handlers are not replaced."""
-    interrupted = threading.Event()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-        signal.default_int_handler(number, frame)
-
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, interrupt)
-    return interrupted
 
 
 def _find_caller(stop: SystemExit) -> str:

@@ -60,11 +60,29 @@ def exit_on_signals() -> None:
             signal.signal(number, end)
 
 
-def _exit_with_message(message: str) -> NoReturn:
+def exit_on_interrupts_of_imports() -> None:
+    """From now on, SIGINT ends the process if modules are being imported. Otherwise, it raises KeyboardInterrupt.
+
+    A native library that is interrupted while it is imported raises other exceptions, or aborts the process.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        caller = frame
+        while caller is not None:
+            if caller.f_code.co_filename.startswith("<frozen importlib"):
+                _exit_with_message("Stopped.", 128 + number)
+            caller = caller.f_back
+        signal.default_int_handler(number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def _exit_with_message(message: str, code: int = Interrupted.exit_code) -> NoReturn:
     """End the process in a signal handler, where other code may be in any state."""
     with suppress(OSError, AttributeError, ValueError):  # stderr may be closed
         os.write(sys.stderr.fileno(), f"regard: {message}\n".encode())
-    os._exit(Interrupted.exit_code)
+    os._exit(code)
 
 
 class _Stopped(KeyboardInterrupt):
