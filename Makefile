@@ -8,6 +8,8 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 RUN    ?= runs/demo
+# The tests start many processes, so Python must store the bytecode of the modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .PHONY: demo test test-all check format web clean
 
@@ -20,10 +22,10 @@ demo: .venv/ready
 	@sh examples/next_steps.sh $(RUN)
 
 test: .venv/test-ready
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 test-all: .venv/test-ready
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: .venv/test-ready
 	$(BIN)/ruff format --check .

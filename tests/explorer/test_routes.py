@@ -31,9 +31,9 @@ def make_request(model: str = GRU, text: str = TEXT, **fields: Any) -> dict[str,
     return {"model": model, "source": {"text": text}, **fields}
 
 
-def encode_image(format: str = "PNG", size: tuple[int, int] = (64, 48)) -> str:  # noqa: A002
+def encode_image(format: str = "PNG", size: tuple[int, int] = (64, 48), mode: str = "RGB") -> str:  # noqa: A002
     buffer = io.BytesIO()
-    Image.new("RGB", size, "red").save(buffer, format)
+    Image.new(mode, size, "white").save(buffer, format)
     return base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -168,7 +168,7 @@ def test_an_image_is_captioned(app: FastAPI, format: str) -> None:  # noqa: A002
         ({"image": base64.b64encode(b"GIF89a").decode()}, "Use a PNG or JPEG or WEBP file"),
         ({"image": encode_image()[:60]}, "The image"),
         ({"image": encode_image("BMP")}, "Use a PNG or JPEG or WEBP file"),
-        ({"image": encode_image(size=(20_000, 5_000))}, "too many pixels"),
+        ({"image": encode_image(size=(20_000, 5_000), mode="1")}, "too many pixels"),
         ({"text": "/etc/hostname.png"}, "kind image"),
         ({"example": 4}, "4 pairs"),
     ],
