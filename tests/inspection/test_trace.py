@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 import regard
 from regard.data.tokens.tokenizers import END
+from regard.decoding.tracing import Candidate
 from regard.errors import ConfigError, DataError
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace_document import StoredSource
@@ -363,3 +365,23 @@ def test_a_trace_knows_the_number_of_models(model: regard.Model, tmp_path: Path)
     trace = model.trace("3 mai 2009")
     trace.save(tmp_path / "trace.json")
     assert trace.prediction.members == regard.Trace.load(tmp_path / "trace.json").prediction.members == model.members
+
+
+def test_a_page_shows_small_probabilities_and_the_scores_that_sort_hypotheses(small_run: RunFolder) -> None:
+    trace = regard.load(small_run.path).trace("8 May", beam=2, nbest=2)
+    step = trace.steps[0][0]
+    unlikely = step._replace(top=[*step.top, Candidate("z", 5, math.log(0.0001))])
+    page = replace(trace, steps=[[unlikely], *trace.steps[1:]]).to_html()
+    assert "<bdi>z</bdi> &lt;0.1%" in page
+    assert " 0.0%" not in page
+    assert page.count(", ranking score -") == 2
+    for each in (trace.prediction, *trace.prediction.alternatives):
+        assert f"log-probability {each.score:.4f}, ranking score {each.ranking_score:.4f}" in page
+
+
+def test_a_ranking_score_of_another_type_is_not_a_trace(small_run: RunFolder, tmp_path: Path) -> None:
+    document = regard.load(small_run.path).trace("8 May").document
+    document["hypotheses"][0]["ranking_score"] = "best"
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"trace\.json"):
+        regard.Trace.load(tmp_path / "trace.json")

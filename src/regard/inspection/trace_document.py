@@ -65,7 +65,7 @@ def write_document(parts: TraceParts) -> Document:
                 "text": each.text,
                 "tokens": each.tokens,
                 "score": _to_finite(each.score),
-                "ranking_score": None if each.ranking_score is None else _to_finite(each.ranking_score),
+                "ranking_score": _to_finite(each.score if each.ranking_score is None else each.ranking_score),
                 "truncated": each.truncated,
                 "looped": each.looped,
             }
@@ -251,8 +251,8 @@ def _read_prediction(document: Document) -> Prediction:
             },
             {name: entry["role"] for name, entry in described.items()},
             document["model"].get("members", 1),
-            ranking_score=hypothesis.get("ranking_score"),
-            looped=hypothesis.get("looped", False),
+            ranking_score=_from_finite(hypothesis.get("ranking_score", hypothesis["score"])),
+            looped=bool(hypothesis.get("looped", False)),
             item=item,
         )
         for index, hypothesis in enumerate(document["hypotheses"])

@@ -67,7 +67,7 @@ def _render_hypotheses(prediction: Prediction) -> str:
         return ""
     items = (
         f"<li><bdi>{markup.escape(each.text)}</bdi>, log-probability {each.score:.4f}{_render_rank(each)}"
-        f"{', truncated' if each.truncated else ''}</li>"
+        f"{', truncated' if each.truncated else ''}{', a loop was removed' if each.looped else ''}</li>"
         for each in (prediction, *prediction.alternatives)
     )
     return f"<h2>Hypotheses</h2><ol>{''.join(items)}</ol>"
