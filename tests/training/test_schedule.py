@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -262,6 +264,20 @@ def _read_weights(folder: RunFolder) -> dict[str, Tensor]:
     newest = folder.newest()
     assert newest is not None
     return load_file(newest.path / "model.safetensors")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the start of a process is read from /proc")
+def test_a_deadline_on_the_command_line_counts_from_the_start_of_the_process() -> None:
+    """Time in which the process waits, for example for a busy core or a slow disk, counts as well."""
+    code = """
+import time
+first = time.monotonic()
+time.sleep(0.2)
+from regard.cli.train import _process_age
+print(_process_age() >= time.monotonic() - first - 0.02)  # the kernel counts in ticks of 0.01 s
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 def test_minutes_and_steps_exclude_each_other(tmp_path: Path) -> None:
