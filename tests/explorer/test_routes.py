@@ -33,7 +33,7 @@ def make_request(model: str = GRU, text: str = TEXT, **fields: Any) -> dict[str,
 
 def encode_image(format: str = "PNG", size: tuple[int, int] = (64, 48), mode: str = "RGB") -> str:  # noqa: A002
     buffer = io.BytesIO()
-    Image.new(mode, size, "white").save(buffer, format)
+    Image.new(mode, size, "red" if mode == "RGB" else 0).save(buffer, format)
     return base64.b64encode(buffer.getvalue()).decode()
 
 
