@@ -102,6 +102,7 @@ class Failing(regard.Callback):
             raise self.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "step", "last"),
     [("on_step", 17, 10), ("on_step", 20, 10), ("on_validation", 20, 10), ("on_save", 20, 20)],

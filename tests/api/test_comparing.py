@@ -183,6 +183,7 @@ def test_the_alignment_error_rate_is_that_of_align(small_run: RunFolder, second_
         regard.compare(outputs={"a": ["x"], "b": ["y"]}, references=["x"], alignments=gold)
 
 
+@pytest.mark.slow
 def test_runs_that_read_images_are_compared(tmp_path: Path) -> None:
     """Their sources are arrays. The metrics by length use the length of the reference."""
     sizes = {"data.train": 8, "data.dev": 4, "data.test": 6, "model.decoder.hidden": 16, "model.embedding": 8}

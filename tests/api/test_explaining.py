@@ -36,6 +36,7 @@ def test_a_slow_model_is_measured_at_five_lengths_at_least(tmp_path: Path, monke
     assert len(measured.seconds) == 5
 
 
+@pytest.mark.slow
 def test_the_plot_returns_what_was_measured(tmp_path: Path) -> None:
     small = {"model.embedding": 8, "model.encoder.hidden": 8, "model.decoder.hidden": 8}
     measured = regard.explain("dates", small).plot(tmp_path / "cost.png")

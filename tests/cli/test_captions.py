@@ -56,6 +56,7 @@ def regard_command(cli: Run, project: Path, *words: str | Path) -> Result:
     return cli(*words, "--import", PLUGIN, cwd=project)
 
 
+@pytest.mark.slow
 def test_a_captioner_learns_to_describe_new_pictures(cli: Run, project: Path, run: Path) -> None:
     """Of 16 captions, chance finds one."""
     done = regard_command(cli, project, "evaluate", run, "--beam", "3", "--min", "accuracy=0.8")
@@ -76,6 +77,7 @@ def test_pictures_are_captioned_with_a_beam(cli: Run, project: Path, run: Path) 
     assert len(piped.stdout.splitlines()) == 20
 
 
+@pytest.mark.slow
 def test_each_word_attends_to_its_shape_in_the_grid(cli: Run, project: Path, run: Path) -> None:
     hits = []
     for number in range(20):
@@ -93,6 +95,7 @@ def test_each_word_attends_to_its_shape_in_the_grid(cli: Run, project: Path, run
     assert np.mean(hits) > 0.7  # chance: one in nine
 
 
+@pytest.mark.slow
 def test_look_draws_the_weights_of_each_word_over_the_picture(cli: Run, project: Path, run: Path) -> None:
     predicted = regard_command(cli, project, "predict", run, "pictures/0.npy").stdout.split()
     shown = regard_command(cli, project, "look", run, "pictures/0.npy")

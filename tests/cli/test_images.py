@@ -48,6 +48,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_training_without_a_config_gives_the_reasons_for_its_choices(project: Path) -> None:
     log = (project / "train.log").read_text()
     assert "of about 32 × 32 pixels" in log

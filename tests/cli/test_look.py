@@ -79,6 +79,7 @@ def transformer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_several_texts_are_drawn_in_one_call(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     done = cli("look", small_run.path, "3 mai 2009", "May 3")
     headings = [line for line in done.stdout.splitlines() if " → " in line]
@@ -108,6 +109,7 @@ def test_a_selection_is_drawn_and_printed_as_json(cli: Run, transformer_run: Pat
     assert [(part["layer"], part["head"]) for part in grid["maps"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "title", "shown"),
     [

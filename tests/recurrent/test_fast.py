@@ -288,6 +288,7 @@ NETWORKS: dict[str, Callable[[], regard.RNN | regard.GRU | regard.LSTM]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_equal_finite_differences(name: str) -> None:
     torch.manual_seed(0)

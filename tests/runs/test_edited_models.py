@@ -194,6 +194,7 @@ def test_a_model_of_an_older_version_without_a_newer_setting_is_used(run: Path) 
         regard.load(run)
 
 
+@pytest.mark.slow
 def test_an_edited_run_is_not_resumed(cli: Run, run: Path) -> None:
     edit_config(run, {"model.encoder.reverse": True})
     done = cli("train", run)

@@ -177,6 +177,7 @@ def after_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], o
 AfterStep = Callable[[int, Callable[[], object]], None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_run_that_is_moved_while_it_trains_stops_and_saves_in_the_moved_folder(
     trained: Path, tmp_path: Path, after_step: AfterStep, monkeypatch: pytest.MonkeyPatch, step: int

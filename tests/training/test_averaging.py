@@ -174,6 +174,7 @@ def test_a_run_killed_before_or_after_the_average_is_saved_ends_the_same(
     assert read_result(tmp_path / "run") == read_result(uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flip a bit", "remove the manifest", "remove the folder"])
 def test_a_damaged_average_is_detected_and_computed_again(
     uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str

@@ -21,6 +21,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_diagnostics_do_not_change_the_weights(tmp_path: Path, name: str) -> None:
     settings = {**MODELS[name], "training.steps": 20}

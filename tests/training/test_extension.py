@@ -44,6 +44,7 @@ def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "run").settings().training.steps == 40
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_can_be_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longer = train(tmp_path / "longer", {"training.steps": 30})
     with stop_at(15, monkeypatch):
@@ -70,6 +71,7 @@ def test_a_run_cannot_be_shortened(tmp_path: Path) -> None:
         regard.train(tmp_path / "run", {"training.steps": 10})
 
 
+@pytest.mark.slow
 def test_more_patience_continues_a_run_that_stopped_early(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run"
     settings = {"training.learning_rate": 1e-30, "training.weight_decay": 0.0, "training.validate_every": 5}

@@ -96,6 +96,7 @@ def truncate(cache_folder: Path) -> None:
         path.write_bytes(path.read_bytes()[:100])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [leave_unchanged, shutil.rmtree, flip, truncate])
 def test_a_stopped_run_ends_the_same_even_if_the_cache_is_damaged(
     corpus: Path,
@@ -117,6 +118,7 @@ def read_expected_hash(path: Path) -> str:
     return str(json.loads((path.parent / "manifest.json").read_text())[path.name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("safeguard", "damage"),
     [

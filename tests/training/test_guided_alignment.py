@@ -77,6 +77,7 @@ def test_the_decoder_returns_the_weights_of_the_supervised_head(name: str) -> No
     assert model.eval()(batch.source, batch.decoder_inputs).alignment_BTS is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_supervision_moves_attention_to_the_aligned_tokens(name: str) -> None:
     model, batch = make_model(MODELS[name]), make_batch()
@@ -209,6 +210,7 @@ def test_a_trained_model_aligns_words_and_a_guided_one_sooner(corpus: Reversal) 
     assert error_rate(train_reversal(folder, "longer", steps=300), *test) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", [REVERSAL["tokenizer"], {"kind": "bpe", "vocabulary": 60, "dropout": 0.2}])
 def test_a_guided_run_resumes_with_identical_weights(
     corpus: Reversal, tokenizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -225,6 +225,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.mark.slow
 def test_a_preset_trains_for_the_given_minutes(tmp_path: Path, clock: Clock) -> None:
     started = clock.now
     run = regard.train("dates", WITHOUT_STEPS, out=tmp_path / "run", minutes=0.25, callbacks=TakeTime(clock))
@@ -303,6 +304,7 @@ def test_the_setting_minutes_is_a_deadline_for_pairs_too(cli: Callable[..., Any]
     assert "minutes" in rejected.stderr
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_may_change_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stop_at(12, monkeypatch):
         regard.train("dates", SMALL, out=tmp_path / "run")

@@ -214,6 +214,7 @@ def fit(model: Seq2Seq, source: Pixels, target_BT: Tensor) -> float:
     return loss.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "patches"])
 def test_learns_to_tell_images_apart(name: str) -> None:
     settings, _ = ENCODERS[name]
