@@ -5,12 +5,17 @@ order that depends on the scheduling of threads, so their sums differ. This show
 
     python benchmarks/determinism.py
     python benchmarks/determinism.py --only scenes captcha --captcha ../shared/data/captcha
+    python benchmarks/determinism.py --cost --only scenes efficientnet   # of deterministic convolutions, on a GPU
 """
 
 import argparse
+import itertools
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +75,60 @@ def list_kinds(captcha: Path | None) -> dict[str, tuple[str, dict[str, Any]]]:
     return kinds
 
 
-def train(preset: str, overrides: dict[str, Any], out: Path) -> str:
+def train(preset: str, overrides: dict[str, Any], out: Path, *callbacks: regard.Callback) -> str:
     """Train a run. Return the hash of its weights."""
     settings = {key: value for key, value in SHORT.items() if preset != "captcha" or not key.startswith("data.")}
-    regard.train(preset, {**settings, **overrides}, out=out, quiet=True)
+    regard.train(preset, {**settings, **overrides}, out=out, quiet=True, callbacks=callbacks)
     return "".join(sha256(path) for path in sorted(RunFolder(out).checkpoints.glob("*/*.safetensors")))
 
 
-def main(train: Callable[[str, dict[str, Any], Path], str] = train) -> int:
+class StepClock(regard.Callback):
+    """Measures the duration of each step."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step(self, info: object) -> None:
+        del info
+        torch.cuda.synchronize()
+        self.times.append(time.perf_counter())
+
+    def median(self) -> float:
+        """Return the median duration in milliseconds, without the first steps."""
+        times = self.times[50:]
+        return 1e3 * statistics.median(after - before for before, after in itertools.pairwise(times))
+
+
+@contextmanager
+def allow_any_convolution() -> Iterator[None]:
+    """Ignore that training requests deterministic convolutions."""
+    cudnn: Any = type(torch.backends.cudnn)
+    option = vars(cudnn)["deterministic"]
+    cudnn.deterministic = property(lambda _: False, lambda *_: None)
+    try:
+        yield
+    finally:
+        cudnn.deterministic = option
+
+
+def measure_cost(preset: str, overrides: dict[str, Any]) -> list[float]:
+    """Return the time of a step with deterministic convolutions, divided by that with any convolutions, three times."""
+    long = {"training.steps": 150, "training.validate_every": 150, "training.save_every": 150}
+    ratios = []
+    for _ in range(3):
+        clocks = StepClock(), StepClock()
+        with tempfile.TemporaryDirectory() as folder:
+            with allow_any_convolution():
+                train(preset, {**overrides, **long}, Path(folder, "any"), clocks[0])
+            train(preset, {**overrides, **long}, Path(folder, "deterministic"), clocks[1])
+        ratios.append(clocks[1].median() / clocks[0].median())
+    return ratios
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="names of the models to train; by default all")
+    parser.add_argument("--cost", action="store_true", help="measure the time of a step instead, on a GPU")
     parser.add_argument("--captcha", type=Path, help="folder with the images of the corpus captcha")
     options = parser.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -87,11 +136,16 @@ def main(train: Callable[[str, dict[str, Any], Path], str] = train) -> int:
     for name, (preset, overrides) in list_kinds(options.captcha).items():
         if options.only and name not in options.only:
             continue
+        if options.cost:
+            ratios = measure_cost(preset, overrides)
+            print(f"{name:24} {' '.join(f'{ratio:.3f}' for ratio in ratios)} × the time of a step", flush=True)
+            continue
         with tempfile.TemporaryDirectory() as folder:
             first, second = (train(preset, overrides, Path(folder, str(number))) for number in range(2))
         print(f"{name:24} {'identical' if first == second else 'DIFFERENT'}", flush=True)
         differing += [name] if first != second else []
-    print(f"{device}, torch {torch.__version__}: {len(differing)} of the models differ between two runs.")
+    if not options.cost:
+        print(f"{device}, torch {torch.__version__}: {len(differing)} of the models differ between two runs.")
     return 1 if differing else 0
 
 

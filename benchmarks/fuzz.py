@@ -466,6 +466,7 @@ def open_sandbox(folder: Path) -> Iterator[Sandbox]:
         "MPLCONFIGDIR": cache / "matplotlib",
         "TRITON_CACHE_DIR": cache / "triton",
         "CUDA_CACHE_PATH": cache / "cuda",
+        "XDG_CACHE_HOME": cache / "torch",
     }
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update({name: str(path) for name, path in changed.items()})

@@ -583,6 +583,7 @@ def rewrite(run: Path, name: str, change: Callable[[dict[str, Any]], object]) ->
         ("state.json", {"best": {"step": "x"}}),
         ("state.json", {"best": {"accuracy": "high"}}),
         ("state.json", {"data": ["a"]}),
+        ("state.json", {"average_lengths": {"target": 3.0}}),
         ("state.json", {"schedule": {"length": 4, "segments": []}}),
         ("state.json", {"schedule": {"length": 4, "segments": [{"step": 0, "position": "a", "end": 4}]}}),
         ("state.json", {"step": 10**30}),

@@ -53,6 +53,11 @@ class _StoredBest(_Stored):
     signatures: dict[str, str] = {}
 
 
+class _StoredLengths(_Stored):
+    source: _Position
+    target: _Position
+
+
 class StoredState(_Stored):
     """The state of a run; see `RunProgress`. Keys may be missing: a model of another version can be used."""
 
@@ -68,4 +73,4 @@ class StoredState(_Stored):
     micro_batches: Count = 1
     eager: bool = False
     average_tried: bool = False
-    average_lengths: dict[str, float] | None = None
+    average_lengths: _StoredLengths | None = None
