@@ -1,6 +1,6 @@
 # make demo     train a date normalizer on built-in data and draw its attention weights
-# make test     run the tests for every change, in a few minutes
-# make test-all run all tests, also the slow ones
+# make test     run the fast tests, in a few minutes
+# make test-all run all tests, including the slow ones
 # make check    check formatting, lint and types
 # make format   format the code and fix lint
 # make web      build the page of the explorer (needs Node; the build is checked in)
@@ -8,7 +8,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 RUN    ?= runs/demo
-# The tests start many processes, so Python must store the bytecode of the modules.
+# The tests start many processes, which start faster if Python stores the bytecode of the modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .PHONY: demo test test-all check format web clean

@@ -1,7 +1,7 @@
 """How the time to paint attention weights grows with tokens and heads: `python benchmarks/explorer_painting.py`.
 
-Needs the extras `explorer` and `test`, and Chromium. The page paints all cells of a matrix as one image, so more cells
-cost less than proportional time. `tests/explorer/test_page.py` counts the operations.
+Needs the extras `explorer` and `test`, and Chromium. The page paints all cells of a matrix as one image, so the time
+grows more slowly than the number of cells. `tests/explorer/test_page.py` counts the operations.
 """
 
 import argparse
@@ -34,7 +34,7 @@ COUNT_OPERATIONS: Final = """() => {
         };
     }
 }"""
-"""Count what is drawn on all canvases from now on."""
+"""Count the drawing operations on all canvases from now on."""
 
 PAINT: Final = """async () => {
     const app = document.querySelector("explorer-app");

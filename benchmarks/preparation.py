@@ -4,8 +4,8 @@
     python benchmarks/preparation.py eng-fra.tsv --minutes 3 --against ../before/src --repeat 3
 
 Prints the time and the CPU time, including that of ended worker processes, at each message until training starts. Then
-the process is killed. The cache is empty at the start. With `--against`, the package in another folder is measured in
-turn, and the ratio of the medians is printed. Linux only, because it reads /proc.
+the process is killed. The cache is empty at the start. With `--against`, runs alternate with
+those of the package in another folder, and the ratio of the medians is printed. Linux only, because it reads /proc.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 STARTS = "Training "
-"""The beginning of the message before the first step. A setting is printed before it with a colon: `Training:`."""
+"""The start of the message before the first step. The line `Training: …`, which is printed earlier, has a colon."""
 
 
 class Cost(NamedTuple):

@@ -1,4 +1,4 @@
-"""How long do commands take that compute nothing? Compares them with `import torch` in the same run.
+"""How long do commands take to start? Compares them with `import torch` in the same run.
 
     python benchmarks/startup.py
 

@@ -62,7 +62,7 @@ RECIPES = {
     "scenes": ["scenes", "data.train=500", "data.dev=20", "data.augmentation={flip: 0.5, crop: 0.7}"],
     "captcha": ["captcha"],
 }
-"""Data and settings by name. Runs on files sample the segmentation in each epoch; those on images augment them."""
+"""Data and settings by name. Runs on files sample the segmentation in each epoch; runs on images augment the images."""
 
 
 def write_corpus(folder: Path) -> None:

@@ -78,15 +78,15 @@ _MEMORY = (
     "can't start new thread",
     "threadpoolbuilderror",
 )
-"""What exceptions of libraries say if memory runs out. Their types differ: ImportError, RuntimeError, a panic."""
+"""Phrases in the exceptions of libraries if memory runs out. Their types differ: ImportError, RuntimeError, a panic."""
 
 _PROBE_BYTES = 1 << 26
 
 
 def is_memory_failure(error: BaseException) -> bool:
-    """Whether memory, or the limit of the process, has run out: an exception says so, or little more can be allocated.
+    """Whether the process has run out of memory: an exception reports it, or 64 MiB cannot be allocated.
 
-    Under a limit, anything can fail in any way: native libraries return errors without exceptions.
+    The allocation is tried because native libraries can fail with an unrelated error when memory runs out.
     """
     chain: BaseException | None = error
     while chain is not None:

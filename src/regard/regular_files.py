@@ -1,4 +1,4 @@
-"""Open regular files. Every file that a user names, or that is in a folder from elsewhere, is opened here.
+"""Open regular files. Files that a user names, and files in run folders of others, are opened here.
 
 A FIFO blocks the process that opens it, and a device such as /dev/zero has no end.
 """
@@ -16,7 +16,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
         # Without O_NONBLOCK, opening a FIFO waits for a writer. It has no effect on a regular file.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except ValueError:
-        raise OSError(errno.EINVAL, "its name has a character that file names cannot have", str(path)) from None
+        raise OSError(errno.EINVAL, "its name contains an invalid character", str(path)) from None
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return open(descriptor, "rb")
@@ -33,5 +33,5 @@ def read_regular(path: str | Path) -> bytes:
 
 
 def describe_kind(mode: int) -> str:
-    """Return what a file is that is neither regular nor a directory."""
+    """Describe a file that is neither a regular file nor a directory."""
     return "a FIFO" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"

@@ -124,7 +124,7 @@ def test_forms_that_differ_only_in_their_tags_are_not_duplicates(cli: Run, tmp_p
         (tmp_path / name).write_text("".join(lines))
     done = cli("data", "check", "train.tsv", "dev.tsv", "--json")
     assert [problem["kind"] for problem in json.loads(done.stdout)["problems"]] == []
-    assert done.stderr.count("the third column contains tags of the first, such as N;NOM;SG") == 1
+    assert done.stderr.count("the source is the first column with the tags in the third, such as N;NOM;SG") == 1
 
 
 def test_several_languages_are_checked_but_not_written_to_one_file(cli: Run, data: Path) -> None:

@@ -58,7 +58,8 @@ def test_tags_in_the_third_column_belong_to_the_source(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         pairs = read_pairs(Files(path=write(tmp_path, "x.tsv", INFLECTED)))
     assert (pairs.sources[0], pairs.targets[0]) == ("gehen\tV;PST;1;SG", "ging")
-    assert "the third column contains tags of the first, such as V;PST;1;SG; the second is the target." in caplog.text
+    notice = "the source is the first column with the tags in the third, such as V;PST;1;SG; the target is the second"
+    assert f"{notice} column." in caplog.text
     data = pin_files(FilesData(train=Files(path=str(tmp_path / "x.tsv"))))
     assert isinstance(data.train, Files)
     assert data.train.columns == ("1+3", "2")

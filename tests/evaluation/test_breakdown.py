@@ -98,7 +98,7 @@ def test_values_of_groups_are_those_of_the_subsets(evaluation_set: EvaluationSet
 def test_a_breakdown_with_one_group_says_why_there_is_no_table(evaluation_set: EvaluationSet) -> None:
     counts = WordCounts.of((source, "") for source in evaluation_set.sources)
     breakdown = compute_breakdown("unseen", compute(evaluation_set, Accuracy()), evaluation_set, PREDICTIONS, counts)
-    assert str(breakdown) == "No breakdown by source words not in the training data: it is 0 for all 4 sentences."
+    assert str(breakdown) == "No breakdown by source words not in the training data: the only group is 0 (4 sentences)."
 
 
 def test_scores_of_words_by_hand(evaluation_set: EvaluationSet) -> None:

@@ -438,7 +438,7 @@ def test_a_manifest_must_not_list_files_outside_the_run(run: Path, caplog: pytes
     manifest["files"]["../../../../../../../../dev/zero"] = "0"
     path.write_text(json.dumps(manifest))
     assert regard.load(run).step == 2
-    assert "lists a file outside the run folder" in caplog.text
+    assert "lists a file with an invalid name, or outside the run folder" in caplog.text
 
 
 @pytest.mark.parametrize("part", ["files", "tokenizers"])
@@ -449,7 +449,7 @@ def test_a_manifest_must_not_list_names_that_no_file_can_have(run: Path, part: s
     manifest = json.loads(path.read_text())
     manifest[part][name] = "0"
     path.write_text(json.dumps(manifest))
-    with pytest.raises(ModelError, match=r"manifest\.json is damaged"):
+    with pytest.raises(ModelError, match=r"manifest\.json is damaged: it lists a file with an invalid name"):
         regard.load(run)
 
 
@@ -471,7 +471,7 @@ def test_a_sparse_file_is_rejected_before_it_is_hashed(
     if name == "model.safetensors":
         problem = checkpoint.find_problem
     monkeypatch.setattr("hashlib.file_digest", fail)
-    assert problem() == f"{path} is damaged: its size is not the one that its header describes"
+    assert problem() == f"{path} is damaged: its size does not match its header"
 
 
 def test_weights_whose_logits_cannot_be_compared_are_reported_by_evaluate(cli: Run, run: Path) -> None:
@@ -484,6 +484,7 @@ def test_weights_whose_logits_cannot_be_compared_are_reported_by_evaluate(cli: R
     change(run, "model.safetensors", scale)
     done = cli("evaluate", "run", "--metric", "loss")
     assert (done.returncode, done.stdout) == (4, "")
+    assert re.search(r"computes the log-probability (nan|-\d\S*e\+\d+) for a target token", done.stderr)
     assert "Its weights have diverged or are damaged" in done.stderr
 
 

@@ -147,8 +147,9 @@ def test_a_deadline_that_loading_has_used_up_is_reported_with_the_shortest_usefu
     clock.now += 10
     assert not deadline.describe_loading()
     clock.now += 10
-    assert deadline.describe_loading().startswith("Note: loading took 20 of 30 seconds")
-    assert deadline.describe_loading().endswith("The shortest useful time is --minutes 0.7.")
+    problem = "loading took 20 seconds, and the deadline is 30 seconds, so little time is left for training."
+    assert deadline.describe_loading().startswith(f"Note: {problem}")
+    assert deadline.describe_loading().endswith("The shortest useful deadline is --minutes 0.7.")
     clock.now += 20
     assert "the run ends late" in deadline.describe_loading()
     assert simulate(30, lambda _: 1.0, loading=40).schedule.end <= 5

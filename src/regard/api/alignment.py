@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EXAMINED_PAIRS = 1000
-"""The number of pairs from which it is decided whether words or tokens are aligned."""
+"""The number of pairs that determine by default whether words or tokens are aligned."""
 
 _HEAD_OPTIONS = {"attention", "layer", "head"}
 """The options that select attention weights."""
 
 
 def choose_unit(options: dict[str, Any], pairs: Iterable[Pair]) -> tuple[dict[str, Any], Iterator[Pair]]:
-    """Decide whether words or tokens are aligned, unless the options set it. Return the options and the pairs."""
+    """Choose whether to align words or tokens, unless the options set it. Return the options and the pairs."""
     remaining = iter(pairs)
     if options.get("tokens") is not None:
         return options, remaining
@@ -74,8 +74,9 @@ def align_pairs(
 def read_gold_alignments(
     path: str | Path, pairs: Pairs, *, one_based: bool = False, aligner: Aligner | None = None
 ) -> list[GoldLinks]:
-    """Read a gold file with a line for each pair. Links to words that do not exist (or tokens, if `aligner` aligns
-    tokens) are ignored and counted.
+    """Read a gold file with a line for each pair. Links to words that do not exist are ignored and counted.
+
+    If `aligner` aligns tokens, the links are between tokens.
     """
     gold = list(read_alignments(path, one_based=one_based))
     if len(gold) != len(pairs):

@@ -49,10 +49,10 @@ class HeldOutPairs(NamedTuple):
 
 
 def read_held_out(folder: RunFolder, count: int, unchanged_since: Checkpoint | None = None) -> HeldOutPairs:
-    """Read the first pairs of the run's test set; of its dev set, if it has no test set.
+    """Read the first pairs of the run's test set, or of its dev set if it has no test set.
 
-    Files are read up to these pairs. With `unchanged_since`, they are read completely: DataError is raised if they
-    changed since this checkpoint, because pairs that are held out from training files could be training pairs now.
+    Files are read only up to these pairs. With `unchanged_since`, files from which pairs are held out are read
+    completely. If they have changed since this checkpoint, raise DataError: the pairs could be training pairs now.
     """
     corpus = load_corpus(folder.settings().data)
     splits: tuple[tuple[Literal["test", "dev"], Pairs | Stream | None], ...]

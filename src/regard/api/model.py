@@ -144,8 +144,8 @@ class Model(LoadedNetwork):
                 example a file name or an array, or a list of them.
             batch_size: The number of texts that are processed together.
             attention: Whether to record attention weights. Without them, prediction is faster.
-            first_index: The index of the first text, if a long list is predicted in parts. A sample depends on the
-                seed and the index of its text, and not on `batch_size` or the other texts.
+            first_index: The index of the first text in the complete list, if a list is predicted in parts. A sample
+                depends on the seed and the index of its text, and not on `batch_size` or the other texts.
             search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
                 and constraints. A prediction starts with `prefix`, contains the phrases in `must_contain`, and does not
                 contain the phrases in `banned`. For a list of texts, `prefix` and `must_contain` are lists with an item
@@ -335,7 +335,7 @@ class Model(LoadedNetwork):
         """Align the words of each pair of texts, from the attention weights with which the target is predicted.
 
         Args:
-            pairs: (source, target) pairs of texts. Words are separated by white space. If a side of most pairs is a
+            pairs: (source, target) pairs of texts. Words are separated by white space. If one side of most pairs is a
                 single word, tokens are aligned instead, unless `tokens=False`.
             reverse: A model of the opposite direction, to combine the alignments of both.
             symmetrize: How to combine them: intersection, union, grow-diag, grow-diag-final or grow-diag-final-and.

@@ -61,7 +61,7 @@ class Run:
         return format_summary("Run", {**self._summarize(), "next": following})
 
     def _summarize(self) -> dict[str, str]:
-        """Return the folder, the number of steps, and the metrics of the best checkpoint, for people."""
+        """Return the folder, the number of steps, and the metrics of the best checkpoint, as text by name."""
         summary = {"folder": str(self.path), "steps": f"{self.steps:,}"}
         if self.best is not None:
             folder = RunFolder(self.path)

@@ -248,7 +248,7 @@ class AttentionSettings(Settings):
 
     @property
     def description(self) -> str:
-        """What the weights are, by selection, scope and score: "hard-monotonic attention (additive score)"."""
+        """A description by selection, scope and score: "hard-monotonic attention (additive score)"."""
         scopes = [scope.kind for scope in self.scope.parts() if not scope.is_global]
         kinds = [*([] if self.select.is_softmax else [self.select.kind]), *scopes]
         heads = f" with {self.heads} heads" if self.heads > 1 else ""

@@ -78,7 +78,7 @@ _DEFAULTS = AlignmentSettings()
 )
 @click.option(
     "--tokens/--words", default=None,
-    help="Align the tokens of the model, or words. [default: tokens if a side of most pairs is a single word]",
+    help="Align the tokens of the model, or words. [default: tokens if one side of most pairs is a single word]",
 )  # fmt: skip
 @click.option("--gold", metavar="FILE", help="Print the alignment error rate against this file in Pharaoh format.")
 @click.option("--one-based", is_flag=True, help="Words in the gold file are counted from 1.")
@@ -123,9 +123,9 @@ def command(
     by white space and counted from 0. The weights of the tokens of a word are merged. If a side of a pair is
     empty, its line is empty.
 
-    If a side of most pairs is a single word, as in pronunciation or inflection, links are between the tokens of the
-    model: the characters of a word and the symbols of its pronunciation, for example. --json prints the tokens.
-    --tokens and --words decide it. With --gold, words are aligned unless --tokens is given.
+    If one side of most pairs is a single word, as in pronunciation or inflection, the tokens of the model are aligned
+    instead: the characters of a word and the symbols of its pronunciation, for example. --json prints the tokens. To
+    choose the unit yourself, use --tokens or --words. With --gold, words are aligned unless --tokens is given.
 
     \b
     argmax      link each target word to the source word with the largest weight
@@ -174,7 +174,8 @@ def command(
     options, stream = choose_unit(options, stream_pairs(read_like_training(files, opened[0][0].settings().data)))
     if options["tokens"] and tokens is None:
         click.echo(
-            "note: a side of most pairs is a single word, so tokens are aligned. To align words: --words", err=True
+            "note: one side of most pairs is a single word, so tokens are aligned. To align words, use --words.",
+            err=True,
         )
     loaded, *others = (Model.from_checkpoint(*located) for located in opened)
     backward = others[0] if others else None

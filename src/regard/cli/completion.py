@@ -12,7 +12,7 @@ Examples:
   regard completion fish > ~/.config/fish/completions/regard.fish
 
 \b
-For the running shell only:
+For the current shell only:
   eval "$(regard completion bash)"
   eval "$(regard completion zsh)"
   regard completion fish | source"""
@@ -27,7 +27,7 @@ class PathOrText(click.types.StringParamType):
 
 
 def suggest_files(command: click.Command) -> None:
-    """Let a shell suggest files for the texts that a command accepts, and the commands of a group."""
+    """Let a shell suggest files for the text arguments of a command, and of the subcommands of a group."""
     for parameter in command.params:
         if parameter.type is click.STRING:
             parameter.type = PathOrText()
@@ -40,7 +40,7 @@ def suggest_files(command: click.Command) -> None:
 def command(shell: str) -> None:
     """Print a script that completes commands, options and file names of regard with the Tab key.
 
-    SHELL is bash (4.4 or newer), zsh or fish. Write the script once to the folder where the shell looks for
+    SHELL is bash (4.4 or newer), zsh or fish. Write the script to the folder in which the shell looks for
     completions, and start a new shell.
     """
     completion = get_completion_class(shell)

@@ -28,9 +28,9 @@ def report_failures(*, debug: bool) -> Iterator[None]:
         _fail("Stopped.", 130)
     except SystemExit as stop:
         caller = _find_caller(stop)
-        if stop.code or caller.startswith(os.path.dirname(click.__file__)):  # click completes words of the shell
+        if stop.code or caller.startswith(os.path.dirname(click.__file__)):  # click exits after shell completion
             raise
-        _fail(f"{short_path(caller)} called sys.exit({stop.code}), so there is no output. Remove the call.", 2)
+        _fail(f"{short_path(caller)} called sys.exit({stop.code}), so the command did not finish. Remove the call.", 2)
     except BaseException as error:
         if isinstance(error, OSError) and _is_broken_pipe(error):
             _exit(1)
@@ -40,7 +40,7 @@ def report_failures(*, debug: bool) -> Iterator[None]:
 
 
 def _find_caller(stop: SystemExit) -> str:
-    """Return the file and the line that raised an exception."""
+    """Return the file and the line of the call of `sys.exit`."""
     frame = traceback.extract_tb(stop.__traceback__)[-1]
     return f"{frame.filename}:{frame.lineno}"
 

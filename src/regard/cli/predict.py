@@ -92,13 +92,13 @@ def command(
 
     Write one line per input line, in order. The prediction for an empty or blank line is empty. Lines from a pipe are
     predicted as they arrive: in full batches while the input is fast, and at once when it pauses. With --nbest above
-    1, write N lines per text: the score by which they are sorted, a tab, the log-probability, a tab, the prediction. If
-    a text has fewer predictions, as an empty one has, these fields are empty on the other lines. With --align, the
-    links between source words and predicted words follow after a tab.
+    1, write N lines per text, sorted by the ranking score: ranking score, log-probability and prediction, separated by
+    tabs. If a text has fewer predictions (an empty text has one), the fields of the remaining lines are empty. With
+    --align, the links between source words and predicted words follow after a tab.
 
-    A beam ranks predictions by log-probability / ((5 + length) / 6)^length_penalty. The default length_penalty is 0.6,
-    so a longer prediction can rank above a more probable one; with 0, both scores are equal. If greedy search repeats
-    a few tokens in a loop, only the first of them are kept, unless loop_guard=false.
+    Beam search ranks predictions by log-probability / ((5 + length) / 6)^length_penalty. The default length_penalty is
+    0.6, so a longer prediction can rank above a more probable one; with 0, both scores are equal. If greedy search
+    repeats a few tokens in a loop, only the first cycle is kept, unless loop_guard=false.
 
     Search settings: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k, top_p,
     min_p, mbr_samples, no_repeat_ngram, repetition_penalty, loop_guard, min_length, seed.
@@ -129,7 +129,7 @@ def command(
             "must_contain": [must_contain] * len(sources),
             "banned": banned,
         }
-        first = count - failed  # chunks of a pipe depend on the time, and samples must not
+        first = count - failed  # samples do not depend on the chunks of a pipe
         return loaded.predict(
             sources, batch_size=batch_size, attention=attention, first_index=first, **constraints, **search
         )

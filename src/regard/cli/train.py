@@ -161,7 +161,7 @@ def command(
 
 
 def _process_age() -> float:
-    """Return the seconds since this process was started; on other systems than Linux its CPU time, which is less."""
+    """Return the seconds since this process was started; on systems other than Linux its CPU time, which is less."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = read_regular("/proc/self/stat").decode().rpartition(")")[2].split()

@@ -123,8 +123,10 @@ class Corpus:
     """For a sample: the share of the training pairs that it contains."""
 
     def sample(self, max_pairs: int) -> "Corpus":
-        """Return every n-th training pair of files, at most about `max_pairs`, to try settings on: the corpus itself if
-        it has no more. The sample does not refer to the files, so that it has its own entries in the cache.
+        """Return a corpus with every n-th training pair, at most about `max_pairs`, to try settings on.
+
+        A smaller corpus, and one that is not read from files, is returned unchanged. The sample does not refer to the
+        files, so it has its own entries in the cache.
         """
         step, all_rows = -(-self.lines // max_pairs), self.train_rows
         if step == 1 or all_rows is None:

@@ -41,7 +41,7 @@ INFLECTIONS: Columns = ((1, 3), (2,))
 _TAGS = re.compile(r"[^\s;]+(;[^\s;]+)*")
 
 _MIN_TAGGED_SHARE = 0.9
-"""The minimum share of the lines with several tags in the third column."""
+"""The minimum share of lines that have several tags in the third column."""
 
 DEFAULT_KEYS: Columns = (("source",), ("target",))
 
@@ -65,9 +65,7 @@ class Layout(NamedTuple):
     columns: Columns
     """JSON keys, or column indices from 0."""
     names: tuple[str, str] | None = None
-    """The columns to store in the settings, if the user gave none: their names if the file has names, or those of
-    inflections.
-    """
+    """The columns to store in the settings, if the user gave none: the names in the header, or `INFLECTIONS`."""
     notices: tuple[str, ...] = ()
 
     def log_notices(self, name: str) -> None:
@@ -106,8 +104,8 @@ def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
     columns = files.fields or (INFLECTIONS if inflections else _default_columns(first) if header else ((1,), (2,)))
     if inflections:
         notices.append(
-            f"{name}: the third column contains tags of the first, such as {first[2]}; the second is the target. To "
-            "use others, set --columns (columns in a config), for example to 1 2."
+            f"{name}: the source is the first column with the tags in the third, such as {first[2]}; the target is the "
+            "second column. To use other columns, set --columns (columns in a config), for example to 1 2."
         )
     elif files.fields is None and len(first) > 2 and format_ != "dictionary":
         notices.append(_describe_choice(name, first, columns, header))
@@ -119,8 +117,9 @@ def detect_layout(files: Files, head: Sequence[Line]) -> Layout:
 
 
 def _contain_tags(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the third of three columns contains tags, as in files of inflections: nearly all of its cells have
-    several values, separated by semicolons, which are few and repeated.
+    """Whether the third of three columns contains tags, as in files of inflections.
+
+    It does if nearly all of its cells have several values, separated by semicolons, and there are few distinct values.
     """
     cells = [row[2] for row in rows if len(row) == 3 and _TAGS.fullmatch(row[2])]
     counts = Counter(tag for cell in cells for tag in cell.split(";"))

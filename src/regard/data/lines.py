@@ -136,8 +136,8 @@ def is_stream(path: str) -> bool:
 
 
 def _is_open_pipe(path: Path) -> bool:
-    """Whether a path is that of a pipe, a socket or a terminal that this process has open. A device such as /dev/zero
-    would be read without end.
+    """Whether a path refers to a pipe, a socket or a terminal that this process has opened. Other devices, such as
+    /dev/zero, could be endless.
     """
     if not re.fullmatch(r"/dev/stdin|(/dev|/proc/self)/fd/\d+", str(path)):
         return False
@@ -150,8 +150,8 @@ def _is_open_pipe(path: Path) -> bool:
 
 @contextmanager
 def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
-    """Open a file for reading bytes: a regular file, standard input (`-`), or a descriptor that is open already
-    (/dev/stdin, and the pipe of `<(command)`).
+    """Open a file for reading bytes: a regular file, standard input (`-`), or a pipe that is already open
+    (/dev/stdin, or the pipe of `<(command)`).
     """
     if str(path) == STANDARD_INPUT:
         yield sys.stdin.buffer  # type: ignore[misc] # it is buffered, too

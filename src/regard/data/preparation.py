@@ -46,14 +46,14 @@ _CHUNK = 20_000
 """The number of pairs that are tokenized at a time: large enough to use all cores, small enough to save memory."""
 
 _MIN_CHUNKS = 4
-"""The minimum number of chunks for which worker processes are started. To start one takes as long as to tokenize two
-chunks.
+"""The minimum number of chunks for which worker processes are started. Starting one takes as long as tokenizing
+two chunks.
 """
 
 _PAIRS_PER_SUBWORD = 10
 """Subwords are learned from at most this number of pairs for each token of the vocabulary. In larger corpora, every
-n-th pair is used: five to ten pairs per token. On Tatoeba, such a sample of a third of the pairs yields 0.2 % more
-tokens than all pairs, in a third of the time.
+n-th pair is used: five to ten pairs per token. For 167,000 pairs of Tatoeba and 8,000 tokens, the sample is a third of
+the pairs. It takes a third of the time, and its subwords split texts into about 0.2 % more tokens.
 """
 
 _SIDES = ("source", "target")
@@ -156,7 +156,7 @@ def _learn(request: PreparationRequest, folder: Path, report: Report) -> None:
 
 def _sample_for_subwords(corpus: Corpus, settings: TokenizerSettings) -> Iterable[tuple[RawSource, str]]:
     """Return the pairs that the tokenizers are learned from. Characters, words and tags are collected from all pairs,
-    because each that occurs needs a token.
+    because each of them needs a token.
     """
     max_pairs = 0
     for side in sides(settings):

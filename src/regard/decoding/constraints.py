@@ -84,7 +84,7 @@ class RequiredPhrases(Rule):
         return ConstraintProgress(now_N, next_NV)
 
     def _match(self, generated: Generated) -> _PhraseMatches:
-        """Compare each phrase with the generated tokens from each start on, as far as these go."""
+        """Compare each phrase with the generated tokens at each position. At the end, only a part of it is compared."""
         tokens_BPL, lengths_BP, _ = (part.to(generated.tokens_NT.device) for part in self._padded)
         tokens_NPL, length_NP = tokens_BPL[generated.sentence_N], lengths_BP[generated.sentence_N]
         steps, max_length = generated.steps, tokens_NPL.shape[2]

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from regard.decoding.search import Hypothesis
 
 MAX_PERIOD = 8
-"""The length of the longest cycle that is a loop if it repeats."""
+"""The maximum length of a cycle, in tokens."""
 
 MAX_REPEATS = 3
 """A cycle that occurs up to this number of times in a row is not a loop."""
 
 MIN_LOOP = 16
-"""The minimum number of tokens of a loop. Long numbers repeat the digit 0, for example."""
+"""The minimum number of tokens of a loop. Shorter repetitions can be correct: a long number can repeat the digit 0."""
 
 MIN_LOOP_AT_LIMIT = 8
-"""The same for a loop in which the hypothesis was truncated at the length limit."""
+"""The same if the hypothesis was truncated in the loop, at the length limit."""
 
 _REPEATED = re.compile(rf"(.{{1,{MAX_PERIOD}}}?)\1{{{MAX_REPEATS},}}", re.DOTALL)
 
@@ -27,11 +27,12 @@ _REPEATED = re.compile(rf"(.{{1,{MAX_PERIOD}}}?)\1{{{MAX_REPEATS},}}", re.DOTALL
 def remove_loops(hypothesis: Hypothesis, source_tokens: Sequence[str]) -> list[int] | None:
     """Return the tokens of a hypothesis with each loop reduced to its first cycle; None if it has no loop.
 
-    A loop in which the hypothesis was truncated ends it. If the source repeats a cycle, too, repetitions are not loops.
+    If the hypothesis was truncated in a loop, it ends after the first cycle. If the source also repeats a cycle, return
+    None, because the repetition may be correct.
     """
     tokens = hypothesis.tokens
     min_loop = MIN_LOOP_AT_LIMIT if hypothesis.truncated else MIN_LOOP
-    # Most predictions have too few repeated tokens. This is much faster to compute than the search below.
+    # Most predictions have too few repeated tokens. This check is much faster than the search below.
     if (len(tokens) - len(set(tokens))) * (MAX_REPEATS + 1) < min_loop * MAX_REPEATS:
         return None
     kept: list[int] = []

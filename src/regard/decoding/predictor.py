@@ -107,8 +107,8 @@ class Predictor:
     ) -> list[list[Hypothesis]]:
         """Return the `nbest` hypotheses for each source, best first, with attention weights if requested.
 
-        Samples depend on the seed and on the index of the source, `first_index` and up, and not on other sources.
-        The hypothesis for an empty source is empty. Greedy hypotheses that loop are decoded again (`loop_guard`).
+        Samples depend on the seed and on the index of the source, counted from `first_index`, and not on other sources.
+        The hypothesis for an empty source is empty. Loops are removed from greedy hypotheses (`loop_guard`).
         """
         predictions: dict[int, list[Hypothesis]] = {}
         with self.inference():
@@ -146,7 +146,7 @@ class Predictor:
     def score(self, sources: Iterable[RawSource], targets: Iterable[str], *, batch_size: int = 64) -> list[float]:
         """Return log p(target | source) of each pair. Memory use does not depend on the number of pairs.
 
-        Log a warning if texts contain unknown tokens: log p is then that of the unknown token.
+        Log a warning if texts contain characters or words without a token: they are scored as the unknown token.
         """
         scores: list[float] = []
         unknown = UnknownTokens()
@@ -155,8 +155,8 @@ class Predictor:
             scores += self._score_window(window, batch_size, unknown)
         if unknown:
             log.warning(
-                "The model has no token for %s (in %d of the %d pairs). The log-probabilities of these pairs are those "
-                "of texts with unknown tokens.",
+                "The model has no token for %s (in %d of the %d pairs). The scores of these pairs are computed with "
+                "the unknown token instead.",
                 unknown, unknown.texts, len(scores),
             )  # fmt: skip
         return scores
@@ -200,7 +200,7 @@ class Predictor:
     def _predict_batch(
         self, sources: Sequence[SourceItem], task: "_Task", *, attention: bool
     ) -> list[list[Hypothesis]]:
-        """Encode the sources and decode them. If a greedy hypothesis loops, force the one without the loop."""
+        """Encode the sources and decode them. If a greedy hypothesis has a loop, score the tokens without the loop."""
         source = self.reader.collate(sources).to(self.device)
         with record(self.model) if attention else nullcontext(Recording()) as encoding:
             memory = self.model.encoder(source)
@@ -271,13 +271,13 @@ class Predictor:
         )
 
     def _tokenize_phrases(self, phrases: Sequence[str], banned: "_Banned") -> list[list[int]]:
-        """Tokenize the phrases that a prediction must contain. Reject more tokens than a text of the model has."""
+        """Tokenize the phrases that a prediction must contain. Reject more tokens than a text of the model can have."""
         tokenized = [ids for ids in self._tokenize_required("must_contain", phrases, banned) if ids]
         required = sum(map(len, tokenized))
         if required > self.max_length:
             raise ConfigError(
-                f"must_contain: the phrases have {required:,} tokens, and a text of this model has at most "
-                f"{self.max_length:,} (tokenizer.max_length). Use shorter phrases, or fewer."
+                f"must_contain: the phrases have {required:,} tokens, but a text of this model has at most "
+                f"{self.max_length:,} (tokenizer.max_length). Use shorter or fewer phrases."
             )
         return tokenized
 
@@ -323,7 +323,7 @@ class _Task(NamedTuple):
 
     @property
     def guards_loops(self) -> bool:
-        """Whether loops are removed. A prediction without them might not satisfy constraints."""
+        """Whether to remove loops. They are kept under constraints, which the shortened text might not satisfy."""
         unconstrained = not self.constraints and not self.search.min_length
         return self.search.loop_guard and self.search.is_greedy and unconstrained
 

@@ -12,12 +12,14 @@ from regard.models.seq2seq import Seq2Seq
 from regard.ops.chunked_loss import rows_per_chunk
 
 MIN_LOG_PROB = -(2.0**24)
-"""The lowest log-probability of a token besides −∞. Beyond it, float32 does not distinguish logits that differ by 1."""
+"""The lowest valid log-probability of a token besides −∞. Below it, float32 cannot represent a difference of 1."""
 
-DIVERGED = (
-    "The model computes values that are not finite, so it cannot predict anything. Its weights have diverged or are "
-    "damaged. Use another checkpoint, or train the model again with a lower training.learning_rate."
+_CAUSE = (
+    "Its weights have diverged or are damaged. Use another checkpoint, or train the model again with a lower "
+    "training.learning_rate."
 )
+
+DIVERGED = f"The model computes values that are not finite, so it cannot predict anything. {_CAUSE}"
 
 MAX_LOGITS = 1 << 24
 """The maximum number of logits of a batch: 64 MiB of float32. Some decoders return the logits of a batch at once."""
@@ -26,7 +28,7 @@ MAX_LOGITS = 1 << 24
 def target_log_probs(model: Seq2Seq, batch: Batch) -> Tensor:
     """Return log p of each target token given the source and the previous tokens, (B, T); zeros for padding.
 
-    Raise ModelError if the logits are NaN, or too large to be compared.
+    Raise ModelError if a log-probability is NaN, or below `MIN_LOG_PROB`.
     """
     decoded = model(batch.source, batch.decoder_inputs)
     tokens_BT, valid_BT = batch.target.tokens_BT, batch.target.valid_BT
@@ -38,9 +40,11 @@ def target_log_probs(model: Seq2Seq, batch: Batch) -> Tensor:
     ]
     log_p_BT = torch.zeros(tokens_BT.shape, dtype=torch.float64, device=tokens_BT.device)
     log_p_N = -torch.cat(losses).double()
-    if bool((log_p_N.isnan() | (log_p_N.isfinite() & (log_p_N < MIN_LOG_PROB))).any()):
+    invalid = log_p_N[log_p_N.isnan() | (log_p_N.isfinite() & (log_p_N < MIN_LOG_PROB))]
+    if len(invalid):
         raise ModelError(
-            f"{DIVERGED} A target token has the log-probability {float(log_p_N.nan_to_num(neginf=0.0).min()):.3g}."
+            f"The model computes the log-probability {float(invalid[0]):.3g} for a target token, so its scores are not "
+            f"valid. {_CAUSE}"
         )
     log_p_BT[valid_BT] = log_p_N
     return log_p_BT

@@ -32,8 +32,8 @@ _before_step: ContextVar[Callable[[], object] | None] = ContextVar("before_step"
 
 @contextmanager
 def call_before_steps(function: Callable[[], object]) -> Iterator[None]:
-    """Call a function before each step of a search within the block, in this thread only. If it raises an exception,
-    the search stops.
+    """Within the block, call a function before each step of a search in this thread. The function can stop the search
+    by raising an exception.
     """
     token = _before_step.set(function)
     try:

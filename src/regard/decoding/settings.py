@@ -29,7 +29,7 @@ class SearchSettings(Settings):
     )
     nbest: BeamWidth = Field(1, description="predictions for each source, best first")
     length_penalty: Weight = Field(
-        0.6, description="α: a beam ranks hypotheses by log p / ((5 + length) / 6)^α; 0 ranks them by log p"
+        0.6, description="α: beam search ranks hypotheses by log p / ((5 + length) / 6)^α; 0 ranks them by log p"
     )
     coverage_penalty: Weight = Field(
         0.0, description="β: penalty for source tokens that receive little attention, applied to finished hypotheses"
@@ -60,7 +60,7 @@ class SearchSettings(Settings):
     )
     loop_guard: bool = Field(
         True,
-        description="greedy search: if a prediction repeats a few tokens in a loop, keep only the first of them",
+        description="greedy search: if a prediction repeats a few tokens in a loop, keep only the first cycle",
     )
     min_length: OptionalLength = Field(0, description="minimum number of tokens in a prediction")
     seed: Seed = Field(0, description="random seed; a sample depends on it and on the index of its text")

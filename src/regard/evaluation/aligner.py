@@ -149,7 +149,7 @@ class Aligner:
 
 
 def has_single_words(pairs: Iterable[Pair]) -> bool:
-    """Whether a side of most pairs is a single word, so that an alignment of words says nothing."""
+    """Whether one side of most pairs is a single word, so that a word alignment contains no information."""
     filled = [counts for counts in count_words(pairs) if all(counts)]
     return any(2 * sum(counts[side] == 1 for counts in filled) > len(filled) for side in (0, 1))
 

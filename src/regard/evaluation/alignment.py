@@ -49,7 +49,7 @@ class AlignmentSettings(Settings):
         False, description="use the weights of the step that reads a token, not those of the step that predicts it"
     )
     tokens: bool | None = Field(
-        None, description="align tokens instead of words; by default if a side of most pairs is a single word"
+        None, description="align tokens instead of words; by default if one side of most pairs is a single word"
     )
 
     def extract_links(self, weights_TS: Weights) -> Links:
@@ -78,7 +78,7 @@ class AlignmentOptions(TypedDict, total=False):
 class WordAlignment(NamedTuple):
     """The words of a pair, and the links between them. `str` returns the links in Pharaoh format.
 
-    If `unit` is `tokens`, the words are the tokens of the model.
+    If `unit` is `tokens`, the fields contain tokens of the model instead of words.
     """
 
     source_words: tuple[str, ...]

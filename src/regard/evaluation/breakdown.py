@@ -130,7 +130,7 @@ class Breakdown:
         parts = [table([self.title, "sentences", *labels], rows)] if self.groups else []
         if len(self.groups) == 1:  # a table of one row would repeat the values of all sentences
             bucket, count = self.groups[0].bucket.label, quantity(self.groups[0].sentences, "sentence")
-            parts = [f"No breakdown by {self.title}: it is {bucket} for all {count}."]
+            parts = [f"No breakdown by {self.title}: the only group is {bucket} ({count})."]
         if self.words:
             word_rows = [
                 [

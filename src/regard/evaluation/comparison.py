@@ -236,14 +236,14 @@ class SystemComparison:
 
 
 def _name_seeds(group: Sequence[System]) -> str:
-    """Return what the names of runs with different seeds have in common, or the folder that contains all of them."""
+    """Return the common part of the names of runs with different seeds, or the name of their common folder."""
     common = name_group([system.name for system in group])
     parents = {Path(system.path).absolute().parent.name for system in group if system.path}
     return common or (parents.pop() if len(parents) == 1 else "") or group[0].name
 
 
 def name_group(names: Sequence[str]) -> str:
-    """Return what the names of runs with different seeds have in common; empty if it is nothing but `seed`.
+    """Return the common part of the names of runs with different seeds; an empty string if it is only `seed`.
 
     >>> name_group(["dates/seed-0", "dates/seed-1"])
     'dates'

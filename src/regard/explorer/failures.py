@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def _find_owner(schema: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
-    """Return the schema of the object at a path, in which alternatives of a union have the names of their classes."""
+    """Return the schema of the object at a path. In the path, a member of a union has the name of its class."""
     nested: Any = schema
     for part in path:
         if isinstance(nested, type) and issubclass(nested, BaseModel):

@@ -37,7 +37,7 @@ class _Connection:
         self._closed.set()
 
     def check(self) -> None:
-        """Raise an exception, which stops the call, if the client has disconnected."""
+        """If the client has disconnected, raise an exception that stops the call."""
         if self._closed.is_set():
             raise _DisconnectedError
 

@@ -65,7 +65,7 @@ class ServedModel:
             return read_held_out(self.folder, MAX_ROWS, unchanged_since=self.checkpoint)
         except RegardError as error:
             remedy = {TEXT: "Type a text instead.", IMAGE: "Open an image instead."}.get(self.source_kind, "")
-            raise DataError(f"There are no examples of this model. {error} {remedy}".rstrip()) from None
+            raise DataError(f"There are no examples for this model. {error} {remedy}".rstrip()) from None
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class ServedModel:
         )
 
     def _describe_examples(self) -> dict[str, Any]:
-        """Return the split that examples are from, None if it cannot be read; and some of them, if they are texts."""
+        """Return the split of the examples (None if it cannot be read), and the first examples if they are texts."""
         try:
             split, pairs = read_held_out(self.folder, MAX_EXAMPLES)
         except RegardError:

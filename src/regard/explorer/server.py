@@ -49,7 +49,7 @@ def listen(host: str, port: int | None) -> socket.socket:
     """Return a socket that accepts connections. Without a port, use the default one, or a free one if it is taken."""
     try:
         return _bind(host, DEFAULT_PORT if port is None else port)
-    except UnicodeError:  # of the codec for host names
+    except UnicodeError:  # the codec for host names rejects it
         raise ConfigError(f"--host {host!r} is not a host name. Use an address of this machine.") from None
     except OSError as error:
         if error.errno != errno.EADDRINUSE:

@@ -24,7 +24,7 @@ SHORTEST, LONGEST = 8, 1024
 """The lengths that are measured are powers of 2 in this range."""
 
 MIN_LENGTHS = 5
-"""If fewer powers of 2 can be measured, lengths between them are measured, too."""
+"""The minimum number of lengths. If fewer powers of 2 can be measured, other lengths are measured, too."""
 
 TOTAL_SECONDS = 6.0
 """No longer length is measured if it would exceed this time."""

@@ -44,7 +44,7 @@ class Prediction:
         ranking_score: The value by which the predictions for a source are sorted (truncated ones last): in beam search,
             the log-probability divided by the length penalty, with the other penalties; with `mbr_samples`, the average
             chrF against all samples; otherwise the log-probability. None if it is not known.
-        looped: Whether greedy search repeated a few tokens in a loop, of which only the first are kept.
+        looped: Whether greedy search repeated a few tokens in a loop, of which only the first cycle is kept.
         item: The source as its reader returned it; the pixels of an image are read from it when they are shown.
 
     >>> prediction = model.predict("3 mai 2009")

@@ -24,8 +24,8 @@ class CopyAttention(NamedTuple):
 
 @contextmanager
 def _fixed_summation_order() -> Iterator[None]:
-    """Let torch add in a fixed order. On a GPU, `scatter_add` otherwise adds equal tokens of a source in an order that
-    varies, and two runs with the same seed end with different weights.
+    """Make `scatter_add` deterministic within the block. Otherwise, a GPU adds the weights of equal source tokens in
+    varying order, and two runs with the same seed end with different weights.
     """
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -33,16 +33,16 @@ and is rejected before it is read.
 
 
 _MAX_HEADER_BYTES = 100_000_000
-"""Maximum size of the header of a safetensors file, as in the library."""
+"""The maximum size of the header of a safetensors file, as in the library."""
 
 
 def _is_file_name(name: str) -> bool:
-    """Whether a manifest may list a file by this name: without a folder, and with characters that names can have."""
+    """Whether a manifest may list this name: it must not contain a folder, or characters that are invalid in names."""
     return Path(name).name == name and "\0" not in name and is_encodable(name)
 
 
 def _has_described_size(file: BinaryIO) -> bool:
-    """Whether a safetensors file ends where its header says that the last tensor ends."""
+    """Whether the size of a safetensors file is the one that follows from its header."""
     length = int.from_bytes(file.read(8), "little")
     if length > _MAX_HEADER_BYTES:
         return False
@@ -114,7 +114,7 @@ class Checkpoint:
             if not {WEIGHTS, "state.json"} <= set(files):
                 return f"{manifest} lists no model"
             if not all(map(_is_file_name, (*files, *tokenizers))):
-                return f"{manifest} is damaged: it lists a file outside the run folder"
+                return f"{manifest} is damaged: it lists a file with an invalid name, or outside the run folder"
             for name in files:
                 problem = self._find_file_problem(name) if name != OPTIMIZER else None
                 if problem is not None:
@@ -137,9 +137,9 @@ class Checkpoint:
         file = self.path / name
         try:
             with open_regular(file) as handle:
-                # At once: hashing a file that is much too large takes minutes, even if it is sparse.
+                # Before hashing, because a file that is much too large takes minutes to hash, even if it is sparse.
                 if file.suffix == ".safetensors" and not _has_described_size(handle):
-                    return f"{file} is damaged: its size is not the one that its header describes"
+                    return f"{file} is damaged: its size does not match its header"
                 handle.seek(0)
                 undamaged = hashlib.file_digest(handle, "sha256").hexdigest() == self._manifest.files.get(name)
         except FileNotFoundError:

@@ -42,12 +42,12 @@ _SURVEYED_PAIRS = 20_000
 """The approximate number of pairs that settings are chosen from. Of larger files, every n-th line is used."""
 
 _SUBWORD_PAIRS = 1_000
-"""The approximate number of pairs that the number of subwords is estimated from. It determines the size of batches in a
-small corpus; in a large one, it has no effect.
+"""The approximate number of pairs that the number of subwords is estimated from. It affects the batch size of a
+small corpus, and has no effect for a large one.
 """
 
 _ENOUGH_SENTENCES, _ENOUGH_WORDS = 5_000, 500
-"""With fewer pairs of sentences, or of words, a note says that they are few."""
+"""A note is printed if there are fewer pairs of sentences, or of words."""
 
 _ORDER_SAMPLES = 2_000
 """The number of pairs on which the order is measured."""
@@ -87,8 +87,8 @@ class Choices:
         """Add a note if there are few pairs or images."""
         if count < enough:
             self.reasons.append(
-                f"Note: {quantity(count, noun)} are few for training: a good model usually needs more than {enough:,}. "
-                f"More {noun}s help more than more minutes."
+                f"Note: the corpus has only {quantity(count, noun)}: a good model usually needs more than {enough:,}. "
+                f"More {noun}s improve the model more than additional training time."
             )
 
 

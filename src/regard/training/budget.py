@@ -22,8 +22,8 @@ _STEPS_SHARE = 0.85
 """The share of the time that is spent in steps; the rest is spent in validations and checkpoints."""
 
 _VALIDATION_SHARE, _MIN_VALIDATION_PAIRS = 0.1, 20
-"""In a short time, fewer pairs are validated: a validation takes at most this share of the time, but has at least this
-number of pairs.
+"""If there is little time, fewer pairs are validated: a validation takes at most this share of the time, but has at
+least this number of pairs.
 """
 
 _FEW_UPDATES = 1_000
@@ -55,13 +55,14 @@ class TrainingSpeed(NamedTuple):
         return self.seconds_per_step[self.threads]
 
     def with_batches(self, factor: float) -> "TrainingSpeed":
-        """Estimate the speed with batches that are larger by a factor: their duration is proportional to their size."""
+        """Estimate the speed with larger batches: the time of a step is proportional to the batch size."""
         seconds = {threads: factor * duration for threads, duration in self.seconds_per_step.items()}
         return self._replace(seconds_per_step=seconds, steps_per_epoch=self.steps_per_epoch / factor)
 
     def count_validation_pairs(self, seconds: float) -> int | None:
-        """Return the number of pairs that are validated in a time, if a validation takes as long as training on the
-        same pairs; None if the number of training pairs is not known.
+        """Return the number of pairs that can be validated in this time; None if the number of pairs is not known.
+
+        A validation is assumed to take as long as training on the same pairs.
         """
         if self.pairs is None:
             return None
@@ -198,7 +199,7 @@ def _format_duration(seconds: float) -> str:
 
 
 def _suggest_minutes(seconds: float, loading: float, speed: TrainingSpeed) -> str:
-    """Return a note with the time for enough epochs. It has one digit, because the speed was measured briefly."""
+    """Return a note with the time for enough epochs, rounded to one digit, because the measurement was short."""
     training = _ENOUGH_EPOCHS * speed.steps_per_epoch * speed.min_seconds_per_step / _STEPS_SHARE
     minutes = max(1, int(float(f"{(loading + training) / 60:.1g}")))
     duration = quantity(minutes, "minute") if minutes < 60 else quantity(round(minutes / 60), "hour")

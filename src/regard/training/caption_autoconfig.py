@@ -47,7 +47,7 @@ _MIN_COUNT, _MANY_PAIRS = 3, 10_000
 """In a corpus of many pairs, words that occur less often than the first number are unknown."""
 
 _ENOUGH_IMAGES = 500
-"""With fewer images, a note says that they are few."""
+"""A note is printed if there are fewer images."""
 
 _BATCH = 32
 

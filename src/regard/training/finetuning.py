@@ -29,7 +29,7 @@ def read_inherited_settings(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Read the settings that a fine-tuned run inherits from the initial run that its overrides name: tokenizer and
     model.
     """
-    # The overrides are not validated yet, and a run is needed to validate the others. The corpus does not matter.
+    # Validate these overrides first: the run that they name is needed to validate the others. Any corpus will do.
     given = {key: overrides[key] for key in (INIT_FROM, ACCEPT_CHANGES) if key in overrides}
     training = resolve(RunSettings, {"data": "dates"}, given).training
     folder, _ = open_initial_run(str(training.init_from), accept_changes=training.accept_changes)

@@ -122,7 +122,7 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
 
 
 def _validate_initial_weights(state: TrainingState, callbacks: Callback) -> None:
-    """Validate and save the weights that a fine-tuned run starts from: they are the best until training improves them.
+    """Validate and save the initial weights of a fine-tuned run: they are the best ones until training improves them.
 
     A run that is stopped before its next checkpoint resumes from this one.
     """

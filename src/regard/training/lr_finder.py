@@ -58,7 +58,7 @@ def measure_speed(
 ) -> TrainingSpeed:
     """Measure the speed of training on one CPU thread and on all usable threads, in about `budget` seconds.
 
-    If the corpus is a sample, what is reported about its preparation does not apply to the run, and is not printed.
+    If the corpus is a sample, messages about its preparation do not apply to the run, and are not printed.
     """
     threads_before = torch.get_num_threads()
     seconds_per_step: dict[int, float] = {}

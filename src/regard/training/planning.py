@@ -24,8 +24,8 @@ final settings.
 """
 
 _MEASUREMENT_SHARE, _MAX_MEASUREMENT = 0.02, 3.0
-"""The duration of a measurement of the speed: a share of the available time, and a maximum in seconds. The schedule is
-rescaled to the speed that is measured during training.
+"""The duration of a measurement of the speed: a share of the available time, and a maximum in seconds. It can be
+short, because the schedule is rescaled to the speed that is measured during training.
 """
 
 _MIN_SECONDS_FOR_SECOND_MEASUREMENT = 60.0

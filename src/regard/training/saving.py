@@ -68,7 +68,7 @@ def is_before(state: TrainingState, event: dict[str, Any]) -> bool:
     """Whether an event precedes the state. The average of checkpoints is validated after the last step."""
     step: int = event.get("step", 0)
     progress = state.progress
-    if step == progress.step == 0 and progress.best is None:  # the validation of initial weights was not saved
+    if step == progress.step == 0 and progress.best is None:  # the initial weights were validated, but not saved
         return False
     return step < progress.step or (step == progress.step and (progress.average_tried or "of" not in event))
 

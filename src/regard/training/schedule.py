@@ -32,11 +32,11 @@ _RESERVE, _MIN_RESERVE, _MAX_RESERVE = 0.01, 1.0, 3.0
 
 
 _MIN_STEPS, _ENOUGH_TIME = 3, 0.1
-"""The minimum number of steps in a measurement; fewer if they take this share of the total time."""
+"""The minimum number of steps in a measurement. Fewer are enough if they take this share of the total time."""
 
 
 _MAX_LOADING = 0.5
-"""If loading takes more than this share of the total time, a note gives the shortest useful time."""
+"""If loading takes more than this share of the total time, a note gives the shortest useful deadline."""
 
 
 _NEWS = 1.5
@@ -125,14 +125,14 @@ class Deadline:
         return self.started + self.seconds - reserve - self.clock()
 
     def describe_loading(self) -> str:
-        """Return a note for a run that is about to start if little time is left for training; empty otherwise."""
+        """Return a note if loading leaves little time for training; empty otherwise."""
         loading = self.clock() - self.started
         if loading <= _MAX_LOADING * self.seconds:
             return ""
-        late = "; the run ends late" if loading >= self.seconds else ""
+        problem = "the run ends late" if loading >= self.seconds else "little time is left for training"
         return (
-            f"Note: loading took {loading:.0f} of {self.seconds:.0f} seconds, which leaves little time for "
-            f"training{late}. The shortest useful time is --minutes {loading / _MAX_LOADING / 60 + 0.05:.1f}."
+            f"Note: loading took {loading:.0f} seconds, and the deadline is {self.seconds:.0f} seconds, so {problem}. "
+            f"The shortest useful deadline is --minutes {loading / _MAX_LOADING / 60 + 0.05:.1f}."
         )
 
     @property

@@ -61,7 +61,7 @@ def exit_on_signals() -> None:
 
 
 def exit_on_interrupts_of_imports() -> None:
-    """From now on, SIGINT ends the process if modules are being imported. Otherwise, it raises KeyboardInterrupt.
+    """From now on, SIGINT ends the process while modules are imported. At other times, it raises KeyboardInterrupt.
 
     A native library that is interrupted while it is imported raises other exceptions, or aborts the process.
     """

@@ -162,9 +162,9 @@ def _quantiles(values_N: NDArray[np.uint32] | NDArray[np.float64]) -> dict[str, 
 
 
 def usual_length(lengths_N: NDArray[np.uint32]) -> int:
-    """Return the length that 99 % of the texts do not exceed, or all but one of fewer than 100 texts.
+    """Return the length that 99 % of the texts do not exceed, or all but one if there are fewer than 100 texts.
 
-    It is the length of a text: interpolation would add a part of one extreme length to it.
+    The quantile is not interpolated, so that one extreme length has no influence on it.
     """
     return int(np.quantile(lengths_N, 0.99, method="lower"))
 

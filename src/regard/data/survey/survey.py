@@ -157,7 +157,7 @@ class Survey:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Suppress warnings, for files that have been read before, and for samples of them."""
+    """Suppress warnings, for files that were read before and for samples of them: the warnings would be repeated."""
     logger = logging.getLogger("regard")
     level = logger.level
     logger.setLevel(logging.ERROR)

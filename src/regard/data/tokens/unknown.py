@@ -12,7 +12,7 @@ MAX_NAMED = 8
 @final
 @dataclass
 class UnknownTokens:
-    """Distinct unknown tokens, as many as a message names, and the number of texts that contain some."""
+    """The first distinct unknown tokens, which a message names, and the number of texts with unknown tokens."""
 
     texts: int = 0
     _distinct: dict[str, None] = field(default_factory=dict)

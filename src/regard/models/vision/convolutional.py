@@ -40,8 +40,8 @@ class ConvolutionalNetwork(Backbone):
 class AveragePooling(nn.Module):
     """The average of each cell of a grid that covers the input, like `nn.AdaptiveAvgPool2d`.
 
-    It is computed by products with matrices of zeros and ones, because on a GPU, the gradients of `AdaptiveAvgPool2d`
-    differ between two runs.
+    It is computed by products with matrices of zeros and ones. On a GPU, the gradients of `AdaptiveAvgPool2d` are not
+    deterministic.
     """
 
     rows_YH: Tensor
@@ -59,7 +59,7 @@ class AveragePooling(nn.Module):
 
 
 def _assign_cells(inputs: int, cells: int) -> Tensor:
-    """Return a matrix with a one where an input belongs to a cell. If the sizes are not divisible, cells overlap."""
+    """Return a matrix with a one if an input belongs to a cell. Unless `cells` divides `inputs`, cells overlap."""
     cell_C1, input_I = torch.arange(cells).unsqueeze(1), torch.arange(inputs)
     first_C1, end_C1 = cell_C1 * inputs // cells, -(-(cell_C1 + 1) * inputs // cells)
     return ((first_C1 <= input_I) & (input_I < end_C1)).float()

@@ -78,7 +78,7 @@ class ConvolutionalEncoderSettings(ImageEncoderSettings):
 
     @property
     def map_shape(self) -> tuple[int, int]:
-        """The number of rows and columns before pooling."""
+        """The number of rows and columns of the feature map before pooling."""
         stride = 2 ** len(self.channels)
         return -(-self.height // stride), -(-self.width // stride)
 
