@@ -362,3 +362,36 @@ def test_a_custom_cell_runs_on_the_reference_scan(device: str) -> None:
     [scanned] = dispatch.scan_layer([scan.CellInput(cell, x, cell.init_state(2, x))], None)
     [output] = dispatch.step(cell, cell.project(x[:, 0]), cell.init_state(2, x))
     torch.testing.assert_close(output, scanned.outputs_BTH[:, 0])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_cell_with_parametrized_weights_runs_on_the_reference_scan(name: str) -> None:
+    torch.manual_seed(0)
+    cell = SMALL[name]()
+    plain_weight_GH = cell.weight_state.detach().clone()
+    torch.nn.utils.parametrizations.weight_norm(cell, "weight_state")
+    for device in ("cpu", "cuda"):
+        choice = dispatch.dispatch_layer(cell, device)
+        assert choice.path == "scan"
+        assert set(choice.rejected.values()) == {
+            "it does not support parametrized weights, such as those of weight_norm"
+        }
+    x = torch.randn(2, 4, 3)
+    cell_input = scan.CellInput(cell, x, cell.init_state(2, x))
+    [scanned] = dispatch.scan_layer([cell_input], torch.tensor([4, 2]))
+    [expected] = reference([cell_input], torch.tensor([4, 2]))
+    assert torch.equal(scanned.outputs_BTH, expected.outputs_BTH)
+    output, *_ = dispatch.step(cell, cell.project(x[:, 0]), cell.init_state(2, x))
+    torch.testing.assert_close(output, scanned.outputs_BTH[:, 0])
+    torch.testing.assert_close(cell.weight_state, plain_weight_GH)
+    gradients = torch.autograd.grad(scanned.outputs_BTH.square().sum(), list(cell.parameters()))
+    assert all(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("build", [regard.RNN, regard.GRU, regard.LSTM])
+def test_a_network_with_parametrized_weights_converts_to_torch(build: Callable[..., Any]) -> None:
+    network, x = build(3, 5, bidirectional=True).eval(), torch.randn(2, 4, 3)
+    expected = network(x)[0]
+    torch.nn.utils.parametrizations.weight_norm(network.stack.cells[1], "weight_input")
+    torch.testing.assert_close(network(x)[0], expected)
+    torch.testing.assert_close(network.to_torch()(x)[0], expected)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from regard.ops import reference_mode
 from regard.ops.devices import disable_autocast
@@ -28,11 +29,15 @@ FUSED_MAX_ROWS = 64
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
+PARAMETRIZED = "it does not support parametrized weights, such as those of weight_norm"
+
 
 def torch_unsupported_reason(
     cell: Cell, device: str, dtype: torch.dtype, rows: int, state_dropout: bool, ragged: bool
 ) -> str | None:
     """Return why PyTorch's kernels cannot run a cell, or should not; None if they can."""
+    if is_parametrized(cell):
+        return PARAMETRIZED
     if cell.layer_norm:
         return "it does not support layer normalization"
     if state_dropout:
@@ -55,6 +60,8 @@ def torch_unsupported_reason(
 
 def analytic_unsupported_reason(cell: Cell) -> str | None:
     """Return why the scan with an analytic gradient cannot run a cell, or None if it can."""
+    if is_parametrized(cell):
+        return PARAMETRIZED
     if type(cell) not in KERNELS:
         return f"{type(cell).__name__} has no analytic gradient"
     return "it does not support layer normalization" if cell.layer_norm else None
@@ -62,6 +69,8 @@ def analytic_unsupported_reason(cell: Cell) -> str | None:
 
 def fused_unsupported_reason(cell: Cell, device: str, dtype: torch.dtype) -> str | None:
     """Return why the Triton kernel cannot run a cell, or None if it can."""
+    if is_parametrized(cell):
+        return PARAMETRIZED
     if device != "cuda":
         return "it needs a GPU"
     reason = triton_unsupported_reason()
@@ -105,6 +114,8 @@ def scan_layer(inputs: Sequence[CellInput], lengths_B: Tensor | None) -> list[Sc
     if reference_mode.in_reference_mode() or 0 in x_BTD.shape[:2]:
         return [scan(cell_input, lengths_B) for cell_input in inputs]
     state_dropout, ragged = mask_BH is not None, lengths_B is not None
+    # The cells of a layer have the same options, but possibly only one direction has parametrized weights.
+    cell = next((cell_input.cell for cell_input in inputs if is_parametrized(cell_input.cell)), cell)
     path = dispatch_layer(
         cell, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), state_dropout=state_dropout, ragged=ragged
     ).path

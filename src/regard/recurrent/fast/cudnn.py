@@ -7,6 +7,7 @@ import warnings
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from regard.recurrent.cells import Cell
 from regard.recurrent.fast.kernels import KERNELS
@@ -51,7 +52,7 @@ def _hold_cell_past_end(x_BTD: Tensor, lengths_B: Tensor, weight_GD: Tensor) -> 
 def to_torch_weights(cell: Cell) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the weights of a cell in the layout of torch.nn: weight_ih, weight_hh, bias_ih, bias_hh."""
     assert cell.torch_nn_unsupported_reason is None
-    return KERNELS[type(cell)].torch_weights(cell)
+    return KERNELS[type_before_parametrizations(cell)].torch_weights(cell)
 
 
 @torch.no_grad()
