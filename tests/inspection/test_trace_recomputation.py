@@ -262,6 +262,15 @@ def test_weights_are_recomputed_from_queries_and_keys(name: str, tmp_path: Path)
     assert spread > 0.05  # the weights are not uniform, so that a wrong equation would be noticed
 
 
+@pytest.mark.parametrize("name", ["bahdanau", "luong-general", "chorowski", "hard-monotonic", "scaled_dot transformer"])
+def test_the_position_of_a_query_is_its_step(name: str, tmp_path: Path) -> None:
+    document = save(build_untrained(*MODELS[name]), tmp_path, queries=True, beam=2, nbest=2)
+    for entry in document["attention"]:
+        steps = len(read(entry["inputs"]["query"]))
+        assert steps >= 4
+        assert read(entry["inputs"]["position"]).tolist() == list(range(steps))
+
+
 def test_a_past_is_the_weights_of_earlier_steps(tmp_path: Path) -> None:
     for features in ("last", "sum"):
         attention = {"score": {"kind": "location_aware", "features": features}}

@@ -226,14 +226,14 @@ class Attention(Recordable):
             self.record_weights(self._per_head(dot_product_weights(query_BHTD, prepared, mask, scale=scale)))
 
     def _read(self, query_BTD: Tensor, keys: Keys, past: Past, steps: int, *, weights: bool) -> Attended:
-        if self.records_details:
-            self._record_inputs(query_BTD, keys, past)
         interventions = find_interventions(self)
-        # Only scopes and interventions use the target positions, and the global scope does not.
+        # Only scopes, interventions and recordings use the target positions, and the global scope does not.
         is_global = self.scope.is_global
-        new_past = past
-        if interventions or not is_global:
-            new_past = past._replace(position_B=past.position_B + steps)
+        uses_position = bool(interventions) or not is_global
+        if self.is_recorded:
+            self._record_inputs(query_BTD, keys, past)
+            uses_position = True
+        new_past = past._replace(position_B=past.position_B + steps) if uses_position else past
         if self.fused and not weights:
             mask = keys.score_bias
             if mask is None or not is_global:
@@ -347,7 +347,10 @@ class Attention(Recordable):
         return selected
 
     def _record_inputs(self, query_BTD: Tensor, keys: Keys, past: Past) -> None:
-        """Record what the weights are computed from; `prepare` records the keys and values."""
+        """Record positions, and on request what the weights are computed from; `prepare` records keys and values."""
+        self.record_part("position", past.positions(*query_BTD.shape[:2]))
+        if not self.records_details:
+            return
         scope = self._apply_scope(query_BTD, keys, past)
         scores_BHTS = self.score(query_BTD, keys.prepared, past.weights_BHS)
         scores_BTS = scores_BHTS[:, 0]
@@ -359,7 +362,6 @@ class Attention(Recordable):
         self.record_details(
             {
                 "query": query_BTD,
-                "position": past.positions(*query_BTD.shape[:2]),
                 "scores": scores_BHTS,
                 "mask": allowed_BTS.bool().expand_as(scores_BTS),
                 "bias": None if scope.bias_BTS is None else scope.bias_BTS.squeeze(1),

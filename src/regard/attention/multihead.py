@@ -195,6 +195,7 @@ class MultiHeadAttention(nn.Module):
             context_N1D = self.attention.read_fused(query_BKD, *step.used_slots(layer), mask).view_as(x_N1D)
             if self.attention.is_recorded:
                 assert isinstance(step, CacheIndirection)
+                self.attention.record_part("position", torch.full((len(query), 1), step.start, device=query.device))
                 self.attention.record_fused(query, step.gather_rows(layer).keys_BHSD, None)
         else:
             assert isinstance(step, CacheIndirection)
