@@ -97,3 +97,24 @@ def test_the_benchmark_removes_every_hook() -> None:
         lstm(x)
     assert recording.weights
     assert all(recording.states.values())
+
+
+def test_the_positions_of_steps_are_recorded() -> None:
+    attention, x = regard.Attention(4, 4), torch.randn(2, 3, 4)
+    with regard.record(attention, queries=True) as recording:
+        keys = attention.prepare(x)
+        past = attention.begin(keys)
+        for query in torch.split(x, 1, dim=1):
+            past = attention.read(query, keys, past).past
+    assert torch.cat(recording.inputs[""]["position"], dim=1).tolist() == [[0, 1, 2], [0, 1, 2]]
+    torch.testing.assert_close(recording.weights[""], attention(x, x)[1])
+
+
+def test_the_weights_of_several_passes_are_not_joined() -> None:
+    model, x = torch.nn.ModuleDict({"attention": regard.Attention(4, 4)}), torch.randn(2, 3, 4)
+    for second in (x, x[:1], x[:, :2]):
+        with regard.record(model) as recording:
+            passes = [model["attention"](x, x)[1], model["attention"](second, second)[1]]
+        with pytest.raises(regard.ConfigError, match="The recorded weights of attention are not those of one pass"):
+            _ = recording.weights
+        assert all(map(torch.equal, recording.calls["attention"], passes))

@@ -163,3 +163,46 @@ def test_weights_have_a_column_for_each_visible_slot(search: dict[str, Any]) -> 
             weights = hypothesis.attentions["decoder.attention"]
             assert weights.shape == (len(hypothesis.tokens), (source.length + 1) // 2)
             np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("search", SEARCHES[:2], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_recorded_search_for_one_hypothesis_has_the_weights_of_one_pass(name: str, search: dict[str, Any]) -> None:
+    """Self-attention of the decoder has one more slot at each step, and no weight on later ones. Greedy search removes
+    the loops of some of these models: it runs again.
+    """
+    predictor = predictor_of(MODELS[name]())
+    items = predictor.reader.read(["3 mai 2009"])
+    with regard.record(predictor.model) as recording:
+        [[hypothesis]] = predictor.predict(items, SearchSettings(**search))
+    expected = direct_weights(predictor.model, predictor.reader.collate(items), hypothesis.tokens)
+    assert recording.weights.keys() == expected.keys()
+    for attention, weights in recording.weights.items():
+        steps, slots = weights.shape[-2:]
+        torch.testing.assert_close(weights[0], expected[attention][..., :steps, :slots])
+        assert steps >= len(hypothesis.tokens) or recording.roles[attention] == "encoder-self"
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("search", [{"beam": 3}, {"sample": True, "nbest": 2}])
+@pytest.mark.parametrize("settings", [GRU, {**GRU, "attention": "chorowski"}, TRANSFORMER])
+def test_the_hypotheses_of_a_recorded_search_are_not_joined(
+    settings: dict[str, Any], search: dict[str, Any], attention: bool
+) -> None:
+    predictor = predictor_of(build(settings))
+    items = predictor.reader.read(["3 mai 2009"])
+    with regard.record(predictor.model) as recording:
+        predictor.predict(items, SearchSettings(**search), attention=attention)
+    with pytest.raises(regard.ConfigError, match=r"several hypotheses.*or use `calls`.*`Prediction.attentions`"):
+        _ = recording.weights
+    assert all(recording.calls.values())
+
+
+@pytest.mark.parametrize("settings", [GRU, TRANSFORMER])
+def test_the_weights_of_a_recorded_search_for_several_texts_are_not_joined(settings: dict[str, Any]) -> None:
+    predictor = predictor_of(build(settings))
+    texts = ["2009-05-03"[:length] for length in range(1, 9)]
+    with regard.record(predictor.model) as recording:
+        predictor.predict(predictor.reader.read(texts))
+    with pytest.raises(regard.ConfigError, match="not those of one pass: the number of rows changes from 8 to"):
+        _ = recording.weights

@@ -7,8 +7,10 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from regard.errors import ArgumentTypeError, ConfigError
+from regard.formatting import quantity
 from regard.ops.arguments import check_flag
 from regard.ops.recording import ModuleRecord, Parts, RecordableModule, record_modules
 
@@ -54,11 +56,42 @@ class Recording:
     roles: dict[str, Role] = field(default_factory=dict)
     inputs: dict[str, Parts] = field(default_factory=dict)
     states: dict[str, Parts] = field(default_factory=dict)
+    _records: dict[str, ModuleRecord] = field(default_factory=dict, repr=False)
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """A tensor (B, T, S) or (B, H, T, S) for each name: all recorded calls, concatenated along the queries."""
-        return {name: torch.cat(calls, dim=-2) for name, calls in self.calls.items() if calls}
+        """A tensor (B, T, S) or (B, H, T, S) for each name: the calls of one pass, concatenated along the queries.
+
+        Raises:
+            ConfigError: An attention was called in several passes, or in a search that changes the rows.
+        """
+        return {name: self._join_calls(name, calls) for name, calls in self.calls.items() if calls}
+
+    def _join_calls(self, name: str, calls: list[Tensor]) -> Tensor:
+        """Concatenate the calls. Self-attention of a decoder has one more slot at each step."""
+        reason = _find_reason_to_keep_apart(calls, self._records[name])
+        if reason:
+            raise ConfigError(
+                f"The recorded weights of {name or 'the attention'} are not those of one pass: {reason}. Record one "
+                "forward pass, or use `calls`, the weights of each call. `Prediction.attentions` and `Model.trace` "
+                "return the weights of predictions."
+            )
+        slots = max(call.shape[-1] for call in calls)
+        padded = (call if call.shape[-1] == slots else pad(call, (0, slots - call.shape[-1])) for call in calls)
+        return torch.cat(list(padded), dim=-2)
+
+
+def _find_reason_to_keep_apart(calls: list[Tensor], record: ModuleRecord) -> str | None:
+    """Return why calls are not consecutive steps of the same rows; None if they are."""
+    if record.has_hypotheses:
+        return "a search with several hypotheses was recorded, which reorders its rows"
+    rows = list(dict.fromkeys(len(call) for call in calls))
+    if len(rows) > 1:
+        return f"the number of rows changes from {rows[0]} to {rows[1]}"
+    positions_BT = torch.cat(record.parts["position"], dim=1)
+    if not torch.equal(positions_BT[:, 1:], positions_BT[:, :-1] + 1):
+        return f"the positions in its {quantity(len(calls), 'call')} are not consecutive, as if several passes ran"
+    return None
 
 
 @contextmanager
@@ -84,7 +117,7 @@ def record(
         ArgumentTypeError: `model` is not a model, or `chosen` is not a function.
 
     >>> with regard.record(model) as recording:
-    ...     model.predict("3 mai 2009")
+    ...     model.predict("3 mai 2009", attention=False)
     >>> recording.weights
     """
     if not isinstance(model, HasModules) or isinstance(model, type):
@@ -100,6 +133,7 @@ def record(
             calls: list[Tensor] = []
             records[module] = ModuleRecord({"weights": calls}, detailed=queries)
             recording.calls[name], recording.roles[name] = calls, module.role
+            recording._records[name] = records[module]
             recording.inputs |= {name: records[module].parts} if queries else {}
         elif isinstance(module, RecordableModule) and states and chosen(name):
             records[module] = ModuleRecord(detailed=True)

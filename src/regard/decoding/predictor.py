@@ -33,6 +33,7 @@ from regard.decoding.weights import BatchWeights, RecordedDecoder
 from regard.errors import ConfigError, ModelError
 from regard.models.contracts import Decoder, Memory, reorder
 from regard.models.seq2seq import Seq2Seq
+from regard.ops.recording import mark_recorded
 from regard.ops.reference_mode import full_precision
 
 log = logging.getLogger(__name__)
@@ -205,12 +206,15 @@ class Predictor:
         with record(self.model) if attention else nullcontext(Recording()) as encoding:
             memory = self.model.encoder(source)
         encoded = _Encoded(memory, encoding, source.length_hint_B)
+        discard_search = mark_recorded()
         nbest = self._decode(encoded, task, attention=attention)
         if task.guards_loops:
             removed = {row: remove_loops(greedy, sources[row].tokens) for row, [greedy] in enumerate(nbest)}
             forced = {row: [*tokens, END] for row, tokens in removed.items() if tokens is not None}
             if forced:
                 rows = list(forced)
+                if len(rows) == len(nbest):  # a recording contains the search that the predictions come from
+                    discard_search()
                 again = self._decode(encoded.select(rows), task.force(rows, list(forced.values())), attention=attention)
                 for row, [hypothesis] in zip(rows, again, strict=True):
                     nbest[row] = [hypothesis._replace(looped=True)]

@@ -22,7 +22,7 @@ from regard.attention.interventions import is_intervening
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
 from regard.models.contracts import Decoder, Grid, Keys, Memory, State, reorder
-from regard.ops.recording import is_recording
+from regard.ops.recording import is_recording, mark_hypotheses
 
 Weights = NDArray[np.float32]
 
@@ -107,7 +107,9 @@ class SearchBatch:
     ) -> "SearchBatch":
         keys, state = decoder.begin(memory)
         sentence_B = torch.arange(len(rows), device=rows.device)
-        state = reorder(state, sentence_B.repeat_interleave(hypotheses)) if hypotheses > 1 else state
+        if hypotheses > 1:
+            mark_hypotheses()
+            state = reorder(state, sentence_B.repeat_interleave(hypotheses))
         token_N = torch.full((len(rows) * hypotheses,), special.start, device=rows.device)
         generated_NT = token_N.new_empty(len(token_N), 0)
         # A replayed graph records no attention weights and no gradient, and interventions choose queries step by step.

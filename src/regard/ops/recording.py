@@ -1,6 +1,6 @@
 """Recording of what modules compute. A module that is not recorded runs at full speed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,6 +18,8 @@ class ModuleRecord:
     parts: Parts = field(default_factory=dict)
     detailed: bool = False
     """Whether the module records everything that its result is computed from."""
+    has_hypotheses: bool = False
+    """Whether a search with several hypotheses was recorded: a row is not the same hypothesis at each step."""
 
 
 _records: ContextVar[dict[nn.Module, list[ModuleRecord]] | None] = ContextVar("records", default=None)
@@ -26,6 +28,26 @@ _records: ContextVar[dict[nn.Module, list[ModuleRecord]] | None] = ContextVar("r
 def is_recording() -> bool:
     """Whether any recording is active."""
     return _records.get() is not None
+
+
+def mark_hypotheses() -> None:
+    """Note in every active recording that a search keeps several hypotheses, and reorders the rows between steps."""
+    for records in (_records.get() or {}).values():
+        for record in records:
+            record.has_hypotheses = True
+
+
+def mark_recorded() -> Callable[[], None]:
+    """Return a function that removes what was recorded since this call from every active recording."""
+    active = [record.parts for records in (_records.get() or {}).values() for record in records]
+    marked = [(parts, {name: len(calls) for name, calls in parts.items()}) for parts in active]
+
+    def discard() -> None:
+        for parts, counts in marked:
+            for name, calls in parts.items():
+                del calls[counts.get(name, 0) :]
+
+    return discard
 
 
 @contextmanager
