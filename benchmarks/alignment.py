@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 
 import regard
 from regard.api.alignment import build_aligner
-from regard.config import parse_override
 from regard.data.corpora import read_pairs
 from regard.data.files import Files
 from regard.data.pharaoh import GoldLinks, Links, format_links, read_alignments
 from regard.evaluation.alignment import AlignmentScore, flip, score_alignments, symmetrize
 from regard.formatting import table
+from regard.overrides import parse_overrides
 
 Pair = tuple[str, str]
 Ints = NDArray[np.int64]
@@ -195,7 +195,7 @@ def train(name: str, args: argparse.Namespace, *, reverse: bool = False) -> Path
     if "training.guided_alignment" in overrides:
         links = args.out / ("train.en-de.links" if reverse else "train.de-en.links")
         overrides["training.guided_alignment"] = {**overrides["training.guided_alignment"], "file": str(links)}
-    overrides |= map(parse_override, args.set)
+    overrides |= parse_overrides(args.set)
     languages = ("en", "de") if reverse else ("de", "en")
     settings = {"data": data_settings(args.data / "multi30k/tok", *languages), **SETTINGS}
     program = "import json, sys, regard; s, o, out = json.loads(sys.argv[1]); regard.train(s, o, out=out, quiet=True)"

@@ -43,7 +43,6 @@ import numpy as np
 import regard
 from alignment import SETTINGS, data_settings, read_gold
 from regard.api.alignment import build_aligner
-from regard.config import parse_override
 from regard.data.corpora import Pairs, load_corpus
 from regard.data.pharaoh import GoldLinks
 from regard.decoding.settings import SearchOptions
@@ -55,6 +54,7 @@ from regard.evaluation.settings import Bleu, Perplexity
 from regard.evaluation.significance import Difference, compare_pair, correct
 from regard.evaluation.validation import compute_losses
 from regard.formatting import table
+from regard.overrides import parse_overrides
 
 MetricName = Literal["BLEU", "perplexity", "AER", "BLEU, long − short"]
 Direction = Literal["higher", "lower", "equal"]
@@ -117,7 +117,7 @@ def list_jobs(experiment: Experiment, args: argparse.Namespace) -> list[Job]:
             system,
             seed,
             settings,
-            {**experiment.systems[system], **dict(map(parse_override, args.set)), "seed": seed},
+            {**experiment.systems[system], **parse_overrides(args.set), "seed": seed},
             str(args.out / f"{system.replace(', ', '-').replace(' ', '-')}-seed-{seed}"),
             gold,
         )

@@ -10,9 +10,10 @@ from collections import Counter
 
 import torch
 
-from regard.config import parse_override, resolve
+from regard.config import resolve
 from regard.data.corpora import load_corpus
 from regard.data.preparation import PreparationRequest, prepare
+from regard.overrides import parse_overrides
 from regard.runs.settings import RunSettings
 from regard.training.schedule import build_batch_sampler
 
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=1000, help="number of batches")
     args = parser.parse_args()
-    settings = resolve(RunSettings, args.preset, dict(map(parse_override, args.settings)))
+    settings = resolve(RunSettings, args.preset, parse_overrides(args.settings))
     corpus = load_corpus(settings.data)
     request = PreparationRequest(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, settings.seed)
     train = prepare(request, None, print).train

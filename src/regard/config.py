@@ -12,13 +12,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails
 
 from regard.errors import ConfigError, ModelError, RegardError
 from regard.formatting import did_you_mean, is_encodable, nearest, quote, shorten
-from regard.yaml_reader import SUFFIXES, KeyPath, YAMLSyntaxError, dump_yaml, load_yaml, read_yaml
+from regard.overrides import assign, in_order_of_application
+from regard.yaml_reader import SUFFIXES, KeyPath, dump_yaml, load_yaml, read_yaml
 
 Tree = dict[str, Any]
 S = TypeVar("S", bound="Settings")
@@ -79,24 +80,13 @@ def resolve(
 
 
 def _apply(schema: type[S], base: Tree, overrides: Mapping[str, Any], locate: Callable[[KeyPath], str]) -> S:
-    """Return the settings of a tree with overrides applied in order. The tree does not change."""
+    """Return the settings of a tree with overrides applied. The tree does not change."""
     tree = copy.deepcopy(base)
-    for key, value in overrides.items():
-        if _path_has_shorthand(tree, key):  # an earlier override set a shorthand: expand it first
-            tree = _validate(schema, tree, locate).model_dump(mode="json")
-        _assign(tree, key, value)
+    for key, value in in_order_of_application(overrides):
+        if not _expand_shorthand(schema, tree, key):
+            _validate(schema, tree, locate)
+        assign(tree, key, value)
     return _validate(schema, tree, locate)
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """`training.steps=500` → ("training.steps", 500); the value is read as YAML."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"'{text}' is not a setting. Write key=value, for example training.steps=500.")
-    try:
-        return key.strip(), load_yaml(value)[0] if value else ""
-    except YAMLSyntaxError:
-        return key.strip(), value
 
 
 def presets() -> dict[str, str]:
@@ -166,31 +156,42 @@ def _keys_that_may_change(settings: Settings, prefix: str = "") -> Iterator[str]
             yield f"{prefix}{name}"
 
 
-def _path_has_shorthand(tree: Tree, key: str) -> bool:
-    """Whether the path to a key contains a shorthand (a bare name or a list) instead of a mapping."""
-    node: Any = tree
-    for name in key.split(".")[:-1]:
-        node = node.get(name)
-        if not isinstance(node, dict):
-            return isinstance(node, str | list)
-    return False
+def _expand_shorthand(schema: type[Settings], tree: Tree, key: str) -> bool:
+    """Replace each shorthand on the path to a key, such as a bare name, by its mapping. Return False if one is invalid.
 
-
-def _assign(tree: Tree, key: str, value: Any) -> None:
-    """Set the value of a dotted key. Anything on its path that is not a mapping is replaced by one.
-
-    Changing a `kind` removes the other settings of the group, because they belong to the old kind.
+    A shorthand is validated by itself: the other overrides may not have been applied yet.
     """
-    *parents, last = key.split(".")
-    node = tree
-    for name in parents:
-        child = node.get(name)
-        if not isinstance(child, dict):
-            child = node[name] = {}
-        node = child
-    if last == "kind" and node.get("kind") != value:
-        node.clear()
-    node[last] = copy.deepcopy(value)
+    owner, node = schema, tree
+    for name in key.split(".")[:-1]:
+        field, child = owner.model_fields.get(name), node.get(name)
+        if field is None or child is None:
+            break
+        if _find_class(field.annotation, child) is None:
+            fields: dict[str, Any] = {"part": (field.annotation, field)}
+            part = create_model("Part", __base__=Settings, **fields)
+            try:
+                child = part.model_validate({"part": child}).model_dump(mode="json")["part"]
+            except ValidationError:
+                if not isinstance(child, str):
+                    return False
+                child = {"kind": child}  # the settings that it requires may be overrides, too
+        chosen = _find_class(field.annotation, child)
+        if chosen is None:
+            return False
+        node[name] = child
+        owner, node = chosen, child
+    return True
+
+
+def _find_class(annotation: Any, value: Any) -> type[Settings] | None:
+    """Return the settings class of a mapping; None for a shorthand, or without a known kind."""
+    if not isinstance(value, dict):
+        return None
+    classes = dict(_alternatives(annotation))
+    kind = value.get("kind")
+    if isinstance(kind, str) and kind in classes:
+        return classes[kind]
+    return classes.get(None) if len(set(classes.values())) == 1 else None
 
 
 def _validate(schema: type[S], tree: Tree, locate: Callable[[KeyPath], str]) -> S:
@@ -296,17 +297,11 @@ def _dotted_keys(schema: type[Settings], tree: Any, prefix: str = "") -> Iterato
     for name, field in schema.model_fields.items():
         yield f"{prefix}{name}"
         value = tree.get(name) if isinstance(tree, dict) else None
-        kinds = dict(_alternatives(field.annotation))
-        kind = value.get("kind") if isinstance(value, dict) else value
-        if isinstance(kind, str) and kind in kinds:
-            chosen = kinds[kind]
-        elif isinstance(field.default, Settings):
+        chosen = _find_class(field.annotation, value if isinstance(value, dict) else {"kind": value})
+        if chosen is None and isinstance(field.default, Settings):
             chosen = type(field.default)
-        elif len(set(kinds.values())) == 1:
-            chosen = kinds[None]
-        else:
-            continue
-        yield from _dotted_keys(chosen, value, f"{prefix}{name}.")
+        if chosen is not None:
+            yield from _dotted_keys(chosen, value, f"{prefix}{name}.")
 
 
 def _find_owner(schema: type[Settings], loc: KeyPath) -> tuple[KeyPath, type[Settings]]:

@@ -1,5 +1,6 @@
 """Invalid settings: exit code 2 before data is read, with the key, the nearest name, the file and line."""
 
+import itertools
 import re
 import subprocess
 from collections.abc import Callable
@@ -7,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from regard.config import flatten, parse_override, resolve
+from regard.config import flatten, resolve
 from regard.errors import ConfigError
-from regard.runs.settings import RunSettings
+from regard.overrides import parse_overrides
+from regard.runs.settings import RunSettings, check_overrides
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -184,7 +186,7 @@ def test_one_part_of_a_mechanism_can_be_changed() -> None:
 def test_the_override_that_causes_an_invalid_combination_is_blamed(words: str, blamed: str) -> None:
     preset, *overrides = words.split()
     with pytest.raises(ConfigError, match=f"^{re.escape(blamed)}: "):
-        resolve(RunSettings, preset, dict(map(parse_override, overrides)))
+        resolve(RunSettings, preset, parse_overrides(overrides))
 
 
 @pytest.mark.parametrize("override", ["model.kind=fixed", "model=fixed"])
@@ -197,3 +199,75 @@ def test_another_kind_replaces_the_settings_of_the_old_one(cli: Run, override: s
 def test_another_kind_and_its_settings_can_be_given_together(cli: Run) -> None:
     done = cli("explain", "dates", "model.kind=transformer", "model.size=64", "tokenizer.shared=true")
     assert "encoder.layers.0–2.attention.attention (× 3): Dot × Global × Softmax, 4 heads" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("model.attention.scope.kind=local_m model.attention.scope.window=3", {"model.attention.scope.window": 3}),
+        ("model.attention.kind=luong-local-m model.attention.scope.window=3", {"model.attention.scope.window": 3}),
+        ("model={attention:{kind:luong-local-m}} model.attention.scope.window=3", {"model.attention.scope.window": 3}),
+        ("model=transformer model.layers=2", {"model.layers": 2}),
+        ("model.kind=transformer model.layers=2 model.size=64", {"model.layers": 2, "model.size": 64}),
+        (
+            "model=transformer-base model.tied=all model.dropout=0.2 tokenizer.shared=true",
+            {"model.tied": "all", "model.dropout": 0.2, "tokenizer.shared": True},
+        ),
+        ("tokenizer=bpe tokenizer.vocabulary=100 tokenizer.shared=true", {"tokenizer.vocabulary": 100}),
+        ("data=files data.train=mine.tsv", {"data.train.path": "mine.tsv"}),
+        (
+            "data.kind=files data.train=mine.jsonl data.train.columns=[de,en]",
+            {"data.train.path": "mine.jsonl", "data.train.columns": ("de", "en")},
+        ),
+        # Dot scores need equal sizes. The name of the mechanism is valid because another override replaces its score.
+        (
+            "model.attention=luong-dot model.attention.score=general model.encoder.hidden=50",
+            {"model.attention.score.kind": "general", "model.encoder.hidden": 50},
+        ),
+        ("training={steps:5} training.steps=6", {"training.steps": 6}),
+        ("training.metric=bleu:lowercase=true training.metric.smooth=none", {"training.metric.lowercase": True}),
+    ],
+)
+def test_the_order_of_overrides_has_no_effect(words: str, expected: dict[str, object]) -> None:
+    overrides = [word.replace(":", ": ") if "{" in word else word for word in words.split()]
+    resolved = [
+        resolve(RunSettings, "dates", check_overrides(parse_overrides(order)))
+        for order in itertools.permutations(overrides)
+    ]
+    assert all(settings == resolved[0] for settings in resolved)
+    assert flatten(resolved[0]).items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("model=transformer model.kind=fixed", "model=transformer and model.kind=fixed both set model."),
+        ("model={size:64} model.kind=transformer", "both set model. Remove model.kind, and set the kind in model."),
+        ("model={attention:{heads:2}} model.attention.kind=luong-dot", "both set model.attention."),
+        ("training=3 training.steps=5", "training = 3: input should be a valid dictionary"),
+        ("model.attention=bahdanu model.attention.heads=2", "'bahdanu' is not a mechanism. Did you mean 'bahdanau'?"),
+        ("training.steps=5 training.steps.x=1", "training.steps"),
+    ],
+)
+def test_contradictory_overrides_are_rejected_in_every_order(words: str, message: str) -> None:
+    overrides = [word.replace(":", ": ") for word in words.split()]
+    for order in itertools.permutations(overrides):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            resolve(RunSettings, "dates", check_overrides(parse_overrides(order)))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train dates seed=5 seed=6",
+        "train --pairs mine.tsv seed=5 seed=6",
+        "explain dates seed=5 seed=6",
+        "predict run text --set seed=5 --set seed=6",
+        "evaluate run --set seed=5 --set seed=6",
+        "compare run other --set seed=5 --set seed=6",
+    ],
+)
+def test_a_setting_that_is_given_twice_is_rejected(cli: Run, command: str) -> None:
+    done = cli(*command.split())
+    assert done.returncode == 2
+    assert "'seed' is set twice: seed=5 and seed=6. Set it once." in done.stderr

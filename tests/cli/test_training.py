@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,16 @@ from tests_command import HANG
 from tests_shared import SMALL, to_arguments
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-DATES = ["train", "dates", *to_arguments(SMALL), "--out", "run"]
 PAIRS = [word for word in to_arguments(SMALL) if not word.startswith("data.")] + ["training.device=cpu"]
+
+
+def train_dates(changes: Mapping[str, object]) -> list[str]:
+    """Return the arguments of a short training."""
+    return ["train", "dates", *to_arguments({**SMALL, **changes}), "--out", "run"]
+
+
+DATES = train_dates({})
+LONG = train_dates({"training.steps": 100_000, "training.patience": 100_000})
 
 
 def start(cwd: Path, *arguments: str) -> "subprocess.Popen[str]":
@@ -35,15 +43,6 @@ def wait_for(process: "subprocess.Popen[str]", word: str) -> None:
         if word in line:
             return
     raise AssertionError(f"{word!r} was not printed")
-
-
-LONG = [
-    "train",
-    "dates",
-    *to_arguments({**SMALL, "training.steps": 100_000, "training.patience": 100_000}),
-    "--out",
-    "run",
-]
 
 
 @pytest.mark.slow
@@ -196,12 +195,12 @@ def test_a_second_process_is_rejected_and_a_killed_one_releases_the_lock(cli: Ru
 
 def test_only_settings_that_may_change_on_resume_can_be_changed(cli: Run, small_run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(small_run.path, tmp_path / "run")
-    changed = cli(*DATES, "model.embedding=17", "training.learning_rate=0.5")
+    changed = cli(*train_dates({"model.embedding": 17, "training.learning_rate": 0.5}))
     assert changed.returncode == 2
     assert "model.embedding was 16 and is now 17" in changed.stderr
     assert "training.learning_rate was 0.012 and is now 0.5" in changed.stderr
     assert "--out" in changed.stderr
-    allowed = cli(*DATES, "training.log_every=7", "training.keep_checkpoints=5")
+    allowed = cli(*train_dates({"training.log_every": 7, "training.keep_checkpoints": 5}))
     assert allowed.returncode == 0
     assert "already been trained" in allowed.stderr
 
@@ -315,7 +314,7 @@ def test_unequal_line_counts_and_folders_are_reported(cli: Run, tmp_path: Path) 
 
 
 def test_divergence_is_reported(cli: Run, tmp_path: Path) -> None:
-    done = cli(*DATES, "training.learning_rate=1e30", "training.warmup=0")
+    done = cli(*train_dates({"training.learning_rate": 1e30, "training.warmup": 0}))
     assert done.returncode == 5
     assert re.search(r"Training diverged at step \d: the loss is (nan|inf)", done.stderr)
     assert "The batch holds the training pairs" in done.stderr

@@ -19,6 +19,7 @@ LAYERS = [
     {"formatting", "regular_files"},
     {"errors", "quantities"},
     {"yaml_reader"},
+    {"overrides"},
     {"config"},
     {"registry"},
     {"ops"},

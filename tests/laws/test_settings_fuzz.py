@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from regard.config import flatten, parse_override, resolve, to_yaml
+from regard.config import flatten, resolve, to_yaml
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, ModelError
+from regard.overrides import parse_override
 from regard.runs.settings import RunSettings
 from tests_seed import DAILY_SEED
 

@@ -14,10 +14,10 @@ from regard.cli.options import (
     reader_settings,
     resolve_files,
 )
-from regard.config import parse_override
 from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import metric_names, parse_metrics
 from regard.formatting import to_json
+from regard.overrides import parse_overrides
 from regard.quantities import BatchSize, BeamWidth, Resamples, Seed
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def command(
     requested = parse_metrics(metrics) or None
     if report:
         _check_report(report)
-    search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
+    search = parse_overrides(settings) | ({"beam": beam} if beam else {})
 
     from regard.api.comparing import ComparisonOptions, compare_systems, make_test, read_gold, read_texts
     from regard.api.systems import name_paths, open_runs

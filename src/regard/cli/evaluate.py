@@ -18,12 +18,13 @@ from regard.cli.options import (
     reader_settings,
     resolve_files,
 )
-from regard.config import parse_override, resolve
+from regard.config import resolve
 from regard.data.files import Files
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import Metric, metric_names, parse_metric, parse_metrics
 from regard.formatting import replace_nonfinite, to_json
+from regard.overrides import parse_overrides
 from regard.quantities import BatchSize, BeamWidth, Count
 from regard.runs.folder import RunFolder, open_models
 
@@ -169,7 +170,7 @@ def command(
     files = resolve_files(pairs, source, target, reader_settings(columns, header))
     if images and source:
         raise click.UsageError("--images needs --pairs, not --source and --target.")
-    search = dict(parse_override(text) for text in settings) | ({"beam": beam} if beam else {})
+    search = parse_overrides(settings) | ({"beam": beam} if beam else {})
     opened = open_models(model, *others, accept_changes=accept_changes)
     folder, checkpoint = opened[0]
     training = folder.settings().training

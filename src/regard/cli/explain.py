@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from regard.cli.options import QuantityType
-from regard.config import parse_override
 from regard.errors import ConfigError, check_output_folder
 from regard.formatting import to_json
+from regard.overrides import parse_overrides
 from regard.quantities import BeamWidth, Length
 
 EXAMPLES = """\b
@@ -55,7 +55,7 @@ def command(
     Parameters, multiply-adds, attention weights and memory are printed as formulas in the lengths and as numbers,
     followed by the implementation that each recurrent layer and attention uses, and why faster ones are not used.
     """
-    overrides = dict(parse_override(text) for text in settings)
+    overrides = parse_overrides(settings)
     if plot is not None:
         _check_plot(plot)
 

@@ -9,13 +9,14 @@ import click
 
 from regard.cli.options import QuantityType, accept_changes_option, ensemble_option
 from regard.cli.streaming import read_chunks
-from regard.config import parse_override, resolve
+from regard.config import resolve
 from regard.data.lines import parse_lines
 from regard.data.pharaoh import format_links
 from regard.data.tokens.unknown import UnknownTokens
 from regard.decoding.settings import PredictionOptions, SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, to_json
+from regard.overrides import parse_overrides
 from regard.quantities import BatchSize, BeamWidth
 from regard.runs.folder import open_models
 
@@ -103,7 +104,7 @@ def command(
     Search settings: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k, top_p,
     min_p, mbr_samples, no_repeat_ngram, repetition_penalty, loop_guard, min_length, seed.
     """
-    search: dict[str, Any] = {"nbest": nbest} | ({"beam": beam} if beam else {}) | dict(map(parse_override, settings))
+    search: dict[str, Any] = {"nbest": nbest} | ({"beam": beam} if beam else {}) | parse_overrides(settings)
     nbest = resolve(SearchSettings, search, {}).nbest
     if attention and not as_json:
         raise click.UsageError("--attention needs --json. To draw the weights, use `regard look`.")

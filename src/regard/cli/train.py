@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.cli.options import IMAGES, QuantityType, file_settings, reader_options, reader_settings
-from regard.config import parse_override
 from regard.data.layouts import EXTENSIONS
+from regard.overrides import parse_overrides
 from regard.quantities import Minutes, RunCount
 from regard.regular_files import read_regular
 from regard.runs.folder import RunFolder, locate
@@ -129,12 +129,12 @@ def command(
                 raise click.UsageError("Give a preset, a file or a run to train, or your own data with --pairs.")
             config, folder = locate(words[0], out)
             _check_separate_folder(start, folder)
-            overrides = with_deadline(dict(map(parse_override, words[1:])), minutes)
+            overrides = with_deadline(parse_overrides(words[1:]), minutes)
             stop.resumed = bool(folder.all_checkpoints())
             settings = resolve_run(config, {**initial, **overrides})
             folder.reject_foreign()
         else:
-            overrides = {**initial, **dict(map(parse_override, words))}
+            overrides = {**initial, **parse_overrides(words)}
             folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or images or str(source)))
             _check_separate_folder(start, folder)
             folder.reject_foreign()

@@ -10,8 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import Field
 
-from regard.config import Settings, parse_override, resolve
+from regard.config import Settings, resolve
 from regard.errors import ConfigError
+from regard.overrides import parse_overrides
 from regard.quantities import Count, OptionalCount
 from regard.registry import Choice, Registry
 
@@ -49,7 +50,7 @@ class Metric(Choice):
         if not isinstance(value, str):
             return value
         kind, _, options = value.partition(":")
-        return {"kind": kind, **dict(parse_override(option) for option in options.split(",") if option)}
+        return {"kind": kind, **parse_overrides(filter(None, options.split(",")))}
 
     @property
     def label(self) -> str:

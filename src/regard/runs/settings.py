@@ -28,6 +28,7 @@ from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
 from regard.models.encoder_settings import TEXT
 from regard.models.settings import ModelSettings, RecurrentModel
+from regard.overrides import reject_ambiguous_kinds
 from regard.quantities import (
     BatchSize,
     Count,
@@ -194,6 +195,7 @@ def check_overrides(overrides: Any) -> dict[str, Any]:
         raise ArgumentTypeError(
             f"overrides must be a mapping of settings, such as {{'training.steps': 500}}, not {overrides!r}."
         )
+    reject_ambiguous_kinds(overrides)
     return dict(overrides)
 
 
