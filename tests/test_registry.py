@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 import regard
+from regard import registry
 from regard.attention.settings import Score as ScoreSettings
 from regard.config import resolve
-from regard.registry import plugins_of
+from regard.evaluation.settings import Metric
+from regard.registry import import_plugins, plugins_of
 from regard.runs.settings import RunSettings
 
 
@@ -106,6 +108,77 @@ def test_validating_built_in_parts_needs_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+PLUGIN = """
+import random
+from regard import register_metric
+
+assert random.Random(0).random() > 0  # the standard module, whatever the name of this file
+
+def longest(outputs):
+    raise NotImplementedError
+
+def register_another():
+    register_metric("longest2", longest)
+
+register_metric("longest", longest)
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plugin with the name of a standard module. Its parts are removed after the test."""
+    for name in ("settings", "builders", "plugins"):
+        monkeypatch.setattr(Metric.registry, name, dict(getattr(Metric.registry, name)))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "random.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+def test_a_plugin_with_the_name_of_a_standard_module_does_not_replace_it(plugin: Path) -> None:
+    standard = sys.modules["random"]
+    import_plugins("./random.py")
+    assert sys.modules["random"] is standard
+    assert Metric.registry.plugins["longest"] == "./random.py"
+    loaded = sys.modules[Metric.registry.builders["longest"].__module__]
+    loaded.register_another()
+    assert Metric.registry.plugins["longest2"] == "./random.py"
+    assert loaded.__file__ is not None
+    assert Path(loaded.__file__).samefile(plugin)
+
+
+def test_a_plugin_is_imported_once_by_path_and_by_name(plugin: Path) -> None:
+    plugin = plugin.rename("parts_of_a_test.py")
+    import_plugins([str(plugin), "parts_of_a_test.py", "parts_of_a_test"])
+    assert Metric.registry.plugins["longest"] == str(plugin)
+
+
+@pytest.mark.parametrize("error", ["1 / 0", "raise SystemExit(0)", "raise KeyboardInterrupt"])
+def test_a_plugin_that_could_not_be_imported_fails_again_until_it_is_corrected(plugin: Path, error: str) -> None:
+    plugin.write_text(PLUGIN + error)
+    for _ in range(2):
+        with pytest.raises((regard.ConfigError, KeyboardInterrupt)):
+            import_plugins("random.py")
+    plugin.write_text(PLUGIN + "corrected = True\n")
+    import_plugins("random.py")
+    assert sys.modules[Metric.registry.builders["longest"].__module__].corrected
+
+
+def test_an_installed_plugin_that_could_not_be_imported_fails_again(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    plugin.rename("installed_parts_of_a_test.py").write_text("1 / 0")
+    (package := plugin.parent / "parts-1.0.dist-info").mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: parts\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[regard.plugins]\nparts = installed_parts_of_a_test\n")
+    monkeypatch.syspath_prepend(plugin.parent)
+    registry._find_entry_points.cache_clear()
+    request.addfinalizer(registry._find_entry_points.cache_clear)
+    for _ in range(2):
+        with pytest.raises(regard.ConfigError, match="The plugin installed_parts_of_a_test could not be imported"):
+            resolve(RunSettings, "dates", {"model.attention.score": "of-an-installed-plugin"})
 
 
 SCORE = '''

@@ -8,6 +8,7 @@ the builder: each parameter that the caller does not provide is an option.
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import typing
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -95,8 +97,11 @@ class Registry(Generic[T]):
 
         return register
 
-    def register(self, base: type["Choice"], kind: str, build: Callable[..., T], **facts: Any) -> None:
-        """Register a part under a new name. Its options are the parameters of `build` that are not provided."""
+    def register(self, base: type["Choice"], kind: str, build: Callable[..., T], **facts: Any) -> str:
+        """Register a part under a new name. Its options are the parameters of `build` that are not provided.
+
+        Return the plugin that the part belongs to.
+        """
         if not isinstance(kind, str) or not callable(build):
             raise ArgumentTypeError(
                 f"register_{self.noun} expects a name and a class or function, not {kind!r} and {build!r}."
@@ -105,7 +110,7 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"'{kind}' cannot be the name of {add_article(self.noun)}. Use letters, digits, '-', '_' and '.'."
             )
-        plugin = _importing.get() or build.__module__
+        plugin = _importing.get() or _files.get(build.__module__, build.__module__)
         importlib.import_module(self.module)
         if kind in self.settings and kind not in self.plugins:
             raise ConfigError(f"'{kind}' is the name of a built-in {self.noun}. Choose another name.")
@@ -136,6 +141,7 @@ class Registry(Generic[T]):
         self.builders[kind] = build
         if plugin.partition(".")[0] != "regard":
             self.plugins[kind] = plugin
+        return plugin
 
 
 class Choice(Settings):
@@ -289,8 +295,12 @@ def load_installed_plugins() -> None:
     for entry in _find_entry_points():
         if entry.value not in _loaded:
             _loaded.add(entry.value)
-            with _importing_plugin(entry.value):
-                entry.load()
+            try:
+                with _importing_plugin(entry.value):
+                    entry.load()
+            except BaseException:
+                _loaded.remove(entry.value)
+                raise
 
 
 _loaded: set[str] = set()
@@ -309,13 +319,15 @@ def import_plugins(names: str | Iterable[str]) -> None:
         if not isinstance(name, str):
             raise ArgumentTypeError(f"imports must be names of modules or paths of .py files, not {name!r}.")
         with _importing_plugin(name):
-            _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+            _import_file(name) if name.endswith(".py") else _import_module(name)
 
 
 def _import_module(name: str) -> None:
     try:
         with _working_directory_on_path():
-            importlib.import_module(name)
+            spec = None if name in sys.modules else importlib.util.find_spec(name)
+            if spec is None or spec.origin is None or _module_name(Path(spec.origin)) not in _files:
+                importlib.import_module(name)
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
             raise
@@ -325,19 +337,34 @@ def _import_module(name: str) -> None:
         ) from None
 
 
-def _import_file(path: Path) -> None:
+_files: dict[str, str] = {}
+"""The plugins that were imported from files, as the user named them, by the name of the module."""
+
+
+def _module_name(path: Path) -> str:
+    """Return the name of the module of a file. No other module has it, although a plugin may be called random.py."""
+    digest = sha256(os.fsencode(path.resolve())).hexdigest()
+    return f"regard_plugin_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest[:16]}"
+
+
+def _import_file(file: str) -> None:
+    path = Path(file)
     if not path.is_file():
         raise ConfigError(f"There is no file {path} to import. Check the path.")
-    module_name = path.stem
-    existing = getattr(sys.modules.get(module_name), "__file__", None)
-    if existing is not None and Path(existing).resolve() == path.resolve():
+    name = _module_name(path)
+    existing = getattr(sys.modules.get(path.stem), "__file__", None)
+    if name in _files or (existing is not None and Path(existing).resolve() == path.resolve()):
         return
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    sys.modules[name], _files[name] = module, file
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # as `import` does: another attempt must fail again
+        del sys.modules[name], _files[name]
+        raise
 
 
 @contextmanager

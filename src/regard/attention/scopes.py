@@ -203,8 +203,8 @@ def register_scope(name: str, scope: Callable[..., Scope]) -> None:
 
     It is called with `query_size` if it has a parameter of this name. Its other parameters are options.
     """
-    settings.Scope.registry.register(settings.Scope, name, scope)
-    add_mechanism(Mechanism(name, settings.Additive.equation, f"registered by {scope.__module__}", "additive", name))
+    plugin = settings.Scope.registry.register(settings.Scope, name, scope)
+    add_mechanism(Mechanism(name, settings.Additive.equation, f"registered by {plugin}", "additive", name))
 
 
 def build_scope(choice: settings.Scope, query_size: int) -> Scope:

@@ -349,9 +349,9 @@ def register_score(name: str, score: Callable[..., Score]) -> None:
             f"The score '{name}' has no equation. Declare it as a class attribute of {score.__name__}, for example "
             'equation = "e = qᵀ W k".'
         )
-    settings.Score.registry.register(settings.Score, name, score)
+    plugin = settings.Score.registry.register(settings.Score, name, score)
     equation = settings.Score.registry.settings[name].equation  # type: ignore[attr-defined] # of a Score
-    add_mechanism(Mechanism(name, equation, f"registered by {score.__module__}", name))
+    add_mechanism(Mechanism(name, equation, f"registered by {plugin}", name))
 
 
 def build_score(choice: settings.Score, query_size: int, key_size: int, heads: int) -> Score:

@@ -212,10 +212,8 @@ settings.Selection.registry.implement(settings.Entmax15)(lambda: Sparse(entmax.e
 
 def register_selection(name: str, selection: Callable[..., Selection]) -> None:
     """Register a selection: a subclass of `Selection`, or a function that builds one. Its parameters are options."""
-    settings.Selection.registry.register(settings.Selection, name, selection)
-    add_mechanism(
-        Mechanism(name, settings.Additive.equation, f"registered by {selection.__module__}", "additive", select=name)
-    )
+    plugin = settings.Selection.registry.register(settings.Selection, name, selection)
+    add_mechanism(Mechanism(name, settings.Additive.equation, f"registered by {plugin}", "additive", select=name))
 
 
 def build_selection(choice: settings.Selection) -> Selection:
