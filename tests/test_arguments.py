@@ -142,7 +142,7 @@ BUILDING: list[Misuse] = [
     (lambda: attention(heads=True), TYPE, "heads must be .*, not True"),
     (lambda: attention(heads="2"), TYPE, "heads must be .*, not '2'"),
     (lambda: attention(heads=3), VALUE, "not divisible by 3 heads"),
-    (lambda: attention(dropout=1.0), VALUE, r"dropout = 1\.0: input should be less than 1"),
+    (lambda: attention(dropout=1.0), VALUE, r"dropout = 1\.0: input should be less than or equal to 0\.999"),
     (lambda: attention(dropout=-0.1), VALUE, r"dropout = -0\.1"),
     (lambda: attention(dropout=float("nan")), VALUE, "dropout = nan"),
     (lambda: attention(dropout=None), VALUE, "dropout = null"),

@@ -1,11 +1,14 @@
 """Every number in the settings has a range, and `true` is not a number."""
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import annotated_types
 import pytest
+import torch
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -15,6 +18,7 @@ from regard.decoding.edits import KINDS
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError
 from regard.evaluation.alignment import AlignmentSettings
+from regard.ops.dropout import Dropout
 from regard.runs.settings import RunSettings
 
 SCHEMAS = (RunSettings, SearchSettings, AlignmentSettings, *KINDS.values())
@@ -66,6 +70,20 @@ def test_every_number_has_a_range_and_rejects_true(name: str) -> None:
     assert any(isinstance(item, LOWER) for item in metadata), remedy
     assert any(isinstance(item, UPPER) for item in metadata), remedy
     assert any(isinstance(item, BeforeValidator) for item in metadata), remedy
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_dropout_probability_that_is_valid_can_be_computed(dtype: torch.dtype) -> None:
+    # BPE-dropout selects merges and may be 1.
+    names = [name for name in NUMBERS if re.match(r"(?!BPE|SentencePiece).*dropout$", name)]
+    assert {"AttentionSettings.dropout", "RecurrentModel.output_dropout", "TrainingSettings.word_dropout"} <= set(names)
+    for name in names:
+        probability = TypeAdapter(Annotated[float, *NUMBERS[name]])
+        assert probability.validate_python(0.9) == 0.9
+        for p in (0.99, 0.999, 0.9999, 0.999999, 1 - 2**-53):
+            with suppress(ValidationError):
+                output = Dropout(probability.validate_python(p))(torch.ones(10_000, dtype=dtype))
+                assert torch.isfinite(output).all(), name
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ Epochs = Annotated[float, _NUMBER, Field(gt=0, le=10**9)]
 Fraction = Annotated[float, _NUMBER, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, _NUMBER, Field(gt=0, le=1)]
 FractionBelowOne = Annotated[float, _NUMBER, Field(ge=0, lt=1)]
-"""A dropout probability, for example: if everything is dropped, nothing is left to learn from."""
+DropoutProbability = Annotated[float, _NUMBER, Field(ge=0, le=0.999)]
+"""What is kept is scaled by 1 / (1 − p). Closer to 1, p is rounded to 1, and nothing is left to learn from."""
 OpenFraction = Annotated[float, _NUMBER, Field(gt=0, lt=1)]
 HeldOutFraction = Annotated[float, _NUMBER, Field(gt=0, lt=0.5)]
 LearningRate = Annotated[float, _NUMBER, Field(gt=0, le=1e30)]

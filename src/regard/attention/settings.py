@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from regard.attention.mechanisms import find_mechanism, mechanisms
 from regard.config import TRAINING_ONLY, Settings
 from regard.formatting import did_you_mean
-from regard.quantities import Fraction, FractionBelowOne, Heads, Length, PositiveWeight, Temperature, Weight, Width
+from regard.quantities import DropoutProbability, Fraction, Heads, Length, PositiveWeight, Temperature, Weight, Width
 from regard.registry import Choice, Registry
 
 _HIDDEN = Field(None, description="width of the hidden layer; default: that of the query")
@@ -242,7 +242,7 @@ class AttentionSettings(Settings):
     scope: Scope = GlobalScope()
     select: Selection = Softmax()
     heads: Heads = 1
-    dropout: FractionBelowOne = Field(
+    dropout: DropoutProbability = Field(
         0.0, json_schema_extra=TRAINING_ONLY, description="dropout of the attention weights"
     )
 

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from regard.attention.settings import ScaledDot, Score
 from regard.config import MAY_CHANGE_ON_RESUME, TRAINING_ONLY, Settings
 from regard.formatting import quantity
-from regard.quantities import FractionBelowOne, Heads, Layers, Length, Width
+from regard.quantities import DropoutProbability, Heads, Layers, Length, Width
 from regard.recurrent.settings import RecurrentSettings
 from regard.registry import Choice, Registry
 
@@ -74,13 +74,13 @@ class TransformerBlocks(Settings):
         "post", description="normalize after each residual connection, as published, or before each sublayer"
     )
     normalization: Literal["layer", "rms"] = "layer"
-    dropout: FractionBelowOne = Field(
+    dropout: DropoutProbability = Field(
         0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings and on the output of each sublayer"
     )
-    attention_dropout: FractionBelowOne = Field(
+    attention_dropout: DropoutProbability = Field(
         0.0, json_schema_extra=TRAINING_ONLY, description="dropout on attention weights"
     )
-    activation_dropout: FractionBelowOne = Field(
+    activation_dropout: DropoutProbability = Field(
         0.0, json_schema_extra=TRAINING_ONLY, description="dropout within the feed-forward layers"
     )
 

@@ -18,7 +18,7 @@ from regard.models.encoder_settings import (
     check_self_score,
 )
 from regard.models.vision import settings as _image_encoders  # noqa: F401 - registers the settings of image encoders
-from regard.quantities import FractionBelowOne, Layers, Weight, Width
+from regard.quantities import DropoutProbability, Layers, Weight, Width
 from regard.recurrent.settings import RecurrentSettings
 from regard.registry import Choice, Registry
 
@@ -90,7 +90,7 @@ class RegisteredModel(ModelSettings):
 
     encoder: EncoderSettings = RecurrentEncoderSettings()
     embedding: Width = Field(64, description="width of the token embeddings")
-    dropout: FractionBelowOne = Field(0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings")
+    dropout: DropoutProbability = Field(0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings")
 
     @property
     def encoder_settings(self) -> EncoderSettings:
@@ -129,13 +129,13 @@ class _RecurrentBase(ModelSettings):
     embedding: Width = Field(64, description="width of the token embeddings")
     encoder: EncoderSettings = RecurrentEncoderSettings()
     decoder: RecurrentSettings
-    dropout: FractionBelowOne = Field(
+    dropout: DropoutProbability = Field(
         0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings and before the output layer"
     )
-    memory_dropout: FractionBelowOne = Field(
+    memory_dropout: DropoutProbability = Field(
         0.0, json_schema_extra=TRAINING_ONLY, description="dropout on the encoder states"
     )
-    output_dropout: FractionBelowOne | None = Field(
+    output_dropout: DropoutProbability | None = Field(
         None,
         json_schema_extra=TRAINING_ONLY,
         description="dropout before the output layer; by default the same as dropout",

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from regard.config import TRAINING_ONLY, Settings
-from regard.quantities import Bias, FractionBelowOne, Layers, Width
+from regard.quantities import Bias, DropoutProbability, Layers, Width
 from regard.registry import Choice, Registry
 
 Activation = Literal["tanh", "identity"]
@@ -187,7 +187,7 @@ class RecurrentSettings(Settings):
     )
     hidden: Width = Field(128, description="state width, per direction")
     layers: Layers = 1
-    dropout: FractionBelowOne = Field(0.0, json_schema_extra=TRAINING_ONLY, description="dropout between layers")
+    dropout: DropoutProbability = Field(0.0, json_schema_extra=TRAINING_ONLY, description="dropout between layers")
     variational: bool = Field(
         False,
         json_schema_extra=TRAINING_ONLY,

@@ -32,6 +32,7 @@ from regard.overrides import reject_ambiguous_kinds
 from regard.quantities import (
     BatchSize,
     Count,
+    DropoutProbability,
     Epochs,
     FractionBelowOne,
     LearningRate,
@@ -85,7 +86,7 @@ class TrainingSettings(Settings):
     weight_decay: Weight = Field(0.01, description="decoupled weight decay (AdamW)")
     max_grad_norm: PositiveNorm = Field(1.0, description="maximum norm of the gradient; larger gradients are clipped")
     label_smoothing: FractionBelowOne = Field(0.0, description="probability mass spread over all tokens")
-    word_dropout: FractionBelowOne = Field(
+    word_dropout: DropoutProbability = Field(
         0.0, description="probability that an input token is replaced by the unknown token"
     )
     consistency: ConsistencyChoice = Field(NoConsistency(), description="consistency loss: none, r-drop or simcut")
