@@ -26,7 +26,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-cache-")
 atexit.register(shutil.rmtree, os.environ["REGARD_CACHE"], ignore_errors=True)
 # On a loaded machine, no example may fail because it is slow.
-hypothesis.settings.register_profile("regard", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "regard", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("regard")
 
 

@@ -16,6 +16,7 @@ from regard.explorer.served_model import load_models
 from regard.runs.folder import RunFolder
 from regard.yaml_reader import dump_yaml, read_yaml
 from screenshots import serve
+from tests_command import HANG
 from tests_explorer import ACCESS
 from tests_shared import SMALL
 
@@ -96,7 +97,7 @@ def page(browser: Any) -> Iterator[Any]:
     errors: list[str] = []
     opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.set_default_timeout(30_000)
+    opened.set_default_timeout(1_000 * HANG)
     yield opened
     context.close()
     assert errors == []
