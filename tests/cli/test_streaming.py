@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from regard.cli import streaming
 from regard.cli.streaming import PAUSE, read_chunks
 from regard.runs.folder import RunFolder
 from tests_command import HANG, NOISE
@@ -19,7 +20,7 @@ def test_predict_writes_each_line_of_a_pipe_before_the_input_ends(small_run: Run
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        limit = threading.Timer(60, process.kill)  # otherwise a missing line would block forever
+        limit = threading.Timer(HANG, process.kill)  # otherwise a missing line would block forever
         limit.start()
         for line in ("3 mai 2009", "", "May 3, 2009"):
             process.stdin.write(f"{line}\n")
@@ -49,6 +50,13 @@ def test_predict_exits_if_its_reader_exits_while_the_input_stays_open(small_run:
         assert NOISE.sub("", process.stderr.read()) == ""
 
 
+@pytest.fixture
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No item arrives too late, also on a loaded machine."""
+    monkeypatch.setattr(streaming, "PAUSE", HANG)
+
+
+@pytest.mark.usefixtures("_without_pauses")
 def test_fast_input_fills_its_chunks() -> None:
     assert list(read_chunks(range(10), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert list(read_chunks([], 4)) == []
@@ -59,11 +67,14 @@ def test_a_pause_ends_a_chunk() -> None:
 
     def items() -> Iterator[int]:
         yield from (1, 2)
-        assert resume.wait(60)
+        assert resume.wait(HANG)
         yield 3
 
     chunks = read_chunks(items(), 4)
-    assert next(chunks) == [1, 2]
+    received = next(chunks)
+    while len(received) < 2:  # on a loaded machine, there can be a pause between any two items
+        received += next(chunks)
+    assert received == [1, 2]
     resume.set()
     assert list(chunks) == [[3]]
 
@@ -81,6 +92,7 @@ def test_slow_steady_input_does_not_delay_items() -> None:
     assert len(sizes) > 1
 
 
+@pytest.mark.usefixtures("_without_pauses")
 def test_items_before_a_failure_are_yielded_first() -> None:
     def items() -> Iterator[int]:
         yield from (1, 2, 3)
