@@ -18,7 +18,13 @@ COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "python -c 'import torch'": ["-c", "import torch"],
     "regard --help": ["-m", "regard", "--help"],
-    "regard train dates model.attention.score=aditive": ["-m", "regard", "train", "dates", "model.attention.score=x"],
+    "regard train dates model.attention.score=aditive": [
+        "-m",
+        "regard",
+        "train",
+        "dates",
+        "model.attention.score=aditive",
+    ],
     "regard predict DAMAGED text": ["-m", "regard", "predict", "damaged", "3 mai 2009"],
     "regard predict MODEL text": ["-m", "regard", "predict", "model", "3 mai 2009"],
 }

@@ -207,7 +207,7 @@ def test_too_little_time_is_reported_with_the_minutes_for_more_epochs(tmp_path: 
     short = fit_schedule(chosen, TrainingSpeed({1: 1.0}, 102.0), 2.0, 120.0, {})  # 102 steps: one epoch
     assert short.reasons[-1].endswith("Two epochs take roughly 4 minutes (--minutes 4).")
     slow = fit_schedule(chosen, TrainingSpeed({1: 3.3}, 10_000.0), 2.0, 120.0, {})
-    assert slow.reasons[-1].endswith("Two epochs take roughly 17 hours (--minutes 1000).")
+    assert slow.reasons[-1].endswith("Two epochs take roughly 1,000 minutes (--minutes 1000).")
     enough = fit_schedule(chosen, TrainingSpeed({1: 1.0}, 10.0), 2.0, 120.0, {})
     assert "two epochs" not in " ".join(enough.reasons)
 

@@ -202,8 +202,7 @@ def _suggest_minutes(seconds: float, loading: float, speed: TrainingSpeed) -> st
     """Return a note with the time for enough epochs, rounded to one digit, because the measurement was short."""
     training = _ENOUGH_EPOCHS * speed.steps_per_epoch * speed.min_seconds_per_step / _STEPS_SHARE
     minutes = max(1, int(float(f"{(loading + training) / 60:.1g}")))
-    duration = quantity(minutes, "minute") if minutes < 60 else quantity(round(minutes / 60), "hour")
     return (
         f"Note: {_format_duration(seconds)} allow fewer than two epochs, too few for a good model. Two epochs take "
-        f"roughly {duration} (--minutes {minutes})."
+        f"roughly {quantity(minutes, 'minute')} (--minutes {minutes})."
     )
