@@ -12,7 +12,7 @@ from regard.cli.verbs import regard
 
 
 def complete(words: str) -> list[str]:
-    """Return what the shell is told for a command line, in a process that would print if torch were imported."""
+    """Return the completions of a command line, in a process that would print if torch were imported."""
     program = (
         "import sys, atexit; atexit.register(lambda: print('torch' if 'torch' in sys.modules else ''));"
         "from regard.cli import main; sys.argv = ['regard']; main()"

@@ -171,9 +171,9 @@ def test_validations_are_skipped_if_they_would_take_too_long() -> None:
 
 
 def test_a_deadline_does_not_exceed_the_maximum_number_of_steps() -> None:
-    duration, schedule, _ = simulate(120, lambda _: 0.01, max_steps=2_000)
+    simulated, schedule, _ = simulate(120, lambda _: 0.01, max_steps=2_000)
     assert schedule.end == 2_000
-    assert duration < 60
+    assert simulated < 120 / 2
 
 
 def test_one_thread_is_tried_if_several_become_slow_and_used_only_if_it_is_faster() -> None:
