@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from regard.recurrent.cells import Cell, register_cell
     from regard.recurrent.modules import GRU, LSTM, RNN
     from regard.runs.callbacks import Callback, SaveInfo, ScheduleInfo, StepInfo, ValidationInfo
-    from regard.training.planning import choose
+    from regard.training.planning.choosing import choose
 
 
 _MODULES = {
@@ -102,7 +102,7 @@ _MODULES = {
     "Trace": "regard.inspection.trace",
     "ValidationInfo": "regard.runs.callbacks",
     "attend": "regard.attention.equation",
-    "choose": "regard.training.planning",
+    "choose": "regard.training.planning.choosing",
     "compare": "regard.api.comparing",
     "explain": "regard.api.explaining",
     "load": "regard.api.loading",

@@ -28,7 +28,7 @@ from regard.training.callbacks import check_callbacks
 from regard.training.finetuning import resolve_run
 from regard.training.machine import report_disk_failures
 from regard.training.messages import print_nothing, print_to_stderr, silenced_warnings
-from regard.training.planning import choose_or_reuse
+from regard.training.planning.choosing import choose_or_reuse
 from regard.training.signals import stop_on_signals
 
 if TYPE_CHECKING:

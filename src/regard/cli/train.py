@@ -22,7 +22,7 @@ from regard.training.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
     from regard.evaluation.values import MetricValues
-    from regard.training.lr_finder import SearchResult
+    from regard.training.planning.trials import SearchResult
 
 EXAMPLES = """\b
 Examples:
@@ -141,10 +141,11 @@ def command(
             stop.resumed = bool(folder.all_checkpoints())
             settings = _choose_settings(data, overrides, folder, minutes, started, stop, several=seeds > 1)
         with stop.imports():
-            from regard.training import loop, lr_finder
+            from regard.training import loop
+            from regard.training.planning import trials
 
         if find:
-            search = lr_finder.find_learning_rate if find == "learning-rate" else lr_finder.find_batch_tokens
+            search = trials.find_learning_rate if find == "learning-rate" else trials.find_batch_tokens
             _print_suggestion(find, search(settings))
             return
 
@@ -223,7 +224,7 @@ def _choose_settings(
     previous = RunFolder(folder.path / f"seed-{overrides.get('seed', 0)}") if several else folder
 
     with stop.imports():
-        from regard.training.planning import choose_or_reuse
+        from regard.training.planning.choosing import choose_or_reuse
 
     return choose_or_reuse(
         previous,

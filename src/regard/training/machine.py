@@ -1,6 +1,5 @@
-"""The device, the CPU threads and the disk of the machine that trains."""
+"""The device, the options of torch and the disk of the machine that trains."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,21 +15,6 @@ from regard.runs.settings import TrainingSettings
 def resolve_device(name: str) -> torch.device:
     """Return the device of the setting `training.device`."""
     return check_device(name, "training.device")
-
-
-def usable_threads() -> int:
-    """Return the maximum number of CPU threads: OMP_NUM_THREADS if it is set, else the number of usable cores."""
-    requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if requested.isdecimal() and int(requested):
-        return int(requested)
-    return usable_cores()
-
-
-def usable_cores() -> int:
-    """Return the number of CPU cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # Linux; macOS and Windows do not restrict a process to some of the cores
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def uses_bfloat16(settings: TrainingSettings, device: torch.device) -> bool:

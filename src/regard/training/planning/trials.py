@@ -1,6 +1,7 @@
 """Find a learning rate and a batch size, and measure the speed of training, with short trial runs."""
 
 import math
+import os
 import statistics
 import tempfile
 import time
@@ -20,10 +21,9 @@ from regard.errors import DataError
 from regard.ops import cuda_graphs
 from regard.runs.lock import lock_folder
 from regard.runs.settings import RunSettings
-from regard.training.budget import TrainingSpeed
-from regard.training.machine import usable_threads
 from regard.training.messages import print_nothing, print_to_stderr
 from regard.training.optim import clip_gradients, set_learning_rate
+from regard.training.planning.budget import TrainingSpeed
 from regard.training.schedule import steps_per_epoch
 from regard.training.state import TrainingState, start_training
 from regard.training.step import compute_gradients, take_step
@@ -77,6 +77,21 @@ def measure_speed(
             torch.set_num_threads(threads_before)
         steps, pairs = steps_per_epoch(state.sampler, settings.training), len(state.data.train)
         return TrainingSpeed(seconds_per_step, steps / corpus.share, round(pairs / corpus.share))
+
+
+def usable_threads() -> int:
+    """Return the maximum number of CPU threads: OMP_NUM_THREADS if it is set, else the number of usable cores."""
+    requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if requested.isdecimal() and int(requested):
+        return int(requested)
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):  # Linux; macOS and Windows do not restrict a process to some of the cores
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _measure_step(state: TrainingState, budget: float, fastest: float | None) -> float:

@@ -13,10 +13,10 @@ from regard.data.settings import FilesData
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, TrainingSettings, with_deadline
-from regard.training import autoconfig, budget, caption_autoconfig
-from regard.training.autoconfig import ChosenSettings
-from regard.training.lr_finder import measure_speed
 from regard.training.machine import resolve_device
+from regard.training.planning import autoconfig, budget, caption_autoconfig
+from regard.training.planning.autoconfig import ChosenSettings
+from regard.training.planning.trials import measure_speed
 
 _MEASURED_PAIRS = 10_000
 """The speed is measured on a sample of about this number of pairs, so that the corpus is prepared only once, with the

