@@ -22,6 +22,7 @@ LAYERS = [
     {"overrides"},
     {"config"},
     {"registry"},
+    {"arguments"},
     {"ops"},
     {"attention", "recurrent"},
     {"models"},

@@ -6,6 +6,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.arguments import check_integer
 from regard.config import resolve
 from regard.data.corpora import Pairs
 from regard.data.pharaoh import GoldLinks, read_alignments
@@ -13,7 +14,6 @@ from regard.errors import ArgumentTypeError, DataError, is_iterable
 from regard.evaluation.aligner import Aligner, Pair, count_words, has_single_words
 from regard.evaluation.alignment import AlignmentSettings, Symmetrization, WordAlignment
 from regard.formatting import quantity, short_path
-from regard.ops.arguments import check_integer
 
 if TYPE_CHECKING:
     from regard.api.model import Model

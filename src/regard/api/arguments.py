@@ -6,6 +6,7 @@ from typing import Any, Protocol, get_type_hints
 
 from numpy.typing import NDArray
 
+from regard.arguments import check_list, check_references, check_text, check_texts
 from regard.config import resolve
 from regard.data.corpora import RawSource
 from regard.data.sources import SourceReader
@@ -56,18 +57,6 @@ def check_source(source: Any, reader: SourceReader) -> RawSource:
     return source
 
 
-def check_texts(name: str, texts: Any) -> list[str]:
-    """Return the texts as a list. Raise ArgumentTypeError for anything else, with its index."""
-    if isinstance(texts, bytes | Mapping) or not is_iterable(texts):
-        raise ArgumentTypeError(f"{name} must be a text (str) or a list of texts, not {type(texts).__name__}.")
-    checked: list[str] = []
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ArgumentTypeError(f"{name}[{index}] must be a text (str), not {type(text).__name__}.")
-        checked.append(text)
-    return checked
-
-
 def check_sources_and_targets(
     source: Any, target: Any, reader: SourceReader
 ) -> tuple[list[RawSource], list[str], bool]:
@@ -84,12 +73,6 @@ def check_sources_and_targets(
             "source."
         )
     return sources, targets, False
-
-
-def check_text(name: str, text: Any) -> str:
-    if not isinstance(text, str):
-        raise ArgumentTypeError(f"{name} must be one text (str), not {type(text).__name__}.")
-    return text
 
 
 def check_search(options: Mapping[str, Any], schema: type) -> None:
@@ -119,7 +102,7 @@ def check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tup
     that is not a source or a text.
     """
     if references is None:
-        pairs = _as_list("sources", sources, "a list of (source, reference) pairs if references is None")
+        pairs = check_list("sources", sources, "a list of (source, reference) pairs if references is None")
         for index, pair in enumerate(pairs):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ConfigError(
@@ -129,42 +112,19 @@ def check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tup
             check_text(f"sources[{index}][1]", pair[1])
         _check_items("sources", [source for source, _ in pairs], reader)
         return pairs, None
-    items = _as_list("sources", sources, f"a list of {reader.noun}s")
+    items = check_list("sources", sources, f"a list of {reader.noun}s")
     _check_items("sources", items, reader)
     return items, check_references(references)
 
 
-def check_references(references: Any) -> list[str | list[str]]:
-    """Return references as a list: a text, or a list of texts, for each source."""
-    listed = _as_list("references", references, "a list of texts, or of lists of texts")
-    return [
-        entry if isinstance(entry, str) else check_texts(f"references[{index}]", entry)
-        for index, entry in enumerate(listed)
-    ]
-
-
 def check_evaluation_pairs(pairs: Any) -> list[tuple[Any, str]]:
     """Return (source, reference) pairs as a list."""
-    listed = _as_list("pairs", pairs, "a path or a list of pairs (source, reference)")
+    listed = check_list("pairs", pairs, "a path or a list of pairs (source, reference)")
     for index, pair in enumerate(listed):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ConfigError(f"pairs[{index}] must be a pair (source, reference), not {pair!r}.")
         check_text(f"pairs[{index}][1]", pair[1])
     return [(source, reference) for source, reference in listed]
-
-
-def _as_list(name: str, value: Any, expected: str) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping) or not is_iterable(value):
-        raise ArgumentTypeError(f"{name} must be {expected}, not {type(value).__name__}.")
-    return list(value)
-
-
-def check_metrics(metrics: Any) -> list[Any]:
-    """Return the metrics as a list; a name is a single metric."""
-    listed = [metrics] if isinstance(metrics, str) else _as_list("metrics", metrics, "a list of names or mappings")
-    if not listed:
-        raise ConfigError("metrics is empty. Name at least one, for example metrics=['bleu'], or omit it.")
-    return listed
 
 
 _CONSTRAINTS = ("prefix", "must_contain", "banned")

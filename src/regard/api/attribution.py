@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.api import arguments
+from regard.arguments import check_flag, check_integer, check_text
 from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import END, START, UNKNOWN, Tokenizer
 from regard.data.tokens.unknown import UnknownTokens
@@ -26,7 +27,6 @@ from regard.inspection.attribution_methods import (
     Scores,
 )
 from regard.inspection.prediction import Prediction
-from regard.ops.arguments import check_flag, check_integer
 
 _MAX_INTEGRATION_STEPS = 1_000
 """The points of Gauss–Legendre quadrature are computed in a time that grows with the cube of their number."""
@@ -94,7 +94,7 @@ def attribute_source(
             f"A given target is explained without a search, so {', '.join(search)} cannot be set. Omit the target, or "
             "the settings of the search."
         )
-    items, [hypothesis] = force_targets(predictor, [source], [arguments.check_text("target", target)])
+    items, [hypothesis] = force_targets(predictor, [source], [check_text("target", target)])
     return attribute_target(predictor, items[0], hypothesis, request)
 
 

@@ -15,6 +15,15 @@ from regard.api.arguments import OneSource
 from regard.api.evaluation_data import read_test_set
 from regard.api.systems import OpenedRun, evaluate_outputs, evaluate_run, open_runs
 from regard.api.training import Run
+from regard.arguments import (
+    check_device,
+    check_flag,
+    check_integer,
+    check_metrics,
+    check_references,
+    check_seed,
+    check_texts,
+)
 from regard.config import resolve
 from regard.data.corpora import Pairs, read_pairs
 from regard.data.files import Files
@@ -34,8 +43,6 @@ from regard.evaluation.significance import (
 )
 from regard.formatting import did_you_mean, quantity
 from regard.inspection.comparison import Comparison
-from regard.ops.arguments import check_flag, check_integer, check_seed
-from regard.ops.devices import check_device
 from regard.registry import import_plugins
 
 Outputs = Sequence[str] | str | Path
@@ -122,7 +129,7 @@ def compare(
     read = {name: _read_outputs(name, texts) for name, texts in (outputs or {}).items()}
     evaluation_set = _find_evaluation_set(opened, pairs, sources, references)
     options = ComparisonOptions(
-        None if metrics is None else parse_metrics(arguments.check_metrics(metrics)),
+        None if metrics is None else parse_metrics(check_metrics(metrics)),
         baseline,
         make_test(test, resamples, test_seed),
         correction,
@@ -173,7 +180,7 @@ def read_texts(path: str | Path) -> list[str]:
 def _read_outputs(name: str, outputs: Outputs) -> list[str]:
     if isinstance(outputs, str | Path):
         return read_texts(outputs)
-    return arguments.check_texts(f"outputs[{name!r}]", outputs)
+    return check_texts(f"outputs[{name!r}]", outputs)
 
 
 def _find_evaluation_set(runs: Sequence[OpenedRun], pairs: Any, sources: Any, references: Any) -> EvaluationSet:
@@ -183,7 +190,7 @@ def _find_evaluation_set(runs: Sequence[OpenedRun], pairs: Any, sources: Any, re
     if sources is not None and references is None:
         raise ConfigError("sources need references. Pass references=…, or pairs=….")
     if references is not None:
-        return make_evaluation_set(sources, arguments.check_references(references))
+        return make_evaluation_set(sources, check_references(references))
     if isinstance(pairs, str | Path):
         return read_evaluation_set(runs, resolve(Files, {"path": str(pairs)}, {}))
     if pairs is not None:

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regard.arguments import check_integer
 from regard.config import resolve
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ArgumentTypeError
 from regard.inspection.cost import Lengths
 from regard.inspection.explain import Explanation, Vocabularies
-from regard.ops.arguments import check_integer
 from regard.registry import import_plugins
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, check_overrides

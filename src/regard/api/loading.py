@@ -6,9 +6,8 @@ from pathlib import Path
 import torch
 
 from regard.api.model import Model
+from regard.arguments import check_device, check_dtype, check_flag
 from regard.errors import ArgumentTypeError
-from regard.ops.arguments import check_flag
-from regard.ops.devices import check_device, check_dtype
 from regard.registry import import_plugins
 from regard.runs.folder import open_models
 

@@ -12,6 +12,7 @@ from regard.api.arguments import OneSource
 from regard.api.attribution import AttributionRequest, Contrast, attribute_source
 from regard.api.network import LoadedNetwork
 from regard.api.tracing import trace_source
+from regard.arguments import check_device, check_flag, check_integer, check_metrics
 from regard.config import resolve
 from regard.decoding.edits import Edit
 from regard.decoding.forced import force_targets
@@ -29,8 +30,6 @@ from regard.inspection.attribution_methods import Baseline, Method
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
 from regard.models.ensemble import ensemble
-from regard.ops.arguments import check_flag, check_integer
-from regard.ops.devices import check_device
 from regard.runs import checkpoints
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
@@ -391,7 +390,7 @@ class Model(LoadedNetwork):
         check_integer("batch_size", batch_size)
         check_flag("confidence", confidence)
         training = self.settings.training
-        metrics = training.default_metrics if metrics is None else parse_metrics(arguments.check_metrics(metrics))
+        metrics = training.default_metrics if metrics is None else parse_metrics(check_metrics(metrics))
         options = resolve(SearchSettings, training.validation_search.model_dump(), dict(search))
         evaluation_set = EvaluationSet.from_lists(
             *arguments.check_evaluation(sources, references, self.predictor.reader)

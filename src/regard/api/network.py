@@ -5,10 +5,9 @@ from typing import Self
 
 import torch
 
+from regard.arguments import check_device, check_dtype, check_flag
 from regard.decoding.predictor import Predictor
 from regard.models.seq2seq import Seq2Seq
-from regard.ops.arguments import check_flag
-from regard.ops.devices import check_device, check_dtype
 
 
 class LoadedNetwork:

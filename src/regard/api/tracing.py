@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from regard.api import arguments, description
+from regard.arguments import check_text
 from regard.decoding.edits import TraceTask, apply_edits, check_steps, describe_edit, parse_edits
 from regard.decoding.tracing import TraceOptions
 from regard.errors import ConfigError
@@ -38,7 +39,7 @@ def trace_source(
                 f"A given target is traced without a search, so {', '.join(search)} cannot be set. Omit the target, or "
                 "the settings of the search."
             )
-        settings = {"target": arguments.check_text("target", target)}
+        settings = {"target": check_text("target", target)}
         task = TraceTask(item, target=target)
     if not parsed:
         return _trace(model, task, request, settings)

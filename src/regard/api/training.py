@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from regard.api.description import format_summary, summary_to_html
 from regard.api.loading import load
 from regard.api.model import Model
+from regard.arguments import check_flag
 from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.values import MetricValues
 from regard.formatting import short_path
 from regard.inspection.comparison_plots import draw_curves
 from regard.inspection.curves import read_panels
-from regard.ops.arguments import check_flag
 from regard.registry import import_plugins
 from regard.runs.callbacks import Callback
 from regard.runs.events import read_events

@@ -9,7 +9,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from regard.attention import checks, dispatch, equation
+from regard.arguments import check_flag, check_inputs, check_integer, check_tensors
+from regard.attention import dispatch, equation
 from regard.attention.interventions import ActiveInterventions, changes_weights, find_interventions, replace_values
 from regard.attention.mechanisms import find_mechanism, mechanisms
 from regard.attention.memory import Attended, Keys, Past, check_keys, check_past, check_prepared
@@ -21,7 +22,6 @@ from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean, quantity
-from regard.ops.arguments import check_flag, check_integer, check_tensors
 from regard.ops.cost import MultiplyAdds, count_attention
 from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, dot_product_weights
 from regard.ops.dropout import Dropout
@@ -306,7 +306,7 @@ class Attention(Recordable):
     def _check_inputs(self, query: Tensor | None, keys: Tensor, values: Tensor | None, allowed: Tensor | None) -> None:
         weight = next(self.parameters(), None)
         sizes = (self.query_size, self.key_size, self.heads)
-        checks.check_inputs(query, keys, values, allowed, sizes, weight)
+        check_inputs(query, keys, values, allowed, sizes, weight)
 
     def _read_for_hypotheses(self, query_N1D: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
         """Treat the hypotheses of a sentence as queries over its memory, so that the memory is not copied."""

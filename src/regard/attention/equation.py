@@ -14,9 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from regard.attention.checks import check_mask, check_memory, check_rows, check_sequence
+from regard.arguments import check_floating, check_mask, check_rows, check_sequence, check_tensors, check_values
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.ops.arguments import check_floating, check_tensors
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -100,7 +99,7 @@ def attend(
     check_sequence("query", query_BTD, query_BTD.shape[-1] if query_BTD.dim() else 0)
     check_sequence("keys", keys_BSD, query_BTD.shape[-1] if isinstance(score, str) else keys_BSD.shape[-1])
     check_rows(query_BTD, keys_BSD)
-    check_memory(keys_BSD, given)
+    check_values(keys_BSD, given)
     check_floating(query_BTD, "the query is", query=query_BTD, keys=keys_BSD, values=given)
     check_mask(allowed, keys_BSD, query_BTD.shape[1])
     allowed_BTS = per_query(allowed)

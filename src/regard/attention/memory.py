@@ -8,11 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.checks import check_sequence
+from regard.arguments import check_floating, check_sequence
 from regard.attention.selections import SampledPosition
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import quantity
-from regard.ops.arguments import check_floating
 from regard.ops.dot_product_attention import ScoreBias
 
 

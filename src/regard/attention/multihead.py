@@ -8,13 +8,12 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.arguments import check_flag, check_floating, check_integer, check_sequence
 from regard.attention.attention import Attention, Part
-from regard.attention.checks import check_sequence
 from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection
 from regard.attention.memory import Attended, Keys, Past
 from regard.attention.positions import rotate
 from regard.attention.record import Role
-from regard.ops.arguments import check_flag, check_floating, check_integer
 from regard.ops.cost import Cost, K, MultiplyAdds, T
 from regard.ops.dot_product_attention import ScoreBias
 

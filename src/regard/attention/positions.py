@@ -9,8 +9,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from regard.arguments import check_integer
 from regard.errors import ConfigError, DataError
-from regard.ops.arguments import check_integer
 
 
 def sinusoidal_positions(length: int, size: int, *, start: int = 0) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from regard.arguments import check_flag
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import quantity
-from regard.ops.arguments import check_flag
 from regard.ops.recording import ModuleRecord, Parts, RecordableModule, record_modules
 
 Role = Literal["encoder-self", "decoder-self", "cross"]

@@ -154,7 +154,7 @@ def command(
 
     from regard.api.comparing import ComparisonOptions, compare_systems, make_test, read_gold, read_texts
     from regard.api.systems import name_paths, open_runs
-    from regard.ops.devices import check_device
+    from regard.arguments import check_device
 
     opened = open_runs(runs, accept_changes=accept_changes)
     run_names = {run.name for run in opened}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.arguments import check_integer, check_seed
 from regard.data.corpora import Pairs, RawSource, identify
 from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.evaluation.captions import CiderScorer, Words, compute_rouge_l, tokenize_caption
@@ -38,7 +39,6 @@ from regard.evaluation.settings import (
     check_format,
 )
 from regard.formatting import quantity
-from regard.ops.arguments import check_integer, check_seed
 from regard.version import __version__
 
 log = logging.getLogger(__name__)

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from regard.api.arguments import check_texts
 from regard.api.model import Model
+from regard.arguments import check_integer, check_texts
 from regard.config import to_yaml
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.explorer.export import render_export
 from regard.explorer.served_model import summarize_model
 from regard.models.encoder_settings import TEXT
-from regard.ops.arguments import check_integer
 
 try:
     import anywidget

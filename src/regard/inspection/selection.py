@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.arguments import check_flag
 from regard.attention.record import ROLES, Role
 from regard.decoding.search import Weights
 from regard.errors import ArgumentTypeError, ConfigError
@@ -14,7 +15,6 @@ from regard.evaluation.alignment import merge_words
 from regard.formatting import did_you_mean, quantity
 from regard.inspection.rollout import roll_out, roll_out_cross
 from regard.inspection.words import Span
-from regard.ops.arguments import check_flag
 
 Reduction = Literal["mean", "max"]
 Layer = int | Literal["mean", "max", "rollout", "all"]

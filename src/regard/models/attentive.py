@@ -15,8 +15,19 @@ from torch import Tensor, nn
 from regard.attention.attention import Attention
 from regard.attention.memory import Attended, Keys, Past
 from regard.attention.selections import join_samples
-from regard.models.arguments import check_memory, check_step_types, check_targets, check_token, embed
-from regard.models.contracts import Decoded, Decoder, LossTerm, Memory, check_supervised_head, repeat_for_hypotheses
+from regard.models.contracts import (
+    Decoded,
+    Decoder,
+    LossTerm,
+    Memory,
+    check_memory,
+    check_step_types,
+    check_supervised_head,
+    check_targets,
+    check_token,
+    repeat_for_hypotheses,
+)
+from regard.models.embedding import embed
 from regard.models.readout import CopyAttention, Readout
 from regard.models.settings import RecurrentModel
 from regard.ops.cost import NO_COST, Cost, K, PartCost, T

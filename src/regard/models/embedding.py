@@ -10,9 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
-from regard.models.arguments import embed
+from regard.errors import ConfigError
 from regard.models.encoder_settings import TransformerLayers
 from regard.ops.dropout import Dropout
+
+
+def embed(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Embed tokens. On a CPU, raise ConfigError for a token that is not in the vocabulary."""
+    if torch.compiler.is_compiling():
+        embedded: Tensor = embedding(tokens)
+        return embedded
+    try:
+        embedded = embedding(tokens)
+    except IndexError:
+        wrong = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
+        size = embedding.num_embeddings
+        raise ConfigError(
+            f"Token ids must be between 0 and {size - 1} (the vocabulary has {size} tokens), but one is {wrong}."
+        ) from None
+    return embedded
 
 
 @final

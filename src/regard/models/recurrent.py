@@ -8,15 +8,20 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.models.arguments import (
+from regard.models.contracts import (
+    Decoded,
+    Decoder,
+    Encoder,
+    Memory,
+    Tokens,
     check_memory,
     check_step_types,
     check_targets,
     check_token,
     check_tokens_source,
-    embed,
+    repeat_for_hypotheses,
 )
-from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens, repeat_for_hypotheses
+from regard.models.embedding import embed
 from regard.models.encoder_settings import RecurrentEncoderSettings
 from regard.models.readout import Readout
 from regard.models.settings import FixedModel

@@ -22,8 +22,19 @@ from regard.attention.memory import Keys, Past
 from regard.attention.multihead import MultiHeadAttention, PackedProjection
 from regard.attention.record import Role
 from regard.attention.settings import Score
-from regard.models.arguments import check_memory, check_step_types, check_targets, check_token, check_tokens_source
-from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens, check_supervised_head
+from regard.models.contracts import (
+    Decoded,
+    Decoder,
+    Encoder,
+    Memory,
+    Tokens,
+    check_memory,
+    check_step_types,
+    check_supervised_head,
+    check_targets,
+    check_token,
+    check_tokens_source,
+)
 from regard.models.embedding import Embedding
 from regard.models.encoder_settings import TransformerBlocks, TransformerEncoderSettings
 from regard.models.settings import TransformerModel

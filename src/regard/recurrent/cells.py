@@ -12,8 +12,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from regard.arguments import check_floating, check_tensors
 from regard.errors import ConfigError
-from regard.ops.arguments import check_floating, check_tensors
 from regard.ops.cost import count_multiply_adds
 from regard.ops.recording import RecordableModule
 from regard.recurrent import settings

@@ -4,20 +4,23 @@ B rows, T steps, D input width, H state width, L layers × directions.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, TypedDict, Unpack, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from regard.arguments import check_flag, check_floating, check_integer
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.ops.arguments import check_flag, check_floating, check_integer
-from regard.recurrent.arguments import Lengths, check_lengths, check_options
+from regard.formatting import did_you_mean
 from regard.recurrent.cells import Cell
 from regard.recurrent.fast import cudnn
 from regard.recurrent.layers import Stack
 from regard.recurrent.settings import RecurrentSettings
+
+Lengths = Tensor | Sequence[int]
 
 
 class Options(TypedDict, total=False):
@@ -97,7 +100,7 @@ class _Network(nn.Module, ABC):
                 f"got {tuple(x_BTD.shape)}."
             )
         check_floating(next(self.parameters()), f"the {type(self).__name__} is", x=x_BTD)
-        lengths_B = None if lengths is None else check_lengths(lengths, x_BTD)
+        lengths_B = None if lengths is None else _check_lengths(lengths, x_BTD)
         state = None if initial is None else self._check_state(initial, x_BTD)
         outputs_BTH, final = self.stack(x_BTD, lengths_B, state)
         return outputs_BTH, tuple(torch.stack(parts) for parts in zip(*final, strict=True))
@@ -212,6 +215,46 @@ class _Network(nn.Module, ABC):
     def forward(self, x_BTD: Tensor, lengths: Lengths | None = None, state: Any = None) -> tuple[Tensor, Any]: ...
 
 
+def _check_lengths(lengths: Lengths, x_BTD: Tensor) -> Tensor:
+    """Check lengths, and convert them to a tensor on the device of the input."""
+    rows, steps = x_BTD.shape[:2]
+    lengths_B = lengths if isinstance(lengths, Tensor) else _convert_lengths(lengths, rows)
+    if lengths_B.dtype not in {torch.int64, torch.int32, torch.int16} or lengths_B.shape != (rows,):
+        raise ConfigError(
+            f"lengths must be one integer for each of the {rows} rows, not {lengths_B.dtype} of shape "
+            f"{tuple(lengths_B.shape)}."
+        )
+    if lengths_B.device.type == "meta" and x_BTD.device.type != "meta":
+        raise ConfigError(f"lengths is on meta, but x is on {x_BTD.device}. Pass lengths with values.")
+    if lengths_B.device.type == "cpu" and rows and not (lengths_B.min() >= 0 and lengths_B.max() <= steps):
+        raise ConfigError(f"lengths must be between 0 and the number of steps, {steps}, not {lengths_B.tolist()}.")
+    return lengths_B.to(x_BTD.device, torch.int64)
+
+
+def _convert_lengths(lengths: Sequence[int], rows: int) -> Tensor:
+    try:
+        lengths_B = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentTypeError(
+            f"lengths must be a tensor or a list with one integer for each of the {rows} rows, not {lengths!r}."
+        ) from None
+    return lengths_B if lengths_B.numel() else lengths_B.long()  # torch converts an empty list to float32
+
+
+_TORCH_NAMES = {"num_layers": "layers", "nonlinearity": "activation", "variants": "variant"}
+"""Option names of torch.nn, and a likely mistake, with the names used here."""
+
+
+def _check_options(kind: str, options: Mapping[str, Any], valid: Iterable[str]) -> None:
+    """Raise ConfigError for an option that does not exist, with the nearest name."""
+    for name in options:
+        if name not in valid:
+            hint = f" Did you mean '{_TORCH_NAMES[name]}'?" if name in _TORCH_NAMES else did_you_mean(name, valid)
+            if name == "batch_first":
+                hint = " It is always batch first."
+            raise ConfigError(f"regard.{kind} has no option '{name}'.{hint}")
+
+
 def _torch_suffixes(module: nn.RNNBase) -> list[str]:
     directions = ("", "_reverse") if module.bidirectional else ("",)
     return [f"l{layer}{direction}" for layer in range(module.num_layers) for direction in directions]
@@ -261,7 +304,7 @@ class RNN(_SingleStateNetwork):
         activation: str = "tanh",
         **options: Unpack[Options],
     ) -> None:
-        check_options("RNN", options, Options.__annotations__)
+        _check_options("RNN", options, Options.__annotations__)
         cell = {"kind": "rnn", "activation": activation}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, **options)
 
@@ -307,7 +350,7 @@ class GRU(_SingleStateNetwork):
         reset: str = "after",
         **options: Unpack[Options],
     ) -> None:
-        check_options("GRU", options, Options.__annotations__)
+        _check_options("GRU", options, Options.__annotations__)
         cell = {"kind": "gru", "reset": reset}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, **options)
 
@@ -367,7 +410,7 @@ class LSTM(_Network):
         variant: str | None = None,
         **options: Unpack[LSTMOptions],
     ) -> None:
-        check_options("LSTM", options, [*Options.__annotations__, *Switches.__annotations__])
+        _check_options("LSTM", options, [*Options.__annotations__, *Switches.__annotations__])
         shared: dict[str, Any] = {name: value for name, value in options.items() if name in Options.__annotations__}
         switches = {name: value for name, value in options.items() if name not in shared}
         cell = {"kind": "lstm", **switches}

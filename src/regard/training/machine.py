@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
+from regard.arguments import check_device
 from regard.errors import ResourceError, describe_disk_failure, is_disk_failure
-from regard.ops.devices import check_device
 from regard.ops.reference_mode import cpu_has_bfloat16
 from regard.runs.folder import RunFolder
 from regard.runs.settings import TrainingSettings

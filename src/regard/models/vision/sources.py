@@ -11,9 +11,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from regard.arguments import check_tensors
 from regard.errors import ConfigError
 from regard.models.contracts import Grid, Source
-from regard.ops.arguments import check_tensors
 
 LENGTH_HINT = 16
 """The length of an image, from which search computes the maximum length of a prediction."""
