@@ -12,7 +12,7 @@ from regard.data.batching import pad
 from regard.data.corpora import Pairs
 from regard.data.texts import TextItem
 from regard.data.tokens.tokenizers import END, START
-from regard.explorer.corpus import predict_rows
+from regard.explorer.served_model import predict_rows
 from regard.ops.reference_mode import full_precision
 from regard.runs.folder import RunFolder
 

@@ -1,30 +1,57 @@
-"""The application: routes, security, and errors as JSON."""
+"""The application: its endpoints, which `docs/explorer-api.md` describes, and errors as JSON."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 
 from regard.errors import RegardError
-from regard.explorer.cache import MAX_BYTES, DocumentCache
-from regard.explorer.failures import RequestError
-from regard.explorer.routes import Session, router
+from regard.explorer import schemas
+from regard.explorer.documents import DocumentCache
+from regard.explorer.export import STATIC, render_export
+from regard.explorer.schemas import RequestError
 from regard.explorer.security import Access, SecurityMiddleware
-from regard.explorer.served_model import ServedModel
+from regard.explorer.served_model import ServedModel, predict_rows
+from regard.formatting import did_you_mean, to_json
+from regard.inspection.trace import Trace
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+router = APIRouter()
 
 
-def create_app(models: Sequence[ServedModel], access: Access, *, cache_bytes: int = MAX_BYTES) -> FastAPI:
+@dataclass(frozen=True)
+class Session:
+    """The models that were given on the command line, by id, and a cache of the computed documents."""
+
+    models: dict[str, ServedModel]
+    cache: DocumentCache
+
+    async def describe_models(self) -> list[dict[str, Any]]:
+        """Return the descriptions of all models, computed outside the threads of the models, which may be busy."""
+        return await asyncio.gather(*(asyncio.to_thread(served.describe) for served in self.models.values()))
+
+    def find(self, model: str) -> ServedModel:
+        """Return a model. Raise RequestError if there is none with this id."""
+        if model not in self.models:
+            raise RequestError(404, f"There is no model '{model}'.{did_you_mean(model, self.models)}", "model")
+        return self.models[model]
+
+
+def create_app(models: Sequence[ServedModel], access: Access) -> FastAPI:
     """Return the application that serves the page and the API.
 
     Args:
         models: The models that can be used. No request can load another.
         access: The address of the server and the token, which every request is checked against.
-        cache_bytes: The maximum size of the cache of traces.
     """
-    session = Session({served.id: served for served in models}, DocumentCache(cache_bytes))
+    session = Session({served.id: served for served in models}, DocumentCache())
 
     @asynccontextmanager
     async def prepare_and_close(_: FastAPI) -> AsyncIterator[None]:
@@ -44,6 +71,113 @@ def create_app(models: Sequence[ServedModel], access: Access, *, cache_bytes: in
         app.add_exception_handler(kind, _report_error)
     app.add_exception_handler(HTTPException, _report_http_error)
     return app
+
+
+@router.get("/")
+async def get_page() -> Response:
+    return FileResponse(STATIC / "index.html")
+
+
+@router.get("/app.js")
+async def get_script() -> Response:
+    return FileResponse(STATIC / "app.js")
+
+
+@router.get("/app.css")
+async def get_style() -> Response:
+    return FileResponse(STATIC / "app.css")
+
+
+@router.get("/api/models")
+async def list_models(request: Request) -> Response:
+    return _send_json(await _session(request).describe_models())
+
+
+@router.get("/api/models/{model}/card")
+async def get_card(request: Request, model: str) -> Response:
+    served = _session(request).find(model)
+    return _send_json(await served.worker.run(lambda: served.card))
+
+
+@router.post("/api/trace")
+async def trace(request: Request) -> Response:
+    wanted, session = await _parse(request, schemas.TraceRequest), _session(request)
+    served = session.find(wanted.model)
+    content = await served.worker.run_while_connected(request, served.answer_trace, wanted, session.cache)
+    return Response(content, media_type="application/json")
+
+
+@router.post("/api/attention")
+async def get_attention(request: Request) -> Response:
+    wanted, session = await _parse(request, schemas.AttentionRequest), _session(request)
+    served, names = session.find(wanted.model), set(wanted.names)
+    content = await served.worker.run_while_connected(request, served.answer_trace, wanted, session.cache, names)
+    return Response(content, media_type="application/json")
+
+
+@router.post("/api/corpus")
+async def stream_corpus(request: Request) -> Response:
+    wanted = await _parse(request, schemas.CorpusRequest)
+    served = _session(request).find(wanted.model)
+    pairs = (await served.worker.run(lambda: served.held_out)).pairs.first(wanted.limit)
+    rows = predict_rows(served.model, pairs, wanted.search.options)
+    return StreamingResponse(served.worker.stream_steps(rows), media_type="application/x-ndjson")
+
+
+@router.post("/api/attribution")
+async def stream_attribution(request: Request) -> Response:
+    wanted = await _parse(request, schemas.AttributionRequest)
+    served = _session(request).find(wanted.model)
+    reports = served.worker.stream_reports(lambda report: served.attribute(wanted, report))
+    return StreamingResponse(reports, media_type="application/x-ndjson")
+
+
+@router.post("/api/export")
+async def export(request: Request) -> Response:
+    wanted, session = await _parse(request, schemas.ExportRequest), _session(request)
+    requests = [wanted, *(wanted.model_copy(update=dict(other)) for other in wanted.others)]
+    models = [session.find(each.model) for each in requests]
+    traces = [
+        await served.worker.run_while_connected(request, served.trace, each)
+        for served, each in zip(models, requests, strict=True)
+    ]
+    page = await asyncio.to_thread(_render, models, requests, traces, wanted.fragment)
+    return HTMLResponse(page, headers={"Content-Disposition": 'attachment; filename="regard.html"'})
+
+
+def _render(
+    models: Sequence[ServedModel], requests: Sequence[schemas.ExportRequest], traces: Sequence[Trace], fragment: str
+) -> str:
+    """Return the self-contained page of some traces."""
+    sent = [each.model_dump(mode="json", exclude={"others", "fragment"}) for each in requests]
+    return render_export(
+        {
+            "models": list({served.id: served.describe() for served in models}.values()),
+            "traces": [{"request": each, "document": trace.document} for each, trace in zip(sent, traces, strict=True)],
+            "cards": {served.id: served.card for served in models},
+            "fragment": fragment,
+        }
+    )
+
+
+def _session(request: Request) -> Session:
+    session: Session = request.app.state.session
+    return session
+
+
+async def _parse(request: Request, schema: type[Schema]) -> Schema:
+    """Validate the body. Only JSON is accepted: a form of another site cannot send it."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(415, "The body must be JSON, with the header Content-Type: application/json.")
+    try:
+        return schema.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestError.from_validation(error, schema) from None
+
+
+def _send_json(value: Any) -> Response:
+    return Response(to_json(value, ensure_ascii=False), media_type="application/json")
 
 
 async def _report_error(_: Request, error: Exception) -> Response:

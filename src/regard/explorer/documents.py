@@ -1,64 +1,83 @@
-"""Documents of traces, as the server sends them: complete, or with the heads of each attention averaged.
+"""Serialized documents of traces: a cache of them, and the parts of them that a request asks for.
 
 H heads, T queries, S keys.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Collection
-from time import perf_counter
-from typing import Any, NamedTuple
+from hashlib import sha256
+from threading import Lock
+from typing import Any, Final
 
 import numpy as np
 
 from regard.errors import ConfigError
-from regard.explorer.cache import DocumentCache
-from regard.explorer.schemas import TraceRequest
-from regard.explorer.served_model import ServedModel
 from regard.formatting import did_you_mean, to_json
 from regard.inspection.trace_document import Document, read_array, write_array
 
-
-class Answer(NamedTuple):
-    """A serialized document, whether it was in the cache, and the time that it took in seconds."""
-
-    content: bytes
-    cached: bool
-    seconds: float
-
-    def to_json(self) -> bytes:
-        """Return the document with the fields `cached` and `seconds`."""
-        fields = to_json({"cached": self.cached, "seconds": round(self.seconds, 4)})
-        return fields[:-1].encode() + b"," + self.content[1:]
+MAX_BYTES: Final = 256 << 20
 
 
-def trace_document(served: ServedModel, request: TraceRequest, cache: DocumentCache) -> Answer:
-    """Return the complete document of a trace, computed once."""
-    start = perf_counter()
-    fields = request.model_dump_json(include=set(TraceRequest.model_fields), exclude={"summary"})
-    cached = cache.get(fields)
-    if cached is not None:
-        return Answer(cached, True, perf_counter() - start)
-    content = to_json(served.trace(request).document, ensure_ascii=False).encode()
-    cache.put(fields, content)
-    return Answer(content, False, perf_counter() - start)
+class DocumentCache:
+    """Documents by the request that they answer, up to a total number of bytes. It can be used from several threads.
+    A request can be larger than its document (images), so the cache keeps only its digest.
+
+    Args:
+        max_bytes: The maximum number of bytes of all documents. A larger document is not kept.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._documents: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = Lock()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def get(self, key: str) -> bytes | None:
+        """Return a document, and mark it as used; None if it is not in the cache."""
+        digest = _hash(key)
+        with self._lock:
+            if digest not in self._documents:
+                return None
+            self._documents.move_to_end(digest)
+            return self._documents[digest]
+
+    def put(self, key: str, document: bytes) -> None:
+        """Keep a document, and remove those that were not used for the longest time."""
+        if len(document) > self._max_bytes:
+            return
+        digest = _hash(key)
+        with self._lock:
+            self.bytes += len(document) - len(self._documents.pop(digest, b""))
+            self._documents[digest] = document
+            while self.bytes > self._max_bytes:
+                _, removed = self._documents.popitem(last=False)
+                self.bytes -= len(removed)
 
 
-def summarize(answer: Answer) -> Answer:
+def _hash(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def summarize(content: bytes) -> bytes:
     """Average the weights of each attention over its heads, and omit what they are computed from."""
-    document = json.loads(answer.content)
+    document = json.loads(content)
     document["attention"] = [_average_heads(entry) for entry in document["attention"]]
-    return answer._replace(content=to_json(document, ensure_ascii=False).encode())
+    return to_json(document, ensure_ascii=False).encode()
 
 
-def select_attention(answer: Answer, names: Collection[str]) -> Answer:
+def select_attention(content: bytes, names: Collection[str]) -> bytes:
     """Return the weights of these attentions, with all heads."""
-    entries = json.loads(answer.content)["attention"]
+    entries = json.loads(content)["attention"]
     available = {entry["name"] for entry in entries}
     for name in names:
         if name not in available:
             raise ConfigError(f"names: the model has no attention '{name}'.{did_you_mean(name, available)}")
     selected: dict[str, Any] = {"attention": [entry for entry in entries if entry["name"] in names]}
-    return answer._replace(content=to_json(selected, ensure_ascii=False).encode())
+    return to_json(selected, ensure_ascii=False).encode()
 
 
 def _average_heads(entry: Document) -> Document:

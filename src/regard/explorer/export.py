@@ -13,17 +13,12 @@ STATIC: Final = Path(__file__).parent / "static"
 _STYLE, _SCRIPT = '<link rel="stylesheet" href="app.css" />', '<script src="app.js" defer></script>'
 
 
-def has_bundle(static: Path = STATIC) -> bool:
-    """Return whether the bundle is installed."""
-    return all((static / name).is_file() for name in ("index.html", "app.js", "app.css"))
-
-
-def render_export(data: dict[str, Any], static: Path = STATIC) -> str:
+def render_export(data: dict[str, Any]) -> str:
     """Return the page as one file, with data that it reads instead of the server's.
 
     The Content-Security-Policy allows the inlined script and style by their hashes, and nothing else.
     """
-    page, script, style = ((static / name).read_text("utf-8") for name in ("index.html", "app.js", "app.css"))
+    page, script, style = ((STATIC / name).read_text("utf-8") for name in ("index.html", "app.js", "app.css"))
     # Both are code of the package. Within them, these characters can only occur in strings.
     script, style = script.replace("</script", r"<\/script"), style.replace("</style", r"<\/style")
     policy = (

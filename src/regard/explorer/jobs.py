@@ -4,12 +4,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
 from regard.decoding.search import call_before_steps
-from regard.explorer.failures import RequestError
+from regard.explorer.schemas import RequestError
 from regard.formatting import to_json
 
 T = TypeVar("T")
@@ -41,11 +42,6 @@ class _Connection:
         if self._closed.is_set():
             raise _DisconnectedError
 
-    def call(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call a function. If the client disconnects, the search of the model stops at the next step."""
-        with call_before_steps(self.check):
-            return work(*arguments)
-
 
 class Worker:
     """A thread in which all computation with one model takes place, one call after the other."""
@@ -54,90 +50,89 @@ class Worker:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"model-{name}")
         self._waiting = 0
 
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in the thread. If the caller is cancelled before the call has started, it does not start."""
-        if self._waiting >= MAX_WAITING:
-            raise RequestError(429, f"{MAX_WAITING} requests are waiting for this model. Try again later.")
-        self._waiting += 1
-        try:
-            return await asyncio.wrap_future(self._executor.submit(work, *arguments))
-        finally:
-            self._waiting -= 1
-
-    def finish(self, steps: Generator[Any, None, None]) -> None:
-        """Close a generator in the thread, after its current step."""
-        self._executor.submit(steps.close)
-
     def close(self) -> None:
         """Do not start any more calls."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
+    async def run(self, work: Callable[..., T], *arguments: Any, connection: _Connection | None = None) -> T:
+        """Call a function in the thread.
 
-async def run_while_connected(request: Request, worker: Worker, work: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in the thread of a model.
+        If the caller is cancelled before the call has started, it does not start. If the connection is closed
+        meanwhile, the search of the model stops at the next step.
+        """
+        if self._waiting >= MAX_WAITING:
+            raise RequestError(429, f"{MAX_WAITING} requests are waiting for this model. Try again later.")
 
-    If the client disconnects while the call waits, it does not start. If the call has started, its search stops.
-    """
-    connection = _Connection()
-    call = asyncio.ensure_future(worker.run(lambda: connection.call(work, *arguments)))
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
-    try:
-        await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not call.done():
-            raise RequestError(499, "The client has closed the connection.")
-        return call.result()
-    finally:
-        connection.close()
-        gone.cancel()
-        call.cancel()
+        def call() -> T:
+            with call_before_steps(connection.check) if connection else nullcontext():
+                return work(*arguments)
+
+        self._waiting += 1
+        try:
+            return await asyncio.wrap_future(self._executor.submit(call))
+        finally:
+            self._waiting -= 1
+
+    async def run_while_connected(self, request: Request, work: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in the thread, and stop if the client disconnects."""
+        connection = _Connection()
+        call = asyncio.ensure_future(self.run(work, *arguments, connection=connection))
+        gone = asyncio.ensure_future(_wait_for_disconnect(request))
+        try:
+            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise RequestError(499, "The client has closed the connection.")
+            return call.result()
+        finally:
+            connection.close()
+            gone.cancel()
+            call.cancel()
+
+    async def stream_steps(self, steps: Generator[dict[str, Any], None, None]) -> AsyncIterator[str]:
+        """Yield the values of a generator as lines of JSON.
+
+        Each step of the generator is a call in the thread, so that other requests are served between two steps. When
+        the client disconnects, the server cancels this iteration: the search of the current step stops, and no further
+        step is computed.
+        """
+        connection = _Connection()
+        try:
+            while (value := await self.run(next, steps, _END, connection=connection)) is not _END:
+                yield _to_line(value)
+        except Exception as error:  # the status was sent already, so the last line reports the failure
+            yield _to_line(RequestError.of(error).document)
+        finally:
+            connection.close()
+            self._executor.submit(steps.close)  # after the current step
+
+    async def stream_reports(self, work: Callable[[Report], None]) -> AsyncIterator[str]:
+        """Yield what a function reports as lines of JSON, while it runs in the thread.
+
+        When the client disconnects, the server cancels this iteration, and the next report or the next step of a
+        search stops the function.
+        """
+        loop, reports, connection = asyncio.get_running_loop(), asyncio.Queue[Any](), _Connection()
+
+        def report(value: dict[str, Any]) -> None:
+            connection.check()
+            loop.call_soon_threadsafe(reports.put_nowait, value)
+
+        call = asyncio.ensure_future(self.run(work, report, connection=connection))
+        call.add_done_callback(lambda _: reports.put_nowait(_END))
+        try:
+            while (value := await reports.get()) is not _END:
+                yield _to_line(value)
+            await call
+        except Exception as error:  # the status was sent already, so the last line reports the failure
+            yield _to_line(RequestError.of(error).document)
+        finally:
+            connection.close()
+            call.cancel()
 
 
 async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def stream_steps(worker: Worker, steps: Generator[dict[str, Any], None, None]) -> AsyncIterator[str]:
-    """Yield the values of a generator as lines of JSON.
-
-    Each step of the generator is a call in the thread of the model, so that other requests are served between two
-    steps. When the client disconnects, the server cancels this iteration: the search of the current step stops, and no
-    further step is computed.
-    """
-    connection = _Connection()
-    try:
-        while (value := await worker.run(connection.call, next, steps, _END)) is not _END:
-            yield _to_line(value)
-    except Exception as error:  # the status was sent already, so the last line reports the failure
-        yield _to_line(RequestError.of(error).document)
-    finally:
-        connection.close()
-        worker.finish(steps)
-
-
-async def stream_reports(worker: Worker, work: Callable[[Report], None]) -> AsyncIterator[str]:
-    """Yield what a function reports as lines of JSON, while it runs in the thread of the model.
-
-    When the client disconnects, the server cancels this iteration, and the next report or the next step of a search
-    stops the function.
-    """
-    loop, reports, connection = asyncio.get_running_loop(), asyncio.Queue[Any](), _Connection()
-
-    def report(value: dict[str, Any]) -> None:
-        connection.check()
-        loop.call_soon_threadsafe(reports.put_nowait, value)
-
-    call = asyncio.ensure_future(worker.run(connection.call, work, report))
-    call.add_done_callback(lambda _: reports.put_nowait(_END))
-    try:
-        while (value := await reports.get()) is not _END:
-            yield _to_line(value)
-        await call
-    except Exception as error:  # the status was sent already, so the last line reports the failure
-        yield _to_line(RequestError.of(error).document)
-    finally:
-        connection.close()
-        call.cancel()
 
 
 def _to_line(value: dict[str, Any]) -> str:

@@ -16,8 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from regard.explorer.failures import RequestError
-from regard.explorer.schemas import MAX_BODY_BYTES
+from regard.explorer.schemas import MAX_BODY_BYTES, RequestError
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 _WILDCARDS: Final = ("0.0.0.0", "[::]")
@@ -122,11 +121,10 @@ class SecurityMiddleware:
     Args:
         app: The application.
         access: Who may send requests.
-        max_body: The maximum number of bytes of a request.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, max_body: int = MAX_BODY_BYTES) -> None:
-        self._app, self._access, self._max_body = app, access, max_body
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -137,7 +135,7 @@ class SecurityMiddleware:
         if response is not None:
             await response(scope, receive, secured)
             return
-        await self._app(scope, _limit_body(receive, self._max_body), secured)
+        await self._app(scope, _limit_body(receive), secured)
 
     def _answer(self, scope: Scope) -> Response | None:
         """Return the response to a request that is not passed on to the application; otherwise None."""
@@ -148,8 +146,8 @@ class SecurityMiddleware:
                 return self._start_session()
             self._access.check_token(headers)
             length = headers.get("content-length", "0")
-            if length.isascii() and length.isdecimal() and int(length[:20]) > self._max_body:
-                raise _too_large(self._max_body)
+            if length.isascii() and length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:
+                raise _too_large()
         except RequestError as error:
             return error.to_response()
         return None
@@ -181,7 +179,7 @@ def _add_headers(send: Send) -> Send:
     return send_with_headers
 
 
-def _limit_body(receive: Receive, maximum: int) -> Receive:
+def _limit_body(receive: Receive) -> Receive:
     """Limit the size of a request, even if it does not declare its length."""
     received = 0
 
@@ -189,15 +187,17 @@ def _limit_body(receive: Receive, maximum: int) -> Receive:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > maximum:
-            raise _too_large(maximum)
+        if received > MAX_BODY_BYTES:
+            raise _too_large()
         return message
 
     return receive_limited
 
 
-def _too_large(maximum: int) -> RequestError:
-    return RequestError(413, f"The request is larger than {maximum:,} bytes. Use a shorter text or a smaller image.")
+def _too_large() -> RequestError:
+    return RequestError(
+        413, f"The request is larger than {MAX_BODY_BYTES:,} bytes. Use a shorter text or a smaller image."
+    )
 
 
 def _is_address(name: str) -> bool:

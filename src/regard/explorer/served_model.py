@@ -1,32 +1,46 @@
-"""A model that the page shows: its description, its sources, and its traces."""
+"""A model that the page shows: its description, its sources, and what is computed with it.
+
+T target steps, S memory slots.
+"""
 
 import base64
 import binascii
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Generator, Sequence
 from functools import cached_property
 from threading import Lock
+from time import perf_counter
 from typing import Any, Final
+
+import numpy as np
 
 from regard.api.evaluation_data import HeldOutPairs, read_held_out
 from regard.api.model import Model
 from regard.config import to_yaml
-from regard.data.corpora import RawSource
+from regard.data.corpora import Pairs, RawSource
 from regard.data.images.pixels import decode_image
+from regard.decoding.search import Weights
 from regard.decoding.tracing import describe_mechanisms
 from regard.errors import ConfigError, DataError, RegardError
-from regard.explorer.jobs import Worker
+from regard.evaluation.alignment import normalized_entropy
+from regard.explorer.documents import DocumentCache, select_attention, summarize
+from regard.explorer.jobs import Report, Worker
 from regard.explorer.schemas import (
     MAX_IMAGE_BYTES,
     MAX_ROWS,
     MAX_TEXT,
+    AttributionRequest,
+    Contrast,
     ExampleSource,
     ImageSource,
     TextSource,
     TraceRequest,
 )
-from regard.formatting import quantity
+from regard.formatting import quantity, to_json
 from regard.inspection import curves
+from regard.inspection.prediction import Prediction
 from regard.inspection.trace import Trace
+from regard.inspection.trace_document import write_attribution
 from regard.models.encoder_settings import TEXT
 from regard.models.vision.settings import IMAGE
 from regard.runs.folder import RunFolder, open_model
@@ -36,6 +50,9 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP")
 """The formats of images in requests. Others are not decoded, because fewer decoders have fewer bugs."""
 
 MAX_EXAMPLES: Final = 8
+
+BATCH: Final = 16
+"""The number of pairs that are predicted in one step. Between two steps, the model serves other requests."""
 
 
 class ServedModel:
@@ -119,6 +136,52 @@ class ServedModel:
             **request.search.options,
         )
 
+    def answer_trace(self, request: TraceRequest, cache: DocumentCache, names: Collection[str] | None = None) -> bytes:
+        """Return the document of a trace as JSON, with the fields `cached` and `seconds`. It is computed once.
+
+        Args:
+            request: What to trace.
+            cache: The documents that were computed before.
+            names: Return only the weights of these attentions.
+        """
+        start = perf_counter()
+        key = request.model_dump_json(include=set(TraceRequest.model_fields), exclude={"summary"})
+        content = cached = cache.get(key)
+        if content is None:
+            content = to_json(self.trace(request).document, ensure_ascii=False).encode()
+            cache.put(key, content)
+        if names is not None:
+            content = select_attention(content, names)
+        elif request.summary:
+            content = summarize(content)
+        fields = to_json({"cached": cached is not None, "seconds": round(perf_counter() - start, 4)})
+        return fields[:-1].encode() + b"," + content[1:]
+
+    def attribute(self, request: AttributionRequest, report: Report) -> None:
+        """Report the progress of all methods, from 0 to 1, and the result of each."""
+        source = self.read_source(request.source)
+        contrast = request.contrast
+        report({"progress": 0.0})
+        for done, method in enumerate(request.methods):
+
+            def report_share(share: float, done: int = done) -> None:
+                report({"progress": (done + share) / len(request.methods)})
+
+            attribution = self.model.attribute(
+                source,
+                request.target,
+                method=method,
+                contrast=(contrast.step, contrast.token) if isinstance(contrast, Contrast) else contrast,
+                baseline=request.baseline if method == "integrated_gradients" else "zero",
+                integration_steps=request.integration_steps,
+                previous=request.previous,
+                normalize=request.normalize,
+                progress=report_share,
+                **request.search.options,
+            )
+            report({"result": {"tokens": attribution.tokens, **write_attribution(attribution)}})
+        report({"progress": 1.0})
+
     def _describe_examples(self) -> dict[str, Any]:
         """Return the split of the examples (None if it cannot be read), and the first examples if they are texts."""
         try:
@@ -167,6 +230,53 @@ def load_models(paths: Sequence[str], *, accept_changes: bool = False) -> list[S
         ServedModel(str(index), folder, checkpoint, Model.from_checkpoint(folder, checkpoint))
         for index, (folder, checkpoint) in enumerate(located)
     ]
+
+
+def predict_rows(model: Model, pairs: Pairs, search: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    """Yield the number of pairs, then rows with the progress after each batch."""
+    yield {"total": len(pairs)}
+    for first in range(0, len(pairs), BATCH):
+        rows = slice(first, first + BATCH)
+        predictions = model.predict(pairs.sources[rows], first_index=first, **search)
+        for index, (prediction, target) in enumerate(zip(predictions, pairs.targets[rows], strict=True), first):
+            yield {"row": describe_row(index, prediction, pairs.sources[index], target)}
+        yield {"progress": min(1.0, (first + BATCH) / len(pairs))}
+
+
+def describe_row(index: int, prediction: Prediction, source: RawSource, target: str) -> dict[str, Any]:
+    """Return a row of the table. `index` is that of the pair in its split."""
+    weights_TS = prediction.attention
+    return {
+        "index": index,
+        "source": source if isinstance(source, str) else _name(source, index),
+        "prediction": prediction.text,
+        "reference": target,
+        "score": prediction.score,
+        "length": len(prediction.source_tokens),
+        "entropy": compute_entropy(weights_TS),
+        "coverage": compute_coverage(weights_TS),
+    }
+
+
+def _name(source: RawSource, index: int) -> str:
+    return os.fspath(source) if isinstance(source, os.PathLike) else f"image {index}"
+
+
+def compute_entropy(weights_TS: Weights) -> float | None:
+    """Return the normalized entropy −Σ a_j log a_j / log S, averaged over the steps that have weight; None if there is
+    no such step, or one slot.
+    """
+    sums_T = weights_TS.sum(-1, dtype=np.float64)
+    if weights_TS.shape[-1] < 2 or not (sums_T > 0).any():
+        return None
+    return float(normalized_entropy(weights_TS[sums_T > 0].astype(np.float64)).mean())
+
+
+def compute_coverage(weights_TS: Weights) -> float | None:
+    """Return the average over slots of min(1, total weight); None without slots."""
+    if not weights_TS.shape[-1]:
+        return None
+    return float(np.minimum(weights_TS.sum(0, dtype=np.float64), 1).mean())
 
 
 def _decode_base64(text: str) -> bytes:

@@ -17,8 +17,7 @@ from PIL import Image
 
 import regard
 from regard.explorer.app import create_app
-from regard.explorer.corpus import BATCH, compute_coverage, compute_entropy
-from regard.explorer.served_model import load_models
+from regard.explorer.served_model import BATCH, compute_coverage, compute_entropy, load_models
 from regard.inspection import attribution_methods
 from regard.inspection.trace_document import read_array
 from tests_explorer import ACCESS, ORIGIN, post, send

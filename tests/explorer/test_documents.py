@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from regard.explorer.cache import DocumentCache
+from regard.explorer.documents import DocumentCache
 
 
 def test_the_least_recently_used_document_is_removed_first() -> None:
