@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 import regard
 from regard.api.alignment import build_aligner
 from regard.data.corpora import read_pairs
-from regard.data.files import Files
 from regard.data.pharaoh import GoldLinks, Links, format_links, read_alignments
+from regard.data.settings import Files
 from regard.evaluation.alignment import AlignmentScore, flip, score_alignments, symmetrize
 from regard.formatting import table
 from regard.overrides import parse_overrides

@@ -22,7 +22,7 @@ import torch
 import regard
 from regard.config import resolve
 from regard.data import dates
-from regard.data.texts import TextReader
+from regard.data.source_readers import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings

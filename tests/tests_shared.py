@@ -11,7 +11,7 @@ import regard
 from regard.config import Settings, resolve
 from regard.data.batching import Batch, EncodedCorpus, EncodedTexts
 from regard.data.ragged import Ragged
-from regard.data.source_kinds import build_reader
+from regard.data.source_readers import build_reader
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings

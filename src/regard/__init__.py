@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.attention.scores import InnerProduct, Score, register_score
     from regard.attention.selections import Selected, Selection, register_selection
     from regard.data.corpora import Corpus, Pairs, register_corpus
-    from regard.data.source_kinds import register_reader
+    from regard.data.source_readers import register_reader
     from regard.data.sources import LazySources, SourceItem, SourceReader
     from regard.errors import (
         ArgumentTypeError,
@@ -114,7 +114,7 @@ _MODULES = {
     "register_decoder": "regard.models.seq2seq",
     "register_encoder": "regard.models.seq2seq",
     "register_metric": "regard.evaluation.metrics",
-    "register_reader": "regard.data.source_kinds",
+    "register_reader": "regard.data.source_readers",
     "register_scope": "regard.attention.scopes",
     "register_score": "regard.attention.scores",
     "register_selection": "regard.attention.selections",

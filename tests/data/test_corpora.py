@@ -11,9 +11,8 @@ import pytest
 
 from regard.config import resolve
 from regard.data.corpora import Pairs, load_corpus, read_pairs
-from regard.data.files import Files
 from regard.data.lines import MAX_BYTES, read_lines
-from regard.data.settings import FilesData
+from regard.data.settings import Files, FilesData
 from regard.errors import ConfigError, DataError
 from regard.runs.settings import RunSettings
 

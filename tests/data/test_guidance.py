@@ -12,8 +12,7 @@ from regard.data.guidance import AlignmentFile, EncodedAlignments
 from regard.data.preparation import PreparationRequest, prepare
 from regard.data.ragged import Ragged
 from regard.data.settings import BPESide, FilesData
-from regard.data.tokens.tokenizers import END, Tokenizer
-from regard.data.tokens.words import index_pretokenized
+from regard.data.tokens.tokenizers import END, Tokenizer, index_pretokenized
 from regard.models.contracts import Tokens
 from regard.runs.settings import RunSettings
 

@@ -19,9 +19,8 @@ from regard.config import resolve
 from regard.data import cache, preparation
 from regard.data.batching import EncodedCorpus, EncodedTexts, TokenRows
 from regard.data.corpora import load_corpus
-from regard.data.files import Files
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
-from regard.data.settings import BPETokenizer, CharTokenizer, FilesData, TokenizerSettings
+from regard.data.settings import BPETokenizer, CharTokenizer, Files, FilesData, TokenizerSettings
 from regard.data.sources import EncodedSources
 from regard.data.tokens.tokenizers import END, TokenizerPair
 from regard.data.tokens.workers import encode_parallel

@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 
 import regard
-from regard.data.source_edits import DeleteSource
+from regard.data.sources import DeleteSource
 from regard.decoding.edits import KINDS, Edit, ForceToken
 from regard.models.ensemble import ensemble
 from tests_shared import build_untrained, thin

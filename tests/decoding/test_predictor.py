@@ -10,7 +10,7 @@ from torch import Tensor
 import regard
 from regard.data.batching import pad
 from regard.data.corpora import Pairs
-from regard.data.texts import TextItem
+from regard.data.source_readers import TextItem
 from regard.data.tokens.tokenizers import END, START
 from regard.explorer.served_model import predict_rows
 from regard.ops.reference_mode import full_precision

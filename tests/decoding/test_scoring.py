@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.data.settings import CharTokenizer
-from regard.data.texts import TextReader
+from regard.data.source_readers import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding import predictor as predictor_module
 from regard.decoding.predictor import Predictor

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.data.settings import CharTokenizer
-from regard.data.texts import TextReader
+from regard.data.source_readers import TextReader
 from regard.data.tokens.tokenizers import START, TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings, SearchSettings

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import regard
 from regard.attention.interventions import ZeroValues, intervene
 from regard.config import resolve
-from regard.data.texts import TextReader
+from regard.data.source_readers import TextReader
 from regard.data.tokens.tokenizers import PAD, START, UNKNOWN, Tokenizer
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings

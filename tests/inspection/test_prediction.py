@@ -3,7 +3,7 @@
 import pytest
 
 from regard.data.settings import BPETokenizer, CharTokenizer, WordTokenizer
-from regard.data.texts import TextReader
+from regard.data.source_readers import TextReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.search import Hypothesis
 from regard.inspection.prediction import Prediction

@@ -17,8 +17,8 @@ from regard.config import resolve
 from regard.data.batching import EncodedCorpus
 from regard.data.corpora import Pairs, RawSource
 from regard.data.settings import CharTokenizer
+from regard.data.source_readers import TextReader
 from regard.data.sources import LazySources, SourceItem, SourceReader
-from regard.data.texts import TextReader
 from regard.data.tokens.tokenizers import UNKNOWN, TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings, SearchSettings
@@ -239,7 +239,7 @@ def find_token_access(path: Path) -> list[str]:
             owner = ast.unparse(node.value).rpartition(".")[2]
             reads = node.attr in {"tokens_BT", "lengths_B", "valid_BT", "tokenized"} and owner == "source"
             found += [f"{node.lineno}: {ast.unparse(node)}"] if reads else []
-        elif isinstance(node, ast.ImportFrom) and node.module == "regard.data.texts":
+        elif isinstance(node, ast.ImportFrom) and node.module == "regard.data.source_readers":
             found.append(f"{node.lineno}: {ast.unparse(node)}")
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "hasattr"}:
             checked = ast.unparse(node.args[0]).rpartition(".")[2]
@@ -255,7 +255,7 @@ def test_no_module_depends_on_the_kind_of_source(path: Path) -> None:
 def test_the_test_of_modules_detects_every_form_of_access(tmp_path: Path) -> None:
     path = tmp_path / "search.py"
     path.write_text(
-        "from regard.data.texts import TextReader\n"
+        "from regard.data.source_readers import TextReader\n"
         "def search(batch, source):\n"
         "    width = batch.source.tokens_BT.shape\n"
         "    isinstance(batch.source, Tokens)\n"

@@ -8,8 +8,7 @@ import torch
 from regard.api import arguments
 from regard.arguments import check_flag, check_integer, check_text
 from regard.data.sources import SourceItem
-from regard.data.tokens.tokenizers import END, START, UNKNOWN, Tokenizer
-from regard.data.tokens.unknown import UnknownTokens
+from regard.data.tokens.tokenizers import END, START, UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
 from regard.decoding.search import Hypothesis, Weights

@@ -26,9 +26,9 @@ from regard.arguments import (
 )
 from regard.config import resolve
 from regard.data.corpora import Pairs, read_pairs
-from regard.data.files import Files
 from regard.data.lines import read_lines
 from regard.data.pharaoh import GoldLinks
+from regard.data.settings import Files
 from regard.decoding.settings import SearchOptions, SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError, DataError, check_choice, check_path
 from regard.evaluation.comparison import System, SystemComparison

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from regard.data.corpora import Corpus, Pairs, RawSource, Stream, load_corpus, read_pairs
-from regard.data.files import Files
 from regard.data.images import captions
 from regard.data.images.settings import CaptionsData
-from regard.data.settings import DataSettings, FilesData
+from regard.data.settings import DataSettings, Files, FilesData
 from regard.errors import ConfigError, DataError
 from regard.formatting import short_path
 from regard.models.vision.settings import IMAGE

@@ -21,7 +21,7 @@ from regard.overrides import parse_overrides
 from regard.quantities import BatchSize, BeamWidth, Resamples, Seed
 
 if TYPE_CHECKING:
-    from regard.data.files import Files
+    from regard.data.settings import Files
     from regard.evaluation.comparison import System
     from regard.evaluation.metrics import EvaluationSet
     from regard.inspection.comparison import Comparison

@@ -8,8 +8,7 @@ import click
 
 from regard.cli.options import QuantityType, file_settings, reader_options, reader_settings
 from regard.config import presets, resolve
-from regard.data.files import Files
-from regard.data.settings import SPLITS, FilesData
+from regard.data.settings import SPLITS, Files, FilesData
 from regard.errors import ConfigError
 from regard.formatting import did_you_mean, to_json
 from regard.quantities import Count, OptionalCount

@@ -19,7 +19,7 @@ from regard.cli.options import (
     resolve_files,
 )
 from regard.config import resolve
-from regard.data.files import Files
+from regard.data.settings import Files
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import Metric, metric_names, parse_metric, parse_metrics

@@ -9,7 +9,7 @@ import click
 from regard.formatting import quote
 
 if TYPE_CHECKING:
-    from regard.data.files import Files
+    from regard.data.settings import Files
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,7 +85,7 @@ def reader_settings(columns: tuple[str, str] | None, header: bool | None) -> dic
 def resolve_files(pairs: str | None, source: str | None, target: str | None, reader: dict[str, Any]) -> "Files | None":
     """Return the files of --pairs, or of --source and --target; None if there are none."""
     from regard.config import resolve
-    from regard.data.files import Files
+    from regard.data.settings import Files
 
     if pairs and (source or target):
         raise click.UsageError("Give --pairs, or --source and --target, not both.")

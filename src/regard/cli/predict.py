@@ -12,7 +12,6 @@ from regard.cli.streaming import read_chunks
 from regard.config import resolve
 from regard.data.lines import parse_lines
 from regard.data.pharaoh import format_links
-from regard.data.tokens.unknown import UnknownTokens
 from regard.decoding.settings import PredictionOptions, SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, to_json
@@ -117,6 +116,7 @@ def command(
 
     from regard.api.alignment import build_aligner
     from regard.api.model import Model
+    from regard.data.tokens.tokenizers import UnknownTokens
 
     loaded = Model.from_checkpoints(opened)
     aligner = build_aligner(loaded, {"tokens": tokens}, batch_size) if align else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from regard.data.readers import Row
+from regard.data.pair_files import Row
 from regard.data.survey.problems import Finding, locate_problem
 from regard.data.survey.statistics import SUBWORDS, bars
 from regard.data.survey.survey import Survey

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.cli.options import IMAGES, QuantityType, file_settings, reader_options, reader_settings
-from regard.data.layouts import EXTENSIONS
+from regard.data.pair_files import EXTENSIONS
 from regard.overrides import parse_overrides
 from regard.quantities import Minutes, RunCount
 from regard.regular_files import read_regular

@@ -2,20 +2,29 @@
 
 import hashlib
 import logging
+import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from string import ascii_lowercase
 from typing import Any
 
-from regard.data import dates, pronunciations, sequences
-from regard.data.files import Files
+from regard.data import dates, pronunciations
 from regard.data.held_out import HeldOutShares, hash_to_unit_interval
 from regard.data.images import captions, scenes
 from regard.data.images.settings import Augmentation, CaptionsData, ScenesData
 from regard.data.lines import count_lines, open_file
-from regard.data.pinning import check_present, reject_pipes
-from regard.data.readers import read_rows
-from regard.data.settings import SPLITS, DataSettings, DatesData, FilesData, PronounceData, SequencesData, SplitName
+from regard.data.pair_files import check_present, read_rows, reject_pipes
+from regard.data.settings import (
+    SPLITS,
+    DataSettings,
+    DatesData,
+    Files,
+    FilesData,
+    PronounceData,
+    SequencesData,
+    SplitName,
+)
 from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.formatting import quantity
 from regard.models.encoder_settings import TEXT
@@ -198,9 +207,30 @@ def _load_dates(settings: DatesData) -> Corpus:
     return _from_splits({name: dates.sample(name, size, settings.seed) for name, size in sizes.items()})
 
 
+_TASKS: dict[str, Callable[[str], str]] = {
+    "copy": lambda text: text,
+    "reverse": lambda text: text[::-1],
+    "sort": lambda text: "".join(sorted(text)),
+}
+
+
 @DataSettings.registry.implement(SequencesData)
 def _load_sequences(settings: SequencesData) -> Corpus:
-    return _from_splits(sequences.sample(settings))
+    """Sample distinct pairs for each split. No string is in two splits."""
+    generator = random.Random(f"{settings.task} {settings.seed}")
+    compute_target = _TASKS[settings.task]
+    seen: set[str] = set()
+    splits = {}
+    for name in ("test", "dev", "train"):
+        pairs: list[tuple[RawSource, str]] = []
+        while len(pairs) < getattr(settings, name):
+            length = generator.randint(settings.shortest, settings.longest)
+            text = "".join(generator.choice(ascii_lowercase[: settings.letters]) for _ in range(length))
+            if text not in seen:
+                seen.add(text)
+                pairs.append((text, compute_target(text)))
+        splits[name] = pairs
+    return _from_splits(splits)
 
 
 def _from_splits(splits: Mapping[str, list[tuple[RawSource, str]]]) -> Corpus:

@@ -22,8 +22,7 @@ from regard.data.lines import display_name, open_file
 from regard.data.pharaoh import Links, format_links, read_alignments
 from regard.data.ragged import Ids, Ragged, RaggedFile, map_ragged
 from regard.data.tokens.segmentation import SampledSide
-from regard.data.tokens.tokenizers import Tokenizer
-from regard.data.tokens.words import index_pretokenized, index_words
+from regard.data.tokens.tokenizers import Tokenizer, index_pretokenized, index_words
 from regard.errors import DataError
 from regard.formatting import quantity
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from regard.data.layouts import get_text, obvious_keys, text_keys
+from regard.data.pair_files import get_text, obvious_keys, text_keys
 from regard.errors import ArgumentTypeError, ConfigError, DataError, is_iterable
 from regard.formatting import did_you_mean, quantity
 

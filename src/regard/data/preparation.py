@@ -29,8 +29,8 @@ from regard.data.settings import (
     sampling_by_side,
     sides,
 )
+from regard.data.source_readers import TextReader
 from regard.data.sources import AugmentedSources, EncodedSources, SourceReader
-from regard.data.texts import TextReader
 from regard.data.tokens.segmentation import END_OF_SENTENCE, SampledSide, SegmentationTable, number_words
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair

@@ -18,8 +18,7 @@ from regard.attention.interventions import (
     intervene,
 )
 from regard.config import Settings, resolve
-from regard.data.source_edits import DeleteSource, MaskRegion, MaskSource, ReplaceSource, SourceEdit, check_index
-from regard.data.sources import SourceItem
+from regard.data.sources import DeleteSource, MaskRegion, MaskSource, ReplaceSource, SourceEdit, SourceItem, check_index
 from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.predictor import GREEDY, NO_CONSTRAINTS, SPECIAL_TOKENS, Constraints, Predictor
 from regard.decoding.search import Hypothesis

@@ -17,8 +17,7 @@ from regard.data.batching import Batch, pad
 from regard.data.corpora import RawSource
 from regard.data.sampler import batch_by_length
 from regard.data.sources import SourceItem, SourceReader
-from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer
-from regard.data.tokens.unknown import UnknownTokens
+from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.beam import BeamOptions, beam_search
 from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.history import BeamStep

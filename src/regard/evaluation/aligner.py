@@ -9,7 +9,7 @@ from itertools import tee
 from typing import NamedTuple, final
 
 from regard.data.pharaoh import GoldLinks, Links
-from regard.data.tokens.words import index_words
+from regard.data.tokens.tokenizers import index_words
 from regard.decoding.forced import ForcedPair, cross_attentions, map_forced
 from regard.decoding.predictor import Predictor
 from regard.errors import ConfigError

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from regard.data.source_kinds import build_reader
+from regard.data.source_readers import build_reader
 from regard.data.sources import SourceReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import DivergedError, ModelError

@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 
 from regard.data.settings import token_differences
-from regard.data.source_kinds import build_reader
+from regard.data.source_readers import build_reader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path

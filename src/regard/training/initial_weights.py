@@ -8,8 +8,7 @@ from typing import NamedTuple
 from regard.config import differences
 from regard.data.corpora import Corpus, Pairs
 from regard.data.settings import token_differences
-from regard.data.tokens.tokenizers import TokenizerPair
-from regard.data.tokens.unknown import UnknownTokens
+from regard.data.tokens.tokenizers import TokenizerPair, UnknownTokens
 from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path
 from regard.models.seq2seq import Seq2Seq

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from regard.data.corpora import load_corpus
-from regard.data.pinning import pin_data
+from regard.data.pair_files import resolve_data
 from regard.data.preparation import Report
 from regard.errors import Interrupted, RunInUseError
 from regard.formatting import quantity
@@ -42,7 +42,7 @@ def train(
     follows the schedule that it was stopped with.
     """
     started = time.monotonic() if started is None else started
-    settings = settings.absolute().model_copy(update={"data": pin_data(settings.data)})
+    settings = settings.absolute().model_copy(update={"data": resolve_data(settings.data)})
     training = settings.training
     tracking.check_installed(training)
     observers = Observers(callbacks, resolve_device(training.device))

@@ -15,7 +15,7 @@ from regard.data.corpora import Corpus
 from regard.data.features import FeatureReader, cache_features
 from regard.data.preparation import PreparationRequest, PreparedData, Report, prepare
 from regard.data.sampler import BatchSampler
-from regard.data.source_kinds import find_reader
+from regard.data.source_readers import find_reader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.models.seq2seq import Seq2Seq, build_model

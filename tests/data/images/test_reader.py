@@ -11,9 +11,8 @@ from regard.data.corpora import load_corpus
 from regard.data.images.augmentation import ImageAugmentation
 from regard.data.images.reader import EncodedImages, ImageReader, to_batch
 from regard.data.images.settings import ScenesData
-from regard.data.source_edits import MaskRegion
-from regard.data.source_kinds import register_reader
-from regard.data.sources import AugmentedSources
+from regard.data.source_readers import register_reader
+from regard.data.sources import AugmentedSources, MaskRegion
 from regard.errors import ConfigError
 from regard.models.contracts import Grid
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.corpora import read_pairs
-from regard.data.files import Files
+from regard.data.settings import Files
 from regard.data.survey.cleaning import clean, summarize
 from regard.data.survey.problems import Finding, Limits, find_problems
 from regard.data.survey.scripts import Characters

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data.corpora import Pairs
-from regard.data.files import Files
+from regard.data.settings import Files
 from regard.data.survey import problem_kinds, problems
 from regard.data.survey.monotonicity import correlate_order
 from regard.data.survey.problems import Finding, Limits, find_problems

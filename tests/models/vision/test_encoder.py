@@ -9,7 +9,7 @@ from torch import Tensor
 
 import regard
 from regard.config import resolve
-from regard.data.source_kinds import find_reader
+from regard.data.source_readers import find_reader
 from regard.models.contracts import Grid, reorder
 from regard.models.encoder_settings import EncoderSettings
 from regard.models.seq2seq import Seq2Seq, build_model

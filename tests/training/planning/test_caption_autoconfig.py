@@ -13,8 +13,8 @@ import regard
 from regard.data.images.settings import CaptionsData
 from regard.errors import ConfigError
 from regard.runs.settings import RunSettings
-from regard.training.planning.autoconfig import ChosenSettings
 from regard.training.planning import caption_autoconfig
+from regard.training.planning.autoconfig import ChosenSettings
 
 SENTENCES = ["two brown dogs running", "a sleeping black horse", "three children playing", "a crowded orange train"]
 

@@ -8,10 +8,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from regard.data.files import Files
 from regard.data.lines import open_file, read_lines
-from regard.data.readers import read_rows
-from regard.data.settings import SplitName
+from regard.data.pair_files import read_rows
+from regard.data.settings import Files, SplitName
 from regard.errors import DataError
 from regard.formatting import parse_json, quantity, short_path
 

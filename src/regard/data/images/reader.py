@@ -18,8 +18,7 @@ from regard.data.corpora import RawSource, identify
 from regard.data.images.files import hash_file
 from regard.data.images.pixels import PixelArray, Resize, import_pillow, read_pixels
 from regard.data.ragged import Ids
-from regard.data.source_edits import MaskRegion, check_index
-from regard.data.sources import SourceItem, SourceReader
+from regard.data.sources import MaskRegion, SourceItem, SourceReader, check_index
 from regard.data.tokens.tokenizers import UNKNOWN
 from regard.errors import ConfigError, DataError
 from regard.models.contracts import Grid

@@ -6,8 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from regard.config import MAY_CHANGE_ON_RESUME, Settings
-from regard.data.files import Files, FilesChoice
-from regard.data.settings import DataSettings
+from regard.data.settings import DataSettings, Files, FilesChoice
 from regard.models.vision.settings import IMAGE
 from regard.quantities import CorpusSize, Count, Fraction, ImageSize, PositiveFraction, Seed
 

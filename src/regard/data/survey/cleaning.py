@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from regard.data.readers import Row
+from regard.data.pair_files import Row
 from regard.data.survey import problem_kinds
 from regard.data.survey.problem_kinds import ProblemKind
 from regard.data.survey.problems import Finding

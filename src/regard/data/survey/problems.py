@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.readers import Row
+from regard.data.pair_files import Row
 from regard.data.survey import problem_kinds
 from regard.data.survey.problem_kinds import KINDS, ProblemKind, Severity
 from regard.data.survey.scripts import Characters, Trait, compute_traits

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.corpora import Pairs, Stream
-from regard.data.files import Files
 from regard.data.lines import is_stream
-from regard.data.readers import Row, read_rows
+from regard.data.pair_files import Row, read_rows
+from regard.data.settings import Files
 from regard.data.survey.scripts import CP1252_ONLY, Characters, Profile, Trait
 from regard.data.tokens.pretokenization import TAB
 from regard.data.tokens.vocabularies import find_tags, too_many_tags

@@ -3,10 +3,12 @@
 import hashlib
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 import tokenizers
@@ -55,17 +57,14 @@ class TokenizedText(NamedTuple):
 
     def by_word(self, text: str) -> list[tuple[Span, list[int]]]:
         """Return the span of each word of the encoded text, and the indices of its tokens. A tag is a word."""
-        spans = [match.span() for match in re.finditer(r"\S+", text)]
+        spans = _find_words(text)
         tags = {span for span, token in zip(self.offsets, self.texts, strict=True) if _is_tag(token)}
         if tags:
             first = min(tags)[0]
             spans = [*(span for span in spans if span[1] < first), *sorted(tags)]
         words: list[tuple[Span, list[int]]] = [(span, []) for span in spans]
-        word = 0
-        for index, (start, end) in enumerate(self.offsets):
-            while word < len(spans) and spans[word][1] <= start:
-                word += 1
-            if word < len(spans) and max(end, start + 1) > spans[word][0]:
+        for index, word in enumerate(_assign_to_words(self.offsets, spans)):
+            if word >= 0:
                 words[word][1].append(index)
         return words
 
@@ -271,3 +270,81 @@ class TokenizerPair(NamedTuple):
         write("tokenizer.json", self.source.to_bytes())
         if self.target is not self.source:
             write("tokenizer.target.json", self.target.to_bytes())
+
+
+def index_words(text: str, offsets: Sequence[Span]) -> list[int]:
+    """Return the index in `text.split()` of the word of each token, given the spans of tokens; −1 for white space.
+
+    A token that contains several words belongs to the first.
+    """
+    return _assign_to_words(offsets, _find_words(text))
+
+
+def _find_words(text: str) -> list[Span]:
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+def _assign_to_words(tokens: Sequence[Span], words: Sequence[Span]) -> list[int]:
+    ends = [end for _, end in words]
+    indices = []
+    for start, end in tokens:
+        word = bisect_right(ends, start)
+        # The span of a mark that was inserted before a word is empty.
+        belongs = word < len(words) and max(end, start + 1) > words[word][0]
+        indices.append(word if belongs else -1)
+    return indices
+
+
+def index_pretokenized(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the index in `text.split()` of the word that each pre-tokenized word (`Tokenizer.words`) is part of.
+
+    White space has the index −1. So have words whose index is not known: all words of a text in which normalization
+    adds or removes white space, and pre-tokenized words that contain white space.
+    """
+    indices = []
+    for text, words in zip(texts, tokenizer.words(texts), strict=True):
+        spelled = [word.replace(pretokenization.MARK, " ") for word in words]
+        ends = list(accumulate(map(len, spelled)))
+        spans = [(end - len(word.lstrip() or word), end) for word, end in zip(spelled, ends, strict=True)]
+        normalized = "".join(spelled)
+        found = index_words(normalized, spans)
+        known = len(normalized.split()) == len(text.split())
+        indices.append(
+            [index if known and len(word.split()) == 1 else -1 for index, word in zip(found, spelled, strict=True)]
+        )
+    return indices
+
+
+MAX_NAMED = 8
+"""The maximum number of unknown tokens named in a message."""
+
+
+@final
+@dataclass
+class UnknownTokens:
+    """The first distinct unknown tokens, which a message names, and the number of texts with unknown tokens."""
+
+    texts: int = 0
+    _distinct: dict[str, None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, unknown: Iterable[str]) -> "UnknownTokens":
+        """Return the unknown tokens of one text."""
+        collected = cls()
+        collected.add(unknown)
+        return collected
+
+    def add(self, unknown: Iterable[str]) -> None:
+        """Add the unknown tokens of a text."""
+        found = dict.fromkeys(unknown)
+        self.texts += bool(found)
+        if len(self._distinct) <= MAX_NAMED:
+            self._distinct |= found
+
+    def __bool__(self) -> bool:
+        return bool(self._distinct)
+
+    def __str__(self) -> str:
+        """Return the names of the tokens."""
+        more = " and others" if len(self._distinct) > MAX_NAMED else ""
+        return ", ".join(map(repr, islice(self._distinct, MAX_NAMED))) + more

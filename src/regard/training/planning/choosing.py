@@ -7,7 +7,7 @@ from typing import Any
 from regard.config import resolve
 from regard.data.corpora import describe_held_out, load_corpus
 from regard.data.images.settings import CaptionsData
-from regard.data.pinning import pin_data, pin_files
+from regard.data.pair_files import resolve_data, resolve_files
 from regard.data.preparation import Report
 from regard.data.settings import FilesData
 from regard.errors import ArgumentTypeError, ConfigError
@@ -78,7 +78,7 @@ def choose(
         chosen = caption_autoconfig.choose(resolve(CaptionsData, data, data_overrides).absolute(), overrides, cuda=cuda)
         held_out = None
     else:
-        files = pin_files(resolve(FilesData, data, data_overrides))
+        files = resolve_files(resolve(FilesData, data, data_overrides))
         chosen = autoconfig.choose(files, overrides, cuda=cuda)
         held_out = describe_held_out(files)
     for reason in filter(None, [*chosen.reasons, held_out]):
@@ -121,7 +121,7 @@ def choose_or_reuse(
     )
     before = folder.settings()
     settings = resolve(RunSettings, before.model_dump(mode="json"), {"data": data, **with_deadline(overrides, minutes)})
-    if pin_data(before.data) != pin_data(settings.data):
+    if resolve_data(before.data) != resolve_data(settings.data):
         started_with = before.data.train if isinstance(before.data, FilesData) else f"data.kind={before.data.kind}"
         raise ConfigError(
             f"{folder.path} was started with different files ({started_with}). Choose another folder with "

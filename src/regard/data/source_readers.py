@@ -1,19 +1,27 @@
-"""Text as a source: tokenized, and truncated to a maximum length."""
+"""The reader of text, which tokenizes it and truncates it to a maximum length, and the registry of source readers.
 
-from collections.abc import Sequence
+An encoder declares the kind of source that it reads (`Encoder.source_kind`), and a corpus the kind of its sources. The
+default is "text".
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from typing import ClassVar, final
 
 from regard.data.batching import EncodedTexts, pad, warn_truncated
 from regard.data.corpora import RawSource
+from regard.data.images.reader import ImageReader
 from regard.data.ragged import Ragged
-from regard.data.source_edits import EditedText, TextEdit, check_index
-from regard.data.sources import SourceItem, SourceReader, Span
+from regard.data.sources import EditedText, SourceItem, SourceReader, Span, TextEdit, check_index
 from regard.data.tokens.pretokenization import MARK
-from regard.data.tokens.tokenizers import UNKNOWN, TokenizedText, Tokenizer
+from regard.data.tokens.tokenizers import UNKNOWN, TokenizedText, Tokenizer, TokenizerPair
+from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import is_encodable, quote
 from regard.models.contracts import Grid, Tokens
+from regard.models.encoder_settings import TEXT, EncoderSettings
+from regard.models.vision.settings import IMAGE
 
 
 @final
@@ -140,3 +148,44 @@ def _find_part(item: TextItem, edit: TextEdit) -> Span:
         spans = [span for span, _ in item.tokenized.by_word(item.text)]
     check_index("position", edit.position, len(spans), edit.unit, "the source")
     return spans[edit.position]
+
+
+_READERS: dict[str, Callable[..., SourceReader]] = {IMAGE: ImageReader}
+
+
+def register_reader(source_kind: str, reader: Callable[..., SourceReader]) -> None:
+    """Register the reader of a kind of source: a subclass of `SourceReader`, or a function that builds one.
+
+    It is called with the options of the encoder that it has parameters for. In this way, an option of the encoder can
+    also control the preprocessing of its sources.
+
+    >>> regard.register_reader("picture", PictureReader)
+    """
+    if not isinstance(source_kind, str) or not callable(reader):
+        raise ArgumentTypeError(
+            f"register_reader expects the name of a kind of source and a class or function, not {source_kind!r} and "
+            f"{reader!r}."
+        )
+    if source_kind in {TEXT, IMAGE}:
+        raise ConfigError(
+            f"The reader of {source_kind} cannot be replaced. Choose another name for the kind of source."
+        )
+    _READERS[source_kind] = reader
+
+
+def find_reader(encoder: EncoderSettings) -> SourceReader | None:
+    """Build the reader that an encoder needs; None if it reads text, which needs a tokenizer."""
+    if encoder.source_kind == TEXT:
+        return None
+    if encoder.source_kind not in _READERS:
+        raise ConfigError(
+            f"The encoder '{encoder.kind}' reads sources of the kind '{encoder.source_kind}', but no reader is "
+            "registered for this kind. Register one with regard.register_reader."
+        )
+    build = _READERS[encoder.source_kind]
+    return build(**encoder.options(frozenset(signature(build).parameters)))
+
+
+def build_reader(encoder: EncoderSettings, tokenizers: TokenizerPair, max_length: int) -> SourceReader:
+    """Build the reader that an encoder needs."""
+    return find_reader(encoder) or TextReader(tokenizers.source, max_length)

@@ -10,9 +10,8 @@ import pytest
 
 from regard.config import resolve
 from regard.data.corpora import Pairs, Stream, load_corpus, read_pairs
-from regard.data.files import Files
-from regard.data.pinning import pin_files
-from regard.data.settings import FilesData
+from regard.data.pair_files import resolve_files
+from regard.data.settings import Files, FilesData
 from regard.errors import ConfigError, DataError
 
 PAIRS = [(f"sentence number {n}, please", f"Satz Nummer {n}") for n in range(30)]
@@ -60,7 +59,7 @@ def test_tags_in_the_third_column_belong_to_the_source(tmp_path: Path, caplog: p
     assert (pairs.sources[0], pairs.targets[0]) == ("gehen\tV;PST;1;SG", "ging")
     notice = "the source is the first column with the tags in the third, such as V;PST;1;SG; the target is the second"
     assert f"{notice} column." in caplog.text
-    data = pin_files(FilesData(train=Files(path=str(tmp_path / "x.tsv"))))
+    data = resolve_files(FilesData(train=Files(path=str(tmp_path / "x.tsv"))))
     assert isinstance(data.train, Files)
     assert data.train.columns == ("1+3", "2")
     assert read_pairs(Files(path=str(tmp_path / "x.tsv"), columns=(1, 2))).sources[0] == "gehen"
@@ -193,13 +192,13 @@ def test_a_run_stores_column_names_and_absolute_paths(tmp_path: Path, monkeypatc
     write(tmp_path, "x.csv", table("en;de", ";"))
     write(tmp_path, "dev.csv", "de,en\nja,yes\n")
     write(tmp_path, "test.tsv", "yes\tja\n")
-    data = pin_files(resolve(FilesData, {"train": "x.csv", "dev": "dev.csv", "test": "test.tsv"}, {}))
+    data = resolve_files(resolve(FilesData, {"train": "x.csv", "dev": "dev.csv", "test": "test.tsv"}, {}))
     assert data.dev is not None
     assert data.test is not None
     assert (data.train.path, data.train.columns, data.train.header) == (str(tmp_path / "x.csv"), ("en", "de"), True)
     assert (data.dev.path, data.dev.columns) == (str(tmp_path / "dev.csv"), ("en", "de"))
     assert (data.test.path, data.test.columns, data.test.header) == (str(tmp_path / "test.tsv"), None, "auto")
-    assert pin_files(data) == data
+    assert resolve_files(data) == data
     assert list(load_corpus(data).dev) == [("yes", "ja")]
 
 
@@ -207,7 +206,7 @@ def test_paths_in_a_folder_stay_relative_to_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()
     write(tmp_path, "corpus/de.tsv", "ja\tyes\n")
-    data = pin_files(resolve(FilesData, {"folder": "corpus", "train": "{language}.tsv", "language": "de"}, {}))
+    data = resolve_files(resolve(FilesData, {"folder": "corpus", "train": "{language}.tsv", "language": "de"}, {}))
     assert (data.folder, data.train.path) == (str(tmp_path / "corpus"), "{language}.tsv")
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from regard.data.settings import CharSide
-from regard.data.source_edits import DeleteSource, EditedText, MaskSource, ReplaceSource
-from regard.data.texts import TextItem, TextReader
+from regard.data.source_readers import TextItem, TextReader
+from regard.data.sources import DeleteSource, EditedText, MaskSource, ReplaceSource
 from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer
 
 
