@@ -41,7 +41,7 @@ PRELOADED = (
     "regard.cli.evaluate",
     "regard.cli.compare",
     "regard.api.comparing",
-    "regard.inspection.explain",
+    "regard.inspection.explain.explanation",
     "regard.inspection.figures",
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_pdf",

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
         RunInUseError,
     )
     from regard.evaluation.metrics import MetricStatistics, ModelOutputs, register_metric
-    from regard.inspection.attribution import Attribution
-    from regard.inspection.comparison import Comparison
-    from regard.inspection.explain import Explanation
+    from regard.inspection.attribution.attribution import Attribution
+    from regard.inspection.compare.comparison import Comparison
+    from regard.inspection.explain.explanation import Explanation
     from regard.inspection.prediction import Prediction
-    from regard.inspection.trace import Trace
+    from regard.inspection.trace.trace import Trace
     from regard.models.contracts import Decoded, Decoder, Encoder, Grid, Memory, Source, Tokens
     from regard.models.seq2seq import Seq2Seq, register_decoder, register_encoder
     from regard.models.vision.sources import Pixels
@@ -56,18 +56,18 @@ _MODULES = {
     "RNN": "regard.recurrent.modules",
     "ArgumentTypeError": "regard.errors",
     "Attention": "regard.attention.attention",
-    "Attribution": "regard.inspection.attribution",
+    "Attribution": "regard.inspection.attribution.attribution",
     "Callback": "regard.runs.callbacks",
     "Cell": "regard.recurrent.cells",
     "ConfigError": "regard.errors",
-    "Comparison": "regard.inspection.comparison",
+    "Comparison": "regard.inspection.compare.comparison",
     "Corpus": "regard.data.corpora",
     "DataError": "regard.errors",
     "Decoded": "regard.models.contracts",
     "Decoder": "regard.models.contracts",
     "DivergedError": "regard.errors",
     "Encoder": "regard.models.contracts",
-    "Explanation": "regard.inspection.explain",
+    "Explanation": "regard.inspection.explain.explanation",
     "Grid": "regard.models.contracts",
     "InnerProduct": "regard.attention.scores",
     "Interrupted": "regard.errors",
@@ -99,7 +99,7 @@ _MODULES = {
     "SourceReader": "regard.data.sources",
     "StepInfo": "regard.runs.callbacks",
     "Tokens": "regard.models.contracts",
-    "Trace": "regard.inspection.trace",
+    "Trace": "regard.inspection.trace.trace",
     "ValidationInfo": "regard.runs.callbacks",
     "attend": "regard.attention.equation",
     "choose": "regard.training.planning.choosing",

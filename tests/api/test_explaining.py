@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.inspection import cost_plot
+from regard.inspection.explain import cost_plot
 
 
 def test_an_explanation_can_be_printed_evaluated_and_serialized() -> None:

@@ -18,8 +18,8 @@ from PIL import Image
 import regard
 from regard.explorer.app import create_app
 from regard.explorer.served_model import BATCH, compute_coverage, compute_entropy, load_models
-from regard.inspection import attribution_methods
-from regard.inspection.trace_document import read_array
+from regard.inspection.attribution import methods as attribution_methods
+from regard.inspection.trace.document import read_array
 from tests_explorer import ACCESS, ORIGIN, post, send
 
 GRU, TRANSFORMER, CAPTIONER = "0", "1", "2"

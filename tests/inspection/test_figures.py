@@ -17,9 +17,10 @@ from matplotlib import font_manager, get_data_path, rcParams
 from matplotlib.image import imread
 
 from regard.attention.record import Role
-from regard.inspection import figures, fonts
-from regard.inspection.appearance import Appearance
+from regard.inspection import figures
 from regard.inspection.prediction import Prediction
+from regard.inspection.views import fonts
+from regard.inspection.views.appearance import Appearance
 from regard.runs.folder import RunFolder
 from tests_svg import read_labels
 

@@ -11,7 +11,7 @@ import pytest
 
 import regard
 from regard.data.cache import sha256
-from regard.inspection.curves import read_panels
+from regard.inspection.views.curves import read_panels
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
 from tests_shared import SMALL, stop_at, to_arguments

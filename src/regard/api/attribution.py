@@ -14,8 +14,8 @@ from regard.decoding.predictor import Predictor
 from regard.decoding.search import Hypothesis, Weights
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
-from regard.inspection.attribution import END_LABEL, Attribution
-from regard.inspection.attribution_methods import (
+from regard.inspection.attribution.attribution import END_LABEL, Attribution
+from regard.inspection.attribution.methods import (
     BASELINES,
     METHODS,
     Attributor,

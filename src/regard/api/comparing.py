@@ -42,7 +42,7 @@ from regard.evaluation.significance import (
     TestName,
 )
 from regard.formatting import did_you_mean, quantity
-from regard.inspection.comparison import Comparison
+from regard.inspection.compare.comparison import Comparison
 from regard.registry import import_plugins
 
 Outputs = Sequence[str] | str | Path

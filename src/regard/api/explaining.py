@@ -8,8 +8,8 @@ from regard.arguments import check_integer
 from regard.config import resolve
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ArgumentTypeError
-from regard.inspection.cost import Lengths
-from regard.inspection.explain import Explanation, Vocabularies
+from regard.inspection.explain.cost import Lengths
+from regard.inspection.explain.explanation import Explanation, Vocabularies
 from regard.registry import import_plugins
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, check_overrides

@@ -25,10 +25,10 @@ from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
 from regard.evaluation.values import MetricValues
-from regard.inspection.attribution import Attribution
-from regard.inspection.attribution_methods import Baseline, Method
+from regard.inspection.attribution.attribution import Attribution
+from regard.inspection.attribution.methods import Baseline, Method
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace import Trace
+from regard.inspection.trace.trace import Trace
 from regard.models.ensemble import ensemble
 from regard.runs import checkpoints
 from regard.runs.folder import RunFolder

@@ -9,8 +9,8 @@ from regard.arguments import check_text
 from regard.decoding.edits import TraceTask, apply_edits, check_steps, describe_edit, parse_edits
 from regard.decoding.tracing import TraceOptions
 from regard.errors import ConfigError
-from regard.inspection.changes import compare_predictions
-from regard.inspection.trace import Trace
+from regard.inspection.trace.changes import compare_predictions
+from regard.inspection.trace.trace import Trace
 
 if TYPE_CHECKING:
     from regard.api.model import Model

@@ -15,8 +15,8 @@ from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.values import MetricValues
 from regard.formatting import short_path
-from regard.inspection.comparison_plots import draw_curves
-from regard.inspection.curves import read_panels
+from regard.inspection.compare.plots import draw_curves
+from regard.inspection.views.curves import read_panels
 from regard.registry import import_plugins
 from regard.runs.callbacks import Callback
 from regard.runs.events import read_events

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regard.data.settings import Files
     from regard.evaluation.comparison import System
     from regard.evaluation.metrics import EvaluationSet
-    from regard.inspection.comparison import Comparison
+    from regard.inspection.compare.comparison import Comparison
 
 EXAMPLES = """\b
 Examples:

@@ -17,8 +17,8 @@ from regard.quantities import BeamWidth
 from regard.runs.folder import RunFolder, open_model
 
 if TYPE_CHECKING:
-    from regard.inspection.attribution_methods import Method
-    from regard.inspection.views import ViewOptions
+    from regard.inspection.attribution.methods import Method
+    from regard.inspection.views.views import ViewOptions
 
 EXAMPLES = """\b
 Examples:
@@ -245,7 +245,7 @@ def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
 
     from rich.console import Console
 
-    from regard.inspection import curves, terminal_plot
+    from regard.inspection.views import curves, terminal_plot
 
     for output in outputs:
         curves.check_extension(output)

@@ -10,11 +10,11 @@ from regard.formatting import to_json
 if TYPE_CHECKING:
     from regard.api.model import Model
     from regard.decoding.settings import PredictionOptions
-    from regard.inspection.attribution import Agreement, Attribution
-    from regard.inspection.attribution_methods import Method
+    from regard.inspection.attribution.attribution import Agreement, Attribution
+    from regard.inspection.attribution.methods import Method
     from regard.inspection.figures import Figure
-    from regard.inspection.trace import Trace
-    from regard.inspection.views import ViewOptions
+    from regard.inspection.trace.trace import Trace
+    from regard.inspection.views.views import ViewOptions
 
 
 class TraceRequest(NamedTuple):
@@ -78,7 +78,7 @@ def _trace(model: "Model", request: Request, traced: TraceRequest) -> "list[Trac
 def show_attributions(model: "Model", request: Request, options: "ViewOptions") -> list[Shown]:
     """Explain the predictions for the sources, or the given targets."""
     from regard.inspection.figures import Figure
-    from regard.inspection.trace import Trace
+    from regard.inspection.trace.trace import Trace
 
     traces = None if request.traced is None else _trace(model, request, request.traced)
     shown = []

@@ -12,7 +12,7 @@ from regard.data.survey.problems import Finding, locate_problem
 from regard.data.survey.statistics import SUBWORDS, bars
 from regard.data.survey.survey import Survey
 from regard.formatting import quantity, table, to_json
-from regard.inspection.labels import label
+from regard.inspection.views.labels import label
 
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _MAX_WIDTH = 70

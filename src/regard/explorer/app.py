@@ -19,7 +19,7 @@ from regard.explorer.schemas import RequestError
 from regard.explorer.security import Access, SecurityMiddleware
 from regard.explorer.served_model import ServedModel, predict_rows
 from regard.formatting import did_you_mean, to_json
-from regard.inspection.trace import Trace
+from regard.inspection.trace.trace import Trace
 
 Schema = TypeVar("Schema", bound=BaseModel)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.errors import ConfigError
 from regard.formatting import did_you_mean, to_json
-from regard.inspection.trace_document import Document, read_array, write_array
+from regard.inspection.trace.document import Document, read_array, write_array
 
 MAX_BYTES: Final = 256 << 20
 

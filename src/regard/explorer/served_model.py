@@ -37,10 +37,10 @@ from regard.explorer.schemas import (
     TraceRequest,
 )
 from regard.formatting import quantity, to_json
-from regard.inspection import curves
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace import Trace
-from regard.inspection.trace_document import write_attribution
+from regard.inspection.trace.document import write_attribution
+from regard.inspection.trace.trace import Trace
+from regard.inspection.views import curves
 from regard.models.encoder_settings import TEXT
 from regard.models.vision.settings import IMAGE
 from regard.runs.folder import RunFolder, open_model

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.errors import ConfigError, check_output_folder
-from regard.inspection.fonts import fonts_for
-from regard.inspection.heatmap import AttentionView
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace import Trace
-from regard.inspection.trace_page import POLICY
+from regard.inspection.trace.page import POLICY
+from regard.inspection.trace.trace import Trace
+from regard.inspection.views.fonts import fonts_for
+from regard.inspection.views.heatmap import AttentionView
 
 FORMATS = (".svg", ".png", ".pdf")
 ONE_FILE_FORMATS = (".pdf", ".html")

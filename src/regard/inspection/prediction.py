@@ -11,13 +11,13 @@ from regard.attention.record import Role
 from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.search import Hypothesis, Weights
-from regard.inspection.appearance import Appearance
-from regard.inspection.heatmap import AttentionView
-from regard.inspection.labels import isolate
-from regard.inspection.pictures import PixelArray, Style
-from regard.inspection.selection import Head, Layer, Selection
-from regard.inspection.views import SelectedAttention, ViewKind, build_view, select_attention
-from regard.inspection.words import Span, find_words
+from regard.inspection.views.appearance import Appearance
+from regard.inspection.views.heatmap import AttentionView
+from regard.inspection.views.labels import isolate
+from regard.inspection.views.pictures import PixelArray, Style
+from regard.inspection.views.selection import Head, Layer, Selection
+from regard.inspection.views.views import SelectedAttention, ViewKind, build_view, select_attention
+from regard.inspection.views.words import Span, find_words
 from regard.models.contracts import Grid
 
 

@@ -1,0 +1,1 @@
+"""Scores of source tokens, and their agreement with attention weights."""

@@ -1,0 +1,1 @@
+"""Comparisons of systems as text, Markdown, LaTeX and HTML."""

@@ -1,0 +1,1 @@
+"""What a model computes, at which cost, and with which implementations."""

@@ -1,0 +1,1 @@
+"""Traces: predictions with everything that they were computed from."""

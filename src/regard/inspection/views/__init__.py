@@ -1,0 +1,1 @@
+"""Pictures of attention weights, and of other numbers."""
