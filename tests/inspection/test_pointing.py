@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from regard.data.images.scenes import Box, Scene, sample
 from regard.data.images.settings import ScenesData
-from regard.decoding.search import Weights
+from regard.decoding.search import AttentionWeights
 from regard.errors import ModelError
 from regard.inspection.pointing import score_pointing
 from regard.inspection.prediction import Prediction
@@ -23,7 +23,7 @@ SCENE = Scene(PIXELS, CAPTION, (Box(0, 0, 4, 4, 0, 3), Box(3, 4, 8, 8, 5, 7)))
 WORDS = [f"▁{word}" for word in CAPTION.split()]
 
 
-def predict(tokens: Sequence[str], weights_TYX: Weights) -> Prediction:
+def predict(tokens: Sequence[str], weights_TYX: AttentionWeights) -> Prediction:
     steps, rows, columns = weights_TYX.shape
     return Prediction(
         "image", "", 0.0, list(tokens), [], [], layout=Grid(rows, columns),
@@ -31,7 +31,7 @@ def predict(tokens: Sequence[str], weights_TYX: Weights) -> Prediction:
     )  # fmt: skip
 
 
-def attend(*cells: tuple[int, int]) -> Weights:
+def attend(*cells: tuple[int, int]) -> AttentionWeights:
     """One cell of a 4 × 4 grid for each token."""
     weights = np.zeros((len(cells), 4, 4), np.float32)
     for step, cell in enumerate(cells):

@@ -169,11 +169,11 @@ def test_cross_entropy_of_float16_logits_is_computed_in_float32() -> None:
     assert torch.autograd.grad(actual.sum(), logits)[0].dtype == torch.float16
 
 
-Weights = tuple[float, float, float, float]
+TermWeights = tuple[float, float, float, float]
 
 
 def reference_consistency_loss(
-    first: Tensor, second: Tensor, targets: Tensor, weights: Weights, smoothing: float
+    first: Tensor, second: Tensor, targets: Tensor, weights: TermWeights, smoothing: float
 ) -> Tensor:
     """Return the loss of each row."""
     z, w = first.float(), second.float()
@@ -187,7 +187,7 @@ def reference_consistency_loss(
 @pytest.mark.parametrize("weights", [(0.5, 0.5, 0.7, 0.7), (1.0, 0.0, 3.0, 0.0), (0.2, 0.4, 0.6, 0.8)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("rows", "size"), [(1, 3), (5, 100), (4, 2048), (3, 4801)])
-def test_consistency_loss_equals_the_reference(rows: int, size: int, smoothing: float, weights: Weights) -> None:
+def test_consistency_loss_equals_the_reference(rows: int, size: int, smoothing: float, weights: TermWeights) -> None:
     first, second = random_tensor(rows, size, scale=4.0), random_tensor(rows, size, seed=1, scale=4.0)
     targets = torch.arange(rows, device=DEVICE) * 7919 % size
     targets[0] = -100 if rows > 1 else targets[0]

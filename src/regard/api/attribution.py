@@ -11,7 +11,7 @@ from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import END, START, UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
-from regard.decoding.search import Hypothesis, Weights
+from regard.decoding.search import AttentionWeights, Hypothesis
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
 from regard.inspection.attribution.attribution import END_LABEL, Attribution
@@ -169,8 +169,8 @@ def _run(attributor: Attributor, request: AttributionRequest) -> Scores:
             return attributor.zero_values()
 
 
-def _to_numpy(scores: torch.Tensor) -> Weights:
-    array: Weights = scores.detach().float().cpu().numpy()
+def _to_numpy(scores: torch.Tensor) -> AttentionWeights:
+    array: AttentionWeights = scores.detach().float().cpu().numpy()
     return array
 
 

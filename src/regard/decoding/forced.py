@@ -16,7 +16,7 @@ from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import START, TokenizedText
 from regard.decoding.predictor import Predictor
 from regard.decoding.scoring import MAX_LOGITS
-from regard.decoding.search import Hypothesis, Weights
+from regard.decoding.search import AttentionWeights, Hypothesis
 from regard.decoding.weights import BatchWeights
 from regard.errors import ConfigError
 from regard.models.seq2seq import Seq2Seq
@@ -38,7 +38,7 @@ class ForcedPair(NamedTuple):
     source: SourceItem
     target_text: str
     target: TokenizedText
-    weights: Mapping[str, Weights]
+    weights: Mapping[str, AttentionWeights]
 
 
 def cross_attentions(model: Seq2Seq) -> dict[str, int]:

@@ -24,7 +24,7 @@ from regard.decoding.rules import ConstraintProgress, Generated, Rule, Suppresse
 from regard.models.contracts import Decoder, Grid, Keys, Memory, State, reorder
 from regard.ops.recording import is_recording, mark_hypotheses
 
-Weights = NDArray[np.float32]
+AttentionWeights = NDArray[np.float32]
 
 
 _before_step: ContextVar[Callable[[], object] | None] = ContextVar("before_step", default=None)
@@ -61,7 +61,7 @@ class Hypothesis(NamedTuple):
     rank: float = 0.0
     looped: bool = False
     """Whether greedy search repeated itself in a loop, which was removed."""
-    attentions: Mapping[str, Weights] = MappingProxyType({})
+    attentions: Mapping[str, AttentionWeights] = MappingProxyType({})
     """The weights of each attention by name: queries × keys, or heads × queries × keys."""
     layout: Grid | None = None
     """How the memory slots, the keys of a cross-attention, are arranged; None if they are a sequence."""

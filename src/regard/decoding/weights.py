@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.attention.record import Recording, Role, record
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import START
-from regard.decoding.search import Hypothesis, Weights
+from regard.decoding.search import AttentionWeights, Hypothesis
 from regard.models.contracts import Decoded, Decoder, Grid, Keys, Memory, State, reorder
 from regard.models.seq2seq import Seq2Seq
 
@@ -56,12 +56,12 @@ class RecordedDecoder(Decoder):
         decoded: Decoded = self.decoder(tokens_BT, memory)
         return decoded
 
-    def weights(self, sentences: int) -> dict[str, Weights]:
+    def weights(self, sentences: int) -> dict[str, AttentionWeights]:
         """Return the weights of all steps by name, with a row for each sentence."""
         names = dict.fromkeys(name for _, weights in self.steps for name in weights)
         return {name: self._stack(name, sentences) for name in names}
 
-    def _stack(self, name: str, sentences: int) -> Weights:
+    def _stack(self, name: str, sentences: int) -> AttentionWeights:
         """Stack the weights of one attention. Self-attention has one more column at each step."""
         parts = {step: weights[name] for step, (_, weights) in enumerate(self.steps) if name in weights}
         *heads, _, columns = list(parts.values())[-1].shape[1:]
@@ -85,8 +85,8 @@ class BatchWeights:
     with a row per hypothesis. `slots_B` are the numbers of visible memory slots, and `layout` is their arrangement.
     """
 
-    encoder: dict[str, Weights]
-    decoder: dict[str, Weights]
+    encoder: dict[str, AttentionWeights]
+    decoder: dict[str, AttentionWeights]
     roles: dict[str, Role]
     slots_B: list[int]
     layout: Grid | None
@@ -131,7 +131,7 @@ class BatchWeights:
             for sentence, hypotheses in enumerate(nbest)
         ]
 
-    def _cut(self, sentence: int, row: int, hypothesis: Hypothesis) -> dict[str, Weights]:
+    def _cut(self, sentence: int, row: int, hypothesis: Hypothesis) -> dict[str, AttentionWeights]:
         """Return the weights of one hypothesis. There is no row for the end token."""
         steps, slots = len(hypothesis.tokens), self.slots_B[sentence]
         encoder = {name: weights[sentence, ..., :slots, :slots] for name, weights in self.encoder.items()}
@@ -161,11 +161,11 @@ class BatchWeights:
         return reranked
 
 
-def _select(recording: Recording, roles: Sequence[Role]) -> dict[str, Weights]:
+def _select(recording: Recording, roles: Sequence[Role]) -> dict[str, AttentionWeights]:
     """Return the recorded weights of attentions with one of these roles."""
     return {name: _to_numpy(weights) for name, weights in recording.weights.items() if recording.roles[name] in roles}
 
 
-def _to_numpy(weights: Tensor) -> Weights:
-    array: Weights = weights.float().cpu().numpy()
+def _to_numpy(weights: Tensor) -> AttentionWeights:
+    array: AttentionWeights = weights.float().cpu().numpy()
     return array

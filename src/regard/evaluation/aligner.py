@@ -16,8 +16,8 @@ from regard.errors import ConfigError
 from regard.evaluation.alignment import (
     AlignmentScore,
     AlignmentSettings,
+    FloatArray,
     Symmetrization,
-    Weights,
     WordAlignment,
     merge_words,
     normalized_entropy,
@@ -34,9 +34,9 @@ class Head(NamedTuple):
     layer: int
     head: int | None
 
-    def select(self, pair: ForcedPair) -> Weights:
+    def select(self, pair: ForcedPair) -> FloatArray:
         """Return the weights of this head."""
-        weights: Weights = pair.weights[self.attention]
+        weights: FloatArray = pair.weights[self.attention]
         if weights.ndim == 3:
             weights = weights.mean(0) if self.head is None else weights[self.head - 1]
         return weights
@@ -59,7 +59,7 @@ class RankedHead:
         """The average over target words."""
         return self.entropy_sum / max(1, self.words)
 
-    def add(self, weights_TS: Weights, links: Links, reference: GoldLinks | None) -> None:
+    def add(self, weights_TS: FloatArray, links: Links, reference: GoldLinks | None) -> None:
         """Add the links and weights of a pair."""
         if reference is not None:
             self.score += AlignmentScore.of(links, reference)
@@ -138,7 +138,7 @@ class Aligner:
             pass
         return sorted(ranked, key=lambda entry: entry.entropy if references is None else entry.score.aer)
 
-    def _merge(self, pair: ForcedPair, head: Head) -> Weights:
+    def _merge(self, pair: ForcedPair, head: Head) -> FloatArray:
         """Return the weights of a head over words or tokens. The last row of weights predicts the end of the target."""
         weights_TS = head.select(pair)
         weights_TS = weights_TS[1:] if self.settings.shift else weights_TS[:-1]

@@ -16,7 +16,7 @@ from regard.errors import ConfigError
 from regard.formatting import did_you_mean
 from regard.quantities import Heads, Layers, PositiveFraction
 
-Weights = NDArray[np.floating]
+FloatArray = NDArray[np.floating]
 WordIndices = Sequence[int] | NDArray[np.integer]
 """The index of the word of each token; −1 for a token that is not part of a word."""
 
@@ -52,7 +52,7 @@ class AlignmentSettings(Settings):
         None, description="align tokens instead of words; by default if one side of most pairs is a single word"
     )
 
-    def extract_links(self, weights_TS: Weights) -> Links:
+    def extract_links(self, weights_TS: FloatArray) -> Links:
         """Return the links of weights over words."""
         methods: dict[Method, Callable[[], Links]] = {
             "argmax": lambda: link_largest(weights_TS),
@@ -109,7 +109,7 @@ class WordAlignment(NamedTuple):
         return self._replace(links=symmetrize(self.links, flip(reverse.links), method))
 
 
-def merge_words(weights_TS: Weights, target_words: WordIndices, source_words: WordIndices) -> Weights:
+def merge_words(weights_TS: FloatArray, target_words: WordIndices, source_words: WordIndices) -> FloatArray:
     """Return weights over words, given those over tokens: columns of a word are summed, and its rows are averaged.
 
     Words without tokens have the weight 0. The result ends with the last word that has tokens.
@@ -122,7 +122,7 @@ def merge_words(weights_TS: Weights, target_words: WordIndices, source_words: Wo
     return merged / np.maximum(counts, 1)[:, None]
 
 
-def link_largest(weights_TS: Weights) -> Links:
+def link_largest(weights_TS: FloatArray) -> Links:
     """Link each target word to the source word with the largest weight. A word without weights stays unaligned."""
     if not weights_TS.shape[1]:
         return frozenset()
@@ -130,12 +130,12 @@ def link_largest(weights_TS: Weights) -> Links:
     return frozenset((int(i), j) for j, i in enumerate(largest_T) if weights_TS[j, i] > 0)
 
 
-def link_above(weights_TS: Weights, threshold: float) -> Links:
+def link_above(weights_TS: FloatArray, threshold: float) -> Links:
     """Link each target word to all source words with at least this weight."""
     return frozenset((int(i), int(j)) for j, i in np.argwhere(weights_TS >= threshold))
 
 
-def link_confident(weights_TS: Weights, max_entropy: float) -> Links:
+def link_confident(weights_TS: FloatArray, max_entropy: float) -> Links:
     """Link each target word to the source word with the largest weight, unless its weights are spread out.
 
     The entropy of a row is divided by log S, the entropy of uniform weights. A target word whose entropy is above
@@ -145,13 +145,13 @@ def link_confident(weights_TS: Weights, max_entropy: float) -> Links:
     return frozenset((i, j) for i, j in link_largest(weights_TS) if entropy_T[j] <= max_entropy)
 
 
-def normalized_entropy(weights_TS: Weights) -> Weights:
+def normalized_entropy(weights_TS: FloatArray) -> FloatArray:
     """Return the entropy of each row divided by log S: 0 if all weight is on one word, 1 for uniform weights."""
     if weights_TS.shape[1] < 2:
         return np.zeros(len(weights_TS))
     totals_T1 = weights_TS.sum(1, keepdims=True)
     p_TS = weights_TS / np.where(totals_T1 > 0, totals_T1, 1.0)
-    entropy_T: Weights = -(p_TS * np.log(np.where(p_TS > 0, p_TS, 1.0))).sum(1) / np.log(weights_TS.shape[1])
+    entropy_T: FloatArray = -(p_TS * np.log(np.where(p_TS > 0, p_TS, 1.0))).sum(1) / np.log(weights_TS.shape[1])
     return entropy_T
 
 

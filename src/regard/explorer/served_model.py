@@ -19,7 +19,7 @@ from regard.api.model import Model
 from regard.config import to_yaml
 from regard.data.corpora import Pairs, RawSource
 from regard.data.images.pixels import decode_image
-from regard.decoding.search import Weights
+from regard.decoding.search import AttentionWeights
 from regard.decoding.tracing import describe_mechanisms
 from regard.errors import ConfigError, DataError, RegardError
 from regard.evaluation.alignment import normalized_entropy
@@ -262,7 +262,7 @@ def _name(source: RawSource, index: int) -> str:
     return os.fspath(source) if isinstance(source, os.PathLike) else f"image {index}"
 
 
-def compute_entropy(weights_TS: Weights) -> float | None:
+def compute_entropy(weights_TS: AttentionWeights) -> float | None:
     """Return the normalized entropy −Σ a_j log a_j / log S, averaged over the steps that have weight; None if there is
     no such step, or one slot.
     """
@@ -272,7 +272,7 @@ def compute_entropy(weights_TS: Weights) -> float | None:
     return float(normalized_entropy(weights_TS[sums_T > 0].astype(np.float64)).mean())
 
 
-def compute_coverage(weights_TS: Weights) -> float | None:
+def compute_coverage(weights_TS: AttentionWeights) -> float | None:
     """Return the average over slots of min(1, total weight); None without slots."""
     if not weights_TS.shape[-1]:
         return None

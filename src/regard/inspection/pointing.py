@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regard.data.images.scenes import Box, Scene
 from regard.data.tokens.pretokenization import MARK
-from regard.decoding.search import Weights
+from regard.decoding.search import AttentionWeights
 from regard.errors import ModelError
 from regard.formatting import quantity
 from regard.inspection.prediction import Prediction
@@ -88,7 +88,7 @@ def _find_words(tokens: Sequence[str]) -> Iterator[_Word]:
             start = index + 1
 
 
-def _arrange_weights(prediction: Prediction) -> Weights:
+def _arrange_weights(prediction: Prediction) -> AttentionWeights:
     grid, weights_TS = prediction.layout, prediction.attention
     if grid is None or weights_TS.shape[1] != grid.height * grid.width:
         raise ModelError(
@@ -98,7 +98,7 @@ def _arrange_weights(prediction: Prediction) -> Weights:
     return weights_TS.reshape(len(weights_TS), *grid)
 
 
-def _is_on_object(weights_YX: Weights, box: Box, scene: Scene) -> bool:
+def _is_on_object(weights_YX: AttentionWeights, box: Box, scene: Scene) -> bool:
     rows, columns = weights_YX.shape
     height, width = scene.pixels.shape[:2]
     row, column = np.unravel_index(int(weights_YX.argmax()), weights_YX.shape)

@@ -10,7 +10,7 @@ import numpy as np
 from regard.attention.record import Role
 from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import Tokenizer
-from regard.decoding.search import Hypothesis, Weights
+from regard.decoding.search import AttentionWeights, Hypothesis
 from regard.inspection.views.appearance import Appearance
 from regard.inspection.views.heatmap import AttentionView
 from regard.inspection.views.labels import isolate
@@ -60,7 +60,7 @@ class Prediction:
     truncated: bool = False
     layout: Grid | None = None
     unknown: list[str] = field(default_factory=list)
-    attentions: dict[str, Weights] = field(default_factory=dict)
+    attentions: dict[str, AttentionWeights] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
     members: int = 1
     alternatives: list["Prediction"] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Prediction:
         return names[-1] if names else None
 
     @property
-    def attention(self) -> Weights:
+    def attention(self) -> AttentionWeights:
         """The weights of the last cross-attention (T × S), averaged over its heads. They have a row for each token of
         the prediction and a column for each memory slot: in most models, for each token of the source. Zeros if the
         model has no cross-attention.

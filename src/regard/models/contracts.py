@@ -154,7 +154,7 @@ class Decoded:
     features: Tensor
     output: Callable[[Tensor], Tensor]
     vocabulary: int
-    weights: tuple[Tensor, ...] = ()
+    output_parameters: tuple[Tensor, ...] = ()
     """The parameters of the output layer."""
     loss_terms: tuple[LossTerm, ...] = ()
     alignment_BTS: Tensor | None = None

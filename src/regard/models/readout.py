@@ -99,9 +99,9 @@ class Readout(nn.Module):
         """Decode all steps of a target. Logits are computed later, if they depend on the features alone."""
         if self.generate is not None and copy_attention is not None:
             return Decoded.from_logits(self(inputs_BTD, context_BTD, copy_attention), loss_terms)
-        weights = tuple(self.output.parameters())
+        parameters = tuple(self.output.parameters())
         return Decoded(
-            self.features(inputs_BTD, context_BTD), self.logits, self.output.out_features, weights, loss_terms
+            self.features(inputs_BTD, context_BTD), self.logits, self.output.out_features, parameters, loss_terms
         )
 
     def forward(self, inputs: Tensor, context: Tensor, copy_attention: CopyAttention | None = None) -> Tensor:

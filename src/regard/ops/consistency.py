@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.ops import triton
 from regard.ops.cross_entropy import IGNORE_INDEX, reference_cross_entropy
 
-Weights = tuple[float, float, float, float]
+TermWeights = tuple[float, float, float, float]
 """The weights of CE(p), CE(q), KL(p ‖ q) and KL(q ‖ p)."""
 
 
@@ -23,7 +23,7 @@ def reference_divergence(log_p_NV: Tensor, log_q_NV: Tensor, tokens_N: Tensor) -
 
 
 def consistency_loss(
-    first_NV: Tensor, second_NV: Tensor, tokens_N: Tensor, weights: Weights, label_smoothing: float
+    first_NV: Tensor, second_NV: Tensor, tokens_N: Tensor, weights: TermWeights, label_smoothing: float
 ) -> Tensor:
     """Return the weighted sum of CE(p), CE(q), KL(p ‖ q) and KL(q ‖ p), with p and q given by their logits."""
     if triton.is_usable(second_NV):

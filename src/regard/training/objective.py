@@ -77,7 +77,9 @@ class Objective:
                     select_tokens(half_BTD, target) for half_BTD in decoded.features.chunk(2)
                 )
                 loss = self._consistency_loss(decoded)
-                total = chunked_loss(loss, (first_ND, second_ND, tokens_N), decoded.weights, decoded.vocabulary)
+                total = chunked_loss(
+                    loss, (first_ND, second_ND, tokens_N), decoded.output_parameters, decoded.vocabulary
+                )
                 terms = loss_terms(decoded, target.concatenate(target)) + self._alignment_loss(decoded, batch, passes=2)
                 return total + 0.5 * terms
             decoded = model(source, decoder_input)
@@ -89,7 +91,7 @@ class Objective:
                     teachers = [teacher(batch.source, batch.decoder_inputs) for teacher in self.distillation.models]
                 inputs += tuple(select_tokens(teacher.features, target)[0] for teacher in teachers)
                 loss = self._distillation_loss(decoded, teachers, self.distillation)
-            total = chunked_loss(loss, inputs, decoded.weights, decoded.vocabulary)
+            total = chunked_loss(loss, inputs, decoded.output_parameters, decoded.vocabulary)
             return total + loss_terms(decoded, target) + self._alignment_loss(decoded, batch)
 
     def _alignment_loss(self, decoded: Decoded, batch: Batch, passes: int = 1) -> Tensor:

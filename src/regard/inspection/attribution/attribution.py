@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from regard.decoding.search import Weights
 from regard.errors import ConfigError, check_path
 from regard.inspection.attribution.rank_correlation import kendall, spearman
 from regard.inspection.prediction import Prediction
@@ -96,10 +96,10 @@ class Attribution:
 
     prediction: Prediction
     method: "Method"
-    scores: Weights
+    scores: NDArray[np.float32]
     steps: list[int]
     contrast: str | None = None
-    target_scores: Weights | None = None
+    target_scores: NDArray[np.float32] | None = None
     deltas: list[float] | None = None
     baseline: "Baseline | None" = None
     normalized: bool = False

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.decoding.search import Weights
+from regard.decoding.search import AttentionWeights
 from regard.inspection.prediction import Prediction
 
 DECIMALS = 6
@@ -42,7 +42,7 @@ def compare_predictions(before: Prediction, after: Prediction) -> Changes:
     return Changes(before.text, before.tokens, before.score, None if is_same else common, variation)
 
 
-def _total_variation(before: Weights, after: Weights) -> list[float]:
+def _total_variation(before: AttentionWeights, after: AttentionWeights) -> list[float]:
     """Return the total variation of each row that both have. Keys beyond those of the other are not visible in it."""
     rows, columns = np.minimum(before.shape[-2:], after.shape[-2:])
     difference = np.abs(before[..., :rows, :columns] - after[..., :rows, :columns]).sum(-1, dtype=np.float64) / 2

@@ -14,9 +14,10 @@ import numpy as np
 from rich.style import Style as TextStyle
 from rich.text import Text
 
+from regard.decoding.search import AttentionWeights
 from regard.inspection.views import drawing
 from regard.inspection.views.blocks import arrange, draw_half_blocks
-from regard.inspection.views.heatmap import AttentionView, Weights, to_html_title
+from regard.inspection.views.heatmap import AttentionView, to_html_title
 from regard.inspection.views.labels import isolate, label
 from regard.inspection.views.pictures import PixelArray, Style, compose, resize, shade, to_data_uri, upsample
 
@@ -50,7 +51,7 @@ class ContactSheet(AttentionView):
     name: str
     caption: str
     words: Sequence[str]
-    weights_TYX: Weights
+    weights_TYX: AttentionWeights
     title: str = ""
     style: Style = "smooth"
 
@@ -114,7 +115,7 @@ class ContactSheet(AttentionView):
         heading = f'<div style="margin-bottom:6px"><bdi>{markup.escape(self.caption)}</bdi></div>'
         return f'<div style="font-family:sans-serif">{heading}{to_html_title(self.title)}{"".join(figures)}</div>'
 
-    def _html_layer(self, weights_YX: Weights, width: int, height: int) -> str:
+    def _html_layer(self, weights_YX: AttentionWeights, width: int, height: int) -> str:
         rows, columns = self._grid
         smooth = self.style == "smooth"
         scale = _LAYER_SCALE if smooth else 1
@@ -138,7 +139,7 @@ class ContactSheet(AttentionView):
         rows, columns = self.weights_TYX.shape[1:]
         return rows, columns
 
-    def _panels(self) -> Iterator[tuple[str, Weights]]:
+    def _panels(self) -> Iterator[tuple[str, AttentionWeights]]:
         return zip(map(label, self.words), self.weights_TYX, strict=True)
 
     def _scale_picture(self, longest: int) -> PixelArray:
@@ -147,13 +148,13 @@ class ContactSheet(AttentionView):
         return resize(self.pixels_HW3, max(1, round(scale * height)), max(1, round(scale * width)))
 
 
-def _find_chosen(weights_YX: Weights) -> _Cell | None:
+def _find_chosen(weights_YX: AttentionWeights) -> _Cell | None:
     """Return the cell that hard attention chose; None if several cells have weight."""
     row, column = np.unravel_index(int(weights_YX.argmax()), weights_YX.shape)
     return _Cell(int(row), int(column)) if weights_YX[row, column] >= _HARD else None
 
 
-def _format_weight(weights_YX: Weights) -> str:
+def _format_weight(weights_YX: AttentionWeights) -> str:
     """Format the largest weight."""
     return f"{weights_YX.max():.2f}"
 

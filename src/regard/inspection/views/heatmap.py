@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.cells import cell_len
 from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
+from regard.decoding.search import AttentionWeights
 from regard.inspection.views import drawing
 from regard.inspection.views.appearance import Appearance
 from regard.inspection.views.labels import Labels, isolate
-
-Weights = NDArray[np.float32]
 
 
 class AttentionView(ABC):
@@ -64,7 +62,7 @@ class AttentionView(ABC):
 class HeatMap(AttentionView):
     """Attention weights with a column for each source token and a row for each target token."""
 
-    weights_TS: Weights
+    weights_TS: AttentionWeights
     labels: Labels
     title: str = ""
     appearance: Appearance = field(default_factory=Appearance)

@@ -9,9 +9,10 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
+from regard.decoding.search import AttentionWeights
 from regard.inspection.views import drawing
 from regard.inspection.views.appearance import HEAD_COLORS, LINE_COLOR, Appearance
-from regard.inspection.views.heatmap import AttentionView, Weights, to_html_title
+from regard.inspection.views.heatmap import AttentionView, to_html_title
 from regard.inspection.views.labels import Labels, isolate
 
 _MIN_OPACITY = 0.02
@@ -42,7 +43,7 @@ class _Line(NamedTuple):
 class LineView(AttentionView):
     """Lines from source tokens to target tokens; the opacity of a line is its weight. Each head has a color."""
 
-    maps: Sequence[Weights]
+    maps: Sequence[AttentionWeights]
     labels: Labels
     title: str = ""
     names: Sequence[str] = ()

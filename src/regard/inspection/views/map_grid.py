@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from rich.text import Text
 
+from regard.decoding.search import AttentionWeights
 from regard.inspection.views import drawing
 from regard.inspection.views.appearance import Appearance
 from regard.inspection.views.blocks import arrange, draw_half_blocks
 from regard.inspection.views.heatmap import (
     AttentionView,
-    Weights,
     build_colors,
     describe_scale,
     shade,
@@ -124,7 +124,7 @@ class MapGrid(AttentionView):
         return f"head {part.head}" if place.row == 0 else "", f"layer {part.layer}" if place.column == 0 else ""
 
 
-def _shrink(weights_TS: Weights) -> Weights:
+def _shrink(weights_TS: AttentionWeights) -> AttentionWeights:
     """Combine neighboring cells of a map that is too large for a terminal: keep the largest weight of each group."""
     for axis, count in enumerate(weights_TS.shape):
         if count > _TERMINAL_CELLS:

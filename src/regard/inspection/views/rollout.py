@@ -23,10 +23,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Weights = NDArray[np.float32]
+from regard.decoding.search import AttentionWeights
 
 
-def roll_out(layers: Sequence[Weights]) -> Weights:
+def roll_out(layers: Sequence[AttentionWeights]) -> AttentionWeights:
     """Return the rollout R_L of a self-attention, given the weights of its layers."""
     rollout = np.eye(layers[0].shape[-1])
     for weights in layers:
@@ -34,7 +34,9 @@ def roll_out(layers: Sequence[Weights]) -> Weights:
     return rollout.astype(np.float32)
 
 
-def roll_out_cross(encoder: Sequence[Weights], decoder: Sequence[Weights], cross: Sequence[Weights]) -> Weights:
+def roll_out_cross(
+    encoder: Sequence[AttentionWeights], decoder: Sequence[AttentionWeights], cross: Sequence[AttentionWeights]
+) -> AttentionWeights:
     """Return the rollout of the cross-attention, given the weights of the layers of each attention.
 
     `encoder` and `decoder` may be empty: a recurrent encoder or decoder has no self-attention.
@@ -49,7 +51,7 @@ def roll_out_cross(encoder: Sequence[Weights], decoder: Sequence[Weights], cross
     return _normalize(source_TS).astype(np.float32)
 
 
-def _add_residual(weights: Weights) -> NDArray[np.float64]:
+def _add_residual(weights: AttentionWeights) -> NDArray[np.float64]:
     return 0.5 * _normalize(weights) + 0.5 * np.eye(len(weights))
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from regard.arguments import check_flag
 from regard.attention.record import ROLES, Role
-from regard.decoding.search import Weights
+from regard.decoding.search import AttentionWeights
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.alignment import merge_words
 from regard.formatting import did_you_mean, quantity
@@ -32,7 +32,7 @@ _REDUCTIONS: dict[str, str] = {"mean": "average of", "max": "maximum of"}
 class AttentionMap:
     """The weights of one layer and head, or of several combined. Layers and heads are counted from 1."""
 
-    weights_TS: Weights
+    weights_TS: AttentionWeights
     layer: int | None = None
     head: int | None = None
 
@@ -87,7 +87,7 @@ class Selection:
         )
 
     def select_maps(
-        self, attentions: Mapping[str, Weights], roles: Mapping[str, Role]
+        self, attentions: Mapping[str, AttentionWeights], roles: Mapping[str, Role]
     ) -> tuple[list[AttentionMap], str]:
         """Return the selected maps, and a title that describes them."""
         role = self.find_role(roles)
@@ -106,7 +106,9 @@ class Selection:
             maps = _reduce_layers(maps, self.layer)
         return maps, self._describe(role, layers, numbers)
 
-    def _find_numbers(self, role: Role, layers: Sequence[Weights], attentions: Mapping[str, Weights]) -> list[int]:
+    def _find_numbers(
+        self, role: Role, layers: Sequence[AttentionWeights], attentions: Mapping[str, AttentionWeights]
+    ) -> list[int]:
         """Return the numbers of the selected layers."""
         count = len(layers)
         if self.attention in attentions:
@@ -126,7 +128,7 @@ class Selection:
             )
         return [self.layer]
 
-    def _select_heads(self, weights: Weights, layer: int) -> Iterator[AttentionMap]:
+    def _select_heads(self, weights: AttentionWeights, layer: int) -> Iterator[AttentionMap]:
         """Yield the selected heads of a layer, or their combination."""
         weights_HTS = _with_heads(weights)
         count = len(weights_HTS)
@@ -142,7 +144,7 @@ class Selection:
         else:
             yield AttentionMap(_reduce(weights_HTS, self.head or "mean"), layer)
 
-    def _roll_out(self, attentions: Mapping[str, Weights], roles: Mapping[str, Role]) -> Weights:
+    def _roll_out(self, attentions: Mapping[str, AttentionWeights], roles: Mapping[str, Role]) -> AttentionWeights:
         role = self.find_role(roles)
         if self.head == "all" or self.attention in attentions:
             raise ConfigError(
@@ -170,7 +172,7 @@ class Selection:
             )
         return roll_out_cross(encoder, decoder, cross)
 
-    def _describe(self, role: Role, layers: Sequence[Weights], numbers: Sequence[int]) -> str:
+    def _describe(self, role: Role, layers: Sequence[AttentionWeights], numbers: Sequence[int]) -> str:
         """Describe the selected weights, without layers or heads if there is only one."""
         parts = ["Attention rollout" if self.layer == "rollout" else ROLE_NAMES[role]]
         if self.layer == "rollout" and role != "cross":
@@ -187,16 +189,18 @@ class Selection:
         return ", ".join(parts)
 
 
-def _find_layers(attentions: Mapping[str, Weights], roles: Mapping[str, Role], role: Role) -> list[Weights]:
+def _find_layers(
+    attentions: Mapping[str, AttentionWeights], roles: Mapping[str, Role], role: Role
+) -> list[AttentionWeights]:
     return [weights for name, weights in attentions.items() if roles[name] == role]
 
 
-def _with_heads(weights: Weights) -> Weights:
+def _with_heads(weights: AttentionWeights) -> AttentionWeights:
     return weights if weights.ndim == 3 else weights[None]
 
 
-def _reduce(weights: Weights, how: str) -> Weights:
-    reduced: Weights = weights.max(0) if how == "max" else weights.mean(0)
+def _reduce(weights: AttentionWeights, how: str) -> AttentionWeights:
+    reduced: AttentionWeights = weights.max(0) if how == "max" else weights.mean(0)
     return reduced
 
 
@@ -206,13 +210,13 @@ def _reduce_layers(maps: Sequence[AttentionMap], how: object) -> list[AttentionM
         raise ConfigError(
             "The layers attend to different numbers of slots, so they cannot be combined. Select a layer."
         )
-    by_head: dict[int | None, list[Weights]] = {}
+    by_head: dict[int | None, list[AttentionWeights]] = {}
     for part in maps:
         by_head.setdefault(part.head, []).append(part.weights_TS)
     return [AttentionMap(_reduce(np.stack(parts), str(how)), head=head) for head, parts in by_head.items()]
 
 
-def combine_words(weights_TS: Weights, rows: Sequence[Span], columns: Sequence[Span]) -> Weights:
+def combine_words(weights_TS: AttentionWeights, rows: Sequence[Span], columns: Sequence[Span]) -> AttentionWeights:
     """Average the rows of each word, and sum the columns of each word. The spans cover all rows and columns."""
     return merge_words(weights_TS, *map(_index_words, (rows, columns))).astype(np.float32)
 

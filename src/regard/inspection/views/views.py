@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 import numpy as np
 
 from regard.attention.record import Role
+from regard.decoding.search import AttentionWeights
 from regard.errors import ConfigError, check_choice
 from regard.inspection.views.appearance import Appearance
 from regard.inspection.views.contact_sheet import ContactSheet
-from regard.inspection.views.heatmap import AttentionView, HeatMap, Weights
+from regard.inspection.views.heatmap import AttentionView, HeatMap
 from regard.inspection.views.labels import Labels
 from regard.inspection.views.line_view import LineView
 from regard.inspection.views.map_grid import MapGrid
@@ -180,5 +181,5 @@ def _view_over_picture(
     pixels_HW3 = prediction.pixels
     if pixels_HW3 is None:
         pixels_HW3 = np.full((_PIXELS_PER_CELL * rows, _PIXELS_PER_CELL * columns, 3), 160, np.uint8)
-    weights_TYX: Weights = np.array(weights, np.float32).reshape(len(words), rows, columns)
+    weights_TYX: AttentionWeights = np.array(weights, np.float32).reshape(len(words), rows, columns)
     return ContactSheet(pixels_HW3, prediction.source, prediction.text, words, weights_TYX, title, appearance.style)

@@ -23,7 +23,7 @@ BLOCK = 2048
 
 WARPS = 8
 
-Weights = tuple[float, float, float, float]
+TermWeights = tuple[float, float, float, float]
 """a, b, c and d."""
 
 STATISTICS = 5
@@ -120,7 +120,7 @@ class _ConsistencyLoss(torch.autograd.Function):
         first_NV: Tensor,
         second_NV: Tensor,
         targets_N: Tensor,
-        weights: Weights,
+        weights: TermWeights,
         smoothing: float,
         ignore_index: int,
     ) -> Tensor:
@@ -146,7 +146,7 @@ class _ConsistencyLoss(torch.autograd.Function):
 
 
 def consistency_loss(
-    first_NV: Tensor, second_NV: Tensor, targets_N: Tensor, weights: Weights, smoothing: float, ignore_index: int
+    first_NV: Tensor, second_NV: Tensor, targets_N: Tensor, weights: TermWeights, smoothing: float, ignore_index: int
 ) -> Tensor:
     """Return the loss of each row in float32."""
     losses_N: Tensor = _ConsistencyLoss.apply(first_NV, second_NV, targets_N, weights, smoothing, ignore_index)
