@@ -36,7 +36,8 @@ format: .venv/test-ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-web:
+web: .venv/ready
+	$(BIN)/python web/generate_requests.py > web/src/requests.ts
 	cd web && npm ci && npm run check && npm test && npm run build
 
 # Install torch first, in the tested version: another one may be a build of several gigabytes.

@@ -1,10 +1,11 @@
 /** Attributions: scores of source tokens by other methods than attention, on the same matrix. */
 import { decodeArray, Matrix, splitMatrices, type EncodedArray } from "./arrays.js";
+import type { AttributionRequest } from "./requests.js";
 import type { SelectedMap } from "./selection.js";
 import { nameSlots, type TraceDocument } from "./trace.js";
 import { combineWords, findWords, joinWord, type Span } from "./words.js";
 
-export const METHODS = ["gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing"] as const;
+export const METHODS = ["gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing"] as const satisfies AttributionRequest["methods"];
 export type Method = (typeof METHODS)[number];
 export const METHOD_NAMES: Record<Method, string> = {
   gradient_x_input: "Gradient × input",

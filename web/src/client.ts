@@ -1,6 +1,7 @@
 /** The data of the page: from the server, or from the documents inside an exported page. */
-import type { Attribution, Method } from "./attribution.js";
-import type { Edit, Mechanism, TraceDocument } from "./trace.js";
+import type { Attribution } from "./attribution.js";
+import type { AttributionRequest, CorpusRequest, ExportRequest, TraceRequest } from "./requests.js";
+import type { Mechanism, TraceDocument } from "./trace.js";
 
 export interface ModelSummary {
   id: string;
@@ -29,25 +30,6 @@ export interface Series {
   points: [number, number][];
 }
 
-export interface TraceRequest {
-  model: string;
-  source: { text: string } | { image: string } | { example: number };
-  search: { beam: number; nbest: number };
-  target: string | null;
-  edits: Edit[];
-  queries: boolean;
-  states: boolean;
-  candidates: number;
-}
-
-/** Another model, or other edits, for the same source and search. */
-export type OtherTrace = Pick<TraceRequest, "model" | "edits">;
-
-/** What is explained: a prediction, or a given target. */
-export interface AttributionRequest extends Pick<TraceRequest, "model" | "source" | "search" | "target"> {
-  methods: Method[];
-}
-
 /** A line of a stream: how much is done, from 0 to 1, or a part of the result. */
 export type Streamed<Part> = { progress: number } | Part;
 
@@ -69,12 +51,9 @@ export interface Client {
   trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument>;
   card(model: string): Promise<ModelCard>;
   streamAttribution(request: AttributionRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Attribution }>>;
-  streamCorpus(model: string, signal: AbortSignal): AsyncIterable<Streamed<{ row: CorpusRow } | { total: number }>>;
-  exportPage(request: TraceRequest, others: readonly OtherTrace[], fragment: string): Promise<Blob>;
+  streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Streamed<{ row: CorpusRow } | { total: number }>>;
+  exportPage(request: ExportRequest): Promise<Blob>;
 }
-
-/** An error with a message for the reader of the page. */
-export class RequestError extends Error {}
 
 /** Requests to the server that the page was loaded from. */
 export class ServerClient implements Client {
@@ -87,7 +66,7 @@ export class ServerClient implements Client {
   }
 
   trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument> {
-    return this.fetchJson("api/trace", describeBody(request), signal);
+    return this.fetchJson("api/trace", request, signal);
   }
 
   card(model: string): Promise<ModelCard> {
@@ -98,19 +77,19 @@ export class ServerClient implements Client {
     return this.stream("api/attribution", request, signal);
   }
 
-  streamCorpus(model: string, signal: AbortSignal): AsyncIterable<Streamed<{ row: CorpusRow } | { total: number }>> {
-    return this.stream("api/corpus", { model }, signal);
+  streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Streamed<{ row: CorpusRow } | { total: number }>> {
+    return this.stream("api/corpus", request, signal);
   }
 
-  async exportPage(request: TraceRequest, others: readonly OtherTrace[], fragment: string): Promise<Blob> {
-    return (await this.fetch("api/export", { ...describeBody(request), others, fragment })).blob();
+  async exportPage(request: ExportRequest): Promise<Blob> {
+    return (await this.fetch("api/export", request)).blob();
   }
 
   /** Yield the lines of a response. A failure is its last line, because the status was sent before. */
   private async *stream<T>(path: string, body: unknown, signal: AbortSignal): AsyncIterable<T> {
     for await (const line of readLines(await this.fetch(path, body, signal))) {
       const { error } = line as { error?: { message: string } };
-      if (error) throw new RequestError(error.message);
+      if (error) throw new Error(error.message);
       yield line as T;
     }
   }
@@ -128,17 +107,11 @@ export class ServerClient implements Client {
     }
     const response = await fetch(path, { ...options, signal: signal ?? null }).catch((reason: unknown) => {
       if (reason instanceof DOMException && reason.name === "AbortError") throw reason;
-      throw new RequestError("The server does not respond. Check that regard explore is still running, then try again.");
+      throw new Error("The server does not respond. Check that regard explore is still running, then try again.");
     });
-    if (!response.ok) throw new RequestError(await readError(response));
+    if (!response.ok) throw new Error(await readError(response));
     return response;
   }
-}
-
-/** Return the body of a request. Fields with their default value are left out. */
-function describeBody(request: TraceRequest): Partial<TraceRequest> {
-  const { edits, target, ...fields } = request;
-  return { ...fields, ...(edits.length ? { edits } : {}), ...(target === null ? {} : { target }) };
 }
 
 async function readError(response: Response): Promise<string> {
@@ -183,22 +156,22 @@ export class EmbeddedClient implements Client {
     const key = describeRequest(request);
     const candidates = this.data.traces.filter((entry) => describeRequest(entry.request) === key);
     const found = candidates.find((entry) => entry.request.queries) ?? candidates[0];
-    if (!found) throw new RequestError("This file contains other sentences only. Run regard explore to compute new ones.");
+    if (!found) throw new Error("This file contains other sentences only. Run regard explore to compute new ones.");
     return found.document;
   }
 
   async card(model: string): Promise<ModelCard> {
     const card = this.data.cards?.[model];
-    if (!card) throw new RequestError("This file does not contain the settings of the model.");
+    if (!card) throw new Error("This file does not contain the settings of the model.");
     return card;
   }
 
   async *streamAttribution(): AsyncIterable<never> {
-    throw new RequestError("This file does not contain attributions. Run regard explore to compute them.");
+    throw new Error("This file does not contain attributions. Run regard explore to compute them.");
   }
 
   async *streamCorpus(): AsyncIterable<never> {
-    throw new RequestError("This file does not contain a corpus. Run regard explore to read one.");
+    throw new Error("This file does not contain a corpus. Run regard explore to read one.");
   }
 
   async exportPage(): Promise<Blob> {

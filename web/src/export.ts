@@ -45,7 +45,7 @@ export async function exportView(format: ExportFormat, view: View, store: Store)
       await navigator.clipboard.writeText(location.href);
       return "Link copied.";
     case "html":
-      download(await store.client.exportPage(store.describeRequest({ queries: true }), view.others, location.hash), `${name}.html`);
+      download(await store.client.exportPage({ ...store.describeRequest({ queries: true }), others: view.others, fragment: location.hash }), `${name}.html`);
       return "HTML file saved. It works offline.";
   }
 }

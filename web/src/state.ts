@@ -2,6 +2,7 @@
 import type { Toggles } from "./equation.js";
 import { UNCHANGED } from "./equation.js";
 import { METHODS, type Method } from "./attribution.js";
+import { MAX_BEAM } from "./requests.js";
 import type { Head, Layer } from "./selection.js";
 import type { Edit, Role } from "./trace.js";
 
@@ -139,7 +140,7 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   model: isText,
   text: isText,
   example: (value) => value === null || isIndex(value),
-  beam: (value) => isIndex(value) && (value as number) >= 1 && (value as number) <= 20,
+  beam: (value) => isIndex(value) && (value as number) >= 1 && (value as number) <= MAX_BEAM,
   edits: (value) => Array.isArray(value) && value.every((edit) => typeof edit?.kind === "string"),
   hypothesis: isIndex,
   role: isOneOf("cross", "encoder-self", "decoder-self"),

@@ -1,7 +1,8 @@
 /** The store: the state, the documents that belong to it, and the changes of both. Views subscribe to it. */
 import type { Attribution, Method } from "./attribution.js";
 import { Documents } from "./documents.js";
-import { RequestError, type AttributionRequest, type Client, type ModelSummary, type TraceRequest } from "./client.js";
+import type { Client, ModelSummary } from "./client.js";
+import type { AttributionRequest, TraceRequest } from "./requests.js";
 import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, readFragment, writeFragment, type State } from "./state.js";
 import { findLayers, type Edit, type TraceDocument } from "./trace.js";
@@ -171,11 +172,9 @@ export class Store extends EventTarget {
   /** The request of the present state. */
   describeRequest(changes: Partial<TraceRequest> = {}): TraceRequest {
     const { model, text, example, beam, edits } = this.state;
-    const nbest = Math.min(beam, 5);
-    const common = { target: null, queries: false, states: false, candidates: 10 };
     const image = example === null ? { image: this.image } : { example };
     const source = this.readsImages ? image : { text };
-    return { model, source, search: { beam, nbest }, edits, ...common, ...changes };
+    return { model, source, search: { beam, nbest: Math.min(beam, 5) }, edits, ...changes };
   }
 
   /** The request of an attribution for the present hypothesis. Edits of the source and of tokens are part of it. */
@@ -236,7 +235,7 @@ export class Store extends EventTarget {
   }
 
   private fail(reason: unknown): void {
-    this.error = reason instanceof RequestError || reason instanceof Error ? reason.message : String(reason);
+    this.error = (reason as Error).message;
     this.trace = null;
     this.loading = false;
     this.announce(this.error);

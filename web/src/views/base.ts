@@ -1,8 +1,8 @@
 /** The base of all views: they are drawn again when the store or the theme changes. */
 import { LitElement, type PropertyValues } from "lit";
 import { property, state } from "lit/decorators.js";
-import type { OtherTrace } from "../client.js";
 import type { Figure } from "../figures.js";
+import type { OtherTrace } from "../requests.js";
 import { shared } from "../styles.js";
 import type { Store } from "../store.js";
 

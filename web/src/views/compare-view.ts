@@ -2,8 +2,8 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { Matrix } from "../arrays.js";
-import type { OtherTrace } from "../client.js";
 import { FigureRow, MatrixFigure, type Cell, type Figure } from "../figures.js";
+import type { OtherTrace } from "../requests.js";
 import { selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { findLayers, formatNumber, formatPercent, labelToken, type TraceDocument } from "../trace.js";

@@ -84,7 +84,7 @@ export class CorpusView extends View {
     try {
       const batch: CorpusRow[] = [];
       let shown = performance.now();
-      for await (const part of this.store.client.streamCorpus(this.read, signal)) {
+      for await (const part of this.store.client.streamCorpus({ model: this.read }, signal)) {
         if ("row" in part) batch.push(part.row);
         if ("progress" in part) this.progress = part.progress;
         if (performance.now() - shown < 200) continue;

@@ -2,10 +2,9 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, query } from "lit/decorators.js";
 import { describeEdits } from "../edits.js";
+import { MAX_TEXT } from "../requests.js";
 import { shared } from "../styles.js";
 import { StoreElement } from "./base.js";
-
-const LONGEST_TEXT = 2000;
 
 @customElement("source-bar")
 export class SourceBar extends StoreElement {
@@ -60,7 +59,7 @@ export class SourceBar extends StoreElement {
   }
 
   private renderText(): TemplateResult {
-    return html`<textarea rows="1" dir="auto" aria-label="Source" placeholder="Type a source text" maxlength=${LONGEST_TEXT} ?readonly=${!this.store.client.isLive}
+    return html`<textarea rows="1" dir="auto" aria-label="Source" placeholder="Type a source text" maxlength=${MAX_TEXT} ?readonly=${!this.store.client.isLive}
       .value=${this.store.state.text} @keydown=${this.press}></textarea>`;
   }
 
