@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import regard
-from regard.api.alignment import build_aligner
+from regard.api.model import build_aligner
 from regard.data.corpora import read_pairs
 from regard.data.pharaoh import GoldLinks, Links, format_links, read_alignments
 from regard.data.settings import Files

@@ -42,7 +42,7 @@ import numpy as np
 
 import regard
 from alignment import SETTINGS, data_settings, read_gold
-from regard.api.alignment import build_aligner
+from regard.api.model import build_aligner
 from regard.data.corpora import Pairs, load_corpus
 from regard.data.pharaoh import GoldLinks
 from regard.decoding.settings import SearchOptions

@@ -8,8 +8,7 @@ from regard.version import __version__ as __version__
 if TYPE_CHECKING:
     from regard.api.comparing import compare
     from regard.api.explaining import explain
-    from regard.api.loading import load
-    from regard.api.model import Model
+    from regard.api.model import Model, load
     from regard.api.training import Run, train
     from regard.attention.attention import Attention
     from regard.attention.equation import attend
@@ -105,7 +104,7 @@ _MODULES = {
     "choose": "regard.training.planning.choosing",
     "compare": "regard.api.comparing",
     "explain": "regard.api.explaining",
-    "load": "regard.api.loading",
+    "load": "regard.api.model",
     "mechanisms": "regard.attention.mechanisms",
     "record": "regard.attention.record",
     "reference_mode": "regard.ops.reference_mode",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.api.systems import name_paths
+from regard.api.comparing import name_paths
 from regard.errors import ArgumentTypeError, ConfigError, DataError, ModelError
 from regard.runs.folder import RunFolder
 
@@ -40,7 +40,7 @@ def test_runs_are_compared_on_their_test_set(small_run: RunFolder, second_run: R
 
 
 def _read_test(folder: RunFolder) -> tuple[list[str], list[str]]:
-    from regard.api.evaluation_data import read_test_set
+    from regard.runs.pairs import read_test_set
 
     test = read_test_set(folder, folder.best())
     return test.sources, test.targets

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import regard
-from regard.api.arguments import OneSource
+from regard.api.model import OneSource
 from tests_command import Result, run_preloaded
 
 Run = Callable[..., Result]

@@ -1,13 +1,15 @@
-"""Edits of a text: words and tokens are replaced, deleted and masked, in order."""
+"""Edits of a text: words and tokens are replaced, deleted and masked, in order. Checks of sources."""
 
 from typing import Any
 
 import pytest
 
+from regard.data.images.reader import ImageReader
 from regard.data.settings import CharSide
 from regard.data.source_readers import TextItem, TextReader
-from regard.data.sources import DeleteSource, EditedText, MaskSource, ReplaceSource
+from regard.data.sources import DeleteSource, EditedText, MaskSource, ReplaceSource, check_sources
 from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer
+from regard.errors import ArgumentTypeError
 
 
 def test_masked_parts_move_with_their_text() -> None:
@@ -52,3 +54,10 @@ def test_every_token_of_a_masked_word_is_unknown() -> None:
     assert both.text == "abc ef"
     assert [index for index, token in enumerate(both.tokenized.ids) if token == UNKNOWN] == [4, 5]
     assert both.tokens == ["a", "b", "c", " ", "e", "f"]
+
+
+def test_messages_about_images_use_the_right_article() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"^source must be an image \(.*\) or a list of images, not int"):
+        check_sources(3, ImageReader())
+    with pytest.raises(ArgumentTypeError, match=r"^source\[1\] must be an image \(.*\), not int"):
+        check_sources(["a.png", 3], ImageReader())

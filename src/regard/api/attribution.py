@@ -1,15 +1,13 @@
 """Attributions of one source and target: checks of the arguments, the explained tokens, and the method."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from regard.api import arguments
-from regard.arguments import check_flag, check_integer, check_text
+from regard.arguments import check_flag, check_integer
 from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import END, START, UNKNOWN, Tokenizer, UnknownTokens
-from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
 from regard.decoding.search import AttentionWeights, Hypothesis
 from regard.errors import ArgumentTypeError, ConfigError
@@ -76,25 +74,6 @@ class AttributionRequest(NamedTuple):
                 "cannot explain their common prediction. Use the method occlusion, or load one of the models."
             )
         return self
-
-
-def attribute_source(
-    predictor: Predictor, source: Any, target: str | None, request: AttributionRequest, search: Mapping[str, Any]
-) -> Attribution:
-    """Explain the prediction for a source, or a given target."""
-    arguments.check_source(source, predictor.reader)
-    if target is None:
-        options, constraints = arguments.parse_search(search)
-        items = predictor.reader.read([source])
-        [[hypothesis, *_]] = predictor.predict(items, options, constraints, attention=True)
-        return attribute_target(predictor, items[0], hypothesis, request)
-    if search:
-        raise ConfigError(
-            f"A given target is explained without a search, so {', '.join(search)} cannot be set. Omit the target, or "
-            "the settings of the search."
-        )
-    items, [hypothesis] = force_targets(predictor, [source], [check_text("target", target)])
-    return attribute_target(predictor, items[0], hypothesis, request)
 
 
 def attribute_target(

@@ -1,42 +1,77 @@
 """Model: predict, score, trace, explain and evaluate with a trained model."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import html
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, overload
+from pathlib import Path
+from typing import Any, Protocol, Self, Unpack, final, overload
 
 import torch
+from numpy.typing import NDArray
 
-from regard.api import arguments, description
-from regard.api.alignment import align_pairs, check_pairs
-from regard.api.arguments import OneSource
-from regard.api.attribution import AttributionRequest, Contrast, attribute_source
-from regard.api.network import LoadedNetwork
-from regard.api.tracing import trace_source
-from regard.arguments import check_device, check_flag, check_integer, check_metrics
+from regard.api.attribution import AttributionRequest, Contrast, attribute_target
+from regard.arguments import (
+    check_device,
+    check_dtype,
+    check_flag,
+    check_integer,
+    check_list,
+    check_metrics,
+    check_references,
+    check_text,
+    check_texts,
+)
 from regard.config import resolve
-from regard.decoding.edits import Edit
+from regard.data.corpora import RawSource
+from regard.data.sources import SourceReader, check_items, check_source, check_sources
+from regard.decoding.constraints import describe_search, parse_search
+from regard.decoding.edits import Edit, TraceTask, apply_edits, check_steps, describe_edit, parse_edits
 from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
-from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
+from regard.decoding.settings import CONSTRAINTS, PredictionOptions, SearchOptions, SearchSettings, check_search
 from regard.decoding.tracing import TraceOptions
-from regard.errors import ArgumentTypeError, ModelError, check_choice
-from regard.evaluation.alignment import SYMMETRIZATIONS, AlignmentOptions, Symmetrization, WordAlignment
+from regard.errors import ArgumentTypeError, ConfigError, ModelError, check_choice, is_iterable
+from regard.evaluation.aligner import Aligner, Pair, choose_unit
+from regard.evaluation.alignment import (
+    SYMMETRIZATIONS,
+    AlignmentOptions,
+    AlignmentSettings,
+    Symmetrization,
+    WordAlignment,
+)
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
 from regard.evaluation.values import MetricValues
+from regard.formatting import quantity
 from regard.inspection.attribution.attribution import Attribution
 from regard.inspection.attribution.methods import Baseline, Method
 from regard.inspection.prediction import Prediction
+from regard.inspection.trace.changes import compare_predictions
 from regard.inspection.trace.trace import Trace
 from regard.models.ensemble import ensemble
+from regard.models.seq2seq import Seq2Seq
+from regard.registry import import_plugins
 from regard.runs import checkpoints
-from regard.runs.folder import RunFolder
+from regard.runs.folder import RunFolder, open_models
 from regard.runs.settings import RunSettings
 from regard.runs.stored_checkpoint import Checkpoint
+from regard.version import __version__
 
 
-class Model(LoadedNetwork):
+class ArrayInterface(Protocol):
+    """What numpy can read as an array: an array, or a Pillow image."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
+OneSource = str | Path | NDArray[Any] | ArrayInterface
+"""A source: a text; or what another kind of encoder reads: the name of a file, an array, or a Pillow image."""
+
+
+@final
+class Model:
     """A trained model with its tokenizers. Load one with `regard.load`.
 
     A loaded model is in evaluation mode. `predict`, `score`, `trace` and `evaluate` always compute in evaluation mode,
@@ -58,7 +93,7 @@ class Model(LoadedNetwork):
         scores: MetricValues | None = None,
         members: int = 1,
     ) -> None:
-        super().__init__(predictor)
+        self.predictor = predictor
         self.settings = settings
         self.step = step
         self.scores = scores
@@ -100,10 +135,93 @@ class Model(LoadedNetwork):
         return cls(predictor, models[0].settings, models[0].step, members=len(models))
 
     def __repr__(self) -> str:
-        return description.to_text(self)
+        return format_summary("Model", self._summarize())
 
     def _repr_html_(self) -> str:
-        return description.to_html(self)
+        return summary_to_html("regard.Model", self._summarize())
+
+    def _summarize(self) -> dict[str, str]:
+        """Return the architecture, the size and the training of the model, as text by name."""
+        reader, tokenizer = self.predictor.reader, self.predictor.tokenizer
+        source_tokens = "" if reader.vocabulary_size is None else f"{reader.vocabulary_size:,} source tokens, "
+        prefix = f"ensemble of {self.members} models, the first: " if self.members > 1 else ""
+        summary = {
+            "architecture": prefix + self.settings.model.architecture,
+            "parameters": f"{sum(parameter.numel() for parameter in self.network.parameters()):,}",
+            "vocabulary": f"{source_tokens}{len(tokenizer):,} target tokens",
+            "step": f"{self.step:,}",
+            "device": str(self.device),
+        }
+        if self.dtype != torch.float32:
+            summary["dtype"] = str(self.dtype).removeprefix("torch.")
+        if self.scores is not None:
+            summary["validation"] = self.scores.describe(self.settings.training.metric)
+        return summary
+
+    @property
+    def network(self) -> Seq2Seq:
+        """The torch module, for use in PyTorch code: to inspect or change weights, register hooks, record attention.
+
+        >>> sum(parameter.numel() for parameter in model.network.parameters())
+        """
+        return self.predictor.model
+
+    def named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Yield the modules of `network` with their names, so that `regard.record(model)` works.
+
+        >>> with regard.record(model) as recording:
+        ...     model.predict("3 mai 2009")
+        """
+        yield from self.network.named_modules()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.predictor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.predictor.dtype
+
+    def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Self:
+        """Move the model to a device, convert it to a floating-point dtype, or both, like `torch.nn.Module.to`.
+
+        Args:
+            device: "cpu", "cuda", "cuda:1" or a `torch.device`. By default, unchanged.
+            dtype: "float32", "float64", "bfloat16", "float16" or a `torch.dtype`. By default, unchanged.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            ConfigError: The device or the dtype is not supported.
+            ArgumentTypeError: An argument has the wrong type.
+
+        >>> model.to("cpu").to(dtype="float64").predict("3 mai 2009")
+        """
+        place = None if device is None else check_device(device)
+        kind = None if dtype is None else check_dtype(dtype)
+        self.network.to(device=place, dtype=kind)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Set `network` to training mode, in which dropout is active, or to evaluation mode. Return the model itself.
+
+        This matters for code that calls `network`. The methods of this class compute in evaluation mode in any case. To
+        train a model, use `regard.train`.
+
+        >>> model.train().network.training
+        """
+        self.network.train(check_flag("mode", mode))
+        return self
+
+    def eval(self) -> Self:
+        """Set `network` to evaluation mode, which a loaded model has already. Return the model itself.
+
+        >>> model.eval().network.training
+        """
+        return self.train(mode=False)
 
     @overload
     def predict(  # type: ignore[overload-overlap] # a str is a sequence of str
@@ -161,13 +279,13 @@ class Model(LoadedNetwork):
         >>> model.predict("3 mai 2009", beam=5, nbest=3, banned=["1999"]).alternatives
         >>> model.predict(["3 mai 2009", "May 3, 2009"], prefix=["20", ""])
         """
-        arguments.check_search(search, PredictionOptions)
+        check_search(search, CONSTRAINTS)
         check_integer("batch_size", batch_size)
         check_flag("attention", attention)
         check_integer("first_index", first_index, minimum=0)
         predictor = self.predictor
-        sources, single = arguments.check_sources(source, predictor.reader)
-        options, constraints = arguments.parse_search(search, None if single else len(sources))
+        sources, single = check_sources(source, predictor.reader)
+        options, constraints = parse_search(search, None if single else len(sources))
         items = predictor.reader.read(sources)
         hypotheses = predictor.predict(
             items, options, constraints, batch_size=batch_size, attention=attention, first_index=first_index
@@ -208,7 +326,7 @@ class Model(LoadedNetwork):
         >>> model.score("3 mai 2009", "2009-05-03")
         """
         check_integer("batch_size", batch_size)
-        sources, targets, single = arguments.check_sources_and_targets(source, target, self.predictor.reader)
+        sources, targets, single = _check_sources_and_targets(source, target, self.predictor.reader)
         scores = self.predictor.score(sources, targets, batch_size=batch_size)
         return scores[0] if single else scores
 
@@ -225,7 +343,7 @@ class Model(LoadedNetwork):
 
         >>> print(model.force(["3 mai 2009"], ["2009-05-03"])[0])
         """
-        given, texts, _ = arguments.check_sources_and_targets(sources, targets, self.predictor.reader)
+        given, texts, _ = _check_sources_and_targets(sources, targets, self.predictor.reader)
         items, hypotheses = force_targets(self.predictor, given, texts)
         tokenizer, roles = self.predictor.tokenizer, self.predictor.attention_roles
         return [
@@ -270,11 +388,41 @@ class Model(LoadedNetwork):
         >>> model.trace("3 mai 2009", "2009-05-03").steps[0]
         >>> model.trace("3 mai 2009", edits=[{"kind": "replace_source", "position": 1, "text": "juin"}]).changes
         """
-        arguments.check_search(search, PredictionOptions)
+        check_search(search, CONSTRAINTS)
         request = TraceOptions(
             check_integer("candidates", candidates), check_flag("queries", queries), check_flag("states", states)
         )
-        return trace_source(self, source, target, request, search, edits)
+        parsed = parse_edits(edits)
+        predictor = self.predictor
+        check_source(source, predictor.reader)
+        [item] = predictor.reader.read([source])
+        if target is None:
+            options, constraints = parse_search(search)
+            task = TraceTask(item, options, constraints)
+            settings = describe_search(options, constraints)
+        else:
+            settings = {"target": _check_target(target, search, "traced")}
+            task = TraceTask(item, target=target)
+        if not parsed:
+            return self._trace(task, request, settings)
+        edited = self._trace(apply_edits(predictor, task, parsed), request, settings)
+        # Only the prediction and its weights are compared.
+        before = self._trace(task, TraceOptions(candidates=1), settings)
+        check_steps(predictor, parsed, max(_longest(before), _longest(edited)))
+        changes = compare_predictions(before.prediction, edited.prediction)
+        return replace(edited, edits=list(map(describe_edit, parsed)), changes=changes)
+
+    def _trace(self, task: TraceTask, request: TraceOptions, search: dict[str, Any]) -> Trace:
+        traced = task.trace(self.predictor, request)
+        description = {
+            "architecture": self.settings.model.architecture,
+            "members": self.members,
+            "step": self.step,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "version": __version__,
+            "settings": self.settings.model.model_dump(mode="json"),
+        }
+        return Trace.from_search(task.item, traced, self.predictor.tokenizer, description, search)
 
     def attribute(
         self,
@@ -317,10 +465,18 @@ class Model(LoadedNetwork):
         >>> print(model.attribute("3 mai 2009", method="occlusion"))
         >>> model.attribute("3 mai 2009", "2009-05-03", contrast="2009-03-05").scores
         """
-        arguments.check_search(search, PredictionOptions)
+        check_search(search, CONSTRAINTS)
         request = AttributionRequest(method, contrast, baseline, integration_steps, previous, normalize, progress)
         request.check(self.members)
-        return attribute_source(self.predictor, source, target, request, search)
+        predictor = self.predictor
+        check_source(source, predictor.reader)
+        if target is None:
+            options, constraints = parse_search(search)
+            items = predictor.reader.read([source])
+            [[hypothesis, *_]] = predictor.predict(items, options, constraints, attention=True)
+        else:
+            items, [hypothesis] = force_targets(predictor, [source], [_check_target(target, search, "explained")])
+        return attribute_target(predictor, items[0], hypothesis, request)
 
     def align(
         self,
@@ -353,7 +509,7 @@ class Model(LoadedNetwork):
         if reverse is not None and not isinstance(reverse, Model):
             raise ArgumentTypeError(f"reverse must be a model, not {type(reverse).__name__}.")
         check_choice("symmetrize", symmetrize, SYMMETRIZATIONS)
-        return list(align_pairs(self, check_pairs(pairs), reverse, symmetrize, dict(options), batch_size))
+        return list(align_pairs(self, _check_pairs(pairs), reverse, symmetrize, dict(options), batch_size))
 
     def evaluate(
         self,
@@ -386,14 +542,175 @@ class Model(LoadedNetwork):
 
         >>> print(model.evaluate(["3 mai 2009"], ["2009-05-03"], metrics=["bleu", "chrf"], beam=5))
         """
-        arguments.check_search(search, SearchOptions)
+        check_search(search)
         check_integer("batch_size", batch_size)
         check_flag("confidence", confidence)
         training = self.settings.training
         metrics = training.default_metrics if metrics is None else parse_metrics(check_metrics(metrics))
         options = resolve(SearchSettings, training.validation_search.model_dump(), dict(search))
-        evaluation_set = EvaluationSet.from_lists(
-            *arguments.check_evaluation(sources, references, self.predictor.reader)
-        )
+        evaluation_set = EvaluationSet.from_lists(*_check_evaluation(sources, references, self.predictor.reader))
         warn_if_tokenized(evaluation_set, metrics)
         return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)
+
+
+def load(
+    path: str | Path,
+    *others: str | Path,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    imports: str | Iterable[str] = (),
+    accept_changes: bool = False,
+) -> Model:
+    """Load a trained model, or an ensemble of several.
+
+    Args:
+        path: A run folder. Its best checkpoint is loaded.
+        others: More run folders. The ensemble averages the probabilities that its models predict.
+        device: "cpu", "cuda", "cuda:1" or a `torch.device`; by default the GPU if there is one, else the CPU.
+        dtype: The dtype of weights and computation: "float32" (the default), "float64", "bfloat16", "float16" or a
+            `torch.dtype`.
+        imports: Plugins to import: modules or .py files that register parts of the model. A model folder never imports
+            code by itself.
+        accept_changes: Whether to load a model even if its config.yaml or tokenizers have been edited in a way that
+            changes predictions. By default, loading such a model raises ModelError.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ModelError: There is no model at a path, or it is damaged or edited, or the models of an ensemble do not match.
+        ConfigError: The device or the dtype is not supported.
+        ArgumentTypeError: An argument has the wrong type.
+
+    >>> model = regard.load("runs/dates")
+    >>> model = regard.load("runs/dates", device="cpu", dtype="float64")
+    >>> ensemble = regard.load("runs/dates", "runs/two-minutes")
+    """
+    import_plugins(imports)
+    for model in (path, *others):
+        if not isinstance(model, str | Path):
+            raise ArgumentTypeError(f"path must be the path of a run folder, not {type(model).__name__}.")
+    place = check_device("auto" if device is None else device)
+    kind = None if dtype is None else check_dtype(dtype)
+    opened = open_models(path, *others, accept_changes=check_flag("accept_changes", accept_changes))
+    return Model.from_checkpoints(opened, place).to(dtype=kind)
+
+
+_HEAD_OPTIONS = {"attention", "layer", "head"}
+"""The options that select attention weights."""
+
+
+def build_aligner(model: Model, options: dict[str, Any], batch_size: int = 64) -> Aligner:
+    """Return the aligner of a model, with options from `AlignmentSettings`."""
+    check_integer("batch_size", batch_size)
+    settings = resolve(AlignmentSettings, {}, {**_supervised_head(model, options), **options})
+    return Aligner.of(model.predictor, settings, batch_size=batch_size)
+
+
+def _supervised_head(model: Model, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that select the head that guided alignment supervised, unless others are given."""
+    guided = model.settings.training.guided_alignment
+    if guided is None or model.members > 1 or _HEAD_OPTIONS & options.keys():
+        return {}
+    return {"layer": guided.find_layer(model.settings.model), "head": guided.head, "shift": guided.shift}
+
+
+def align_pairs(
+    model: Model,
+    pairs: Iterable[Pair],
+    reverse: Model | None,
+    symmetrization: Symmetrization,
+    options: dict[str, Any],
+    batch_size: int = 64,
+) -> Iterator[WordAlignment]:
+    """Yield the alignment of each pair. With `reverse`, a model of the opposite direction, it is symmetrized.
+
+    The options apply to both models, except those that select an attention: the reverse model uses its default.
+    """
+    options, pairs = choose_unit(options, pairs)
+    aligner = build_aligner(model, options, batch_size)
+    if reverse is None:
+        return aligner.align(pairs)
+    shared = {name: value for name, value in options.items() if name not in _HEAD_OPTIONS}
+    return aligner.align_symmetrized(build_aligner(reverse, shared, batch_size), pairs, symmetrization)
+
+
+def _check_pairs(pairs: Any) -> list[Pair]:
+    """Return pairs as a list. Raise ArgumentTypeError, with the index, for an item that is not a pair of texts."""
+    if isinstance(pairs, str | bytes) or not is_iterable(pairs):
+        raise ArgumentTypeError(f"pairs must be a list of (source, target) pairs, not {type(pairs).__name__}.")
+    checked = []
+    for index, pair in enumerate(pairs):
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            raise ArgumentTypeError(f"pairs[{index}] must be a pair of texts (source, target), not {pair!r}.")
+        checked.append((pair[0], pair[1]))
+    return checked
+
+
+def format_summary(title: str, summary: Mapping[str, str]) -> str:
+    """Format names and values as text, one per line."""
+    width = max(map(len, summary)) + 3
+    lines = (f"  {name + ':':<{width}}{value}\n" for name, value in summary.items())
+    return f"{title}(\n{''.join(lines)})"
+
+
+def summary_to_html(title: str, summary: Mapping[str, str]) -> str:
+    """Format names and values as a table."""
+    rows = (
+        f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{html.escape(value)}</td></tr>'
+        for name, value in summary.items()
+    )
+    return f"<table><caption>{title}</caption>{''.join(rows)}</table>"
+
+
+def _check_sources_and_targets(
+    source: Any, target: Any, reader: SourceReader
+) -> tuple[list[RawSource], list[str], bool]:
+    """Return a list of sources, a list of targets, and whether they were a single source and a single target."""
+    sources, single = check_sources(source, reader)
+    if single and isinstance(target, str):
+        return sources, [target], True
+    if single or isinstance(target, str):
+        raise ConfigError("Pass one source and one target, or a list of sources and a list of targets.")
+    targets = check_texts("target", target)
+    if len(sources) != len(targets):
+        raise ConfigError(
+            f"Got {quantity(len(sources), 'source')} and {quantity(len(targets), 'target')}. Pass one target for each "
+            "source."
+        )
+    return sources, targets, False
+
+
+def _check_target(target: Any, search: Mapping[str, Any], verb: str) -> str:
+    """Return a given target, which cannot be combined with settings of the search."""
+    if search:
+        raise ConfigError(
+            f"A given target is {verb} without a search, so {', '.join(search)} cannot be set. Omit the target, or "
+            "the settings of the search."
+        )
+    return check_text("target", target)
+
+
+def _check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tuple[list[Any], list[Any] | None]:
+    """Return sources and references, or pairs and None, as lists. Raise ArgumentTypeError for a value
+    that is not a source or a text.
+    """
+    if references is None:
+        pairs = check_list("sources", sources, "a list of (source, reference) pairs if references is None")
+        for index, pair in enumerate(pairs):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ConfigError(
+                    f"sources[{index}] is not a pair. Pass sources and references, or a list of pairs (source, "
+                    "reference)."
+                )
+            check_text(f"sources[{index}][1]", pair[1])
+        check_items("sources", [source for source, _ in pairs], reader)
+        return pairs, None
+    items = check_list("sources", sources, f"a list of {reader.noun}s")
+    check_items("sources", items, reader)
+    return items, check_references(references)
+
+
+def _longest(trace: Trace) -> int:
+    """Return the number of tokens of the longest hypothesis."""
+    return max(len(each.tokens) for each in (trace.prediction, *trace.prediction.alternatives))

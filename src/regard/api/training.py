@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.api.description import format_summary, summary_to_html
-from regard.api.loading import load
-from regard.api.model import Model
+from regard.api.model import Model, format_summary, load, summary_to_html
 from regard.arguments import check_flag
 from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError

@@ -166,10 +166,10 @@ def command(
     paths = (model, *([reverse] if reverse else ()))
     opened = [open_model(path, accept_changes=accept_changes) for path in paths]
 
-    from regard.api.alignment import align_pairs, build_aligner, choose_unit, read_gold_alignments
-    from regard.api.evaluation_data import read_like_training
-    from regard.api.model import Model
+    from regard.api.model import Model, align_pairs, build_aligner
     from regard.data.corpora import Pairs, stream_pairs
+    from regard.evaluation.aligner import choose_unit, read_gold_alignments
+    from regard.runs.pairs import read_like_training
 
     options, stream = choose_unit(options, stream_pairs(read_like_training(files, opened[0][0].settings().data)))
     if options["tokens"] and tokens is None:

@@ -152,8 +152,15 @@ def command(
         _check_report(report)
     search = parse_overrides(settings) | ({"beam": beam} if beam else {})
 
-    from regard.api.comparing import ComparisonOptions, compare_systems, make_test, read_gold, read_texts
-    from regard.api.systems import name_paths, open_runs
+    from regard.api.comparing import (
+        ComparisonOptions,
+        compare_systems,
+        make_test,
+        name_paths,
+        open_runs,
+        read_gold,
+        read_texts,
+    )
     from regard.arguments import check_device
 
     opened = open_runs(runs, accept_changes=accept_changes)

@@ -181,8 +181,8 @@ def command(
     if out:
         _check_output(out, requested)
 
-    from regard.api.evaluation_data import read_test_set
     from regard.api.model import Model
+    from regard.runs.pairs import read_test_set
 
     test = read_test_set(folder, checkpoint, files, images)
     result = Model.from_checkpoints(opened).evaluate(
@@ -237,8 +237,8 @@ def _compute_breakdowns(
     result: "Evaluation", by: "Sequence[BreakdownName]", folder: RunFolder, train: str | None
 ) -> "list[Breakdown]":
     """Compute breakdowns, and count the words of the training data if one of them needs this."""
-    from regard.api.evaluation_data import read_training_pairs
     from regard.evaluation.breakdown import WordCounts, compute_breakdown
+    from regard.runs.pairs import read_training_pairs
 
     counts = None
     if {"frequency", "unseen"} & set(by):

@@ -114,8 +114,7 @@ def command(
         raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
     opened = open_models(model, *others, accept_changes=accept_changes)
 
-    from regard.api.alignment import build_aligner
-    from regard.api.model import Model
+    from regard.api.model import Model, build_aligner
     from regard.data.tokens.tokenizers import UnknownTokens
 
     loaded = Model.from_checkpoints(opened)

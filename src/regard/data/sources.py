@@ -6,7 +6,7 @@ Each kind of source has a reader, the only part of the data pipeline that depend
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
 
@@ -17,8 +17,8 @@ from pydantic import Field
 from regard.config import Settings
 from regard.data.corpora import Augment, RawSource
 from regard.data.ragged import Ids
-from regard.errors import ConfigError
-from regard.formatting import quantity
+from regard.errors import ArgumentTypeError, ConfigError, is_iterable
+from regard.formatting import add_article, quantity
 from regard.models.contracts import Grid, Source
 from regard.quantities import OptionalCount
 
@@ -290,3 +290,33 @@ def check_index(name: str, index: int, count: int, noun: str, owner: str) -> Non
     if index >= count:
         accepted = f"Use {name} 0 to {count - 1}." if count else "There is nothing to change."
         raise ConfigError(f"{name} {index} is out of range: {owner} has {quantity(count, noun)}. {accepted}")
+
+
+def check_source(source: Any, reader: SourceReader) -> RawSource:
+    if not reader.is_source(source):
+        raise ArgumentTypeError(f"source must be one {reader.noun} ({reader.accepts}), not {type(source).__name__}.")
+    return source
+
+
+def check_sources(source: Any, reader: SourceReader) -> tuple[list[RawSource], bool]:
+    """Return the sources as a list, and whether `source` is a single source. Raise ArgumentTypeError, with the
+    index, for a value that the reader does not accept.
+    """
+    if reader.is_source(source):
+        return [source], True
+    noun, accepts = reader.noun, reader.accepts
+    if isinstance(source, bytes | Mapping) or not is_iterable(source):
+        raise ArgumentTypeError(
+            f"source must be {add_article(noun)} ({accepts}) or a list of {noun}s, not {type(source).__name__}."
+        )
+    sources = list(source)
+    check_items("source", sources, reader)
+    return sources, False
+
+
+def check_items(name: str, sources: Iterable[Any], reader: SourceReader) -> None:
+    for index, item in enumerate(sources):
+        if not reader.is_source(item):
+            raise ArgumentTypeError(
+                f"{name}[{index}] must be {add_article(reader.noun)} ({reader.accepts}), not {type(item).__name__}."
+            )

@@ -1,18 +1,23 @@
-"""Phrases that a prediction must contain.
+"""Constraints on predictions: a prefix, phrases that they must contain, and banned phrases.
 
 B sentences, N hypotheses, T tokens generated so far, P phrases of a sentence, L their length, A = P L tokens,
 V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from regard.arguments import check_text, check_texts
+from regard.config import resolve
 from regard.decoding.rules import ConstraintProgress, Generated, Rule
+from regard.decoding.settings import CONSTRAINTS, SearchSettings
+from regard.errors import ArgumentTypeError, ConfigError, is_iterable
+from regard.formatting import quantity
 
 PADDING = -1
 """Fills phrases up to the longest; not a token id."""
@@ -111,3 +116,86 @@ class RequiredPhrases(Rule):
             for index, phrase in enumerate(phrases):
                 tokens_BPL[row, index, : len(phrase)] = torch.tensor(phrase)
         return tokens_BPL, (tokens_BPL != PADDING).sum(-1), torch.tensor(self.limits)
+
+
+class Constraints(NamedTuple):
+    """The prefix and the required phrases of each prediction, and the phrases that no prediction may contain."""
+
+    prefixes: Sequence[str] = ()
+    phrases: Sequence[Sequence[str]] = ()
+    banned: Sequence[str] = ()
+    prefix_ids: Sequence[Sequence[int]] = ()
+    """The prefixes as token ids, which replace `prefixes`."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any constraint."""
+        return any((*self.prefixes, *self.phrases, *self.banned, *self.prefix_ids))
+
+    def select(self, rows: Sequence[int]) -> "Constraints":
+        """Return the constraints of some of the texts."""
+        return Constraints(
+            [self.prefixes[row] for row in rows] if self.prefixes else (),
+            [self.phrases[row] for row in rows] if self.phrases else (),
+            self.banned,
+            [self.prefix_ids[row] for row in rows] if self.prefix_ids else (),
+        )
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+def parse_search(options: Mapping[str, Any], texts: int | None = None) -> tuple[SearchSettings, Constraints]:
+    """Return the settings of the search and the constraints among the options of a prediction."""
+    constraints = parse_constraints(options, texts)
+    settings = {name: value for name, value in options.items() if name not in CONSTRAINTS}
+    return resolve(SearchSettings, settings, {}), constraints
+
+
+def describe_search(settings: SearchSettings, constraints: Constraints) -> dict[str, Any]:
+    """Return the settings and the constraints of the search for a single text, for a trace."""
+    return {
+        **settings.model_dump(mode="json"),
+        "prefix": "".join(constraints.prefixes),
+        "must_contain": [phrase for phrases in constraints.phrases for phrase in phrases],
+        "banned": list(constraints.banned),
+    }
+
+
+def parse_constraints(options: Mapping[str, Any], texts: int | None) -> Constraints:
+    """Return the constraints among the options of a prediction.
+
+    Args:
+        options: The options. `prefix` and `must_contain` have one value for each text.
+        texts: The number of texts in a list; None for a single text, whose values are not in lists.
+    """
+    prefixes, phrases = (_per_text(name, options.get(name), texts) for name in ("prefix", "must_contain"))
+    return Constraints(
+        [check_text("prefix", prefix) for prefix in prefixes],
+        [_as_phrases("must_contain", entry) for entry in phrases],
+        _as_phrases("banned", options.get("banned") or ()),
+    )
+
+
+def _per_text(name: str, value: Any, texts: int | None) -> Sequence[Any]:
+    """Return one value for each text; an empty list if there is no value."""
+    if value is None:
+        return ()
+    if texts is None:
+        return [value]
+    if isinstance(value, str):
+        raise ConfigError(
+            f"{name}={value!r} is one value for a list of {quantity(texts, 'text')}. Pass a list, one for each text."
+        )
+    if not is_iterable(value):
+        raise ArgumentTypeError(f"{name} must be a list with one value for each text, not {type(value).__name__}.")
+    values = list(value)
+    if values and len(values) != texts:
+        raise ConfigError(
+            f"{name} has {quantity(len(values), 'value')} for {quantity(texts, 'text')}. Pass one for each."
+        )
+    return values
+
+
+def _as_phrases(name: str, phrases: Any) -> list[str]:
+    """Return a list of phrases; a text is a single phrase."""
+    return [phrases] if isinstance(phrases, str) else check_texts(name, phrases)

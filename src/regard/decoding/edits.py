@@ -20,7 +20,8 @@ from regard.attention.interventions import (
 from regard.config import Settings, resolve
 from regard.data.sources import DeleteSource, MaskRegion, MaskSource, ReplaceSource, SourceEdit, SourceItem, check_index
 from regard.data.tokens.tokenizers import Tokenizer
-from regard.decoding.predictor import GREEDY, NO_CONSTRAINTS, SPECIAL_TOKENS, Constraints, Predictor
+from regard.decoding.constraints import NO_CONSTRAINTS, Constraints
+from regard.decoding.predictor import GREEDY, SPECIAL_TOKENS, Predictor
 from regard.decoding.search import Hypothesis
 from regard.decoding.settings import SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions

@@ -19,7 +19,7 @@ from regard.data.sampler import batch_by_length
 from regard.data.sources import SourceItem, SourceReader
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.beam import BeamOptions, beam_search
-from regard.decoding.constraints import RequiredPhrases
+from regard.decoding.constraints import NO_CONSTRAINTS, Constraints, RequiredPhrases
 from regard.decoding.history import BeamStep
 from regard.decoding.loops import remove_loops
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
@@ -43,32 +43,6 @@ DEFAULT_TRACE = TraceOptions()
 
 _BATCHES_PER_WINDOW = 64
 """When pairs are scored, the pairs of this number of batches are tokenized and sorted by length together."""
-
-
-class Constraints(NamedTuple):
-    """The prefix and the required phrases of each prediction, and the phrases that no prediction may contain."""
-
-    prefixes: Sequence[str] = ()
-    phrases: Sequence[Sequence[str]] = ()
-    banned: Sequence[str] = ()
-    prefix_ids: Sequence[Sequence[int]] = ()
-    """The prefixes as token ids, which replace `prefixes`."""
-
-    def __bool__(self) -> bool:
-        """Whether there is any constraint."""
-        return any((*self.prefixes, *self.phrases, *self.banned, *self.prefix_ids))
-
-    def select(self, rows: Sequence[int]) -> "Constraints":
-        """Return the constraints of some of the texts."""
-        return Constraints(
-            [self.prefixes[row] for row in rows] if self.prefixes else (),
-            [self.phrases[row] for row in rows] if self.phrases else (),
-            self.banned,
-            [self.prefix_ids[row] for row in rows] if self.prefix_ids else (),
-        )
-
-
-NO_CONSTRAINTS = Constraints()
 
 
 @dataclass(frozen=True)

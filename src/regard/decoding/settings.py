@@ -1,11 +1,13 @@
 """Settings of decoding."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypedDict
 
 from pydantic import Field, model_validator
 
 from regard.config import MAY_CHANGE_ON_RESUME, Settings
+from regard.errors import ArgumentTypeError, ConfigError
+from regard.formatting import did_you_mean
 from regard.quantities import (
     BeamWidth,
     Factor,
@@ -148,3 +150,35 @@ class DecodingSettings(Settings):
     max_length_extra: OptionalLength = Field(
         20, json_schema_extra=MAY_CHANGE_ON_RESUME, description="target tokens allowed in addition"
     )
+
+
+CONSTRAINTS = ("prefix", "must_contain", "banned")
+"""The constraints among the options of a prediction."""
+
+
+def check_search(options: Mapping[str, Any], constraints: Sequence[str] = ()) -> None:
+    """Raise an error for an unknown option, with the nearest name, or for a value of the wrong type.
+
+    Args:
+        options: Settings of the search, and constraints, as a user passes them.
+        constraints: The names of the accepted constraints.
+    """
+    fields = SearchSettings.model_fields
+    names = (*fields, *constraints)
+    for name, value in options.items():
+        if name not in names:
+            raise ConfigError(
+                f"There is no search setting '{name}'.{did_you_mean(name, names)} Available: {', '.join(names)}."
+            )
+        if name in fields:
+            accepted, noun = _TYPES[fields[name].annotation]
+            if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+                raise ArgumentTypeError(f"{name} must be {noun}, not {value!r}.")
+
+
+_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "True or False"),
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+}
+"""The types that a setting accepts, and what they are called. A bool is not a number."""

@@ -3,16 +3,19 @@
 T target words, S source words, H heads.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import tee
-from typing import NamedTuple, final
+from itertools import chain, islice, tee
+from pathlib import Path
+from typing import Any, NamedTuple, final
 
-from regard.data.pharaoh import GoldLinks, Links
+from regard.data.corpora import Pairs
+from regard.data.pharaoh import GoldLinks, Links, read_alignments
 from regard.data.tokens.tokenizers import index_words
 from regard.decoding.forced import ForcedPair, cross_attentions, map_forced
 from regard.decoding.predictor import Predictor
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.evaluation.alignment import (
     AlignmentScore,
     AlignmentSettings,
@@ -22,7 +25,9 @@ from regard.evaluation.alignment import (
     merge_words,
     normalized_entropy,
 )
-from regard.formatting import did_you_mean, quantity
+from regard.formatting import did_you_mean, quantity, short_path
+
+log = logging.getLogger(__name__)
 
 Pair = tuple[str, str]
 
@@ -182,3 +187,43 @@ def _choose_head(attentions: Mapping[str, int], settings: AlignmentSettings) -> 
     if settings.head is not None and settings.head > heads:
         raise ConfigError(f"head: {settings.head} is out of range. {name} has {quantity(heads, 'head')}.")
     return Head(name, names.index(name) + 1, settings.head if heads > 1 else None)
+
+
+_EXAMINED_PAIRS = 1000
+"""The number of pairs that determine by default whether words or tokens are aligned."""
+
+
+def choose_unit(options: dict[str, Any], pairs: Iterable[Pair]) -> tuple[dict[str, Any], Iterator[Pair]]:
+    """Choose whether to align words or tokens, unless the options set it. Return the options and the pairs."""
+    remaining = iter(pairs)
+    if options.get("tokens") is not None:
+        return options, remaining
+    first = list(islice(remaining, _EXAMINED_PAIRS))
+    return {**options, "tokens": has_single_words(first)}, chain(first, remaining)
+
+
+def read_gold_alignments(
+    path: str | Path, pairs: Pairs, *, one_based: bool = False, aligner: Aligner | None = None
+) -> list[GoldLinks]:
+    """Read a gold file with a line for each pair. Links to words that do not exist are ignored and counted.
+
+    If `aligner` aligns tokens, the links are between tokens.
+    """
+    gold = list(read_alignments(path, one_based=one_based))
+    if len(gold) != len(pairs):
+        raise DataError(
+            f"{short_path(path)} has {quantity(len(gold), 'line')}, but there are {quantity(len(pairs), 'pair')}. Line "
+            "n of the gold file must belong to pair n: give the pairs of this gold file."
+        )
+    counts = count_words(pairs) if aligner is None else aligner.count_units(list(pairs))
+    existing = [links.within(*count) for links, count in zip(gold, counts, strict=True)]
+    changed = [number for number, pair in enumerate(zip(gold, existing, strict=True), 1) if pair[0] != pair[1]]
+    if changed:
+        ignored = sum(len(before.possible - after.possible) for before, after in zip(gold, existing, strict=True))
+        counted_from_one = all(min(link) > 0 for links in gold for link in links.possible)
+        hint = " If words are counted from 1 in this file, use --one-based." if counted_from_one else ""
+        log.warning(
+            "%s: ignored %s to words that do not exist, the first in line %d.%s",
+            short_path(path), quantity(ignored, "link"), changed[0], hint,
+        )  # fmt: skip
+    return existing

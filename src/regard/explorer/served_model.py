@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from regard.api.evaluation_data import HeldOutPairs, read_held_out
 from regard.api.model import Model
 from regard.config import to_yaml
 from regard.data.corpora import Pairs, RawSource
@@ -44,6 +43,7 @@ from regard.inspection.views import curves
 from regard.models.encoder_settings import TEXT
 from regard.models.vision.settings import IMAGE
 from regard.runs.folder import RunFolder, open_model
+from regard.runs.pairs import HeldOutPairs, read_held_out
 from regard.runs.stored_checkpoint import Checkpoint
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP")

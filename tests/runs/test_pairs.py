@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard.api.evaluation_data import read_held_out, read_test_set
 from regard.errors import DataError
 from regard.runs.folder import RunFolder
+from regard.runs.pairs import read_held_out, read_test_set
 from tests_shared import SMALL
 
 
