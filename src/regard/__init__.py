@@ -7,7 +7,6 @@ from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from regard.api.comparing import compare
-    from regard.api.explaining import explain
     from regard.api.model import Model, load
     from regard.api.training import Run, train
     from regard.attention.attention import Attention
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from regard.evaluation.metrics import MetricStatistics, ModelOutputs, register_metric
     from regard.inspection.attribution.attribution import Attribution
     from regard.inspection.compare.comparison import Comparison
-    from regard.inspection.explain.explanation import Explanation
+    from regard.inspection.explain.explanation import Explanation, explain
     from regard.inspection.prediction import Prediction
     from regard.inspection.trace.trace import Trace
     from regard.models.contracts import Decoded, Decoder, Encoder, Grid, Memory, Source, Tokens
@@ -103,7 +102,7 @@ _MODULES = {
     "attend": "regard.attention.equation",
     "choose": "regard.training.planning.choosing",
     "compare": "regard.api.comparing",
-    "explain": "regard.api.explaining",
+    "explain": "regard.inspection.explain.explanation",
     "load": "regard.api.model",
     "mechanisms": "regard.attention.mechanisms",
     "record": "regard.attention.record",

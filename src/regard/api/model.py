@@ -9,7 +9,6 @@ from typing import Any, Protocol, Self, Unpack, final, overload
 import torch
 from numpy.typing import NDArray
 
-from regard.api.attribution import AttributionRequest, Contrast, attribute_target
 from regard.arguments import (
     check_device,
     check_dtype,
@@ -45,7 +44,7 @@ from regard.evaluation.validation import Evaluation, evaluate
 from regard.evaluation.values import MetricValues
 from regard.formatting import quantity
 from regard.inspection.attribution.attribution import Attribution
-from regard.inspection.attribution.methods import Baseline, Method
+from regard.inspection.attribution.methods import AttributionRequest, Baseline, Contrast, Method, attribute_target
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace.changes import compare_predictions
 from regard.inspection.trace.trace import Trace

@@ -59,7 +59,7 @@ def command(
     if plot is not None:
         _check_plot(plot)
 
-    from regard.api.explaining import explain
+    from regard.inspection.explain.explanation import explain
 
     explanation = explain(config, overrides, source=source, target=target, beam=beam)
     click.echo(to_json(explanation.to_json(), indent=2, ensure_ascii=False) if as_json else explanation.to_text())
