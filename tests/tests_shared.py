@@ -17,8 +17,7 @@ from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import ModelSettings
-from regard.runs.objective_settings import Teachers
-from regard.runs.settings import RunSettings
+from regard.runs.settings import RunSettings, Teachers
 from regard.training import loop
 from regard.training.distillation import Distillation
 from regard.training.state import TrainingState

@@ -1,14 +1,16 @@
-"""Text for messages and output: numbers with their nouns, paths, suggestions, tables, JSON."""
+"""Text for messages and output: numbers with their nouns, paths, suggestions, tables, JSON, and a robust stderr."""
 
+import io
 import json
 import math
 import os
 import reprlib
+import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 _SIMILAR, _SIMILAR_IF_SHORT, _SHORTEST_PREFIX = 0.75, 0.66, 3
 """The `difflib` ratio above which two names are similar, high enough to reject unrelated words; the ratio for words
@@ -160,3 +162,28 @@ def replace_nonfinite(value: Any) -> Any:
             return [replace_nonfinite(entry) for entry in value]
         case _:
             return value
+
+
+class _LossyFile(io.FileIO):
+    """A file that ignores errors when it is written to."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content) or 0
+        except OSError:
+            return len(memoryview(content).cast("B"))
+
+
+def open_lossy_stderr() -> TextIO:
+    """Return a stream that writes to the current stderr and ignores errors.
+
+    If `sys.stderr` was replaced by an object that is not a file, as in a notebook, or is a Windows console, return it.
+    """
+    stream = sys.stderr
+    if stream is None or getattr(stream, "closed", False):
+        return open(os.devnull, "w", encoding="utf-8")
+    buffer = getattr(stream, "buffer", None)
+    if type(getattr(buffer, "raw", buffer)) is not io.FileIO:
+        return stream
+    raw = _LossyFile(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True)

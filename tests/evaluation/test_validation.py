@@ -15,9 +15,8 @@ from regard.evaluation.settings import Accuracy, Loss, PhonemeErrorRate, parse_m
 from regard.evaluation.validation import compute_losses, evaluate, validate
 from regard.evaluation.values import MetricValues
 from regard.ops import chunked_loss
-from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder
-from regard.runs.schedule import Schedule
+from regard.runs.progress import RunProgress, Schedule
 from regard.runs.settings import TrainingSettings
 from tests_shared import SMALL
 

@@ -25,8 +25,7 @@ from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.evaluation.validation import compute_losses
 from regard.models.contracts import Encoder, Memory, Source, Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.runs.objective_settings import RDrop, SimCut
-from regard.runs.settings import RunSettings
+from regard.runs.settings import RDrop, RunSettings, SimCut
 from regard.training.objective import Objective
 from regard.training.step import compute_gradients
 

@@ -14,7 +14,7 @@ from regard.models.seq2seq import build_model
 from regard.ops import triton
 from regard.ops.layer_norm import LayerNorm
 from regard.ops.reference_mode import reference_mode
-from regard.runs.objective_settings import Consistency, NoConsistency, RDrop, SimCut
+from regard.runs.settings import Consistency, NoConsistency, RDrop, SimCut
 from regard.training.objective import Objective, flatten_with_ignore_index
 from tests_shared import ModelOnly, make_distillation
 

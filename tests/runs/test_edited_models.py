@@ -12,9 +12,9 @@ import yaml
 
 import regard
 from regard.config import resolve
-from regard.runs.fingerprint import describe_settings
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
+from regard.runs.stored_checkpoint import describe_settings
 from tests_command import Result
 from tests_shared import SMALL
 

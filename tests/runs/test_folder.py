@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.data.cache import sha256
 from regard.errors import ModelError
+from regard.runs.directory import lock_folder
 from regard.runs.folder import RunFolder, open_model
-from regard.runs.lock import lock_folder
 from regard.runs.stored_checkpoint import FORMAT
 from regard.training import loop
 from regard.training.machine import report_disk_failures
@@ -551,7 +551,7 @@ def test_a_config_of_another_format_is_rejected_without_checkpoints(
 
 
 def test_a_process_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
-    script = "import os, sys; from pathlib import Path; from regard.runs.lock import lock_folder\n"
+    script = "import os, sys; from pathlib import Path; from regard.runs.directory import lock_folder\n"
     script += "with lock_folder(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], env=env, check=False)

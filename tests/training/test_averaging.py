@@ -17,9 +17,11 @@ from regard.data.cache import sha256
 from regard.runs import checkpoints
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
+from regard.runs.progress import RunProgress
 from regard.runs.stored_checkpoint import Checkpoint
 from regard.training import loop
-from regard.training.averaging import MovingAverage, average_weights
+from regard.training.checkpointing import average_weights
+from regard.training.optim import MovingAverage
 from regard.training.state import TrainingState
 from regard.training.step import take_step
 from tests_shared import SMALL
@@ -160,7 +162,7 @@ def test_a_run_killed_before_or_after_the_average_is_saved_ends_the_same(
     save: Callable[..., Any] = getattr(checkpoints, function)
 
     def die(*args: Any) -> Any:
-        if any(isinstance(arg, checkpoints.RunProgress) and arg.average_tried for arg in args):
+        if any(isinstance(arg, RunProgress) and arg.average_tried for arg in args):
             raise KeyboardInterrupt
         return save(*args)
 

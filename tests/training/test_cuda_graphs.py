@@ -16,8 +16,7 @@ from regard.data.tokens.tokenizers import END
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
 from regard.ops.reference_mode import cpu_has_bfloat16
-from regard.runs.objective_settings import NoConsistency, RDrop, SimCut
-from regard.runs.settings import RunSettings, TrainingSettings
+from regard.runs.settings import NoConsistency, RDrop, RunSettings, SimCut, TrainingSettings
 from regard.training import loop
 from regard.training import objective as objective_module
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate

@@ -12,8 +12,7 @@ from regard.data.batching import Batch
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import chunked_loss
 from regard.runs.folder import RunFolder
-from regard.runs.objective_settings import Teachers
-from regard.runs.settings import RunSettings
+from regard.runs.settings import RunSettings, Teachers
 from regard.training import objective as objective_module
 from regard.training.objective import Objective
 from regard.training.step import compute_gradients

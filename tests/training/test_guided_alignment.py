@@ -19,8 +19,7 @@ from regard.evaluation.alignment import score_alignments
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops.reference_mode import reference_mode
 from regard.runs.folder import RunFolder
-from regard.runs.objective_settings import GuidedAlignment, RDrop
-from regard.runs.settings import RunSettings
+from regard.runs.settings import GuidedAlignment, RDrop, RunSettings
 from regard.training.objective import Objective, alignment_loss
 from tests_shared import make_short_batch, stop_at
 

@@ -15,8 +15,7 @@ from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
 from regard.ops import chunked_loss
 from regard.ops.reference_mode import reference_mode
-from regard.runs.objective_settings import Consistency, NoConsistency, RDrop, SimCut
-from regard.runs.settings import RunSettings
+from regard.runs.settings import Consistency, NoConsistency, RDrop, RunSettings, SimCut
 from regard.training.objective import Objective, drop_words, token_loss
 from regard.training.step import compute_gradients
 from tests_shared import make_short_batch as batch

@@ -18,9 +18,8 @@ import regard
 from regard.api import training as api_training
 from regard.errors import ConfigError
 from regard.runs.callbacks import Callback, StepInfo, ValidationInfo
-from regard.runs.checkpoints import RunProgress
 from regard.runs.folder import RunFolder
-from regard.runs.schedule import Schedule
+from regard.runs.progress import RunProgress, Schedule
 from regard.runs.settings import TrainingSettings
 from regard.training import loop, state
 from regard.training import schedule as training_schedule

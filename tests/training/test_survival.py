@@ -17,7 +17,7 @@ from regard.data.batching import Batch
 from regard.data.cache import sha256
 from regard.runs import checkpoints
 from regard.runs.folder import RunFolder
-from regard.runs.schedule import Schedule
+from regard.runs.progress import RunProgress, Schedule
 from regard.training import loop
 from regard.training.state import TrainingState
 from regard.training.step import take_step
@@ -103,9 +103,9 @@ def test_a_stopped_run_with_all_features_ends_with_identical_weights(
         pytest.param((checkpoints, "set_random_state", lambda *_: None), id="random state"),
         pytest.param(
             (
-                checkpoints.RunProgress,
+                RunProgress,
                 "from_json",
-                lambda state: checkpoints.RunProgress(state["data"], Schedule.of(int(SETTINGS["training.steps"]))),
+                lambda state: RunProgress(state["data"], Schedule.of(int(SETTINGS["training.steps"]))),
             ),
             id="step",
         ),

@@ -7,10 +7,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import regard
+from regard.runs.directory import lock_folder
 from regard.runs.events import EventLog, read_events
 from regard.runs.folder import RunFolder
-from regard.runs.lock import lock_folder
-from regard.training import loop, tracking
+from regard.training import loop
+from regard.training.callbacks import TensorBoard
 from regard.training.state import TrainingState
 from regard.training.step import take_step
 from tests_shared import SMALL
@@ -71,11 +72,11 @@ def test_without_the_start_mark_a_step_would_be_written_twice(tmp_path: Path) ->
     """The negative control of the test above: the start mark hides the overwritten steps."""
     with lock_folder(tmp_path) as locked:
         for step in (0, 0):
-            board = tracking.TensorBoard(locked.directory, step)
+            board = TensorBoard(locked.directory, step)
             board.write("train", step=5, loss=1.0)
             board.close()
         assert read_scalars(tmp_path)["train/loss"] == [(5, 1.0)]
-        board = tracking.TensorBoard(locked.directory, 5)
+        board = TensorBoard(locked.directory, 5)
         board.write("train", step=5, loss=2.0)
         board.close()
     assert read_scalars(tmp_path)["train/loss"] == [(5, 1.0), (5, 2.0)]
@@ -83,7 +84,7 @@ def test_without_the_start_mark_a_step_would_be_written_twice(tmp_path: Path) ->
 
 def test_only_numbers_of_events_with_a_step_are_written(tmp_path: Path) -> None:
     with lock_folder(tmp_path) as locked:
-        board, log = tracking.TensorBoard(locked.directory, 0), EventLog(locked.directory, lambda _: True)
+        board, log = TensorBoard(locked.directory, 0), EventLog(locked.directory, lambda _: True)
         with board, log:
             for writer in (board, log):
                 writer.write("validation", step=7, best=True, bleu=31.5, signature="nrefs:1")

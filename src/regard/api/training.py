@@ -1,8 +1,10 @@
 """Train a model from Python."""
 
 import contextlib
+import logging
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +20,11 @@ from regard.inspection.views.curves import read_panels
 from regard.registry import import_plugins
 from regard.runs.callbacks import Callback
 from regard.runs.events import read_events
-from regard.runs.folder import RunFolder, locate
+from regard.runs.folder import RunFolder, locate, resolve_run, store_pairs
 from regard.runs.settings import with_deadline
-from regard.runs.stored_data import store_pairs
 from regard.training import loop
 from regard.training.callbacks import check_callbacks
-from regard.training.finetuning import resolve_run
 from regard.training.machine import report_disk_failures
-from regard.training.messages import print_nothing, print_to_stderr, silenced_warnings
 from regard.training.planning.choosing import choose_or_reuse
 from regard.training.signals import stop_on_signals
 
@@ -151,7 +150,7 @@ def train(
     check_flag("quiet", quiet)
     given = with_deadline({} if overrides is None else overrides, minutes)
     _check_arguments(config, pairs, {"dev": dev, "test": test, "columns": columns}, out)
-    with silenced_warnings() if quiet else contextlib.nullcontext():
+    with _silenced_warnings() if quiet else contextlib.nullcontext():
         if config is None:
             folder = RunFolder(Path("runs/pairs" if out is None else out).absolute())
             with stop_on_signals() as stop:
@@ -164,7 +163,7 @@ def train(
                     data,
                     given,
                     minutes=None,
-                    report=print_nothing if quiet else print_to_stderr,
+                    report=(lambda _: None) if quiet else (lambda text: print(text, file=sys.stderr)),
                     started=started,
                     how_to_override="overrides={key: value}",
                 )
@@ -174,6 +173,18 @@ def train(
             settings = resolve_run(source, given)
         progress = loop.train(settings, folder, started, callbacks=observers, quiet=quiet)
     return Run(folder.path, progress.best, progress.step)
+
+
+@contextlib.contextmanager
+def _silenced_warnings() -> Iterator[None]:
+    """Within the block, do not print warnings of regard. Handlers that the user has configured still receive them."""
+    # Without any handler, Python prints warnings to stderr.
+    logger, handler = logging.getLogger("regard"), logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _check_arguments(config: Any, pairs: Any, for_pairs: Mapping[str, Any], out: Any) -> None:

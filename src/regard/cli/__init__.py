@@ -5,7 +5,7 @@ import sys
 import click
 
 from regard.cli.failures import report_failures
-from regard.runs.lossy_stderr import open_lossy_stderr
+from regard.formatting import open_lossy_stderr
 from regard.training.signals import exit_on_interrupts_of_imports, exit_on_signals
 
 

@@ -15,9 +15,8 @@ from regard.data.pair_files import EXTENSIONS
 from regard.overrides import parse_overrides
 from regard.quantities import Minutes, RunCount
 from regard.regular_files import read_regular
-from regard.runs.folder import RunFolder, locate
+from regard.runs.folder import ACCEPT_CHANGES, INIT_FROM, RunFolder, locate, resolve_run
 from regard.runs.settings import RunSettings, with_deadline
-from regard.training.finetuning import ACCEPT_CHANGES, INIT_FROM, resolve_run
 from regard.training.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:

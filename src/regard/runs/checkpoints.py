@@ -5,7 +5,6 @@ checkpoint that is being written.
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,63 +16,32 @@ from regard.data.source_readers import build_reader
 from regard.data.sources import SourceReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import DivergedError, ModelError
-from regard.evaluation.values import MetricValues
 from regard.formatting import to_json
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.runs.directory import Directory
-from regard.runs.fingerprint import describe_settings, hash_tokenizer_parts
+from regard.runs.directory import Directory, LockedFolder
 from regard.runs.folder import RunFolder
-from regard.runs.lock import LockedFolder
-from regard.runs.schedule import Schedule
-from regard.runs.settings import RunSettings, TrainingSettings
-from regard.runs.sizes import check_sizes
-from regard.runs.stored_checkpoint import FORMAT, OPTIMIZER, WEIGHTS, Checkpoint, UnreadableError
-from regard.runs.tensors import check_shapes, check_tensors, collect_tensors, first_not_finite, get_shapes, read_tensors
+from regard.runs.progress import RunProgress
+from regard.runs.settings import RunSettings
+from regard.runs.stored_checkpoint import (
+    FORMAT,
+    OPTIMIZER,
+    WEIGHTS,
+    Checkpoint,
+    UnreadableError,
+    describe_settings,
+    hash_tokenizer_parts,
+)
+from regard.runs.tensors import (
+    check_shapes,
+    check_sizes,
+    check_tensors,
+    collect_tensors,
+    first_not_finite,
+    get_shapes,
+    read_tensors,
+)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class RunProgress:
-    """The state of a run besides its tensors, saved as state.json in each checkpoint."""
-
-    data: dict[str, str]
-    """A hash of each input of training: data files, and the weights of teachers and of the initial model."""
-    schedule: Schedule
-    """Maps steps to positions of the schedule, with all revisions so far."""
-    step: int = 0
-    best_step: int | None = None
-    best: MetricValues | None = None
-    best_name: str | None = None
-    """The folder of the best checkpoint, unless it is `step-N`."""
-    validations_since_best: int = 0
-    plateau_validations: int = 0
-    """Validations since the best one or since the last reduction of the learning rate."""
-    lr_reductions: int = 0
-    """The number of reductions of the learning rate at a plateau."""
-    micro_batches: int = 1
-    """The number of micro-batches that a batch is split into; doubled when memory runs out."""
-    eager: bool = False
-    """Whether memory ran out with CUDA graphs, so that they are not used any more."""
-    average_tried: bool = False
-    """Whether the average of the last checkpoints has been validated."""
-    average_lengths: dict[str, float] | None = None
-    """The average lengths of `source` and `target` in the training data."""
-
-    def is_finished(self, settings: TrainingSettings) -> bool:
-        """Whether all steps have been taken, or validation has not improved for `patience` validations."""
-        extended = settings.steps > self.schedule.length
-        finished = self.step >= self.schedule.end and not extended
-        return finished or self.validations_since_best >= settings.patience
-
-    def to_json(self) -> dict[str, Any]:
-        best = {"step": self.best_step, "name": self.best_name, **self.best.to_json()} if self.best else {}
-        return {**asdict(self), "best": best}
-
-    @classmethod
-    def from_json(cls, state: dict[str, Any]) -> "RunProgress":
-        best = MetricValues.from_json(state["best"]) if state["best"] else None
-        return cls(**{**state, "best": best, "schedule": Schedule.from_json(state["schedule"])})
 
 
 def save(

@@ -12,11 +12,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from regard.evaluation.attention_diagnostics import AttentionDiagnostics
 from regard.evaluation.settings import Metric
-from regard.formatting import parse_json, to_json
+from regard.formatting import open_lossy_stderr, parse_json, to_json
 from regard.regular_files import read_regular
 from regard.runs.callbacks import Callback, ScheduleInfo, StepInfo, ValidationInfo
 from regard.runs.directory import Directory
-from regard.runs.lossy_stderr import open_lossy_stderr
 
 EVENTS = "events.jsonl"
 

@@ -15,20 +15,19 @@ A model is the same folder; it can be used without the optimizer state.
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from regard.config import resolve
-from regard.errors import ConfigError, ModelError
+from regard.errors import ConfigError, DataError, ModelError
+from regard.formatting import to_json
 from regard.regular_files import open_regular, read_regular
-from regard.runs.directory import reject_links
-from regard.runs.fingerprint import hash_tokenizer_parts
-from regard.runs.lock import LockedFolder, lock_folder
+from regard.runs.directory import LockedFolder, lock_folder, reject_links
 from regard.runs.settings import RunSettings
-from regard.runs.stored_checkpoint import FORMAT, Checkpoint, UnreadableError
+from regard.runs.stored_checkpoint import FORMAT, Checkpoint, UnreadableError, hash_tokenizer_parts
 
 log = logging.getLogger(__name__)
 
@@ -232,3 +231,82 @@ def _reject_pickle(path: Path) -> None:
             f"{path} looks like a pickle file. It is rejected, because loading a pickle can run arbitrary code. A "
             "model is a folder with safetensors files."
         )
+
+
+DATA = "data"
+
+
+def store_pairs(folder: RunFolder, splits: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, Any]:
+    """Store the pairs of each split in a run folder, and return the settings of the data.
+
+    If the run was started before, the pairs must be the same. The format is JSON, which preserves tabs and line breaks.
+    """
+    contents = {f"{split}.jsonl": _to_json_lines(pairs) for split, pairs in splits.items()}
+    with folder.lock() as locked:
+        folder.reject_foreign()
+        started = folder.exists()
+        if started and DATA not in locked.directory.names():
+            raise DataError(
+                f"{folder.path} was started with other data, not with pairs=…. Choose another folder with out=…."
+            )
+        with locked.directory.subdirectory(DATA) as data:
+            before = {name: data.read(name) for name in data.names() if not name.startswith(".")}
+            if started:
+                _check_same(folder, before, contents)
+            else:
+                for name in before.keys() - contents.keys():
+                    data.remove(name)
+                for name, content in contents.items():
+                    data.write(name, content)
+    paths = {split: {"path": f"{split}.jsonl", "format": "jsonl"} for split in splits}
+    return {"kind": "files", "folder": str(folder.path.absolute() / DATA), **paths}
+
+
+def _to_json_lines(pairs: Sequence[tuple[str, str]]) -> bytes:
+    records = ({"source": source, "target": target} for source, target in pairs)
+    return "".join(f"{to_json(record, ensure_ascii=False)}\n" for record in records).encode()
+
+
+def _check_same(folder: RunFolder, before: Mapping[str, bytes], now: Mapping[str, bytes]) -> None:
+    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if changed:
+        files = " and ".join(str(folder.path / DATA / name) for name in changed)
+        raise DataError(
+            f"{files}: the data has changed since {folder.path} was started. Pass the same pairs to resume, or choose "
+            "another folder with out=…."
+        )
+
+
+INIT_FROM = "training.init_from"
+ACCEPT_CHANGES = "training.accept_changes"
+
+
+def resolve_run(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> RunSettings:
+    """Resolve the settings of a run.
+
+    If the overrides name an initial run, its model and tokenizer replace those of `source`. The other overrides are
+    applied last.
+    """
+    init_from = overrides.get(INIT_FROM)
+    inherited = {} if init_from is None else read_inherited_settings(overrides)
+    return resolve(RunSettings, source, {**inherited, **overrides})
+
+
+def read_inherited_settings(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the settings that a fine-tuned run inherits from the initial run that its overrides name: tokenizer and
+    model.
+    """
+    # Validate these overrides first: the run that they name is needed to validate the others. Any corpus will do.
+    given = {key: overrides[key] for key in (INIT_FROM, ACCEPT_CHANGES) if key in overrides}
+    training = resolve(RunSettings, {"data": "dates"}, given).training
+    folder, _ = open_initial_run(str(training.init_from), accept_changes=training.accept_changes)
+    settings = folder.settings()
+    return {name: getattr(settings, name).model_dump(mode="json") for name in ("tokenizer", "model")}
+
+
+def open_initial_run(init_from: str | Path, *, accept_changes: bool) -> tuple[RunFolder, Checkpoint]:
+    """Return the folder of the initial run, and its best checkpoint."""
+    try:
+        return open_model(init_from, accept_changes=accept_changes)
+    except ModelError as error:
+        raise ModelError(f"{INIT_FROM}: {error}") from None

@@ -1,23 +1,30 @@
 """A checkpoint on disk: whether its files are complete and undamaged, and what has changed since it was saved. No torch
 here.
+
+The predictions of a checkpoint depend on its weights, on settings in config.yaml, and on the tokenizers. The manifest
+contains the settings and a hash of each part of the tokenizers, so that a later edit is noticed even if the weights
+still fit. Edits without an effect on predictions are not changes: other settings, comments, the order of keys, white
+space.
 """
 
 import hashlib
 import logging
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 
+from regard.config import MAY_CHANGE_ON_RESUME, TRAINING_ONLY, Settings
 from regard.errors import ModelError
-from regard.formatting import is_encodable, parse_json, shorten
+from regard.formatting import is_encodable, parse_json, quote, shorten, to_json
+from regard.quantities import Count, OptionalCount, Threads
 from regard.regular_files import open_regular, read_regular
-from regard.runs.fingerprint import find_changed_parts, find_changed_settings, list_differences
 from regard.runs.settings import RunSettings
-from regard.runs.stored_state import Manifest, StoredState
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +60,76 @@ def _has_described_size(file: BinaryIO) -> bool:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return False
     return bool(os.fstat(file.fileno()).st_size == described)
+
+
+_Dimension = Annotated[int, Field(ge=0, le=2**40)]
+_Position = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class _Stored(BaseModel):
+    """Values of exactly these types. Keys that another version of regard wrote are allowed."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class Manifest(_Stored):
+    """The hashes of the files of a checkpoint and of its tokenizers, the shapes of its weights, and the settings."""
+
+    format: int
+    files: dict[str, str] = {}
+    shapes: dict[str, list[_Dimension]] = {}
+    tokenizers: dict[str, str] = {}
+    tokenizer_parts: dict[str, dict[str, str]] = {}
+    """A hash of each part of each tokenizer. Missing in older checkpoints."""
+    settings: dict[str, Any] = {}
+    """The settings that predictions depend on. Missing in older checkpoints."""
+
+
+class _StoredSegment(_Stored):
+    step: OptionalCount
+    position: _Position
+    end: Count
+    thinning: Count = 1
+    threads: Threads | None = None
+
+
+class _StoredSchedule(_Stored):
+    length: Count
+    segments: Annotated[list[_StoredSegment], Field(min_length=1)]
+
+
+class _StoredBest(_Stored):
+    """The best validation: its step, and its values by the label of the metric."""
+
+    __pydantic_extra__: dict[str, float | None] = Field(init=False)
+
+    step: OptionalCount | None = None
+    name: str | None = None
+    pairs: OptionalCount = 0
+    signatures: dict[str, str] = {}
+
+
+class _StoredLengths(_Stored):
+    source: _Position
+    target: _Position
+
+
+class StoredState(_Stored):
+    """The state of a run; see `RunProgress`. Keys may be missing: a model of another version can be used."""
+
+    data: dict[str, str] = {}
+    schedule: _StoredSchedule | None = None
+    step: OptionalCount = 0
+    best_step: OptionalCount | None = None
+    best: _StoredBest = _StoredBest()
+    best_name: str | None = None
+    validations_since_best: OptionalCount = 0
+    plateau_validations: OptionalCount = 0
+    lr_reductions: OptionalCount = 0
+    micro_batches: Count = 1
+    eager: bool = False
+    average_tried: bool = False
+    average_lengths: _StoredLengths | None = None
 
 
 class UnreadableError(ModelError):
@@ -226,3 +303,84 @@ class Checkpoint:
                     f"{path}: the tensor {name} {now}, and {before} when the model was saved. Copy the file again from "
                     "the original run folder."
                 )
+
+
+_NO_EFFECT = (MAY_CHANGE_ON_RESUME, TRAINING_ONLY)
+
+
+def describe_settings(settings: RunSettings) -> dict[str, Any]:
+    """Return the settings that predictions depend on, by dotted key.
+
+    Of the tokenizer settings, only `shared` is included: tokenizer.json contains everything else.
+    """
+    described = {setting.key: setting.value for setting in _flatten(settings.model, "model.")}
+    return {**described, "tokenizer.shared": settings.tokenizer.shared}
+
+
+class _Setting(NamedTuple):
+    """A setting with its dotted key, its value as JSON, and its default."""
+
+    key: str
+    value: Any
+    default: Any
+    is_default: bool
+
+
+def _flatten(settings: Settings, prefix: str) -> Iterator[_Setting]:
+    dumped = settings.model_dump(mode="json")
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if field.json_schema_extra in _NO_EFFECT:
+            continue
+        if isinstance(value, Settings):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            default = field.get_default(call_default_factory=True)
+            yield _Setting(f"{prefix}{name}", dumped[name], default, value == default)
+
+
+def find_changed_settings(saved: Mapping[str, Any], settings: RunSettings) -> dict[str, tuple[Any, Any]]:
+    """Return both values of each setting that differs from the saved one, by dotted key.
+
+    A setting that was not saved did not exist when the checkpoint was written, and its default has no effect. It is
+    compared with its default.
+    """
+    now = describe_settings(settings)
+    changed = {key: (value, now.get(key)) for key, value in saved.items() if now.get(key) != value}
+    if changed or not saved:
+        return changed
+    added = (setting for setting in _flatten(settings.model, "model.") if setting.key not in saved)
+    return {setting.key: (setting.default, setting.value) for setting in added if not setting.is_default}
+
+
+def list_differences(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Format changed settings for a message: `seed was 0 and is now 1; …`."""
+    return "; ".join(f"{key} was {quote(old)} and is now {quote(new)}" for key, (old, new) in changed.items())
+
+
+@lru_cache(maxsize=4)
+def hash_tokenizer_parts(content: bytes) -> Mapping[str, str]:
+    """Return a hash of each part of a tokenizer file, which does not depend on white space and the order of keys.
+
+    Raise ValueError if the content is not valid.
+    """
+    document = parse_json(content)
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")
+    parts: dict[str, Any] = {}
+    for name, part in document.items():
+        nested = name == "model" and isinstance(part, dict)
+        parts |= {f"{name}.{key}": value for key, value in part.items()} if nested else {name: part}
+    try:
+        canonical = {name: to_json(part, sort_keys=True) for name, part in parts.items()}
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in canonical.items()}
+
+
+def find_changed_parts(saved: Mapping[str, str], content: bytes) -> list[str]:
+    """Return the names of the parts of a tokenizer that differ from the saved ones. Raise ValueError if the content is
+    not valid.
+    """
+    now = hash_tokenizer_parts(content)
+    return sorted(name for name in saved.keys() | now.keys() if saved.get(name) != now.get(name))

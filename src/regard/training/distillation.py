@@ -14,10 +14,10 @@ from regard.errors import ConfigError, ModelError
 from regard.formatting import short_path
 from regard.models.seq2seq import Seq2Seq
 from regard.runs import checkpoints
-from regard.runs.checkpoints import LoadedModel, RunProgress
+from regard.runs.checkpoints import LoadedModel
 from regard.runs.folder import RunFolder, open_models
-from regard.runs.objective_settings import LossWeights
-from regard.runs.settings import RunSettings
+from regard.runs.progress import RunProgress
+from regard.runs.settings import LossWeights, RunSettings
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +62,6 @@ def load_teachers(student: RunSettings, device: torch.device) -> TeacherModels:
     description = " and ".join(f"{short_path(path)} (step {checkpoint.step:,})" for path, checkpoint in used)
     hashes = {f"{TEACHER}{path}": checkpoint.weights_hash for path, checkpoint in used}
     return TeacherModels(Distillation(models, teachers.loss_weights, description), loaded[0].tokenizers, hashes)
-
-
-def saved_teachers(data: Mapping[str, str]) -> dict[str, str]:
-    """Return the teachers in the saved state of a run, with the hashes of their weights."""
-    return {name: weights_hash for name, weights_hash in data.items() if name.startswith(TEACHER)}
 
 
 def _check_same_tokens(teacher: RunFolder, settings: RunSettings, student: RunSettings) -> None:

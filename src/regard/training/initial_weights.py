@@ -14,8 +14,8 @@ from regard.formatting import short_path
 from regard.models.seq2seq import Seq2Seq
 from regard.runs import checkpoints
 from regard.runs.checkpoints import LoadedModel
+from regard.runs.folder import INIT_FROM, open_initial_run
 from regard.runs.settings import RunSettings
-from regard.training.finetuning import INIT_FROM, open_initial_run
 
 log = logging.getLogger(__name__)
 

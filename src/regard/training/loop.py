@@ -8,21 +8,27 @@ import torch
 from regard.data.corpora import load_corpus
 from regard.data.pair_files import resolve_data
 from regard.data.preparation import Report
+from regard.data.sampler import padding_share
 from regard.errors import Interrupted, RunInUseError
 from regard.formatting import quantity
-from regard.runs import card, checkpoints
+from regard.runs import checkpoints
 from regard.runs.callbacks import Callback, CallbackList, ScheduleInfo, StepInfo
-from regard.runs.checkpoints import RunProgress
-from regard.runs.events import EventLog, ProgressDisplay
+from regard.runs.events import EventLog, ProgressDisplay, find_attention
 from regard.runs.folder import RunFolder
+from regard.runs.progress import RunProgress
 from regard.runs.settings import RunSettings
-from regard.training import tracking
-from regard.training.callbacks import Observers
+from regard.training.callbacks import Observers, check_installed, open_trackers
+from regard.training.checkpointing import (
+    average_last_checkpoints,
+    is_before,
+    is_save_step,
+    save,
+    validate_model,
+    write_card,
+)
 from regard.training.machine import configure_torch, report_disk_failures, resolve_device
-from regard.training.messages import describe_end, describe_start
 from regard.training.resume import check_settings_unchanged
-from regard.training.saving import average_last_checkpoints, is_before, is_save_step, save, validate_model
-from regard.training.schedule import build_deadline
+from regard.training.schedule import build_deadline, steps_per_epoch
 from regard.training.signals import StopRequest, stop_on_signals
 from regard.training.state import TrainingState, start_training
 from regard.training.step import take_step
@@ -44,7 +50,7 @@ def train(
     started = time.monotonic() if started is None else started
     settings = settings.absolute().model_copy(update={"data": resolve_data(settings.data)})
     training = settings.training
-    tracking.check_installed(training)
+    check_installed(training)
     observers = Observers(callbacks, resolve_device(training.device))
     with (
         stop_on_signals() as stop,
@@ -63,18 +69,18 @@ def train(
             _set_deadline(state, started, display.print)
             with (
                 EventLog(locked.directory, lambda event: is_before(state, event), training.log_every) as events,
-                tracking.open_trackers(training, locked.directory, state.progress.step) as trackers,
+                open_trackers(training, locked.directory, state.progress.step) as trackers,
             ):
                 stop.deferred = True  # from now on, there is a state to save
                 run_steps(state, CallbackList([events, *trackers, display, observers]), display, stop)
-            card.write(locked, settings, state.progress, state.model)
+            write_card(state)
             return state.progress
 
 
 def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDisplay, stop: StopRequest) -> None:
     """Train until the schedule ends, validation stops improving, or a signal arrives."""
     training, progress = state.settings.training, state.progress
-    display.print(describe_start(state))
+    display.print(_describe_start(state))
     display.start(progress.schedule.end, progress.step)
     # An extended run averages its new last checkpoints.
     progress.average_tried = progress.average_tried and state.is_finished
@@ -118,7 +124,7 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
     if training.average_checkpoints > 1:
         average_last_checkpoints(state, callbacks, display.print)
     state.release_cuda_graphs()
-    display.print(describe_end(state))
+    display.print(_describe_end(state))
 
 
 def _validate_initial_weights(state: TrainingState, callbacks: Callback) -> None:
@@ -160,3 +166,52 @@ def _meet_deadline(state: TrainingState, callbacks: Callback, report: Report) ->
     callbacks.on_schedule(ScheduleInfo(step, schedule.end, seconds, torch.get_num_threads()))
     if deadline.is_news(before.end, schedule.end):
         report(f"At {seconds:.2g} s per step, the time allows {quantity(schedule.end, 'step')}.")
+
+
+def _describe_start(state: TrainingState) -> str:
+    progress, training = state.progress, state.settings.training
+    if state.is_finished:
+        early = progress.step < progress.schedule.end
+        how = f"Raise training.patience ({training.patience}) to continue." if early else ""
+        return f"{state.folder.path} has already been trained. {how}".rstrip()
+    parameters = sum(parameter.numel() for parameter in state.model.parameters())
+    start = f"from step {progress.step:,} " if progress.step else ""
+    padding = sum(padding_share(state.sampler, lengths) for lengths in state.data.train.epoch_lengths(0).T) / 2
+    steps = -(-state.sampler.steps_per_epoch // training.accumulate)
+    return (
+        f"Training {parameters:,} parameters on {quantity(len(state.data.train), 'pair')} {start}"
+        f"in {state.folder.path}, on {state.device}{state.objective.describe()}. "
+        f"An epoch has {quantity(steps, 'step')}; {padding:.0%} of the tokens in batches are padding."
+    )
+
+
+def _describe_end(state: TrainingState) -> str:
+    progress, training = state.progress, state.settings.training
+    early = ""
+    if progress.step < progress.schedule.end:
+        early = f"; stopped early after {quantity(progress.validations_since_best, 'validation')} without improvement"
+    best = progress.best.describe(training.metric) if progress.best else "not validated"
+    which = "average of the last checkpoints" if progress.best_name else f"step {progress.best_step}"
+    if progress.best_step == 0:
+        which = "the initial weights (step 0)"
+    epochs = progress.step / steps_per_epoch(state.sampler, training)
+    short = ""
+    if training.minutes is not None and epochs < 2:
+        seen = (
+            f"Each pair was used {epochs:.1f} times"
+            if epochs >= 1
+            else f"Training used {_percent(epochs)} of the pairs"
+        )
+        short = f" {seen}: more minutes would improve the model."
+    return "\n".join(filter(None, [f"Best model: {which}, {best}{early}.{short}", _describe_attention(state)]))
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
+
+
+def _describe_attention(state: TrainingState) -> str:
+    """Describe the heads of the best model that do not use their input; empty if there are none."""
+    progress = state.progress
+    attention = find_attention(state.folder.events, progress.best_step, progress.best_name)
+    return attention.describe_dead_heads() if attention is not None else ""

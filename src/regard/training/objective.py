@@ -17,8 +17,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.ops.chunked_loss import Loss, chunked_loss
 from regard.ops.consistency import consistency_loss
 from regard.ops.cross_entropy import IGNORE_INDEX, cross_entropy
-from regard.runs.objective_settings import Consistency, NoConsistency
-from regard.runs.settings import TrainingSettings
+from regard.runs.settings import Consistency, NoConsistency, TrainingSettings
 from regard.training.distillation import Distillation
 from regard.training.machine import uses_bfloat16
 

@@ -1,7 +1,11 @@
-"""The optimizer (AdamW), the learning rate as a pure function of the step, and gradient clipping."""
+"""The optimizer (AdamW), the learning rate as a pure function of the step, gradient clipping, and the moving average of
+the weights.
+"""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -70,3 +74,39 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(gradients, torch.where(norm.isfinite(), factor, 1.0))
     return norm
+
+
+@final
+class MovingAverage:
+    """An exponential moving average (EMA) of a model's weights: w̄ ← β w̄ + (1 − β) w after each step.
+
+    The decay β is smaller in the first steps: min(β, (1 + n) / (10 + n)) at step n.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self._averages = list(self.weights.values())
+        self._parameters = [parameter.detach() for parameter in model.parameters()]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Update the average after a step. Steps are counted from 1."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
+
+    @contextmanager
+    def applied_to(self, model: nn.Module) -> Iterator[None]:
+        """Within the context, the model has the averaged weights."""
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    @torch.no_grad()
+    def _swap(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            weight = parameter.detach().clone()
+            parameter.copy_(self.weights[name])
+            self.weights[name].copy_(weight)

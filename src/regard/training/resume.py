@@ -5,10 +5,9 @@ from typing import Any
 
 from regard.config import differences
 from regard.errors import ConfigError, DataError, ModelError
-from regard.runs.fingerprint import list_differences
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, TrainingSettings
-from regard.runs.stored_checkpoint import Checkpoint
+from regard.runs.stored_checkpoint import Checkpoint, list_differences
 from regard.training.distillation import TEACHER
 
 _OPEN_ENDED = {"none", "inverse_sqrt", "plateau"}

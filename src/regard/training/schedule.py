@@ -9,7 +9,7 @@ from regard.data.batching import EncodedCorpus
 from regard.data.sampler import BatchSampler, PairBatchSampler, TokenBatchSampler
 from regard.errors import DataError
 from regard.formatting import quantity
-from regard.runs.schedule import Schedule
+from regard.runs.progress import Schedule
 from regard.runs.settings import RunSettings, TrainingSettings
 
 log = logging.getLogger(__name__)

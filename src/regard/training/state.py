@@ -13,6 +13,7 @@ from regard.config import to_yaml
 from regard.data.batching import Batch, EncodedCorpus
 from regard.data.corpora import Corpus
 from regard.data.features import FeatureReader, cache_features
+from regard.data.guidance import AlignmentFile
 from regard.data.preparation import PreparationRequest, PreparedData, Report, prepare
 from regard.data.sampler import BatchSampler
 from regard.data.source_readers import find_reader
@@ -22,26 +23,22 @@ from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
 from regard.registry import plugins_of
 from regard.runs import checkpoints
-from regard.runs.checkpoints import RunProgress
+from regard.runs.directory import LockedFolder
 from regard.runs.folder import RunFolder
-from regard.runs.lock import LockedFolder
+from regard.runs.progress import RunProgress
 from regard.runs.settings import RunSettings
-from regard.runs.sizes import check_sizes
-from regard.training.averaging import MovingAverage
+from regard.runs.tensors import check_sizes
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
-from regard.training.distillation import TeacherModels, load_teachers, saved_teachers
-from regard.training.guided_alignment import (
-    find_alignments,
-    hash_alignments,
-    saved_alignments,
-    supervise_attention,
-)
+from regard.training.distillation import TEACHER, TeacherModels, load_teachers
 from regard.training.initial_weights import load_initial_weights, recall_initial_weights
 from regard.training.machine import resolve_device
 from regard.training.objective import Objective
-from regard.training.optim import build_optimizer, learning_rate
+from regard.training.optim import MovingAverage, build_optimizer, learning_rate
 from regard.training.resume import check_data_unchanged, check_model_unchanged
 from regard.training.schedule import Deadline, build_batch_sampler, build_schedule
+
+_ALIGNMENTS = "alignments "
+"""Prefix of the name of an alignment file in the hashes of the inputs of a run."""
 
 
 @dataclass(kw_only=True)
@@ -115,7 +112,7 @@ class TrainingState:
 def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, report: Report) -> TrainingState:
     """Build the state of a new run, or restore that of its newest valid checkpoint."""
     training, device, folder = settings.training, resolve_device(settings.training.device), RunFolder(locked.path)
-    newest = checkpoints.read_newest(folder)
+    guided, newest = training.guided_alignment, checkpoints.read_newest(folder)
     if newest is not None:
         check_model_unchanged(folder, newest.checkpoint, settings)
     finished = newest is not None and newest.progress.is_finished(training)
@@ -126,12 +123,14 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         initial = recall_initial_weights(settings, newest.state["data"])
     reader = find_reader(settings.model.encoder_settings)
     corpus_hashes = corpus.fingerprint(None if reader is None else reader.fingerprint)
-    alignments = None if finished else find_alignments(settings)
-    hashes = {**corpus_hashes, **hash_alignments(alignments), **teachers.fingerprint, **initial.fingerprint}
+    alignments = None if guided is None or finished else AlignmentFile(guided.file, guided.one_based, guided.shift)
+    inputs = {} if alignments is None else {f"{_ALIGNMENTS}{alignments.path}": alignments.hash()}
+    inputs |= teachers.fingerprint
+    if newest is not None and finished:  # the alignments and teachers are not needed any more
+        saved = newest.state["data"].items()
+        inputs = {name: value for name, value in saved if name.startswith((_ALIGNMENTS, TEACHER))}
+    hashes = {**corpus_hashes, **inputs, **initial.fingerprint}
     if newest is not None:
-        if finished:  # the teachers and alignments are not needed any more
-            saved = newest.state["data"]
-            hashes = {**corpus_hashes, **saved_alignments(saved), **saved_teachers(saved), **initial.fingerprint}
         check_data_unchanged(folder, newest.state["data"], hashes)
     torch.manual_seed(settings.seed)
     inherited = initial.tokenizers or teachers.tokenizers
@@ -147,7 +146,8 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
     if newest is None and training.init_from is None:
         model.encoder.load_pretrained()
     initial.initialize(model, settings)
-    supervise_attention(model, settings)
+    if guided is not None:
+        model.decoder.supervise_attention(guided.find_layer(settings.model), guided.head)
     model = model.to(device).train()
     optimizer = build_optimizer(model, training)
     average = MovingAverage(model, training.ema_decay) if training.ema_decay else None

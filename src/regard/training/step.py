@@ -11,10 +11,10 @@ from regard.errors import DivergedError, ResourceError
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.cuda_graphs import is_out_of_memory
 from regard.runs import checkpoints
+from regard.training.checkpointing import save
 from regard.training.cuda_graphs import GraphedGradient
 from regard.training.objective import Objective
 from regard.training.optim import clip_gradients, set_learning_rate
-from regard.training.saving import save
 from regard.training.state import TrainingState
 
 log = logging.getLogger(__name__)

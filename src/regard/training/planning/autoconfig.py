@@ -16,8 +16,8 @@ from regard.data.survey.survey import RowSample, Split, without_warnings
 from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
 from regard.formatting import quantity
+from regard.runs.folder import INIT_FROM, read_inherited_settings
 from regard.runs.settings import RunSettings
-from regard.training.finetuning import INIT_FROM, read_inherited_settings
 
 TextKind = Literal["sentences", "words", "symbols"]
 

@@ -9,8 +9,8 @@ from regard.data.settings import BPETokenizer
 from regard.formatting import quantity
 from regard.models.encoder_settings import RecurrentEncoderSettings
 from regard.models.settings import RecurrentModel
+from regard.runs.folder import INIT_FROM
 from regard.runs.settings import RunSettings
-from regard.training.finetuning import INIT_FROM
 from regard.training.planning.autoconfig import MIN_STEPS, VOCABULARIES, ChosenSettings
 
 DEFAULT_MINUTES = 10.0

@@ -15,8 +15,8 @@ from regard.data.survey.statistics import compute_statistics, usual_length
 from regard.data.survey.survey import Split
 from regard.errors import ConfigError
 from regard.formatting import quantity, short_path
+from regard.runs.folder import INIT_FROM
 from regard.runs.settings import RunSettings
-from regard.training.finetuning import INIT_FROM
 from regard.training.planning.autoconfig import (
     MAX_EPOCHS,
     MIN_STEPS,

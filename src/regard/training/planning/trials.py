@@ -3,6 +3,7 @@
 import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,9 +20,8 @@ from regard.data.sampler import TokenBatchSampler
 from regard.data.survey.survey import without_warnings
 from regard.errors import DataError
 from regard.ops import cuda_graphs
-from regard.runs.lock import lock_folder
+from regard.runs.directory import lock_folder
 from regard.runs.settings import RunSettings
-from regard.training.messages import print_nothing, print_to_stderr
 from regard.training.optim import clip_gradients, set_learning_rate
 from regard.training.planning.budget import TrainingSpeed
 from regard.training.schedule import steps_per_epoch
@@ -39,6 +39,10 @@ class SearchResult(NamedTuple):
     suggestion: float
 
 
+def _print_to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 @contextmanager
 def _temporary_training(settings: RunSettings, corpus: Corpus, report: Report) -> Iterator[TrainingState]:
     """Start a training run in a temporary folder, which is deleted at the end."""
@@ -54,7 +58,7 @@ def _temporary_training(settings: RunSettings, corpus: Corpus, report: Report) -
 
 
 def measure_speed(
-    settings: RunSettings, corpus: Corpus, budget: float = 5.0, report: Report = print_to_stderr
+    settings: RunSettings, corpus: Corpus, budget: float = 5.0, report: Report = _print_to_stderr
 ) -> TrainingSpeed:
     """Measure the speed of training on one CPU thread and on all usable threads, in about `budget` seconds.
 
@@ -65,7 +69,7 @@ def measure_speed(
     with ExitStack() as stack:
         if corpus.share < 1:
             stack.enter_context(without_warnings())
-            report = print_nothing
+            report = lambda _: None  # noqa: E731
         state = stack.enter_context(_temporary_training(settings, corpus, report))
         counts = (1,) if state.device.type == "cuda" else dict.fromkeys((1, usable_threads()))
         try:
@@ -122,7 +126,7 @@ def find_learning_rate(
     """
     trials: list[tuple[float, float]] = []
     smoothed, smoothing = 0.0, 0.9
-    with _temporary_training(settings, load_corpus(settings.data), print_to_stderr) as state:
+    with _temporary_training(settings, load_corpus(settings.data), _print_to_stderr) as state:
         for step in range(steps):
             rate = min_rate * (max_rate / min_rate) ** (step / (steps - 1))
             set_learning_rate(state.optimizer, rate)
@@ -156,7 +160,7 @@ def find_batch_tokens(settings: RunSettings, min_tokens: int = 512, min_gain: fl
     second.
     """
     trials: list[tuple[float, float]] = []
-    with _temporary_training(settings, load_corpus(settings.data), print_to_stderr) as state:
+    with _temporary_training(settings, load_corpus(settings.data), _print_to_stderr) as state:
         lengths_N2 = state.data.train.lengths_N2
         total_tokens = int(lengths_N2.max(1).sum())
         tokens = min(max(min_tokens, int(lengths_N2.max())), total_tokens)

@@ -1,10 +1,15 @@
-"""Validating and saving a run in training, and averaging its last checkpoints."""
+"""Validating and saving a run in training, averaging its last checkpoints, and its model card."""
 
 import contextlib
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from torch import Tensor, nn
+
+from regard.config import to_yaml
 from regard.data.preparation import Report
 from regard.evaluation.attention_statistics import diagnose_attention
 from regard.evaluation.validation import validate
@@ -12,7 +17,7 @@ from regard.formatting import quantity
 from regard.runs import checkpoints
 from regard.runs.callbacks import Callback, SaveInfo, ValidationInfo
 from regard.runs.stored_checkpoint import Checkpoint
-from regard.training.averaging import averaged_weights
+from regard.runs.tensors import read_tensors
 from regard.training.state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -124,3 +129,62 @@ def _last_checkpoints(state: TrainingState) -> tuple[list[Checkpoint], list[str]
     last = [Checkpoint(state.folder.checkpoints / f"step-{step}") for step in steps]
     problems = {entry: problem for entry in last if (problem := entry.find_problem()) is not None}
     return [entry for entry in last if entry not in problems], list(problems.values())
+
+
+def average_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
+    """Average the weights of checkpoints. Tensors that are not floating-point are those of the first checkpoint."""
+    total: dict[str, Tensor] = {}
+    for checkpoint in checkpoints:
+        for name, tensor in read_tensors(checkpoint, "model.safetensors").items():
+            if name not in total:
+                total[name] = tensor.double() if tensor.is_floating_point() else tensor
+            elif tensor.is_floating_point():
+                total[name] += tensor.double()
+    return {
+        name: (tensor / len(checkpoints)).float() if tensor.is_floating_point() else tensor
+        for name, tensor in total.items()
+    }
+
+
+@contextmanager
+def averaged_weights(model: nn.Module, checkpoints: Sequence[Checkpoint]) -> Iterator[None]:
+    """Within the context, the model has the averaged weights of the checkpoints."""
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(average_weights(checkpoints), strict=False)  # tied weights are stored once
+    try:
+        yield
+    finally:
+        model.load_state_dict(weights)
+
+
+def write_card(state: TrainingState) -> None:
+    """Write the model card, a summary of the run in Markdown."""
+    settings, progress, folder = state.settings, state.progress, state.locked
+    parameters = sum(parameter.numel() for parameter in state.model.parameters())
+    best = progress.best
+    values = best.describe(settings.training.metric) if best else "–"
+    signatures = "\n".join(f"- {label}: `{text}`" for label, text in best.signatures.items()) if best else "–"
+    text = f"""# {folder.path.name}
+
+{settings.about or "A model trained with regard."}
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| steps | {progress.step:,} |
+| best checkpoint | {progress.best_name or f"step-{progress.best_step}"} |
+| validation | {values} |
+| data | {", ".join(f"{name} (SHA-256 {digest})" for name, digest in progress.data.items())} |
+
+Predict with `regard predict {folder.path} "…"`; draw its attention weights with `regard look {folder.path} "…"`.
+
+## Metric signatures
+
+{signatures}
+
+## Settings
+
+```yaml
+{to_yaml(settings)}```
+"""
+    folder.directory.write("card.md", text.encode())

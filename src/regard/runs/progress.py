@@ -1,14 +1,18 @@
-"""The schedule of a run: it maps steps to positions, and a deadline rescales it.
+"""The progress of a run: its state besides the tensors, saved as state.json in each checkpoint, and its schedule.
 
-Settings are written for a schedule of `training.steps` positions: warm-up, decay, validations, saves. Usually a step
-advances the schedule by one position. A deadline (`training.minutes`) adapts the number of steps to the speed
-measured while training; the positions, and the settings that refer to them, do not change. The segments are
-saved with every checkpoint, so the learning rate and the steps of validation remain pure functions of the step.
+The schedule maps steps to positions. Settings are written for a schedule of `training.steps` positions: warm-up, decay,
+validations, saves. Usually a step advances the schedule by one position. A deadline (`training.minutes`) adapts the
+number of steps to the speed measured while training; the positions, and the settings that refer to them, do not change.
+The segments are saved with every checkpoint, so the learning rate and the steps of validation remain pure functions of
+the step.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
+
+from regard.evaluation.values import MetricValues
+from regard.runs.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,46 @@ class Schedule:
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         return cls(state["length"], tuple(Segment(**segment) for segment in state["segments"]))
+
+
+@dataclass
+class RunProgress:
+    """The state of a run besides its tensors, saved as state.json in each checkpoint."""
+
+    data: dict[str, str]
+    """A hash of each input of training: data files, and the weights of teachers and of the initial model."""
+    schedule: Schedule
+    """Maps steps to positions of the schedule, with all revisions so far."""
+    step: int = 0
+    best_step: int | None = None
+    best: MetricValues | None = None
+    best_name: str | None = None
+    """The folder of the best checkpoint, unless it is `step-N`."""
+    validations_since_best: int = 0
+    plateau_validations: int = 0
+    """Validations since the best one or since the last reduction of the learning rate."""
+    lr_reductions: int = 0
+    """The number of reductions of the learning rate at a plateau."""
+    micro_batches: int = 1
+    """The number of micro-batches that a batch is split into; doubled when memory runs out."""
+    eager: bool = False
+    """Whether memory ran out with CUDA graphs, so that they are not used any more."""
+    average_tried: bool = False
+    """Whether the average of the last checkpoints has been validated."""
+    average_lengths: dict[str, float] | None = None
+    """The average lengths of `source` and `target` in the training data."""
+
+    def is_finished(self, settings: TrainingSettings) -> bool:
+        """Whether all steps have been taken, or validation has not improved for `patience` validations."""
+        extended = settings.steps > self.schedule.length
+        finished = self.step >= self.schedule.end and not extended
+        return finished or self.validations_since_best >= settings.patience
+
+    def to_json(self) -> dict[str, Any]:
+        best = {"step": self.best_step, "name": self.best_name, **self.best.to_json()} if self.best else {}
+        return {**asdict(self), "best": best}
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> "RunProgress":
+        best = MetricValues.from_json(state["best"]) if state["best"] else None
+        return cls(**{**state, "best": best, "schedule": Schedule.from_json(state["schedule"])})
