@@ -1,12 +1,11 @@
-"""What do the hooks of recording and interventions cost in prediction when they are off, and recording when it is on?
+"""What do hooks (of recordings and interventions) cost in prediction when they are off, and recording when it is on?
 
     OMP_NUM_THREADS=1 python benchmarks/recording.py
     python benchmarks/recording.py --device cuda --texts 2000
 
-`off` is the time of prediction without attention weights, divided by that of the same code from which all hooks of
-recording and of interventions have been removed: their statements are deleted from the source of each function that
-contains one. `on` is the time with attention weights, divided by the time without. `trace` is the same for
-`Model.trace`, text by text.
+`off` is the time of prediction without attention weights, divided by that of the same code from which all hooks have
+been removed: their statements are deleted from the source of each function that contains one. `on` is the time with
+attention weights, divided by the time without. `trace` is the same for `Model.trace`, text by text.
 
 The models have the architecture of the demo (`dates`), and a Transformer with the same tokenizers, with random weights;
 they generate exactly as many tokens as a correct prediction has. The variants alternate, and a ratio is the median over
@@ -38,52 +37,69 @@ from regard.recurrent import dispatch
 FUNCTIONS: list[tuple[type | ModuleType, str]] = [
     (Attention, "fused"),
     (Attention, "prepare"),
-    (Attention, "_read"),
+    (Attention, "_attend"),
+    (Attention, "_attend_fused"),
+    (Attention, "_next_past"),
     (MultiHeadAttention, "extend"),
     (dispatch, "scan_layer"),
     (dispatch, "step"),
 ]
 """The functions that contain hooks."""
 
-CONDITIONS = {"is_recorded", "records_details"}
-CALLS = {"record_weights", "record_fused"}
-UNCHANGED: dict[str, Callable[[ast.Call], ast.expr]] = {
-    "find_interventions": lambda _: ast.Tuple([], ast.Load()),
-    "changes_weights": lambda _: ast.Constant(False),
-    "replace_values": lambda call: call.args[1],
-}
-"""The functions that look up interventions, and what they return if there are none."""
+LOOKUPS = {"find_hooks", "hooks_of"}
+RESULTS = {"on_memory": 2, "on_scores": 2, "on_weights": 1, "on_context": 1}
+"""The argument that each point returns if there are no hooks."""
 
 SEARCHES: dict[str, dict[str, int]] = {"greedy": {}, "beam 5": {"beam": 5}}
 LIMITS = {"off": 1.02, "on": 2.0}
 
 
 class HookRemoval(ast.NodeTransformer):
-    """Deletes the statements of hooks, `if self.records_details: …` and `self.record_weights(…)`, and replaces lookups
-    of interventions with the result that there are none.
+    """Deletes the statements that only hooks need, and replaces the lookup of hooks, and what they return, with the
+    result that there are none.
     """
 
     removed = 0
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
-        if isinstance(node.test, ast.Attribute) and node.test.attr in CONDITIONS:
+        if _is_lookup(node.test) or (isinstance(node.test, ast.Name) and node.test.id == "hooks"):
             self.removed += 1
             return None
         return self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        call = node.value
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in CALLS:
+        if isinstance(node.value, ast.Call) and _called_method(node.value) == "on_inputs":
             self.removed += 1
             return None
         return self.generic_visit(node)
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if node.attr == "need_weights":
+            self.removed += 1
+            return ast.copy_location(ast.Constant(False), node)
+        return self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id in UNCHANGED:
+        index = RESULTS.get(_called_method(node) or "")
+        if index is None and not _is_lookup(node):
+            return node
+        self.removed += 1
+        return ast.copy_location(ast.Tuple([], ast.Load()) if index is None else node.args[index], node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id == "hooks" and isinstance(node.ctx, ast.Load):
             self.removed += 1
-            return ast.copy_location(UNCHANGED[node.func.id](node), node)
+            return ast.copy_location(ast.Tuple([], ast.Load()), node)
         return node
+
+
+def _is_lookup(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in LOOKUPS
+
+
+def _called_method(node: ast.Call) -> str | None:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else None
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.attention import dispatch
+from regard.attention import attention as dispatch
 from regard.ops import additive_score
 from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, reference_dot_product_attention
 from regard.ops.reference_mode import reference_mode

@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.attention.dispatch import fused_unsupported_reason
+from regard.attention.attention import fused_unsupported_reason
 from regard.attention.interventions import (
     AblateHead,
     Intervention,
     MaskKeys,
     SetRow,
     UniformRow,
-    find_interventions,
     intervene,
-    is_intervening,
 )
+from regard.ops.hooks import are_hooks_active, hooks_of
 
 NAMES = [mechanism.name for mechanism in regard.mechanisms()]
 B, T, S, D = 2, 4, 6, 8
@@ -176,11 +175,11 @@ def test_interventions_end_with_the_block_and_do_not_reach_other_threads() -> No
     attention = regard.Attention(D, D, score="dot")
     seen = []
     with intervene({attention: [UniformRow(attention="-")]}):
-        assert is_intervening()
-        thread = Thread(target=lambda: seen.append(list(find_interventions(attention))))
+        assert are_hooks_active()
+        thread = Thread(target=lambda: seen.append(list(hooks_of(attention))))
         thread.start()
         thread.join()
     assert seen == [[]]
-    assert not is_intervening()
+    assert not are_hooks_active()
     with intervene({}):
-        assert not is_intervening()
+        assert not are_hooks_active()

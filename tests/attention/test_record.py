@@ -7,7 +7,8 @@ import torch
 
 import regard
 from recording import without_hooks
-from regard.attention.record import Role, attention_roles
+from regard.attention.attention import Role
+from regard.attention.record import attention_roles
 
 
 @pytest.mark.parametrize("role", ["encoder-self", "decoder-self", "cross"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard
-from regard.attention.record import Role
+from regard.attention.attention import Role
 from regard.data.batching import Batch, EncodedCorpus
 from regard.data.corpora import Pairs
 from regard.evaluation.attention_diagnostics import AttentionStatistics, HeadStatistics

@@ -16,7 +16,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import font_manager, get_data_path, rcParams
 from matplotlib.image import imread
 
-from regard.attention.record import Role
+from regard.attention.attention import Role
 from regard.inspection import figures
 from regard.inspection.prediction import Prediction
 from regard.inspection.views import fonts

@@ -4,18 +4,24 @@ B rows, T queries, S memory slots, D width, H heads.
 """
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
 
-from regard.arguments import check_flag, check_inputs, check_integer, check_tensors
-from regard.attention import dispatch, equation
-from regard.attention.interventions import ActiveInterventions, changes_weights, find_interventions, replace_values
+from regard.arguments import (
+    check_flag,
+    check_floating,
+    check_inputs,
+    check_integer,
+    check_sequence,
+    check_tensors,
+)
+from regard.attention import equation
+from regard.attention.hooks import AttentionHooks, Reading, find_hooks
 from regard.attention.mechanisms import find_mechanism, mechanisms
-from regard.attention.memory import Attended, Keys, Past, check_keys, check_past, check_prepared
-from regard.attention.record import Recordable, Role
-from regard.attention.scopes import Scope, ScopeInput, ScopeOutput, build_scope, check_self_attention, fold
+from regard.attention.memory import Attended, Past, PreparedMemory
+from regard.attention.scopes import Scope, build_scope, check_self_attention
 from regard.attention.scores import InnerProduct, Score, build_score
 from regard.attention.selections import Selected, Selection, build_selection, join_samples
 from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
@@ -23,10 +29,17 @@ from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean, quantity
 from regard.ops.cost import MultiplyAdds, count_attention
+from regard.ops.dispatch import Dispatch, first_available
 from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, dot_product_weights
 from regard.ops.dropout import Dropout
+from regard.ops.reference_mode import in_reference_mode
 
 Part = str | Mapping[str, Any]
+
+Role = Literal["encoder-self", "decoder-self", "cross"]
+"""What attends to what: the source to itself, the target to itself, or the target to the source."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
 
 _OPTIONS = ("score", "scope", "select", "heads", "dropout", "role")
 
@@ -40,7 +53,7 @@ def _check_part(name: str, part: object, kind: type[nn.Module]) -> None:
 
 
 @final
-class Attention(Recordable):
+class Attention(nn.Module):
     """Σ_j a_j v_j with a = select(score(q, k) | scope).
 
     `forward` attends in one call; a decoder calls `prepare` once per source and `read` once per step.
@@ -75,7 +88,10 @@ class Attention(Recordable):
         dropout: float = 0.0,
         role: Role = "cross",
     ) -> None:
-        super().__init__(role)
+        super().__init__()
+        if role not in ROLES:
+            raise ConfigError(f"{role!r} is not a valid role. Available: {', '.join(ROLES)}.")
+        self.role: Role = role
         check_integer("query_size", query_size)
         check_integer("key_size", key_size)
         check_integer("heads", heads)
@@ -162,7 +178,9 @@ class Attention(Recordable):
         keys = self.prepare(keys_BSD)
         return self.read(query_BTD, keys, self.begin(keys))
 
-    def prepare(self, keys_BSD: Tensor, values_BSD: Tensor | None = None, allowed: Tensor | None = None) -> Keys:
+    def prepare(
+        self, keys_BSD: Tensor, values_BSD: Tensor | None = None, allowed: Tensor | None = None
+    ) -> PreparedMemory:
         """Compute everything that depends only on the memory; `values` default to the keys."""
         self._check_inputs(None, keys_BSD, values_BSD, allowed)
         allowed_BTS = equation.per_query(allowed)
@@ -170,42 +188,67 @@ class Attention(Recordable):
         values = keys if values_BSD is None else equation.zero_masked_slots(values_BSD, allowed_BTS)
         ends_S = torch.arange(1, keys_BSD.shape[1] + 1, device=keys_BSD.device)
         ends_BS = ends_S.expand(keys_BSD.shape[:2]) if allowed_BTS is None else allowed_BTS.any(1) * ends_S
-        prepared, values_BHSD = self.score.prepare(keys), replace_values(self, self.score.values(values))
-        if self.records_details:
-            self.record_details({"key": keys, "value": values})
+        prepared = self.score.prepare(keys)
+        values_BHSD = find_hooks(self).on_memory(keys, values, self.score.values(values))
         score_bias = None
         if allowed_BTS is not None and allowed_BTS.shape[1] == 1 and self.fused:
             score_bias = ScoreBias.from_mask(allowed_BTS.unsqueeze(1), values_BHSD.dtype)
-        return Keys(prepared, values_BHSD, allowed_BTS, ends_BS.amax(-1), score_bias)
+        return PreparedMemory(prepared, values_BHSD, allowed_BTS, ends_BS.amax(-1), score_bias)
 
-    def begin(self, keys: Keys) -> Past:
+    def begin(self, keys: PreparedMemory) -> Past:
         """Return the state before the first step."""
-        check_keys(keys)
+        _check_memory(keys)
         rows, _, slots, _ = keys.values_BHSD.shape
         start = torch.zeros(rows, dtype=torch.long, device=keys.values_BHSD.device)
         weights = keys.values_BHSD.new_zeros(rows, self.heads, slots) if self.score.uses_past else None
         return Past(start, weights)
 
-    def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, weights: bool = False) -> Attended:
-        """Attend to a prepared memory. The weights are returned only if requested or needed."""
-        check_prepared(query_BTD, keys, past, self.query_size)
+    def read(self, query_BTD: Tensor, keys: PreparedMemory, past: Past, *, weights: bool = False) -> Attended:
+        """Attend to a prepared memory. The query has one row for each row of the memory, or several (the hypotheses of
+        a sentence). The weights are returned if requested, or if the path that is used computes them.
+        """
+        _check_reading(query_BTD, keys, past, self.query_size)
         check_flag("weights", weights)
-        if self.stepwise and query_BTD.shape[1] == 0:
-            raise ConfigError(f"query has the shape {tuple(query_BTD.shape)}: there are no steps.")
-        return self._read_steps_or_rows(query_BTD, keys, past, weights=weights)
-
-    def _read_steps_or_rows(self, query_BTD: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
-        if self.stepwise and query_BTD.shape[1] > 1:
+        (rows, steps, _), memory_rows = query_BTD.shape, len(keys.values_BHSD)
+        if self.stepwise and steps != 1:
             return self._read_in_steps(query_BTD, keys, past, weights=weights)
-        if query_BTD.shape[0] != keys.values_BHSD.shape[0]:
-            return self._read_for_hypotheses(query_BTD, keys, past, weights=weights)
-        return self._read(query_BTD, keys, past, query_BTD.shape[1], weights=weights)
+        if rows == memory_rows:
+            return self._attend(query_BTD, keys, past, weights=weights)
+        hypotheses = rows // memory_rows
+        if self.stepwise or steps > 1:
+            return self._attend(query_BTD, keys.repeat(hypotheses), past, weights=weights)
+        # The hypotheses of a sentence are queries over its memory, so that the memory is not copied.
+        query_BKD = query_BTD.view(memory_rows, hypotheses, -1)
+        return self._attend(query_BKD, keys, past, weights=weights).one_query_per_row()
 
-    @property
-    def fused(self) -> bool:
-        """Whether the fused path is used, unless weights are requested."""
-        is_changed = changes_weights(self)
-        return dispatch.fused_unsupported_reason(self.score, self.scope, self.select, is_changed=is_changed) is None
+    def _attend(self, query_BTD: Tensor, memory: PreparedMemory, past: Past, *, weights: bool) -> Attended:
+        """The equation: score, scope, selection, weighted sum. Hooks observe or change what is in between."""
+        hooks, reading = find_hooks(self), Reading(self.score, self.scope, self.select, query_BTD, memory, past)
+        if self.fused and not weights:
+            return self._attend_fused(reading, hooks)
+        hooks.on_inputs(reading)
+        scores_BHTS = self.score(query_BTD, memory.prepared, past.weights_BHS)
+        scope = reading.restrict()
+        allowed_BHTS = hooks.on_scores(reading, scores_BHTS, scope.visible(scores_BHTS))
+        selected: Selected = self.select(scope.add_bias(scores_BHTS), allowed_BHTS, past.belief_BHS)
+        weights_BHTS = hooks.on_weights(reading, scope.scale(selected.weights_BHTS), allowed_BHTS)
+        context_BHTD = hooks.on_context(reading, self.dropout(weights_BHTS) @ memory.values_BHSD)
+        next_past = self._next_past(reading, hooks, weights_BHTS)
+        return Attended(self._join_heads(context_BHTD), self._per_head(weights_BHTS), next_past, selected.sample)
+
+    def _attend_fused(self, reading: Reading, hooks: AttentionHooks) -> Attended:
+        """Compute the context with the fused path, which stores no weights."""
+        memory, mask = reading.memory, reading.memory.score_bias
+        if mask is None or not self.scope.is_global:
+            allowed = reading.restrict().allowed_BTS
+            mask = None if allowed is None else ScoreBias.from_mask(allowed, memory.values_BHSD.dtype)
+        if hooks:
+            self.observe_fused(reading, mask)
+        if mask is memory.score_bias and mask is not None:
+            # A row without visible slots attends to its slots, which are all zero, so `nonempty` is not needed.
+            mask = mask._replace(nonempty=None)
+        context_BTD = self.read_fused(reading.query_BTD, memory.prepared, memory.values_BHSD, mask)
+        return Attended(context_BTD, None, self._next_past(reading, hooks))
 
     def read_fused(self, query_BTD: Tensor, prepared: Tensor, values_BHSD: Tensor, mask: ScoreBias | None) -> Tensor:
         """Attend with the fused path and a given mask; the scope is not evaluated."""
@@ -216,53 +259,52 @@ class Attention(Recordable):
             dot_product_attention(query_BHTD, prepared, values_BHSD, mask, scale=scale, dropout=dropout)
         )
 
-    def record_fused(self, query_BTD: Tensor, prepared: Tensor, mask: ScoreBias | None) -> None:
-        """Record the weights of the fused path, if this attention is recorded. The context still comes from the fused
-        path, so that recording does not change it.
+    def observe_fused(self, reading: Reading, mask: ScoreBias | None) -> None:
+        """Compute the weights of the fused path for the hooks of this attention. The context still comes from the fused
+        path, so that observing it does not change it.
         """
-        if self.is_recorded:
-            assert isinstance(self.score, InnerProduct)
-            query_BHTD, scale = self.score.query(query_BTD), self.score.factor
-            self.record_weights(self._per_head(dot_product_weights(query_BHTD, prepared, mask, scale=scale)))
+        assert isinstance(self.score, InnerProduct)
+        hooks, query_BHTD = find_hooks(self), self.score.query(reading.query_BTD)
+        hooks.on_inputs(reading)
+        weights_BHTS = dot_product_weights(query_BHTD, reading.memory.prepared, mask, scale=self.score.factor)
+        hooks.on_weights(reading, weights_BHTS, None)
 
-    def _read(self, query_BTD: Tensor, keys: Keys, past: Past, steps: int, *, weights: bool) -> Attended:
-        interventions = find_interventions(self)
-        # Only scopes, interventions and recordings use the target positions, and the global scope does not.
-        is_global = self.scope.is_global
-        uses_position = bool(interventions) or not is_global
-        if self.is_recorded:
-            self._record_inputs(query_BTD, keys, past)
-            uses_position = True
-        new_past = past._replace(position_B=past.position_B + steps) if uses_position else past
-        if self.fused and not weights:
-            mask = keys.score_bias
-            if mask is None or not is_global:
-                allowed = self._apply_scope(query_BTD, keys, past).allowed_BTS
-                mask = None if allowed is None else ScoreBias.from_mask(allowed, keys.values_BHSD.dtype)
-            self.record_fused(query_BTD, keys.prepared, mask)
-            if mask is keys.score_bias and mask is not None:
-                # A row without visible slots attends to its slots, which are all zero, so `nonempty` is not needed.
-                mask = mask._replace(nonempty=None)
-            return Attended(self.read_fused(query_BTD, keys.prepared, keys.values_BHSD, mask), None, new_past)
-        return_weights = weights or self.stepwise or self.select.marginal
-        scope = self._apply_scope(query_BTD, keys, past)
-        scores_BHTS = self.score(query_BTD, keys.prepared, past.weights_BHS)
-        active = None
-        if interventions:
-            active = ActiveInterventions(interventions, past.positions(*query_BTD.shape[:2]))
-        selected = self._select(scores_BHTS, scope, past, active)
-        context_BHTD = equation.pool(self.dropout(selected.weights_BHTS), keys.values_BHSD)
-        if active is not None:
-            context_BHTD = active.replace_context(context_BHTD)
-        attention_weights = self._per_head(selected.weights_BHTS)
-        self.record_weights(attention_weights)
-        new_past = self._update_past(new_past, selected.weights_BHTS)
-        returned_weights = attention_weights if return_weights else None
-        return Attended(self._join_heads(context_BHTD), returned_weights, new_past, selected.sample)
+    @property
+    def fused(self) -> bool:
+        """Whether the fused path is used, unless weights are requested."""
+        reason = fused_unsupported_reason(self.score, self.scope, self.select, is_changed=find_hooks(self).need_weights)
+        return reason is None
+
+    def _next_past(self, reading: Reading, hooks: AttentionHooks, weights_BHTS: Tensor | None = None) -> Past:
+        past, rows_and_steps = reading.past, reading.query_BTD.shape[:2]
+        # Only scopes and hooks use the target positions, and the global scope does not.
+        if hooks or not self.scope.is_global:
+            steps = rows_and_steps[1] if len(past.position_B) == rows_and_steps[0] else 1
+            past = past._replace(position_B=past.position_B + steps)
+        if weights_BHTS is not None and past.weights_BHS is not None:
+            last = weights_BHTS[..., -1, :]
+            past = past._replace(weights_BHS=past.weights_BHS + last if self.score.sums_past else last)
+        if weights_BHTS is not None and self.select.uses_past:
+            past = past._replace(belief_BHS=weights_BHTS[..., -1, :])
+        return past
+
+    def _read_in_steps(self, query_BTD: Tensor, keys: PreparedMemory, past: Past, *, weights: bool) -> Attended:
+        if query_BTD.shape[1] == 0:
+            raise ConfigError(f"query has the shape {tuple(query_BTD.shape)}: there are no steps.")
+        reads = []
+        for step, one_B1D in enumerate(torch.split(query_BTD, 1, 1)):
+            reads.append(self.read(one_B1D, keys.for_query(step), past, weights=weights))
+            past = reads[-1].past
+        return Attended(
+            torch.cat([read.context_BTD for read in reads], dim=1),
+            torch.cat([read.weights for read in reads if read.weights is not None], dim=-2),
+            past,
+            join_samples([read.sample for read in reads if read.sample is not None]),
+        )
 
     def observe(self, past: Past, likelihood_BS: Tensor) -> Past:
         """Update the belief about the position with the likelihood of the last token under each slot."""
-        check_past(past)
+        _check_past(past)
         if past.belief_BHS is None:
             return past
         belief = past.belief_BHS * likelihood_BS.unsqueeze(1)
@@ -301,96 +343,12 @@ class Attention(Recordable):
         check_self_attention(self.scope, query_BTD.shape[1], keys_BSD.shape[1])
         keys = self.prepare(keys_BSD, values_BSD, allowed)
         attended = self.read(query_BTD, keys, self.begin(keys), weights=weights)
-        return attended.context_BTD, attended.weights
+        return attended.context_BTD, attended.weights if weights else None
 
     def _check_inputs(self, query: Tensor | None, keys: Tensor, values: Tensor | None, allowed: Tensor | None) -> None:
         weight = next(self.parameters(), None)
         sizes = (self.query_size, self.key_size, self.heads)
         check_inputs(query, keys, values, allowed, sizes, weight)
-
-    def _read_for_hypotheses(self, query_N1D: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
-        """Treat the hypotheses of a sentence as queries over its memory, so that the memory is not copied."""
-        rows, hypotheses = keys.values_BHSD.shape[0], query_N1D.shape[0] // keys.values_BHSD.shape[0]
-        if self.stepwise or query_N1D.shape[1] > 1:
-            repeated = (None if tensor is None else tensor.repeat_interleave(hypotheses, dim=0) for tensor in keys[:4])
-            prepared = Keys(*repeated)  # type: ignore[arg-type]
-            return self._read_steps_or_rows(query_N1D, prepared, past, weights=weights)
-        attended = self._read(query_N1D.view(rows, hypotheses, -1), keys, past, 1, weights=weights)
-        weights_per_row = None
-        if attended.weights is not None:
-            weights_per_row = attended.weights.movedim(-2, 1).flatten(0, 1).unsqueeze(-2)
-        return Attended(attended.context_BTD.flatten(0, 1).unsqueeze(1), weights_per_row, attended.past)
-
-    def _apply_scope(self, query_BTD: Tensor, keys: Keys, past: Past) -> ScopeOutput:
-        """Evaluate the scope and combine it with the mask of the memory, with an axis for heads."""
-        slots_S = torch.arange(keys.values_BHSD.shape[2], device=query_BTD.device)
-        positions_BT = past.positions(*query_BTD.shape[:2])
-        scope: ScopeOutput = self.scope(ScopeInput(query_BTD, positions_BT, keys.lengths_B, slots_S))
-        allowed_BTS = fold([keys.allowed_BTS, scope.allowed_BTS], torch.logical_and)
-        tensors = (allowed_BTS, scope.bias_BTS, scope.factor_BTS)
-        return ScopeOutput(*(None if tensor is None else tensor.unsqueeze(1) for tensor in tensors))
-
-    def _select(
-        self, scores_BHTS: Tensor, scope: ScopeOutput, past: Past, interventions: ActiveInterventions | None
-    ) -> Selected:
-        allowed = torch.ones_like(scores_BHTS, dtype=torch.bool) if scope.allowed_BTS is None else scope.allowed_BTS
-        allowed_BHTS = allowed.expand_as(scores_BHTS)
-        if interventions is not None:
-            allowed_BHTS = interventions.mask_slots(allowed_BHTS)
-        scores_BHTS = scores_BHTS if scope.bias_BTS is None else scores_BHTS + scope.bias_BTS
-        selected: Selected = self.select(scores_BHTS, allowed_BHTS, past.belief_BHS)
-        if scope.factor_BTS is not None:
-            selected = selected._replace(weights_BHTS=selected.weights_BHTS * scope.factor_BTS)
-        if interventions is not None:
-            weights_BHTS = interventions.replace_weights(selected.weights_BHTS, allowed_BHTS)
-            selected = selected._replace(weights_BHTS=weights_BHTS)
-        return selected
-
-    def _record_inputs(self, query_BTD: Tensor, keys: Keys, past: Past) -> None:
-        """Record positions, and on request what the weights are computed from; `prepare` records keys and values."""
-        self.record_part("position", past.positions(*query_BTD.shape[:2]))
-        if not self.records_details:
-            return
-        scope = self._apply_scope(query_BTD, keys, past)
-        scores_BHTS = self.score(query_BTD, keys.prepared, past.weights_BHS)
-        scores_BTS = scores_BHTS[:, 0]
-        belief_BHS = past.belief_BHS
-        if self.select.uses_past and belief_BHS is None:
-            # At the first step every slot can be reached, as from the first slot.
-            belief_BHS = torch.zeros_like(scores_BHTS[:, :, 0]).index_fill(-1, query_BTD.new_zeros(1).long(), 1.0)
-        allowed_BTS = torch.ones_like(scores_BTS) if scope.allowed_BTS is None else scope.allowed_BTS.squeeze(1)
-        self.record_details(
-            {
-                "query": query_BTD,
-                "scores": scores_BHTS,
-                "mask": allowed_BTS.bool().expand_as(scores_BTS),
-                "bias": None if scope.bias_BTS is None else scope.bias_BTS.squeeze(1),
-                "factor": None if scope.factor_BTS is None else scope.factor_BTS.squeeze(1),
-                "past": None if past.weights_BHS is None else past.weights_BHS.unsqueeze(2),
-                "belief": None if belief_BHS is None else belief_BHS.unsqueeze(2),
-            }
-        )
-
-    def _update_past(self, past: Past, weights_BHTS: Tensor) -> Past:
-        if past.weights_BHS is not None:
-            last = weights_BHTS[..., -1, :]
-            past = past._replace(weights_BHS=past.weights_BHS + last if self.score.sums_past else last)
-        if self.select.uses_past:
-            past = past._replace(belief_BHS=weights_BHTS[..., -1, :])
-        return past
-
-    def _read_in_steps(self, query_BTD: Tensor, keys: Keys, past: Past, *, weights: bool) -> Attended:
-        reads = []
-        for step, one_B1D in enumerate(torch.split(query_BTD, 1, 1)):
-            reads.append(self._read_steps_or_rows(one_B1D, keys.for_query(step), past, weights=weights))
-            past = reads[-1].past
-        weights_of_steps = [read.weights for read in reads if read.weights is not None]
-        return Attended(
-            torch.cat([read.context_BTD for read in reads], dim=1),
-            torch.cat(weights_of_steps, dim=-2) if weights_of_steps else None,
-            past,
-            join_samples([read.sample for read in reads if read.sample is not None]),
-        )
 
     def _per_head(self, weights_BHTS: Tensor) -> Tensor:
         """Return the weights without the axis for heads if there is a single head."""
@@ -398,3 +356,69 @@ class Attention(Recordable):
 
     def _join_heads(self, context_BHTD: Tensor) -> Tensor:
         return context_BHTD.transpose(1, 2).flatten(-2)
+
+
+def _check_reading(query_BTD: Tensor, keys: object, past: object, size: int) -> None:
+    """Raise an error unless a query of this size can read a prepared memory. This is called at each step, so it does
+    not read the values of tensors.
+    """
+    check_sequence("query", query_BTD, size)
+    _check_memory(keys)
+    _check_past(past)
+    assert isinstance(keys, PreparedMemory)
+    check_floating(keys.values_BHSD, "the memory is", query=query_BTD)
+    rows, memory_rows = query_BTD.shape[0], keys.values_BHSD.shape[0]
+    if rows != memory_rows and (memory_rows == 0 or rows == 0 or rows % memory_rows):
+        raise ConfigError(
+            f"query has {quantity(rows, 'row')}, but keys has {memory_rows}. Pass the same number of rows, or a "
+            "multiple of it."
+        )
+
+
+def _check_memory(keys: object) -> None:
+    if not isinstance(keys, PreparedMemory):
+        raise ArgumentTypeError(f"keys must be what `prepare` returned, not {type(keys).__name__}.")
+
+
+def _check_past(past: object) -> None:
+    if not isinstance(past, Past):
+        raise ArgumentTypeError(f"past must be what `begin` or the last step returned, not {type(past).__name__}.")
+
+
+def dispatch_attention(score: Score, scope: Scope, select: Selection, *, weights: bool) -> Dispatch:
+    """Choose the implementation of an attention from its parts; no tensor is needed.
+
+    fused       PyTorch's fused attention, for scores equivalent to a dot product, if no weights are requested
+    chunked     the additive score in chunks of bounded memory (`ops/additive_score.py`)
+    reference   the equation
+    """
+    return first_available(
+        {
+            "fused": lambda: "the weights are requested" if weights else fused_unsupported_reason(score, scope, select),
+            "chunked": lambda: _chunked_unsupported_reason(score),
+        },
+        otherwise="reference",
+    )
+
+
+def fused_unsupported_reason(score: Score, scope: Scope, select: Selection, *, is_changed: bool = False) -> str | None:
+    """Return why the fused path cannot be used; None if it can. `is_changed`: an intervention changes the weights."""
+    if in_reference_mode():
+        return "reference mode is on"
+    if is_changed:
+        return "an intervention changes the weights, which this path does not store"
+    if not isinstance(score, InnerProduct):
+        return f"the score {type(score).__name__} is not equivalent to a dot product"
+    if not select.is_softmax:
+        return f"the selection {type(select).__name__} is not a softmax"
+    if scope.learned:
+        return f"the scope {type(scope).__name__} predicts its window, so the mask needs a gradient"
+    return None
+
+
+def _chunked_unsupported_reason(score: Score) -> str | None:
+    if in_reference_mode():
+        return "reference mode is on"
+    if not score.chunkable:
+        return f"the score {type(score).__name__} has no hidden layer to compute in chunks"
+    return None

@@ -9,45 +9,21 @@ B rows, H heads, T queries, S memory slots, D width.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, final
+from typing import Annotated, ClassVar, Literal, Self, final
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from regard.attention.hooks import AttentionHook, Reading
 from regard.config import Settings
+from regard.ops.hooks import active_hooks, use_hooks
 from regard.quantities import OptionalCount, Weight
 
 
-class Intervention:
-    """A change of an attention. By default, every step of the equation stays as it is.
-
-    Masks, weights and contexts are given with the position of each query.
-    """
-
-    changes_weights: ClassVar[bool] = True
-    """Whether the weights are changed or read, which the fused path does not store."""
-
-    def replace_values(self, values_BHSD: Tensor) -> Tensor:
-        """Return the values, given those of the memory."""
-        return values_BHSD
-
-    def mask_slots(self, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
-        """Return the slots that are visible to each query, given those that are visible without the intervention."""
-        del positions_BT
-        return allowed_BHTS
-
-    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
-        """Return the weights, given those of the selection."""
-        del allowed_BHTS, positions_BT
-        return weights_BHTS
-
-    def replace_context(self, context_BHTD: Tensor, positions_BT: Tensor) -> Tensor:
-        """Return the contexts, given those that are computed from the weights."""
-        del positions_BT
-        return context_BHTD
+class Intervention(AttentionHook):
+    """A change of an attention."""
 
 
 @final
@@ -57,10 +33,10 @@ class ZeroValues(Intervention):
     Mohebbi et al. 2023). The weights do not change.
     """
 
-    changes_weights: ClassVar[bool] = False
     slots_BS: Tensor
 
-    def replace_values(self, values_BHSD: Tensor) -> Tensor:
+    def on_memory(self, keys_BSD: Tensor, values_BSD: Tensor, values_BHSD: Tensor) -> Tensor:
+        del keys_BSD, values_BSD
         if self.slots_BS.shape[1] != values_BHSD.shape[2]:
             return values_BHSD
         return values_BHSD.masked_fill(self.slots_BS[:, None, :, None], 0.0)
@@ -68,6 +44,8 @@ class ZeroValues(Intervention):
 
 class HeadIntervention(Settings, Intervention):
     """A change of one head or all heads of an attention, for one query or all queries."""
+
+    needs_weights: ClassVar[bool] = True
 
     attention: str = Field(description="the name of the attention in the model")
     head: OptionalCount | None = Field(None, description="the head, from 0; null for all heads")
@@ -77,8 +55,9 @@ class HeadIntervention(Settings, Intervention):
         """The position of the query, from 0; None for all queries."""
         return None
 
-    def choose(self, heads: int, positions_BT: Tensor) -> Tensor:
+    def choose(self, reading: Reading, heads: int) -> Tensor:
         """Return which heads and queries are changed, (B, H, T, 1)."""
+        positions_BT = reading.positions()
         heads_H = torch.arange(heads, device=positions_BT.device)
         chosen_H = torch.ones_like(heads_H, dtype=torch.bool) if self.head is None else heads_H == self.head
         chosen_BT = torch.ones_like(positions_BT, dtype=torch.bool)
@@ -112,12 +91,12 @@ class SetRow(RowIntervention):
             raise ValueError(f"weights: their sum is {sum(self.weights)}, so they cannot be normalized to a sum of 1.")
         return self
 
-    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
+    def on_weights(self, reading: Reading, weights_BHTS: Tensor, allowed_BHTS: Tensor | None) -> Tensor:
         del allowed_BHTS
         total, slots = math.fsum(self.weights), weights_BHTS.shape[-1]
         row = [weight / total for weight in self.weights[:slots]]
         row_S = weights_BHTS.new_tensor([*row, *[0.0] * (slots - len(row))])
-        return torch.where(self.choose(weights_BHTS.shape[1], positions_BT), row_S, weights_BHTS)
+        return torch.where(self.choose(reading, weights_BHTS.shape[1]), row_S, weights_BHTS)
 
 
 @final
@@ -126,10 +105,11 @@ class UniformRow(RowIntervention):
 
     kind: Literal["uniform_row"] = "uniform_row"
 
-    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
+    def on_weights(self, reading: Reading, weights_BHTS: Tensor, allowed_BHTS: Tensor | None) -> Tensor:
+        assert allowed_BHTS is not None
         visible_BHTS = allowed_BHTS.to(weights_BHTS.dtype)
         uniform_BHTS = visible_BHTS / visible_BHTS.sum(-1, keepdim=True).clamp_min(1)
-        return torch.where(self.choose(weights_BHTS.shape[1], positions_BT), uniform_BHTS, weights_BHTS)
+        return torch.where(self.choose(reading, weights_BHTS.shape[1]), uniform_BHTS, weights_BHTS)
 
 
 @final
@@ -139,10 +119,11 @@ class MaskKeys(RowIntervention):
     kind: Literal["mask_keys"] = "mask_keys"
     keys: Annotated[tuple[OptionalCount, ...], Field(min_length=1)]
 
-    def mask_slots(self, allowed_BHTS: Tensor, positions_BT: Tensor) -> Tensor:
+    def on_scores(self, reading: Reading, scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Tensor:
+        del scores_BHTS
         slots_S = torch.arange(allowed_BHTS.shape[-1], device=allowed_BHTS.device)
         masked_S = torch.isin(slots_S, torch.tensor(self.keys, device=slots_S.device))
-        return allowed_BHTS & ~(self.choose(allowed_BHTS.shape[1], positions_BT) & masked_S)
+        return allowed_BHTS & ~(self.choose(reading, allowed_BHTS.shape[1]) & masked_S)
 
 
 @final
@@ -151,66 +132,20 @@ class AblateHead(HeadIntervention):
 
     kind: Literal["ablate_head"] = "ablate_head"
 
-    def replace_context(self, context_BHTD: Tensor, positions_BT: Tensor) -> Tensor:
-        return torch.where(self.choose(context_BHTD.shape[1], positions_BT), 0.0, context_BHTD)
-
-
-class ActiveInterventions(NamedTuple):
-    """The interventions on an attention, and the positions of the queries that it reads the memory with."""
-
-    interventions: Sequence[Intervention]
-    positions_BT: Tensor
-
-    def mask_slots(self, allowed_BHTS: Tensor) -> Tensor:
-        """Return the slots that are visible to each query."""
-        for each in self.interventions:
-            allowed_BHTS = each.mask_slots(allowed_BHTS, self.positions_BT)
-        return allowed_BHTS
-
-    def replace_weights(self, weights_BHTS: Tensor, allowed_BHTS: Tensor) -> Tensor:
-        """Return the weights that the context is computed from."""
-        for each in self.interventions:
-            weights_BHTS = each.replace_weights(weights_BHTS, allowed_BHTS, self.positions_BT)
-        return weights_BHTS
-
-    def replace_context(self, context_BHTD: Tensor) -> Tensor:
-        """Return the contexts of all heads."""
-        for each in self.interventions:
-            context_BHTD = each.replace_context(context_BHTD, self.positions_BT)
-        return context_BHTD
-
-
-_active: ContextVar[Mapping[nn.Module, Sequence[Intervention]] | None] = ContextVar("interventions", default=None)
-
-
-def is_intervening() -> bool:
-    """Whether any attention has interventions."""
-    return _active.get() is not None
+    def on_context(self, reading: Reading, context_BHTD: Tensor) -> Tensor:
+        return torch.where(self.choose(reading, context_BHTD.shape[1]), 0.0, context_BHTD)
 
 
 @contextmanager
 def intervene(interventions: Mapping[nn.Module, Sequence[Intervention]]) -> Iterator[None]:
-    """Change attentions within the block, in this thread only. The interventions replace those of an outer block."""
-    token = _active.set(interventions or None)
-    try:
+    """Change attentions within the block, in this thread only. The interventions replace those of an outer block; they
+    act before other hooks, which observe what changed.
+    """
+    others = {
+        module: [hook for hook in hooks if not isinstance(hook, Intervention)]
+        for module, hooks in active_hooks().items()
+    }
+    modules = dict.fromkeys([*interventions, *others])
+    changed = {module: [*interventions.get(module, ()), *others.get(module, ())] for module in modules}
+    with use_hooks({module: hooks for module, hooks in changed.items() if hooks}):
         yield
-    finally:
-        _active.reset(token)
-
-
-def find_interventions(attention: nn.Module) -> Sequence[Intervention]:
-    """Return the interventions on an attention that are active."""
-    active = _active.get()
-    return () if active is None else active.get(attention, ())
-
-
-def replace_values(attention: nn.Module, values_BHSD: Tensor) -> Tensor:
-    """Return the values of an attention, changed by its interventions."""
-    for each in find_interventions(attention):
-        values_BHSD = each.replace_values(values_BHSD)
-    return values_BHSD
-
-
-def changes_weights(attention: nn.Module) -> bool:
-    """Whether an intervention changes or reads the weights of an attention."""
-    return any(each.changes_weights for each in find_interventions(attention))

@@ -8,17 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.arguments import check_floating, check_sequence
 from regard.attention.selections import SampledPosition
-from regard.errors import ArgumentTypeError, ConfigError
-from regard.formatting import quantity
 from regard.ops.dot_product_attention import ScoreBias
 
 
-class Keys(NamedTuple):
-    """A prepared memory: everything that depends only on the source, computed once."""
+class PreparedMemory(NamedTuple):
+    """Everything that depends only on the source, computed once."""
 
     prepared: Tensor
+    """The part of the scores that depends only on the keys."""
     values_BHSD: Tensor
     allowed_BTS: Tensor | None
     """The mask of the memory; None if all slots are visible."""
@@ -26,11 +24,18 @@ class Keys(NamedTuple):
     score_bias: ScoreBias | None = None
     """The mask for the fused path, if that is supported and all queries share the mask."""
 
-    def for_query(self, query: int) -> "Keys":
+    def for_query(self, query: int) -> "PreparedMemory":
         """Return the memory with the mask of one of the queries."""
         if self.allowed_BTS is None or self.allowed_BTS.shape[1] == 1:
             return self
         return self._replace(allowed_BTS=self.allowed_BTS[:, query : query + 1])
+
+    def repeat(self, hypotheses: int) -> "PreparedMemory":
+        """Return the memory with a row for each hypothesis of a sentence."""
+        prepared, values, allowed, lengths = (
+            None if tensor is None else tensor.repeat_interleave(hypotheses, dim=0) for tensor in self[:4]
+        )
+        return PreparedMemory(prepared, values, allowed, lengths)  # type: ignore[arg-type] # only the mask is optional
 
 
 class Past(NamedTuple):
@@ -53,7 +58,7 @@ class Past(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """The context of each query, and the attention weights if requested."""
+    """The context of each query, and the attention weights unless a fused kernel computed the context."""
 
     context_BTD: Tensor
     weights: Tensor | None
@@ -61,32 +66,7 @@ class Attended(NamedTuple):
     past: Past
     sample: SampledPosition | None = None
 
-
-def check_prepared(query_BTD: Tensor, keys: object, past: object, size: int) -> None:
-    """Raise an error unless a query of this size can read a prepared memory.
-
-    The query has one row for each row of the memory, or several (the hypotheses of a sentence). This is called at each
-    step, so it does not read the values of tensors.
-    """
-    check_sequence("query", query_BTD, size)
-    check_keys(keys)
-    check_past(past)
-    assert isinstance(keys, Keys)
-    values_BHSD = keys.values_BHSD
-    check_floating(values_BHSD, "the memory is", query=query_BTD)
-    rows, slots_rows = query_BTD.shape[0], values_BHSD.shape[0]
-    if rows != slots_rows and (slots_rows == 0 or rows == 0 or rows % slots_rows):
-        raise ConfigError(
-            f"query has {quantity(rows, 'row')}, but keys has {slots_rows}. Pass the same number of rows, or a "
-            "multiple of it."
-        )
-
-
-def check_keys(keys: object) -> None:
-    if not isinstance(keys, Keys):
-        raise ArgumentTypeError(f"keys must be what `prepare` returned, not {type(keys).__name__}.")
-
-
-def check_past(past: object) -> None:
-    if not isinstance(past, Past):
-        raise ArgumentTypeError(f"past must be what `begin` or the last step returned, not {type(past).__name__}.")
+    def one_query_per_row(self) -> "Attended":
+        """Return the result with a row for each query: (B, T, D) → (B T, 1, D)."""
+        weights = None if self.weights is None else self.weights.movedim(-2, 1).flatten(0, 1).unsqueeze(-2)
+        return Attended(self.context_BTD.flatten(0, 1).unsqueeze(1), weights, self.past)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.arguments import check_flag, check_floating, check_integer, check_sequence
-from regard.attention.attention import Attention, Part
+from regard.attention.attention import Attention, Part, Role
+from regard.attention.hooks import Reading, find_hooks
 from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection
-from regard.attention.memory import Attended, Keys, Past
+from regard.attention.memory import Attended, Past, PreparedMemory
 from regard.attention.positions import rotate
-from regard.attention.record import Role
 from regard.ops.cost import Cost, K, MultiplyAdds, T
 from regard.ops.dot_product_attention import ScoreBias
 
@@ -149,7 +149,7 @@ class MultiHeadAttention(nn.Module):
         context_BTD, attention_weights = self.attention(query, key, value, allowed=allowed, weights=weights)
         return self.output(context_BTD), attention_weights
 
-    def prepare(self, memory_BSD: Tensor, *, allowed: Tensor | None = None, start: int = 0) -> Keys:
+    def prepare(self, memory_BSD: Tensor, *, allowed: Tensor | None = None, start: int = 0) -> PreparedMemory:
         """Project the memory to keys and values. Its first slot has position `start`."""
         self._check_input("memory", memory_BSD)
         _check_start(start)
@@ -162,7 +162,9 @@ class MultiHeadAttention(nn.Module):
         check_sequence(name, tensor, self.attention.query_size)
         check_floating(self.to_query.weight, "the module is", **{name: tensor})
 
-    def read(self, query_BTD: Tensor, keys: Keys, past: Past, *, start: int = 0, weights: bool = False) -> Attended:
+    def read(
+        self, query_BTD: Tensor, keys: PreparedMemory, past: Past, *, start: int = 0, weights: bool = False
+    ) -> Attended:
         """Attend to a prepared memory. The first query has position `start`. The weights are returned if requested."""
         self._check_input("query", query_BTD)
         _check_start(start)
@@ -186,24 +188,30 @@ class MultiHeadAttention(nn.Module):
         query, key, value = _project(x_N1D, self._projections, packed)
         if self.rotary:
             query, key = self._rotate(query, step.start), self._rotate(key, step.start)
-        score = self.attention.score
+        attention, score = self.attention, self.attention.score
         layer = step.write(layer, score.prepare(key), score.values(value))
-        if self.attention.fused:
+        if attention.fused:
             mask = None if step.bias_BKS is None else ScoreBias(step.bias_BKS.unsqueeze(1), None)
             query_BKD = query.reshape(-1, step.block, query.shape[-1])
-            context_N1D = self.attention.read_fused(query_BKD, *step.used_slots(layer), mask).view_as(x_N1D)
-            if self.attention.is_recorded:
-                assert isinstance(step, CacheIndirection)
-                self.attention.record_part("position", torch.full((len(query), 1), step.start, device=query.device))
-                self.attention.record_fused(query, step.gather_rows(layer).keys_BHSD, None)
+            context_N1D = attention.read_fused(query_BKD, *step.used_slots(layer), mask).view_as(x_N1D)
+            if find_hooks(attention):
+                past, memory = self._gather(layer, step)
+                reading = Reading(score, attention.scope, attention.select, query, memory, past)
+                attention.observe_fused(reading, None)
         else:
-            assert isinstance(step, CacheIndirection)
-            keys_NHTD, values_NHTD = step.gather_rows(layer)
-            position_N = torch.full((len(x_N1D),), step.start, device=x_N1D.device)
-            prepared = keys_NHTD if score.reads_keys else keys_NHTD.squeeze(1)
-            keys = Keys(prepared, values_NHTD, None, position_N + 1)
-            context_N1D = self.attention.read(query, keys, Past(position_N)).context_BTD
+            past, memory = self._gather(layer, step)
+            context_N1D = attention.read(query, memory, past).context_BTD
         return self.output(context_N1D), layer
+
+    def _gather(
+        self, layer: LayerCache, step: CacheIndirection | PreallocatedIndirection
+    ) -> tuple[Past, PreparedMemory]:
+        """Return the cached steps as a memory for each row."""
+        assert isinstance(step, CacheIndirection)
+        keys_NHTD, values_NHTD = step.gather_rows(layer)
+        position_N = torch.full((len(step.origin_NT),), step.start, device=keys_NHTD.device)
+        prepared = keys_NHTD if self.attention.score.reads_keys else keys_NHTD.squeeze(1)
+        return Past(position_N), PreparedMemory(prepared, values_NHTD, None, position_N + 1)
 
     @property
     def multiply_adds(self) -> MultiplyAdds:

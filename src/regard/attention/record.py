@@ -3,21 +3,18 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard.arguments import check_flag
+from regard.attention.attention import Attention, Role
+from regard.attention.hooks import AttentionHook, Reading
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import quantity
-from regard.ops.recording import ModuleRecord, Parts, RecordableModule, record_modules
-
-Role = Literal["encoder-self", "decoder-self", "cross"]
-"""What attends to what: the source to itself, the target to itself, or the target to the source."""
-
-ROLES: tuple[Role, ...] = get_args(Role)
+from regard.ops.hooks import ObservedModule, Parts, Recorder, record_modules
 
 
 @runtime_checkable
@@ -27,18 +24,41 @@ class HasModules(Protocol):
     def named_modules(self) -> Iterable[tuple[str, nn.Module]]: ...
 
 
-class Recordable(RecordableModule):
-    """A module whose weights can be recorded, with its role in the model."""
+@dataclass
+class AttentionRecorder(Recorder, AttentionHook):
+    """Records the weights of an attention, and on request what they are computed from."""
 
-    def __init__(self, role: Role = "cross") -> None:
-        super().__init__()
-        if role not in ROLES:
-            raise ConfigError(f"{role!r} is not a valid role. Available: {', '.join(ROLES)}.")
-        self.role: Role = role
+    def on_memory(self, keys_BSD: Tensor, values_BSD: Tensor, values_BHSD: Tensor) -> Tensor:
+        if self.detailed:
+            self.record({"key": keys_BSD, "value": values_BSD})
+        return values_BHSD
 
-    def record_weights(self, weights: Tensor) -> None:
-        """Append the weights to every active recording of this module."""
-        self.record_part("weights", weights)
+    def on_inputs(self, reading: Reading) -> None:
+        self.record({"position": reading.positions()})
+        if not self.detailed:
+            return
+        scope, scores_BHTS, past = reading.restrict(), reading.compare(), reading.past
+        belief_BHS = past.belief_BHS
+        if reading.select.uses_past and belief_BHS is None:
+            # At the first step every slot can be reached, as from the first slot.
+            belief_BHS = torch.zeros_like(scores_BHTS[:, :, 0])
+            belief_BHS[..., 0] = 1.0
+        self.record(
+            {
+                "query": reading.query_BTD,
+                "scores": scores_BHTS,
+                "mask": scope.visible(scores_BHTS)[:, 0],
+                "bias": None if scope.bias_BTS is None else scope.bias_BTS.squeeze(1),
+                "factor": None if scope.factor_BTS is None else scope.factor_BTS.squeeze(1),
+                "past": None if past.weights_BHS is None else past.weights_BHS.unsqueeze(2),
+                "belief": None if belief_BHS is None else belief_BHS.unsqueeze(2),
+            }
+        )
+
+    def on_weights(self, reading: Reading, weights_BHTS: Tensor, allowed_BHTS: Tensor | None) -> Tensor:
+        del allowed_BHTS
+        self.record({"weights": weights_BHTS if reading.score.heads > 1 else weights_BHTS.squeeze(1)})
+        return weights_BHTS
 
 
 @dataclass
@@ -56,7 +76,7 @@ class Recording:
     roles: dict[str, Role] = field(default_factory=dict)
     inputs: dict[str, Parts] = field(default_factory=dict)
     states: dict[str, Parts] = field(default_factory=dict)
-    _records: dict[str, ModuleRecord] = field(default_factory=dict, repr=False)
+    _recorders: dict[str, Recorder] = field(default_factory=dict, repr=False)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -69,7 +89,7 @@ class Recording:
 
     def _join_calls(self, name: str, calls: list[Tensor]) -> Tensor:
         """Concatenate the calls. Self-attention of a decoder has one more slot at each step."""
-        reason = _find_reason_to_keep_apart(calls, self._records[name])
+        reason = _find_reason_to_keep_apart(calls, self._recorders[name])
         if reason:
             raise ConfigError(
                 f"The recorded weights of {name or 'the attention'} are not those of one pass: {reason}. Record one "
@@ -81,7 +101,7 @@ class Recording:
         return torch.cat(list(padded), dim=-2)
 
 
-def _find_reason_to_keep_apart(calls: list[Tensor], record: ModuleRecord) -> str | None:
+def _find_reason_to_keep_apart(calls: list[Tensor], record: Recorder) -> str | None:
     """Return why calls are not consecutive steps of the same rows; None if they are."""
     if record.has_hypotheses:
         return "a search with several hypotheses was recorded, which reorders its rows"
@@ -127,25 +147,20 @@ def record(
     check_flag("queries", queries)
     check_flag("states", states)
     recording = Recording()
-    records: dict[nn.Module, ModuleRecord] = {}
+    recorders: dict[nn.Module, Recorder] = {}
     for name, module in model.named_modules():
-        if isinstance(module, Recordable) and chosen(name):
-            calls: list[Tensor] = []
-            records[module] = ModuleRecord({"weights": calls}, detailed=queries)
-            recording.calls[name], recording.roles[name] = calls, module.role
-            recording._records[name] = records[module]
-            recording.inputs |= {name: records[module].parts} if queries else {}
-        elif isinstance(module, RecordableModule) and states and chosen(name):
-            records[module] = ModuleRecord(detailed=True)
-            recording.states[name] = records[module].parts
-    with record_modules(records):
+        if isinstance(module, Attention) and chosen(name):
+            recorder = AttentionRecorder({"weights": recording.calls.setdefault(name, [])}, detailed=queries)
+            recorders[module] = recording._recorders[name] = recorder
+            recording.roles[name] = module.role
+            recording.inputs |= {name: recorder.parts} if queries else {}
+        elif isinstance(module, ObservedModule) and states and chosen(name):
+            recorders[module] = Recorder()
+            recording.states[name] = recorders[module].parts
+    with record_modules(recorders):
         yield recording
 
 
 def attention_roles(model: HasModules) -> dict[str, Role]:
     """Return the role of each attention of a model, by its name in the model."""
-    return {name: module.role for name, module in _recordable_modules(model)}
-
-
-def _recordable_modules(model: HasModules) -> Iterator[tuple[str, Recordable]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, Recordable))
+    return {name: module.role for name, module in model.named_modules() if isinstance(module, Attention)}

@@ -34,6 +34,17 @@ class ScopeOutput(NamedTuple):
     factor_BTS: Tensor | None = None
     """Multiplied with the weights after normalization, so that they sum to less than 1."""
 
+    def visible(self, scores: Tensor) -> Tensor:
+        """Return the mask in the shape of the scores."""
+        allowed = torch.ones_like(scores, dtype=torch.bool) if self.allowed_BTS is None else self.allowed_BTS
+        return allowed.expand_as(scores)
+
+    def add_bias(self, scores: Tensor) -> Tensor:
+        return scores if self.bias_BTS is None else scores + self.bias_BTS
+
+    def scale(self, weights: Tensor) -> Tensor:
+        return weights if self.factor_BTS is None else weights * self.factor_BTS
+
 
 class Scope(nn.Module, ABC):
     """Restricts which slots are visible."""

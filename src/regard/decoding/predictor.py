@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.attention.record import Recording, Role, attention_roles, record
+from regard.attention.attention import Role
+from regard.attention.record import Recording, attention_roles, record
 from regard.data.batching import Batch, pad
 from regard.data.corpora import RawSource
 from regard.data.sampler import batch_by_length
@@ -32,7 +33,7 @@ from regard.decoding.weights import BatchWeights, RecordedDecoder
 from regard.errors import ConfigError, ModelError
 from regard.models.contracts import Decoder, Memory, reorder
 from regard.models.seq2seq import Seq2Seq
-from regard.ops.recording import mark_recorded
+from regard.ops.hooks import mark_recorded
 from regard.ops.reference_mode import full_precision
 
 log = logging.getLogger(__name__)

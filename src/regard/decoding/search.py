@@ -18,11 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.attention.interventions import is_intervening
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
 from regard.models.contracts import Decoder, Grid, Keys, Memory, State, reorder
-from regard.ops.recording import is_recording, mark_hypotheses
+from regard.ops.hooks import are_hooks_active, mark_hypotheses
 
 AttentionWeights = NDArray[np.float32]
 
@@ -112,8 +111,8 @@ class SearchBatch:
             state = reorder(state, sentence_B.repeat_interleave(hypotheses))
         token_N = torch.full((len(rows) * hypotheses,), special.start, device=rows.device)
         generated_NT = token_N.new_empty(len(token_N), 0)
-        # A replayed graph records no attention weights and no gradient, and interventions choose queries step by step.
-        observed = is_recording() or is_intervening() or torch.is_grad_enabled()
+        # A replayed graph has no gradient, and calls no hooks.
+        observed = are_hooks_active() or torch.is_grad_enabled()
         can_replay = rows.is_cuda and not observed
         graphed = GraphedDecoder(decoder) if can_replay else None
         rules = [SuppressedTokens(special.suppressed), *rules]

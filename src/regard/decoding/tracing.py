@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.attention.attention import Attention
-from regard.attention.record import Recording, Role, record
+from regard.attention.attention import Attention, Role
+from regard.attention.record import Recording, record
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import END, START, Tokenizer
 from regard.decoding.history import BeamStep, Outcome
@@ -21,7 +21,7 @@ from regard.decoding.search import Hypothesis
 from regard.decoding.weights import BatchWeights
 from regard.models.contracts import Encoder, Source, reorder
 from regard.models.seq2seq import Seq2Seq
-from regard.ops.recording import Parts
+from regard.ops.hooks import Parts
 from regard.recurrent.layers import Stack
 
 Array = NDArray[Any]

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.attention.record import Recording, Role, record
+from regard.attention.attention import Role
+from regard.attention.record import Recording, record
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import START
 from regard.decoding.search import AttentionWeights, Hypothesis

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from regard.formatting import quantity
 
 if TYPE_CHECKING:
-    from regard.attention.record import Role
+    from regard.attention.attention import Role
 
 STATISTICS = ("entropy", "coverage", "monotonicity", "diagonal_distance", "redundancy", "dead_heads")
 """The names of the values that are averaged over the heads of a role (dead heads are counted)."""

@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention.record import Recording, Role, attention_roles, record
+from regard.attention.attention import Role
+from regard.attention.record import Recording, attention_roles, record
 from regard.data.batching import Batch, EncodedCorpus
 from regard.data.corpora import Pairs
 from regard.data.sampler import batch_by_length

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from regard.attention.record import Role
+from regard.attention.attention import Role
 from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.search import AttentionWeights, Hypothesis

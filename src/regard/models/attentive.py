@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attention import Attention
-from regard.attention.memory import Attended, Keys, Past
+from regard.attention.memory import Attended, Past, PreparedMemory
 from regard.attention.selections import join_samples
 from regard.models.contracts import (
     Decoded,
@@ -54,7 +54,7 @@ class AttentiveState(NamedTuple):
 class AttentiveKeys(NamedTuple):
     """What a decoder computes once per source."""
 
-    attention: Keys
+    attention: PreparedMemory
     readout_slots_BSH: Tensor | None
     """The contribution of each slot to the hidden layer of the output, if the output is marginalized over slots."""
     tokens_BS: Tensor | None

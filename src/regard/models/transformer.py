@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.attention.attention import Role
 from regard.attention.kv_cache import (
     CacheIndirection,
     KVCache,
@@ -18,9 +19,8 @@ from regard.attention.kv_cache import (
     PreallocatedIndirection,
     PreallocatedKVCache,
 )
-from regard.attention.memory import Keys, Past
+from regard.attention.memory import Past, PreparedMemory
 from regard.attention.multihead import MultiHeadAttention, PackedProjection
-from regard.attention.record import Role
 from regard.attention.settings import Score
 from regard.models.contracts import (
     Decoded,
@@ -181,7 +181,7 @@ class LayerKeys(NamedTuple):
     self-attention, for use in `step`.
     """
 
-    cross: Keys
+    cross: PreparedMemory
     self_projections: PackedProjection | None
 
 
@@ -211,7 +211,7 @@ class DecoderLayer(nn.Module):
         self.after_self, self.after_cross = Residual(settings), Residual(settings)
         self.after_feedforward = Residual(settings)
 
-    def forward(self, x_BTD: Tensor, keys: Keys, *, weights: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x_BTD: Tensor, keys: PreparedMemory, *, weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Run all steps at once → (outputs, weights of the cross-attention if requested)."""
         x_BTD = self.after_self(x_BTD, lambda x: self.self_attention(x)[0])
         past = self.cross_attention.attention.begin(keys)
@@ -346,7 +346,7 @@ class TransformerDecoder(Decoder):
             self.norm(x_BTD), self.output, self.output.out_features, output_weights, alignment_BTS=alignment_BTS
         )
 
-    def _prepare_keys(self, memory: Memory) -> tuple[Keys, ...]:
+    def _prepare_keys(self, memory: Memory) -> tuple[PreparedMemory, ...]:
         check_memory(memory, self.output.weight, slot_size=self._memory_size, summary_size=None)
         slots_BSD = self.bridge(memory.slots_BSD)
         return tuple(layer.cross_attention.prepare(slots_BSD, allowed=memory.allowed_BS) for layer in self._layers())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.arguments import check_floating, check_tensors
 from regard.errors import ConfigError
 from regard.ops.cost import count_multiply_adds
-from regard.ops.recording import RecordableModule
+from regard.ops.hooks import ObservedModule
 from regard.recurrent import settings
 from regard.recurrent.settings import LSTMVariant, RecurrentSettings
 
@@ -23,7 +23,7 @@ State = tuple[Tensor, ...]
 """The state that a cell carries from step to step, rows on axis 0. The first tensor is the output."""
 
 
-class Cell(RecordableModule, ABC):
+class Cell(ObservedModule, ABC):
     """One step of recurrence.
 
     A subclass calls `super().__init__(input_size, hidden_size, width, layer_norm)` with the width of all its gates
@@ -120,14 +120,8 @@ class Cell(RecordableModule, ABC):
     @abstractmethod
     def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
         """Return the next state. `mask_BH` is a dropout mask on the previous output, applied before the product with R;
-        it is the same at every step.
+        it is the same at every step. `self.observe(name=gate)` shows a gate to recordings.
         """
-
-    def trace_step(
-        self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None
-    ) -> tuple[State, dict[str, Tensor]]:
-        """Return the next state, and the activations of the gates by name, for recordings."""
-        return self.step(gates_BG, state, mask_BH), {}
 
 
 @settings.Cell.registry.implement(settings.RNN)
@@ -194,11 +188,6 @@ class GRUCell(Cell):
         return product_BG if self.bias_state is None else product_BG + self.bias_state
 
     def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
-        return self.trace_step(gates_BG, state, mask_BH)[0]
-
-    def trace_step(
-        self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None
-    ) -> tuple[State, dict[str, Tensor]]:
         size = self.hidden_size
         (previous_BH,) = state
         h_BH = apply_mask(previous_BH, mask_BH)
@@ -211,8 +200,8 @@ class GRUCell(Cell):
             reset, update = torch.sigmoid(gates_BG[:, : 2 * size] + recurrent_rz).chunk(2, dim=-1)
             recurrent_n = self._project_state_rows(reset * h_BH, slice(2 * size, None))
             candidate = torch.tanh(gates_BG[:, 2 * size :] + recurrent_n)
-        gates = {"reset": reset, "update": update, "candidate": candidate}
-        return (torch.lerp(candidate, previous_BH, update),), gates
+        self.observe(reset=reset, update=update, candidate=candidate)
+        return (torch.lerp(candidate, previous_BH, update),)
 
     def _project_state_rows(self, h_BH: Tensor, rows: slice) -> Tensor:
         product = h_BH @ self.weight_state[rows].t()
@@ -284,11 +273,6 @@ class LSTMCell(Cell):
         return f"torch.nn supports only the standard LSTM, and this one differs in {changed}"
 
     def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
-        return self.trace_step(gates_BG, state, mask_BH)[0]
-
-    def trace_step(
-        self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None
-    ) -> tuple[State, dict[str, Tensor]]:
         variant = self.variant
         output_BH, previous_BH = state[:2]
         total_BG = gates_BG + self.project_state(apply_mask(output_BH, mask_BH))
@@ -313,8 +297,10 @@ class LSTMCell(Cell):
             gates["output"] = torch.sigmoid(self._add_peephole("output", preactivations["output"], cell_BH))
             output_BH = output_BH * gates["output"]
         gate_state = (torch.cat(list(gates.values()), dim=-1),) if variant.gate_recurrence else ()
-        derived = {"candidate": candidate} | ({"forget": forget} if variant.coupled and forget is not None else {})
-        return (output_BH, cell_BH, *gate_state), gates | derived
+        if variant.coupled and forget is not None:
+            gates["forget"] = forget
+        self.observe(**gates, candidate=candidate)
+        return (output_BH, cell_BH, *gate_state)
 
     def _add_peephole(self, gate: str, preactivation_BH: Tensor, cell_BH: Tensor) -> Tensor:
         if self.peepholes is None:

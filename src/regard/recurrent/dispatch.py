@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from regard.ops import reference_mode
 from regard.ops.dispatch import Dispatch, first_available
+from regard.ops.hooks import hooks_of
 from regard.ops.triton import dtype_unsupported_reason, triton_unsupported_reason
 from regard.recurrent.cells import Cell, State
 from regard.recurrent.fast.cudnn import scan_torch
@@ -107,7 +108,7 @@ def dispatch_layer(
 def scan_layer(inputs: Sequence[CellInput], lengths_B: Tensor | None) -> list[ScanOutput]:
     """Run each cell of a layer over its input, on the fastest path that supports it."""
     cell, x_BTD, _, mask_BH = inputs[0]
-    if cell.records_details:
+    if hooks_of(cell):
         # The result still comes from the fast path, so that recording does not change it.
         for cell_input in inputs:
             record_scan(cell_input)
@@ -128,7 +129,7 @@ def scan_layer(inputs: Sequence[CellInput], lengths_B: Tensor | None) -> list[Sc
 
 def step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
     """Return the next state of a cell, from the normalized projection of its input."""
-    if cell.records_details:
+    if hooks_of(cell):
         record_step(cell, gates_BG, state, mask_BH)
     kernels = KERNELS.get(type(cell))
     if kernels is None or cell.layer_norm or mask_BH is not None or reference_mode.in_reference_mode():

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.ops.hooks import hooks_of, observe_values
 from regard.recurrent.cells import Cell, State
 
 
@@ -52,10 +53,14 @@ def record_scan(cell_input: CellInput) -> None:
 
 def record_step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None) -> State:
     """Record the state before a step, the state after it, and the gates. Return the next state."""
-    next_state, gates = cell.trace_step(gates_BG, state, mask_BH)
+    with observe_values() as gates:
+        next_state = cell.step(gates_BG, state, mask_BH)
+    parts: dict[str, Tensor] = {}
     for name, before_BH, after_BH in zip(cell.state_parts, state, next_state, strict=False):
-        cell.record_details({f"previous.{name}": before_BH.unsqueeze(1), f"state.{name}": after_BH.unsqueeze(1)})
-    cell.record_details({f"gate.{name}": gate_BH.unsqueeze(1) for name, gate_BH in gates.items()})
+        parts |= {f"previous.{name}": before_BH, f"state.{name}": after_BH}
+    parts |= {f"gate.{name}": gate_BH for name, gate_BH in gates.items()}
+    for recorder in hooks_of(cell):
+        recorder.record({name: part_BH.unsqueeze(1) for name, part_BH in parts.items()})
     return next_state
 
 

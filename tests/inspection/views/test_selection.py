@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.attention.record import Role
+from regard.attention.attention import Role
 from regard.errors import ConfigError
 from regard.inspection.prediction import Prediction
 from regard.inspection.views.heatmap import HeatMap

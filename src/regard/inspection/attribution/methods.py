@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.arguments import check_flag, check_integer
+from regard.attention.attention import Attention, Role
 from regard.attention.interventions import ZeroValues, intervene
-from regard.attention.record import Recordable, Role
 from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.predictor import Predictor
@@ -266,7 +266,7 @@ class Attributor:
         return (1 - similarity_SK).clamp_min(0).t()
 
     def _find_attentions(self, *roles: Role) -> list[nn.Module]:
-        return [module for module in self.model.modules() if isinstance(module, Recordable) and module.role in roles]
+        return [module for module in self.model.modules() if isinstance(module, Attention) and module.role in roles]
 
     def _concatenate(self, attribute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Call a function with the indices of the explained steps, in batches, and concatenate its results."""

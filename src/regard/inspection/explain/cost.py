@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from regard.attention.attention import Attention
-from regard.attention.record import ROLES, Role
+from regard.attention.attention import ROLES, Attention, Role
 from regard.inspection.explain.cost_measurement import (
     decoder_costs,
     encoder_costs,

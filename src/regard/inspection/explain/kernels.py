@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from regard.attention.attention import Attention
-from regard.attention.dispatch import dispatch_attention
+from regard.attention.attention import Attention, dispatch_attention
 from regard.formatting import quantity
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.dispatch import Dispatch

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
-from regard.attention.record import Role
+from regard.attention.attention import Role
 from regard.data.sources import SourceItem, Span
 from regard.decoding.tracing import (
     Array,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.arguments import check_flag
-from regard.attention.record import ROLES, Role
+from regard.attention.attention import ROLES, Role
 from regard.decoding.search import AttentionWeights
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.alignment import merge_words

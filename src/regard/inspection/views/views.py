@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import numpy as np
 
-from regard.attention.record import Role
+from regard.attention.attention import Role
 from regard.decoding.search import AttentionWeights
 from regard.errors import ConfigError, check_choice
 from regard.inspection.views.appearance import Appearance
