@@ -61,19 +61,14 @@ class AttentiveKeys(NamedTuple):
     """The source tokens, if the decoder can copy them."""
 
 
-class _Read(NamedTuple):
-    """What a step reads from the memory: the context, scaled by the gate β if there is one."""
-
-    attended: Attended
-    context_BD: Tensor
-    gate_B1: Tensor | None
-
-
-class _StepOutput(NamedTuple):
-    """The results of a recurrent step that the output layer needs."""
+class _Step(NamedTuple):
+    """What a recurrent step computes for the output layer."""
 
     output_BH: Tensor
-    read: _Read
+    context_BD: Tensor
+    """The context, scaled by the gate β if there is one."""
+    gate_B1: Tensor | None
+    attended: Attended
     state: AttentiveState
 
 
@@ -100,8 +95,12 @@ class AttentiveDecoder(Decoder, ABC):
         self.attention = Attention.from_settings(settings.attention, hidden, memory, role="cross")
         self.layers = layers.Stack(settings.decoder, embedding + extra_inputs)
         self.stacks: tuple[layers.Stack, ...] = (self.layers,)
+        self.stepwise = True
+        """Whether a step depends on the context of the previous one, so that steps cannot run in parallel."""
         self.feed_size = 0
         """The width of the vector that a step receives from the previous one besides its state."""
+        self.feeds_features = False
+        """Whether a step passes the hidden layer of the output on to the next step."""
         self.readout_uses_token = readout_uses_token
         self.readout = Readout(
             hidden + embedding if readout_uses_token else hidden,
@@ -123,18 +122,8 @@ class AttentiveDecoder(Decoder, ABC):
         return self.embedding
 
     @property
-    def stepwise(self) -> bool:
-        """Whether a step depends on the context of the previous one, so that steps cannot run in parallel."""
-        return True
-
-    @property
     def stepwise_modules(self) -> tuple[nn.Module, ...]:
         return self.stacks if self.stepwise else ()
-
-    @property
-    def feeds_features(self) -> bool:
-        """Whether a step passes the hidden layer of the output on to the next step."""
-        return False
 
     def costs(self) -> list[PartCost]:
         bridge = Cost.constant(self.bridge.weight.numel())
@@ -165,6 +154,10 @@ class AttentiveDecoder(Decoder, ABC):
     def _is_supervised(self) -> bool:
         return self.training and self.supervised_head is not None
 
+    @property
+    def _needs_weights(self) -> bool:
+        return self._can_copy or self._has_penalty or self._is_supervised
+
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
         check_memory(memory, self.bridge.weight, self.bridge.in_features, self.bridge.in_features)
         keys = self.attention.prepare(self.memory_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
@@ -181,60 +174,59 @@ class AttentiveDecoder(Decoder, ABC):
         check_step_types(state, keys, AttentiveState, AttentiveKeys)
         check_token(token_B, len(state.output_BH), self.embedding)
         if self.attention.select.marginal:
-            logits_BV, output = self._marginal_step(token_B, state, keys)
-            return logits_BV, output.state
+            log_p_BV, step = self._marginal_step(token_B, state, keys)
+            return log_p_BV, step.state
         embedded_BD = self.dropout(embed(self.embedding, token_B))
-        output = self._advance(self.layers.project(embedded_BD), state, keys)
-        return self._read_out([output], embedded_BD.unsqueeze(1), keys).logits_BTV.squeeze(1), output.state
+        step = self._advance(self.layers.project(embedded_BD), state, keys)
+        return self._read_out([step], embedded_BD.unsqueeze(1), keys).logits_BTV.squeeze(1), step.state
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         keys, state = self.begin(memory)
         check_targets(tokens_BT, len(state.output_BH), self.embedding)
-        steps: list[_StepOutput] = []
         if self.attention.select.marginal:
-            logits = []
-            for token_B in tokens_BT.unbind(1):
-                logits_BV, output = self._marginal_step(token_B, state, keys)
-                state = output.state
-                logits.append(logits_BV)
-                steps.append(output)
-            attended = [step.read.attended for step in steps]
-            decoded = Decoded.from_logits(torch.stack(logits, 1), self._loss_terms(attended, keys))
-            return self._add_alignment(decoded, attended)
+            return self._forward_marginal(tokens_BT, state, keys)
         embedded_BTD = self.dropout(embed(self.embedding, tokens_BT))
+        if not self.stepwise:
+            return self._forward_parallel(embedded_BTD, state, keys)
+        steps: list[_Step] = []
         for gates_BG in self.layers.project(embedded_BTD).unbind(1):
             steps.append(self._advance(gates_BG, state, keys))
             state = steps[-1].state
         return self._read_out(steps, embedded_BTD, keys)
 
     @abstractmethod
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _StepOutput:
+    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         """Run one step from the projected token: attend and update the state, in the order of this decoder."""
+
+    def _scale_context(self, query: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return β c and β; if there is no gate, c and None."""
+        if self.gate is None:
+            return context, None
+        gate = torch.sigmoid(self.gate(query))
+        return gate * context, gate
 
     def _readout_inputs(self, output: Tensor, embedded: Tensor) -> Tensor:
         """Return the inputs of the output layer besides the context."""
         return torch.cat([output, embedded], dim=-1) if self.readout_uses_token else output
 
-    def _attend(self, query_BH: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Read:
-        """Read the memory with the query of a step."""
-        attended = self._read_memory(query_BH.unsqueeze(1), state, keys)
-        context_BD = attended.context_BTD.squeeze(1)
-        if self.gate is None:
-            return _Read(attended, context_BD, None)
-        gate_B1 = torch.sigmoid(self.gate(query_BH))
-        return _Read(attended, gate_B1 * context_BD, gate_B1)
-
-    def _read_memory(self, query_BTH: Tensor, state: AttentiveState, keys: AttentiveKeys) -> Attended:
-        needs_weights = self._can_copy or self._has_penalty or self._is_supervised
-        return self.attention.read(query_BTH, keys.attention, state.past, weights=needs_weights)
-
-    def _read_out(self, steps: list[_StepOutput], embedded_BTD: Tensor, keys: AttentiveKeys) -> Decoded:
+    def _read_out(self, steps: list[_Step], embedded_BTD: Tensor, keys: AttentiveKeys) -> Decoded:
         outputs_BTH = torch.stack([step.output_BH for step in steps], 1)
-        contexts_BTD = torch.stack([step.read.context_BD for step in steps], 1)
-        attended = [step.read.attended for step in steps]
-        copy_attention = self._copy_attention(attended, keys)
+        contexts_BTD = torch.stack([step.context_BD for step in steps], 1)
         inputs_BTD = self._readout_inputs(outputs_BTH, embedded_BTD)
-        decoded = self.readout.decode(inputs_BTD, contexts_BTD, copy_attention, self._loss_terms(attended, keys))
+        return self._decode(inputs_BTD, contexts_BTD, [step.attended for step in steps], keys)
+
+    def _forward_parallel(self, embedded_BTD: Tensor, state: AttentiveState, keys: AttentiveKeys) -> Decoded:
+        """Run all steps at once: the states do not depend on the contexts, and queries are the states after a step."""
+        outputs_BTH, _ = self.layers(embedded_BTD, state=state.layers)
+        attended = self.attention.read(outputs_BTH, keys.attention, state.past, weights=self._needs_weights)
+        contexts_BTD, _ = self._scale_context(outputs_BTH, attended.context_BTD)
+        return self._decode(self._readout_inputs(outputs_BTH, embedded_BTD), contexts_BTD, [attended], keys)
+
+    def _decode(
+        self, inputs_BTD: Tensor, contexts_BTD: Tensor, attended: list[Attended], keys: AttentiveKeys
+    ) -> Decoded:
+        copy_attention, loss_terms = self._copy_attention(attended, keys), self._loss_terms(attended, keys)
+        decoded = self.readout.decode(inputs_BTD, contexts_BTD, copy_attention, loss_terms)
         return self._add_alignment(decoded, attended)
 
     def _copy_attention(self, attended: list[Attended], keys: AttentiveKeys) -> CopyAttention | None:
@@ -265,27 +257,37 @@ class AttentiveDecoder(Decoder, ABC):
         weights = [step.weights for step in attended] if sample is None else [sample.probabilities_BHTS]
         return replace(decoded, alignment_BTS=_join_weights(weights, self.supervised_head))
 
-    def _marginal_step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, _StepOutput]:
+    def _forward_marginal(self, tokens_BT: Tensor, state: AttentiveState, keys: AttentiveKeys) -> Decoded:
+        log_p, attended = [], []
+        for token_B in tokens_BT.unbind(1):
+            log_p_BV, step = self._marginal_step(token_B, state, keys)
+            state = step.state
+            log_p.append(log_p_BV)
+            attended.append(step.attended)
+        decoded = Decoded.from_logits(torch.stack(log_p, 1), self._loss_terms(attended, keys))
+        return self._add_alignment(decoded, attended)
+
+    def _marginal_step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, _Step]:
         """Return log Σ_j a_j p(y | h_j): the predictions of all slots, weighted by the probability of reading each."""
         if state.log_p_BSV is not None:
             token_BS1 = token_B.view(-1, 1, 1).expand(-1, state.log_p_BSV.shape[1], 1)
             likelihood_BS = state.log_p_BSV.gather(-1, token_BS1).squeeze(-1).exp()
             state = state._replace(past=self.attention.observe(state.past, likelihood_BS))
         embedded_BD = self.dropout(embed(self.embedding, token_B))
-        output = self._advance(self.layers.project(embedded_BD), state, keys)
+        step = self._advance(self.layers.project(embedded_BD), state, keys)
         assert keys.readout_slots_BSH is not None
         slots_BSH = repeat_for_hypotheses(keys.readout_slots_BSH, len(token_B))
-        if output.read.gate_B1 is not None:
-            slots_BSH = output.read.gate_B1.unsqueeze(-1) * slots_BSH
-        log_p_BSV = self.readout.log_probs_per_slot(self._readout_inputs(output.output_BH, embedded_BD), slots_BSH)
-        assert output.read.attended.weights is not None
-        weights_BS1 = output.read.attended.weights.transpose(1, 2)
+        if step.gate_B1 is not None:
+            slots_BSH = step.gate_B1.unsqueeze(-1) * slots_BSH
+        log_p_BSV = self.readout.log_probs_per_slot(self._readout_inputs(step.output_BH, embedded_BD), slots_BSH)
+        assert step.attended.weights is not None
+        weights_BS1 = step.attended.weights.transpose(1, 2)
         log_a_BS1 = weights_BS1.clamp_min(torch.finfo(weights_BS1.dtype).tiny).log()
         # The maximum cancels in the softmax. Without this, rows without visible slots (log a ≈ −87) lose precision.
         log_a_BS1 = log_a_BS1 - log_a_BS1.detach().amax(1, keepdim=True)
         mixture_BV = (log_a_BS1 + log_p_BSV).logsumexp(1).log_softmax(-1)
         observed = log_p_BSV if self.attention.select.uses_past else None
-        return mixture_BV, output._replace(state=output.state._replace(log_p_BSV=observed))
+        return mixture_BV, step._replace(state=step.state._replace(log_p_BSV=observed))
 
 
 @final
@@ -302,11 +304,14 @@ class BahdanauDecoder(AttentiveDecoder):
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:
         super().__init__(settings, vocabulary, memory, extra_inputs=memory, readout_uses_token=True)
 
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _StepOutput:
-        read = self._attend(state.output_BH, state, keys)
-        gates_BG = self.layers.add_projection(gates_BG, read.context_BD)
+    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
+        query_B1H = state.output_BH.unsqueeze(1)
+        attended = self.attention.read(query_B1H, keys.attention, state.past, weights=self._needs_weights)
+        context_BD, gate_B1 = self._scale_context(state.output_BH, attended.context_BTD.squeeze(1))
+        gates_BG = self.layers.add_projection(gates_BG, context_BD)
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
-        return _StepOutput(output_BH, read, AttentiveState(after, read.attended.past, state.masks, output_BH))
+        after_step = AttentiveState(after, attended.past, state.masks, output_BH)
+        return _Step(output_BH, context_BD, gate_B1, attended, after_step)
 
 
 @final
@@ -325,13 +330,14 @@ class ConditionalDecoder(AttentiveDecoder):
         self.second = layers.Stack(settings.decoder.model_copy(update={"layers": 1}), memory)
         self.stacks = (self.layers, self.second)
 
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _StepOutput:
+    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         between_BH, (*lower, last) = self.layers.step(gates_BG, state.layers, state.masks[:-1])
-        read = self._attend(between_BH, state, keys)
-        gates_BG = self.second.project(read.context_BD)
-        output_BH, top = self.second.step(gates_BG, (last,), state.masks[-1:])
-        after = AttentiveState((*lower, *top), read.attended.past, state.masks, output_BH)
-        return _StepOutput(output_BH, read, after)
+        query_B1H = between_BH.unsqueeze(1)
+        attended = self.attention.read(query_B1H, keys.attention, state.past, weights=self._needs_weights)
+        context_BD, gate_B1 = self._scale_context(between_BH, attended.context_BTD.squeeze(1))
+        output_BH, top = self.second.step(self.second.project(context_BD), (last,), state.masks[-1:])
+        after_step = AttentiveState((*lower, *top), attended.past, state.masks, output_BH)
+        return _Step(output_BH, context_BD, gate_B1, attended, after_step)
 
 
 @final
@@ -351,40 +357,21 @@ class LuongDecoder(AttentiveDecoder):
         feed_size = {"luong": settings.readout if settings.decoder.input_feeding else 0, "simple": memory}[order]
         super().__init__(settings, vocabulary, memory, extra_inputs=feed_size, readout_uses_token=False)
         self.feed_size, self.feeds_context = feed_size, order == "simple"
+        self.feeds_features = bool(feed_size) and not self.feeds_context
+        self.stepwise = bool(feed_size) or self.attention.select.marginal
 
-    @property
-    def feeds_features(self) -> bool:
-        return bool(self.feed_size) and not self.feeds_context
-
-    @property
-    def stepwise(self) -> bool:
-        return bool(self.feed_size) or self.attention.select.marginal
-
-    def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
-        if self.stepwise:
-            return super().forward(tokens_BT, memory)
-        # The states do not depend on the contexts, so all steps run at once.
-        keys, state = self.begin(memory)
-        check_targets(tokens_BT, len(state.output_BH), self.embedding)
-        embedded_BTD = self.dropout(embed(self.embedding, tokens_BT))
-        outputs_BTH, _ = self.layers(embedded_BTD, state=state.layers)
-        attended = self._read_memory(outputs_BTH, state, keys)
-        contexts_BTD = attended.context_BTD
-        if self.gate is not None:
-            contexts_BTD = torch.sigmoid(self.gate(outputs_BTH)) * contexts_BTD
-        copy_attention, loss_terms = self._copy_attention([attended], keys), self._loss_terms([attended], keys)
-        decoded = self.readout.decode(outputs_BTH, contexts_BTD, copy_attention, loss_terms)
-        return self._add_alignment(decoded, [attended])
-
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _StepOutput:
+    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         if state.feed_BX is not None:
             gates_BG = self.layers.add_projection(gates_BG, state.feed_BX)
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
-        read = self._attend(output_BH, state, keys)
+        query_B1H = output_BH.unsqueeze(1)
+        attended = self.attention.read(query_B1H, keys.attention, state.past, weights=self._needs_weights)
+        context_BD, gate_B1 = self._scale_context(output_BH, attended.context_BTD.squeeze(1))
         feed = None
         if self.feed_size:
-            feed = read.context_BD if self.feeds_context else self.readout.features(output_BH, read.context_BD)
-        return _StepOutput(output_BH, read, AttentiveState(after, read.attended.past, state.masks, output_BH, feed))
+            feed = context_BD if self.feeds_context else self.readout.features(output_BH, context_BD)
+        after_step = AttentiveState(after, attended.past, state.masks, output_BH, feed)
+        return _Step(output_BH, context_BD, gate_B1, attended, after_step)
 
 
 def _join_weights(weights: Sequence[Tensor | None], head: int | None = None) -> Tensor:
