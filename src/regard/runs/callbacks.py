@@ -2,7 +2,9 @@
 the callbacks of users are all callbacks.
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,23 +107,31 @@ class Callback:
 
 
 class CallbackList(Callback):
-    """Notifies several callbacks, in order."""
+    """Notifies several callbacks, in order, each within a context."""
 
-    def __init__(self, callbacks: Iterable[Callback]) -> None:
-        self.callbacks = tuple(callbacks)
+    def __init__(
+        self,
+        callbacks: Iterable[Callback],
+        context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self._callbacks, self._context = tuple(callbacks), context
 
     def on_step(self, info: StepInfo) -> None:
-        for callback in self.callbacks:
-            callback.on_step(info)
+        for callback in self._callbacks:
+            with self._context():
+                callback.on_step(info)
 
     def on_validation(self, info: ValidationInfo) -> None:
-        for callback in self.callbacks:
-            callback.on_validation(info)
+        for callback in self._callbacks:
+            with self._context():
+                callback.on_validation(info)
 
     def on_save(self, info: SaveInfo) -> None:
-        for callback in self.callbacks:
-            callback.on_save(info)
+        for callback in self._callbacks:
+            with self._context():
+                callback.on_save(info)
 
     def on_schedule(self, info: ScheduleInfo) -> None:
-        for callback in self.callbacks:
-            callback.on_schedule(info)
+        for callback in self._callbacks:
+            with self._context():
+                callback.on_schedule(info)

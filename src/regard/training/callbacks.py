@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.runs.callbacks import Callback, SaveInfo, ScheduleInfo, StepInfo, ValidationInfo
+from regard.runs.callbacks import Callback
 from regard.runs.directory import Directory
 from regard.runs.events import EventWriter
 from regard.runs.settings import TrainingSettings
@@ -53,41 +53,20 @@ class _Adapter(Callback):
             setattr(self, name, method)
 
 
-class Observers(Callback):
-    """Calls the callbacks of the user.
+class Isolation:
+    """The context in which callbacks of the user are called.
 
     The random number generators of torch are restored after each call, so that a callback that samples or trains
     another model does not change the run.
     """
 
-    def __init__(self, callbacks: Iterable[Callback], device: torch.device) -> None:
-        self._callbacks = tuple(callbacks)
+    def __init__(self, device: torch.device) -> None:
         self._devices = [device] if device.type == "cuda" else []
         self.failure: BaseException | None = None
         """The exception that a callback raised."""
 
-    def on_step(self, info: StepInfo) -> None:
-        for callback in self._callbacks:
-            with self._isolated():
-                callback.on_step(info)
-
-    def on_validation(self, info: ValidationInfo) -> None:
-        for callback in self._callbacks:
-            with self._isolated():
-                callback.on_validation(info)
-
-    def on_save(self, info: SaveInfo) -> None:
-        for callback in self._callbacks:
-            with self._isolated():
-                callback.on_save(info)
-
-    def on_schedule(self, info: ScheduleInfo) -> None:
-        for callback in self._callbacks:
-            with self._isolated():
-                callback.on_schedule(info)
-
     @contextmanager
-    def _isolated(self) -> Iterator[None]:
+    def __call__(self) -> Iterator[None]:
         try:
             with torch.random.fork_rng(devices=self._devices):
                 yield

@@ -17,7 +17,7 @@ from regard.runs.events import EventLog, ProgressDisplay, find_attention
 from regard.runs.folder import RunFolder
 from regard.runs.progress import RunProgress
 from regard.runs.settings import RunSettings
-from regard.training.callbacks import Observers, check_installed, open_trackers
+from regard.training.callbacks import Isolation, check_installed, open_trackers
 from regard.training.checkpointing import (
     average_last_checkpoints,
     is_before,
@@ -51,10 +51,10 @@ def train(
     settings = settings.absolute().model_copy(update={"data": resolve_data(settings.data)})
     training = settings.training
     check_installed(training)
-    observers = Observers(callbacks, resolve_device(training.device))
+    isolation = Isolation(resolve_device(training.device))
     with (
         stop_on_signals() as stop,
-        report_disk_failures(folder, lambda error: error is observers.failure),
+        report_disk_failures(folder, lambda error: error is isolation.failure),
         folder.lock() as locked,
     ):
         folder.reject_foreign()
@@ -72,6 +72,7 @@ def train(
                 open_trackers(training, locked.directory, state.progress.step) as trackers,
             ):
                 stop.deferred = True  # from now on, there is a state to save
+                observers = CallbackList(callbacks, isolation)
                 run_steps(state, CallbackList([events, *trackers, display, observers]), display, stop)
             write_card(state)
             return state.progress
