@@ -16,7 +16,7 @@ from regard.models.settings import RecurrentModel
 from regard.ops import chunked_loss
 from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import Consistency, NoConsistency, RDrop, RunSettings, SimCut
-from regard.training.objective import Objective, drop_words, token_loss
+from regard.training.objective import Objective, drop_words
 from regard.training.step import compute_gradients
 from tests_shared import make_short_batch as batch
 
@@ -34,17 +34,16 @@ def test_loss_is_the_negative_log_likelihood_of_the_targets() -> None:
     pair = batch(0)
     log_p = model(pair.source, pair.decoder_inputs).logits_BTV.log_softmax(-1)[0]
     expected = -sum(log_p[step, token] for step, token in enumerate([5, 6, END]))
-    total, count = token_loss(model, pair)
+    total = Objective()(model, pair)
     torch.testing.assert_close(total, expected.to(total.dtype), rtol=1e-5, atol=1e-6)
-    assert count == 3
+    assert pair.tokens == 3
 
 
 def test_padding_does_not_change_the_loss() -> None:
     model = make_model()
-    separate = sum(token_loss(model, batch(index))[0] for index in range(3))
-    batched, count = token_loss(model, batch(0, 1, 2))
-    torch.testing.assert_close(batched, separate)
-    assert count == 9
+    separate = sum(Objective()(model, batch(index)) for index in range(3))
+    torch.testing.assert_close(Objective()(model, batch(0, 1, 2)), separate)
+    assert batch(0, 1, 2).tokens == 9
 
 
 @pytest.mark.parametrize("consistency", [NoConsistency(), RDrop(), SimCut()], ids=lambda choice: choice.kind)
@@ -70,8 +69,9 @@ def test_label_smoothing_mixes_in_the_uniform_distribution() -> None:
     model = make_model()
     for parameter in model.parameters():
         parameter.data.zero_()
-    total, count = token_loss(model, batch(0, 1), label_smoothing=0.3)
-    assert total.item() == pytest.approx(int(count) * math.log(V), rel=1e-5)
+    two = batch(0, 1)
+    total = Objective(label_smoothing=0.3)(model, two)
+    assert total.item() == pytest.approx(two.tokens * math.log(V), rel=1e-5)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 4, 8])

@@ -129,14 +129,6 @@ class Objective:
         return loss
 
 
-def token_loss(model: Seq2Seq, batch: Batch, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return −Σ log p(y_t | y_<t, x) over the target tokens of the batch, and their number; padding is ignored.
-
-    In training mode, the loss terms of the model's attention mechanisms are included.
-    """
-    return Objective(label_smoothing)(model, batch), batch.target.lengths_B.sum()
-
-
 def alignment_loss(weights_BTS: Tensor, gold_BTS: Tensor) -> Tensor:
     """Return the cross-entropy −Σ g log a between given distributions g and attention weights a, summed over steps."""
     if weights_BTS.shape != gold_BTS.shape:

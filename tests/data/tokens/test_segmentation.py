@@ -141,7 +141,6 @@ def test_sampled_texts_decode_to_themselves_and_symbols_are_not_split(get_tokeni
         assert [tokenizer.decode(row) for row in rows] == texts
         assert [row.count(url) for row in rows] == [text.count("<url>") for text in texts]
         assert all(UNKNOWN not in row for row in rows)
-        assert all(len(row) <= length for row, length in zip(rows, table.max_lengths(sentences), strict=True))
         different += rows != tokenizer.ids(texts)
     assert different == 5
 

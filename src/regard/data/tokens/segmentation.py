@@ -83,11 +83,6 @@ class SegmentationTable:
         counts: Ints = self.table.offsets[rows + 1] - self.table.offsets[rows]
         return counts
 
-    def max_lengths(self, sentences: Ragged) -> Ints:
-        """Return the maximum number of tokens of each sentence."""
-        lengths = np.diff(self.table.offsets).reshape(-1, self.samples).max(1)
-        return np.diff(compute_offsets(lengths[sentences.flat])[sentences.offsets])
-
     def mean_lengths(self, sentences: Ragged) -> Ints:
         """Return the average number of tokens of each sentence, rounded up."""
         lengths = np.diff(self.table.offsets).reshape(-1, self.samples).sum(1)
