@@ -74,18 +74,10 @@ def create_app(models: Sequence[ServedModel], access: Access) -> FastAPI:
 
 
 @router.get("/")
-async def get_page() -> Response:
-    return FileResponse(STATIC / "index.html")
-
-
 @router.get("/app.js")
-async def get_script() -> Response:
-    return FileResponse(STATIC / "app.js")
-
-
 @router.get("/app.css")
-async def get_style() -> Response:
-    return FileResponse(STATIC / "app.css")
+async def get_file(request: Request) -> Response:
+    return FileResponse(STATIC / (request.url.path.lstrip("/") or "index.html"))
 
 
 @router.get("/api/models")
