@@ -14,13 +14,38 @@ export interface NDArray {
   data: Float64Array;
 }
 
+/** Return an element that exists. */
+export function at<T>(values: ArrayLike<T>, index: number): T {
+  const value = values[index];
+  if (value === undefined) throw new RangeError(`There is no element ${index} of ${values.length}.`);
+  return value;
+}
+
+/** Return an element, or the last one for an index behind it. */
+export const atMost = <T>(values: ArrayLike<T>, index: number): T => at(values, Math.min(index, values.length - 1));
+
+/** Add factor · values to the first elements of a sum. */
+export function addScaled(sum: Float64Array, values: Float64Array, factor: number): void {
+  values.forEach((value, index) => (sum[index] = (sum[index] ?? 0) + factor * value));
+}
+
+/** Return a function that computes each of its results once, as long as the argument exists. */
+export function cached<K extends object, V>(compute: (key: K) => V): (key: K) => V {
+  const results = new WeakMap<K, V>();
+  return (key) => {
+    const result = results.get(key) ?? compute(key);
+    results.set(key, result);
+    return result;
+  };
+}
+
 const WIDTHS: Record<DType, number> = { float16: 2, float32: 4, int64: 8, uint8: 1, bool: 1 };
 
 /** The values of all half-precision floats: many arrays have a million of them. */
 const HALVES = Float64Array.from({ length: 1 << 16 }, (_, bits) => toFloat(bits));
 
 const READERS: Record<DType, (view: DataView, offset: number) => number> = {
-  float16: (view, offset) => HALVES[view.getUint16(offset, true)],
+  float16: (view, offset) => at(HALVES, view.getUint16(offset, true)),
   float32: (view, offset) => view.getFloat32(offset, true),
   int64: (view, offset) => Number(view.getBigInt64(offset, true)),
   uint8: (view, offset) => view.getUint8(offset),
@@ -37,12 +62,8 @@ export function toFloat(bits: number): number {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
-const decoded = new WeakMap<EncodedArray, NDArray>();
-
 /** Decode an array. The result is cached, because views read the same array often. */
-export function decodeArray(array: EncodedArray): NDArray {
-  const known = decoded.get(array);
-  if (known) return known;
+export const decodeArray = cached((array: EncodedArray): NDArray => {
   const binary = atob(array.data);
   const bytes = new Uint8Array(binary.length);
   for (let index = 0; index < binary.length; index++) bytes[index] = binary.charCodeAt(index);
@@ -55,10 +76,8 @@ export function decodeArray(array: EncodedArray): NDArray {
   }
   const data = new Float64Array(size);
   for (let index = 0; index < size; index++) data[index] = read(view, index * width);
-  const result = { shape: array.shape, data };
-  decoded.set(array, result);
-  return result;
-}
+  return { shape: array.shape, data };
+});
 
 /** A matrix in C order. */
 export class Matrix {
@@ -68,8 +87,9 @@ export class Matrix {
     readonly data: Float64Array = new Float64Array(rows * columns),
   ) {}
 
+  /** The number in a cell; NaN outside the matrix. */
   at(row: number, column: number): number {
-    return this.data[row * this.columns + column];
+    return this.data[row * this.columns + column] ?? NaN;
   }
 
   row(index: number): Float64Array {
@@ -93,10 +113,16 @@ export class Matrix {
       for (let inner = 0; inner < this.columns; inner++) {
         const factor = this.at(row, inner);
         if (factor === 0) continue;
-        const source = other.row(inner);
-        for (let column = 0; column < other.columns; column++) target[column] += factor * source[column];
+        addScaled(target, other.row(inner), factor);
       }
     }
+    return result;
+  }
+
+  /** Return the matrix with the rows that a function returns. */
+  static fromRows(rows: number, columns: number, compute: (row: number) => Float64Array): Matrix {
+    const result = new Matrix(rows, columns);
+    for (let row = 0; row < rows; row++) result.row(row).set(compute(row));
     return result;
   }
 
@@ -106,11 +132,10 @@ export class Matrix {
 }
 
 /** Return the matrices along the first axis: one for a matrix, several for an array of three axes. */
-export function splitMatrices(array: NDArray): Matrix[] {
-  const [rows, columns] = array.shape.slice(-2);
-  const count = array.shape.length === 3 ? array.shape[0] : 1;
+export const splitMatrices = cached(({ shape, data }: NDArray): Matrix[] => {
+  const [count, rows, columns] = shape.length === 3 ? [at(shape, 0), at(shape, 1), at(shape, 2)] : [1, at(shape, 0), at(shape, 1)];
   return Array.from(
     { length: count },
-    (_, index) => new Matrix(rows, columns, array.data.subarray(index * rows * columns, (index + 1) * rows * columns)),
+    (_, index) => new Matrix(rows, columns, data.subarray(index * rows * columns, (index + 1) * rows * columns)),
   );
-}
+});

@@ -1,9 +1,8 @@
 /** Attributions: scores of source tokens by other methods than attention, on the same matrix. */
-import { decodeArray, Matrix, splitMatrices, type EncodedArray } from "./arrays.js";
+import { at, decodeArray, splitMatrices, type EncodedArray } from "./arrays.js";
 import type { AttributionRequest } from "./requests.js";
-import type { SelectedMap } from "./selection.js";
+import { groupTokens, normalizeRows, type SelectedMap } from "./selection.js";
 import { nameSlots, type TraceDocument } from "./trace.js";
-import { combineWords, findWords, joinWord, type Span } from "./words.js";
 
 export const METHODS = ["gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing"] as const satisfies AttributionRequest["methods"];
 export type Method = (typeof METHODS)[number];
@@ -30,27 +29,10 @@ export interface Attribution extends EncodedArray {
   deltas: number[] | null;
 }
 
-/** Divide each row by the sum of its absolute scores, so that rows and methods are comparable. */
-export function normalizeScores(scores: Matrix): Matrix {
-  const sums = Array.from({ length: scores.rows }, (_, row) => scores.row(row).reduce((sum, score) => sum + Math.abs(score), 0));
-  return scores.map((score, row) => (sums[row] > 0 ? score / sums[row] : 0));
-}
-
-/** Return the normalized scores with their axes, by token or by word. */
+/** Return the scores with their axes, by token or by word. Rows are normalized, so that rows and methods are comparable. */
 export function selectScores(attribution: Attribution, trace: TraceDocument, words: boolean): SelectedMap {
-  const [scores] = splitMatrices(decodeArray(attribution));
-  const slots = nameSlots(trace);
-  const group = (tokens: readonly string[], isWord: boolean): Span[] =>
-    isWord ? findWords(tokens) : tokens.map((_, index) => [index, index + 1]);
-  const rowSpans = group(attribution.tokens, words);
-  const columnSpans = group(slots, words && trace.source.grid === null);
-  const join = (tokens: readonly string[], spans: readonly Span[]): string[] =>
-    words ? spans.map(([start, end]) => joinWord(tokens.slice(start, end))) : [...tokens];
-  return {
-    weights: normalizeScores(combineWords(scores, rowSpans, columnSpans)),
-    axes: { rows: join(attribution.tokens, rowSpans), columns: join(slots, columnSpans), rowName: "output", columnName: "source" },
-    title: METHOD_NAMES[attribution.method],
-    rowSpans,
-    columnSpans,
-  };
+  const scores = at(splitMatrices(decodeArray(attribution)), 0);
+  const axes = { rows: attribution.tokens, columns: nameSlots(trace), rowName: "output", columnName: "source" };
+  const map = groupTokens(trace, scores, axes, words);
+  return { ...map, weights: normalizeRows(map.weights), title: METHOD_NAMES[attribution.method] };
 }

@@ -33,7 +33,7 @@ class SourceWords {
 function describe(edit: Edit, source: SourceWords, trace: TraceDocument | null): string {
   const keys = trace?.source.tokens;
   const named = (slots: unknown): string => {
-    const [slot, ...rest] = slots as number[];
+    const [slot = -1, ...rest] = slots as number[];
     const token = /cross|^decoder\.attention/.test(String(edit["attention"])) && !rest.length ? keys?.[slot] : undefined;
     return token === undefined ? count(slots, "key") : `“${labelToken(token)}”`;
   };

@@ -5,7 +5,7 @@
  *
  * The computation of one row (a step and a head) returns its weights and its operations, one card each.
  */
-import { decodeArray, Matrix, splitMatrices, type NDArray } from "./arrays.js";
+import { addScaled, at, atMost, cached, decodeArray, Matrix, splitMatrices, type NDArray } from "./arrays.js";
 import type { AttentionEntry, Mechanism, Part } from "./trace.js";
 
 /** What an operation computes: over the slots (one number per key), over features, or a single number. */
@@ -50,10 +50,9 @@ class HeadInputs {
     readonly mechanism: Mechanism,
     readonly head: number,
   ) {
-    this.query = splitHead(this.input("query"), mechanism.heads, head);
-    this.key = splitHead(this.input("key"), mechanism.heads, head);
-    const value = entry.inputs?.["value"];
-    this.value = value ? splitHead(decodeArray(value), mechanism.heads, head) : null;
+    this.query = this.splitHead(matrixOf(this.input("query")));
+    this.key = this.splitHead(matrixOf(this.input("key")));
+    this.value = this.has("value") ? this.splitHead(matrixOf(this.input("value"))) : null;
   }
 
   input(name: string): NDArray {
@@ -74,30 +73,35 @@ class HeadInputs {
 
   /** The matrix of this head. */
   matrix(name: string): Matrix {
-    const matrices = splitMatrices(this.parameter(name));
-    return matrices[Math.min(this.head, matrices.length - 1)];
+    return atMost(splitMatrices(this.parameter(name)), this.head);
+  }
+
+  /** An input after its projection, which the score contains: the part of this head. */
+  project(name: "query" | "key" | "value"): Matrix {
+    return this.splitHead(projectRows(matrixOf(this.input(name)), matrixOf(this.parameter(`score.to_${name}.weight`))));
+  }
+
+  /** The columns of this head. Inputs that the score projects may have any width, and are split after the projection. */
+  splitHead(matrix: Matrix): Matrix {
+    const width = Math.floor(matrix.columns / this.mechanism.heads);
+    return columnsOf(matrix, this.head * width, (this.head + 1) * width);
   }
 
   /** The row of a step, of an array heads × queries × keys or queries × keys. */
   row(name: string, step: number): Vector {
-    const matrices = splitMatrices(this.input(name));
-    return matrices[Math.min(this.head, matrices.length - 1)].row(step);
+    return atMost(splitMatrices(this.input(name)), this.head).row(step);
   }
 }
 
-function splitHead(array: NDArray, heads: number, head: number): Matrix {
-  const [rows, width] = array.shape;
-  const part = width / heads;
-  const result = new Matrix(rows, part);
-  for (let row = 0; row < rows; row++) {
-    result.row(row).set(array.data.subarray(row * width + head * part, row * width + (head + 1) * part));
-  }
-  return result;
-}
+const matrixOf = (array: NDArray): Matrix => at(splitMatrices(array), 0);
+
+/** Return some columns of a matrix. */
+const columnsOf = (matrix: Matrix, start: number, end: number): Matrix =>
+  Matrix.fromRows(matrix.rows, end - start, (row) => matrix.row(row).subarray(start, end));
 
 const dot = (left: Vector, right: Vector): number => {
   let sum = 0;
-  for (let index = 0; index < left.length; index++) sum += left[index] * right[index];
+  for (let index = 0; index < left.length; index++) sum += (left[index] ?? NaN) * (right[index] ?? NaN);
   return sum;
 };
 const norm = (vector: Vector): number => Math.sqrt(dot(vector, vector));
@@ -108,17 +112,8 @@ const perSlot = (count: number, compute: (slot: number) => number): Vector =>
 const sigmoid = (x: number): number => 1 / (1 + Math.exp(-x));
 
 /** Apply a matrix to every row. Cached, because all steps use the same keys. */
-const projections = new WeakMap<Matrix, WeakMap<Float64Array, Matrix>>();
-function projectRows(rows: Matrix, matrix: Matrix): Matrix {
-  const cache = projections.get(rows) ?? new WeakMap<Float64Array, Matrix>();
-  projections.set(rows, cache);
-  const known = cache.get(matrix.data);
-  if (known) return known;
-  const result = new Matrix(rows.rows, matrix.rows);
-  for (let row = 0; row < rows.rows; row++) result.row(row).set(apply(matrix, rows.row(row)));
-  cache.set(matrix.data, result);
-  return result;
-}
+const projections = cached((rows: Matrix) => cached((matrix: Matrix) => Matrix.fromRows(rows.rows, matrix.rows, (row) => apply(matrix, rows.row(row)))));
+const projectRows = (rows: Matrix, matrix: Matrix): Matrix => projections(rows)(matrix);
 
 interface Scored {
   scores: Vector;
@@ -174,9 +169,15 @@ function scoreProduct(query: Vector, keys: Matrix, scaled: boolean, toggles: Tog
   return { scores, operations };
 }
 
+const scoreDot: ScoreEquation = (inputs, step, toggles) => {
+  const query = inputs.query.row(step);
+  const product = scoreProduct(query, inputs.key, inputs.mechanism.score.kind === "scaled_dot", toggles);
+  return { ...product, operations: [showQuery(query), showKeys(inputs.key), ...product.operations] };
+};
+
 function scoreHidden(query: Vector, keys: Matrix, v: Vector, extra: Matrix | null): Scored {
   const hidden = new Matrix(keys.rows, query.length).map(
-    (_, slot, unit) => query[unit] + keys.at(slot, unit) + (extra ? extra.at(slot, unit) : 0),
+    (_, slot, unit) => at(query, unit) + keys.at(slot, unit) + (extra ? extra.at(slot, unit) : 0),
   );
   const activated = hidden.map(Math.tanh);
   const scores = perSlot(keys.rows, (slot) => dot(v, activated.row(slot)));
@@ -212,7 +213,7 @@ const scoreAdditive: ScoreEquation = (inputs, step) => {
 
 function vectorOf(inputs: HeadInputs, name: string): Vector {
   const { shape, data } = inputs.parameter(name);
-  const width = shape[shape.length - 1];
+  const width = at(shape, shape.length - 1);
   return data.subarray(inputs.head * width, (inputs.head + 1) * width);
 }
 
@@ -220,12 +221,12 @@ function vectorOf(inputs: HeadInputs, name: string): Vector {
 function convolvePast(inputs: HeadInputs, step: number): { place: Matrix; operations: Operation[] } {
   const past = inputs.row("past", step);
   const filters = inputs.parameter("score.convolution.weight");
-  const [count, , width] = filters.shape;
+  const [count, width] = [at(filters.shape, 0), at(filters.shape, 2)];
   const reach = Math.floor(width / 2);
   const convolved = new Matrix(past.length, count).map((_, slot, filter) => {
     let sum = 0;
     for (let offset = 0; offset < width; offset++) {
-      sum += (past[slot + offset - reach] ?? 0) * filters.data[filter * width + offset];
+      sum += (past[slot + offset - reach] ?? 0) * at(filters.data, filter * width + offset);
     }
     return sum;
   });
@@ -241,16 +242,8 @@ function convolvePast(inputs: HeadInputs, step: number): { place: Matrix; operat
 }
 
 const SCORES: Record<string, ScoreEquation> = {
-  dot: (inputs, step, toggles) => {
-    const query = inputs.query.row(step);
-    const product = scoreProduct(query, inputs.key, false, toggles);
-    return { ...product, operations: [showQuery(query), showKeys(inputs.key), ...product.operations] };
-  },
-  scaled_dot: (inputs, step, toggles) => {
-    const query = inputs.query.row(step);
-    const product = scoreProduct(query, inputs.key, true, toggles);
-    return { ...product, operations: [showQuery(query), showKeys(inputs.key), ...product.operations] };
-  },
+  dot: scoreDot,
+  scaled_dot: scoreDot,
   general: (inputs, step) => {
     const query = inputs.query.row(step);
     const keys = projectRows(inputs.key, inputs.matrix("score.key.weight"));
@@ -270,8 +263,8 @@ const SCORES: Record<string, ScoreEquation> = {
     const length = norm(query);
     const lengths = perSlot(inputs.key.rows, (slot) => norm(inputs.key.row(slot)));
     const sharpening = inputs.parameter("score.log_sharpening").data;
-    const beta = Math.exp(sharpening[Math.min(inputs.head, sharpening.length - 1)]);
-    const cosines = perSlot(lengths.length, (slot) => dot(query, inputs.key.row(slot)) / (length * lengths[slot]));
+    const beta = Math.exp(atMost(sharpening, inputs.head));
+    const cosines = lengths.map((keyLength, slot) => dot(query, inputs.key.row(slot)) / (length * keyLength));
     const scores = cosines.map((value) => beta * value);
     return {
       scores,
@@ -292,11 +285,9 @@ const SCORES: Record<string, ScoreEquation> = {
     const query = inputs.query.row(step);
     const both = inputs.matrix("score.both.weight");
     const width = inputs.key.columns;
-    const forKeys = columnsOf(both, 0, width);
-    const forQuery = columnsOf(both, width, both.columns);
-    const keys = projectRows(inputs.key, forKeys);
-    const projected = apply(forQuery, query);
-    const hidden = new Matrix(keys.rows, projected.length).map((_, slot, unit) => projected[unit] + keys.at(slot, unit));
+    const keys = projectRows(inputs.key, columnsOf(both, 0, width));
+    const projected = apply(columnsOf(both, width, both.columns), query);
+    const hidden = keys.map((value, _, unit) => at(projected, unit) + value);
     const activated = hidden.map(Math.tanh);
     const v = vectorOf(inputs, "score.v");
     const scores = perSlot(keys.rows, (slot) => dot(v, activated.row(slot)));
@@ -324,15 +315,8 @@ const SCORES: Record<string, ScoreEquation> = {
     };
   },
   projected: (inputs, step, toggles) => {
-    const heads = inputs.mechanism.heads;
-    const project = (input: string, weight: string): Matrix => {
-      const { shape, data } = inputs.input(input);
-      const [matrix] = splitMatrices(inputs.parameter(weight));
-      const projected = projectRows(wholeMatrix(data, shape), matrix);
-      return splitHead({ shape: [projected.rows, projected.columns], data: projected.data }, heads, inputs.head);
-    };
-    const query = project("query", "score.to_query.weight").row(step);
-    const keys = project("key", "score.to_key.weight");
+    const query = inputs.project("query").row(step);
+    const keys = inputs.project("key");
     const product = scoreProduct(query, keys, inputs.mechanism.score["scaled"] !== false, toggles);
     return {
       scores: product.scores,
@@ -344,23 +328,6 @@ const SCORES: Record<string, ScoreEquation> = {
     };
   },
 };
-
-const wholes = new WeakMap<Float64Array, Matrix>();
-function wholeMatrix(data: Float64Array, shape: readonly number[]): Matrix {
-  const known = wholes.get(data) ?? new Matrix(shape[0], shape[1], data);
-  wholes.set(data, known);
-  return known;
-}
-
-const columnParts = new WeakMap<Float64Array, Map<number, Matrix>>();
-function columnsOf(matrix: Matrix, start: number, end: number): Matrix {
-  const cache = columnParts.get(matrix.data) ?? new Map<number, Matrix>();
-  columnParts.set(matrix.data, cache);
-  const key = start * 100_003 + end + matrix.data.byteOffset;
-  const known = cache.get(key) ?? new Matrix(matrix.rows, end - start).map((_, row, column) => matrix.at(row, start + column));
-  cache.set(key, known);
-  return known;
-}
 
 interface Scoped {
   visible: boolean[];
@@ -381,7 +348,7 @@ function see(inputs: HeadInputs, isVisible: (slot: number) => boolean): Scoped {
   };
 }
 
-const positionOf = (inputs: HeadInputs, step: number): number => inputs.input("position").data[step];
+const positionOf = (inputs: HeadInputs, step: number): number => at(inputs.input("position").data, step);
 
 const SCOPES: Record<string, ScopeEquation> = {
   global: (_scope, inputs) => see(inputs, () => true),
@@ -393,9 +360,8 @@ const SCOPES: Record<string, ScopeEquation> = {
     return scoped;
   },
   local_p: (scope, inputs, step, prefix) => {
-    const { data, shape } = inputs.input("query");
-    const query = data.subarray(step * shape[1], (step + 1) * shape[1]);
-    const inner = apply(splitMatrices(inputs.parameter(`${prefix}inner.weight`))[0], query).map(Math.tanh);
+    const query = matrixOf(inputs.input("query")).row(step);
+    const inner = apply(matrixOf(inputs.parameter(`${prefix}inner.weight`)), query).map(Math.tanh);
     const outer = inputs.parameter(`${prefix}outer.weight`).data;
     const count = inputs.key.rows;
     const scaled = scope["scaled"] === true;
@@ -424,9 +390,9 @@ const SCOPES: Record<string, ScopeEquation> = {
       (scoped, part, index) => {
         const other = computeScope(part, inputs, step, `${prefix}scopes.${index}.`);
         return {
-          visible: scoped.visible.map((value, slot) => value && other.visible[slot]),
-          bias: scoped.bias.map((value, slot) => value + other.bias[slot]),
-          factor: scoped.factor.map((value, slot) => value * other.factor[slot]),
+          visible: scoped.visible.map((value, slot) => value && at(other.visible, slot)),
+          bias: scoped.bias.map((value, slot) => value + at(other.bias, slot)),
+          factor: scoped.factor.map((value, slot) => value * at(other.factor, slot)),
           operations: [...scoped.operations, ...other.operations],
         };
       },
@@ -528,7 +494,7 @@ const SELECTIONS: Record<string, SelectEquation> = {
     const belief = inputs.row("belief", step);
     const weights = new Float64Array(scores.length);
     belief.forEach((probability, start) => {
-      softmax(scores.subarray(start)).forEach((value, offset) => (weights[start + offset] += probability * value));
+      addScaled(weights.subarray(start), softmax(scores.subarray(start)), probability);
     });
     return {
       weights,
@@ -552,20 +518,21 @@ export function computeRow(entry: AttentionEntry, mechanism: Mechanism, head: nu
 
 function computeStep(inputs: HeadInputs, step: number, toggles: Toggles): Row {
   const { mechanism } = inputs;
-  const scored = SCORES[mechanism.score.kind](inputs, step, toggles);
+  const [score, select] = [SCORES[mechanism.score.kind], toggles.hard ? selectLargest : SELECTIONS[mechanism.select.kind]];
+  if (!score || !select) throw new Error(`The page does not know the equation ${mechanism.equation}.`);
+  const scored = score(inputs, step, toggles);
   const scoped = computeScope(mechanism.scope, inputs, step, "scope.");
   const recorded = inputs.row("mask", step);
   const masked = new Set(toggles.masked);
-  const visible = scoped.visible.map((value, slot) => value && recorded[slot] > 0 && !masked.has(slot));
-  const biased = scored.scores.map((value, slot) => (visible[slot] ? (value + scoped.bias[slot]) / toggles.temperature : -Infinity));
+  const visible = scoped.visible.map((value, slot) => value && at(recorded, slot) > 0 && !masked.has(slot));
+  const biased = scored.scores.map((value, slot) => (visible[slot] ? (value + at(scoped.bias, slot)) / toggles.temperature : -Infinity));
   const operations = [...scored.operations, ...scoped.operations, showMask(biased, mechanism.scope, toggles)];
-  const select = toggles.hard ? selectLargest : SELECTIONS[mechanism.select.kind];
   const isEmpty = maximum(biased) === -Infinity;
   const selected = isEmpty ? { weights: new Float64Array(biased.length), operations: [] } : select(biased, inputs, step);
   operations.push(...selected.operations);
   let weights = selected.weights;
   if (scoped.factor.some((value) => value !== 1)) {
-    weights = weights.map((value, slot) => value * scoped.factor[slot]);
+    weights = weights.map((value, slot) => value * at(scoped.factor, slot));
     operations.push(slots("Multiply with the Gaussian", "a_j g_j", weights, "These weights do not sum to 1."));
   }
   operations.push(...sumValues(inputs, weights));
@@ -581,19 +548,11 @@ function showMask(biased: Vector, scope: Part, toggles: Toggles): Operation {
 
 /** c = Σ_j a_j v_j. */
 function sumValues(inputs: HeadInputs, weights: Vector): Operation[] {
-  const values = readValues(inputs);
+  const values = inputs.mechanism.score.kind === "projected" && inputs.value ? inputs.project("value") : inputs.value;
   if (!values || values.rows !== weights.length) return [];
   const context = new Float64Array(values.columns);
-  weights.forEach((weight, slot) => values.row(slot).forEach((value, unit) => (context[unit] += weight * value)));
+  weights.forEach((weight, slot) => addScaled(context, values.row(slot), weight));
   return [features("Weighted sum", "c = ∑_j a_j v_j", context, "The context vector: what the decoder reads at this step.")];
-}
-
-function readValues(inputs: HeadInputs): Matrix | null {
-  if (inputs.mechanism.score.kind !== "projected" || !inputs.has("value")) return inputs.value;
-  const { shape, data } = inputs.input("value");
-  const [matrix] = splitMatrices(inputs.parameter("score.to_value.weight"));
-  const projected = projectRows(wholeMatrix(data, shape), matrix);
-  return splitHead({ shape: [projected.rows, projected.columns], data: projected.data }, inputs.mechanism.heads, inputs.head);
 }
 
 /** Return max |page − model| over all steps and heads of an attention. */
@@ -605,7 +564,7 @@ export function checkEquation(entry: AttentionEntry, mechanism: Mechanism): numb
       const computed = computeStep(inputs, step, UNCHANGED).weights;
       const recorded = weights.row(step);
       computed.forEach((value, slot) => {
-        const difference = Math.abs(value - recorded[slot]);
+        const difference = Math.abs(value - (recorded[slot] ?? NaN));
         // NaN is the largest difference: a comparison would ignore it.
         largest = Number.isNaN(difference) ? Infinity : Math.max(largest, difference);
       });

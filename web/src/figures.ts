@@ -1,5 +1,5 @@
 /** Figures: what the views draw, and what they export. */
-import type { Matrix } from "./arrays.js";
+import { at, type Matrix } from "./arrays.js";
 import { levelOf, type Palette } from "./palette.js";
 import { CanvasSurface, fitText, measureText, ShiftedSurface, SvgSurface, type Grid, type Surface } from "./surface.js";
 import { formatPercent, labelToken, type Axes } from "./trace.js";
@@ -27,10 +27,9 @@ function quantize(weights: Matrix, colors: "fixed" | "row" | "signed"): Grid {
   for (let row = 0; row < weights.rows; row++) {
     const values = weights.row(row);
     const largest = colors === "row" ? values.reduce((best, value) => Math.max(best, value), 0) || 1 : 1;
-    for (let column = 0; column < weights.columns; column++) {
-      const value = values[column];
+    values.forEach((value, column) => {
       levels[row * weights.columns + column] = levelOf(colors === "signed" ? (value + 1) / 2 : value / largest);
-    }
+    });
   }
   return { rows: weights.rows, columns: weights.columns, levels };
 }
@@ -90,14 +89,14 @@ export class MatrixFigure implements Figure {
     const grid = quantize(weights, colors);
     if (Math.min(this.cellWidth, this.cellHeight) <= 8) {
       const [width, height] = [weights.columns * this.cellWidth, weights.rows * this.cellHeight];
-      surface.rect(this.left, this.top, width, height, ramp[0]);
+      surface.rect(this.left, this.top, width, height, at(ramp, 0));
       surface.cells(this.left, this.top, width, height, grid, ramp);
       return;
     }
     grid.levels.forEach((level, index) => {
       const x = this.left + (index % weights.columns) * this.cellWidth;
       const y = this.top + Math.floor(index / weights.columns) * this.cellHeight;
-      surface.rect(x, y, this.cellWidth - 1, this.cellHeight - 1, ramp[level]);
+      surface.rect(x, y, this.cellWidth - 1, this.cellHeight - 1, at(ramp, level));
     });
   }
 
@@ -217,10 +216,10 @@ export interface GridOptions {
   maps: Matrix[][];
   colors: "fixed" | "row";
   width: number;
-  focus: { layer: number; head: number };
+  focus: Cell;
 }
 
-/** A thumbnail for each layer and head. */
+/** A thumbnail for each layer and head: in its cells, a row is a layer and a column is a head. */
 export class GridFigure implements Figure {
   readonly width: number;
   readonly height: number;
@@ -232,7 +231,7 @@ export class GridFigure implements Figure {
 
   constructor(readonly options: GridOptions) {
     const heads = Math.max(...options.maps.map((layer) => layer.length));
-    const [first] = options.maps[0];
+    const first = at(at(options.maps, 0), 0);
     this.tileWidth = Math.max(48, Math.min(230, (options.width - this.left) / heads - this.gap));
     this.tileHeight = Math.max(36, Math.min(this.tileWidth * (first.rows / first.columns), this.tileWidth * 1.4));
     this.width = this.left + heads * (this.tileWidth + this.gap);
@@ -254,9 +253,9 @@ export class GridFigure implements Figure {
       const style = { size: 12, color: palette.muted, anchor: "middle" } as const;
       surface.text(x + this.tileWidth / 2, 12, `Head ${head + 1}`, style);
     }
-    surface.rect(x, y, this.tileWidth, this.tileHeight, palette.ramp[0]);
+    surface.rect(x, y, this.tileWidth, this.tileHeight, at(palette.ramp, 0));
     surface.cells(x, y, this.tileWidth, this.tileHeight, quantize(weights, this.options.colors), palette.ramp);
-    const isFocused = this.options.focus.layer === layer && this.options.focus.head === head;
+    const isFocused = this.options.focus.row === layer && this.options.focus.column === head;
     surface.outline(x - 1, y - 1, this.tileWidth + 2, this.tileHeight + 2, isFocused ? palette.accent : palette.line, isFocused ? 3 : 1);
   }
 
@@ -264,10 +263,10 @@ export class GridFigure implements Figure {
     return { x: this.left + head * (this.tileWidth + this.gap), y: this.top + layer * (this.tileHeight + this.gap) };
   }
 
-  find(x: number, y: number): { layer: number; head: number } | null {
-    const head = Math.floor((x - this.left) / (this.tileWidth + this.gap));
-    const layer = Math.floor((y - this.top) / (this.tileHeight + this.gap));
-    return this.options.maps[layer]?.[head] ? { layer, head } : null;
+  find(x: number, y: number): Cell | null {
+    const column = Math.floor((x - this.left) / (this.tileWidth + this.gap));
+    const row = Math.floor((y - this.top) / (this.tileHeight + this.gap));
+    return this.options.maps[row]?.[column] ? { row, column } : null;
   }
 }
 
@@ -324,7 +323,7 @@ export class TextFigure implements Figure {
       const width = measureText(label, 22);
       surface.text(x, 84, label, { size: 22, color: palette.ink });
       surface.rect(x, 102, width, 5, palette.line);
-      surface.rect(x, 102, width * this.probabilities[index], 5, palette.accent);
+      surface.rect(x, 102, width * (this.probabilities[index] ?? 0), 5, palette.accent);
       x += width + 6;
     });
   }

@@ -46,7 +46,7 @@ class Parser {
   }
 
   private parseAtom(): Element {
-    const character = this.characters[this.position];
+    const character = this.characters[this.position] ?? "";
     this.position += 1;
     if (character === "{") {
       const group = this.parse();
@@ -56,8 +56,10 @@ class Parser {
     if (character === "√") return create("msqrt", this.parseAtom());
     if (/\d/.test(character)) return create("mn", character);
     if (!/\p{L}/u.test(character)) return create("mo", character);
-    let name = character;
-    while (/[a-z]/.test(character) && /[a-z]/.test(this.characters[this.position] ?? "")) name += this.characters[this.position++];
+    let end = this.position;
+    while (/[a-z]/.test(character) && /[a-z]/.test(this.characters[end] ?? "")) end += 1;
+    const name = [character, ...this.characters.slice(this.position, end)].join("");
+    this.position = end;
     // A subscript that is written without braces is one letter.
     return create("mi", name);
   }

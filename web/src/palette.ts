@@ -1,5 +1,7 @@
 /** Colors of drawings. One hue for weights, two for signed differences: both are safe for color-blind readers. */
 
+import { at } from "./arrays.js";
+
 export interface Palette {
   background: string;
   ink: string;
@@ -10,9 +12,7 @@ export interface Palette {
   diverging: readonly string[];
 }
 
-type RGB = readonly [number, number, number];
-
-const parseColor = (hex: string): RGB => [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16)) as unknown as RGB;
+const parseColor = (hex: string): number[] => [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
 
 /** Interpolate colors at equal distances, in 256 levels. */
 function interpolate(...stops: string[]): string[] {
@@ -21,7 +21,8 @@ function interpolate(...stops: string[]): string[] {
     const position = (level / 255) * (colors.length - 1);
     const index = Math.min(Math.floor(position), colors.length - 2);
     const share = position - index;
-    const mixed = colors[index].map((channel, axis) => Math.round(channel + share * (colors[index + 1][axis] - channel)));
+    const next = at(colors, index + 1);
+    const mixed = at(colors, index).map((channel, axis) => Math.round(channel + share * (at(next, axis) - channel)));
     return `rgb(${mixed.join(",")})`;
   });
 }
@@ -46,21 +47,27 @@ export const DARK: Palette = {
   diverging: interpolate("#ffb26b", "#a8591a", "#20242d", "#3f6fd6", "#a9c6ff"),
 };
 
-export const levelOf = (value: number): number => Math.max(0, Math.min(255, Math.round(255 * value)));
+/** Return the index of a color, 0 for NaN. */
+export const levelOf = (value: number): number => Math.max(0, Math.min(255, Math.round(255 * value))) || 0;
 
 export function colorOf(palette: Palette, weight: number): string {
-  return palette.ramp[levelOf(weight)];
+  return at(palette.ramp, levelOf(weight));
 }
 
 /** The color of a difference between −1 and 1. */
 export function differenceColor(palette: Palette, difference: number): string {
-  return palette.diverging[levelOf((difference + 1) / 2)];
+  return at(palette.diverging, levelOf((difference + 1) / 2));
 }
 
-/** Whether the reader chose the dark theme, or the system prefers it. */
+/** Use the theme that the reader chose, or the one that the system prefers. */
+export function applyTheme(): void {
+  const chosen = localStorage.getItem("regard.theme");
+  const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset["theme"] = dark ? "dark" : "light";
+}
+
 export function isDark(): boolean {
-  const chosen = document.documentElement.dataset["theme"];
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  return document.documentElement.dataset["theme"] === "dark";
 }
 
 export function currentPalette(): Palette {

@@ -1,5 +1,5 @@
 /** Pictures of captioners under the weights of a word. */
-import { decodeArray, type EncodedArray } from "./arrays.js";
+import { at, decodeArray, type EncodedArray } from "./arrays.js";
 import type { Figure } from "./figures.js";
 import type { Palette } from "./palette.js";
 import { fitText, type Surface } from "./surface.js";
@@ -25,12 +25,10 @@ function createCanvas(width: number, height: number, paint?: (pixels: Uint8Clamp
 }
 
 function createPicture(encoded: EncodedArray): HTMLCanvasElement {
-  const { shape: [height, width], data } = decodeArray(encoded);
-  return createCanvas(width, height, (pixels) => {
-    for (let index = 0; index < height * width; index++) {
-      for (let channel = 0; channel < 3; channel++) pixels[4 * index + channel] = data[3 * index + channel];
-      pixels[4 * index + 3] = 255;
-    }
+  const { shape, data } = decodeArray(encoded);
+  return createCanvas(at(shape, 1), at(shape, 0), (pixels) => {
+    pixels.fill(255);
+    data.forEach((value, index) => (pixels[4 * Math.floor(index / 3) + (index % 3)] = value));
   });
 }
 
@@ -38,13 +36,13 @@ function createPicture(encoded: EncodedArray): HTMLCanvasElement {
 function createShade(weights: Float64Array, rows: number, columns: number): HTMLCanvasElement {
   const largest = Math.max(...weights) || 1;
   return createCanvas(columns, rows, (pixels) => {
-    for (let cell = 0; cell < rows * columns; cell++) pixels[4 * cell + 3] = 200 * (1 - weights[cell] / largest);
+    weights.forEach((weight, cell) => (pixels[4 * cell + 3] = 200 * (1 - weight / largest)));
   });
 }
 
 /** Return the height of a picture with this width. */
 export function findHeight(picture: EncodedArray, width: number): number {
-  return Math.round((width * picture.shape[0]) / picture.shape[1]);
+  return Math.round((width * at(picture.shape, 0)) / at(picture.shape, 1));
 }
 
 /** Draw a picture, dark where the weights are small. */
@@ -68,7 +66,7 @@ export class PicturesFigure implements Figure {
   private readonly tileHeight: number;
 
   constructor(readonly words: readonly (readonly [word: string, weighted: Weighted])[]) {
-    this.tileHeight = findHeight(words[0][1].picture, TILE);
+    this.tileHeight = findHeight(at(words, 0)[1].picture, TILE);
     this.width = 12 + Math.min(COLUMNS, words.length) * (TILE + 12);
     this.height = 12 + Math.ceil(words.length / COLUMNS) * (this.tileHeight + 40);
   }

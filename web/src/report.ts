@@ -1,4 +1,5 @@
 /** Figures of numbers: a table, and the facts of a model with its learning curves. */
+import { at } from "./arrays.js";
 import type { Series } from "./client.js";
 import type { Figure } from "./figures.js";
 import type { Palette } from "./palette.js";
@@ -18,7 +19,7 @@ export class TableFigure implements Figure {
     readonly rows: readonly (readonly string[])[],
   ) {
     this.widths = head.map((name, column) =>
-      Math.min(WIDEST_COLUMN, [name, ...rows.map((row) => row[column])].reduce((width, text) => Math.max(width, measureText(text, 14)), 0)),
+      Math.min(WIDEST_COLUMN, [name, ...rows.map((row) => at(row, column))].reduce((width, text) => Math.max(width, measureText(text, 14)), 0)),
     );
     this.width = this.widths.reduce((sum, width) => sum + width + 24, 12);
     this.height = (rows.length + 1) * ROW_HEIGHT + 24;
@@ -30,7 +31,7 @@ export class TableFigure implements Figure {
       const y = 12 + (index + 0.5) * ROW_HEIGHT;
       let x = 12;
       row.forEach((text, column) => {
-        const width = this.widths[column];
+        const width = at(this.widths, column);
         const style = { size: 14, color: index ? palette.ink : palette.muted, bold: !index };
         const isNumber = /^[−\d.%–∞\s]+$/u.test(this.rows[0]?.[column] ?? "");
         surface.text(isNumber ? x + width : x, y, fitText(text, 14, width), { ...style, anchor: isNumber ? "end" : "start" });
@@ -103,7 +104,7 @@ export class ModelFigure implements Figure {
     surface.text(left, top + 136, String(curve.firstStep), muted);
     surface.text(left + 360, top + 136, `step ${curve.lastStep}`, { ...muted, anchor: "end" });
     curve.points.slice(1).forEach(([x, y], index) => {
-      const [fromX, fromY] = curve.points[index];
+      const [fromX, fromY] = at(curve.points, index);
       surface.line(left + fromX, top + fromY, left + x, top + y, palette.accent, 2);
     });
   }

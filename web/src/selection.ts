@@ -1,6 +1,6 @@
 /** Which attention weights are shown: how layers, heads and tokens are combined, as regard.inspection.views.selection does. */
-import { Matrix } from "./arrays.js";
-import { findAxes, findLayers, readHeads, ROLE_NAMES, type Axes, type Role, type TraceDocument } from "./trace.js";
+import { at, atMost, Matrix } from "./arrays.js";
+import { findAxes, findLayers, labelToken, readHeads, ROLE_NAMES, type Axes, type Role, type TraceDocument } from "./trace.js";
 import { combineWords, findWords, joinWord, type Span } from "./words.js";
 
 export type Reduction = "mean" | "max";
@@ -18,43 +18,48 @@ export interface SelectedMap {
 
 /** Combine matrices of one shape element by element. */
 export function reduce(parts: readonly Matrix[], how: Reduction): Matrix {
-  const [first] = parts;
-  const data = Float64Array.from(first.data);
-  for (const part of parts.slice(1)) {
-    for (let index = 0; index < data.length; index++) {
-      data[index] = how === "max" ? Math.max(data[index], part.data[index]) : data[index] + part.data[index];
+  const { rows, columns, data } = at(parts, 0);
+  if (parts.length === 1) return new Matrix(rows, columns, data);
+  const combined = data.map((_, index) => {
+    let result = how === "max" ? -Infinity : 0;
+    for (const part of parts) {
+      const value = part.data[index] ?? NaN;
+      result = how === "max" ? Math.max(result, value) : result + value;
     }
-  }
-  if (how === "mean") for (let index = 0; index < data.length; index++) data[index] /= parts.length;
-  return new Matrix(first.rows, first.columns, data);
+    return how === "max" ? result : result / parts.length;
+  });
+  return new Matrix(rows, columns, combined);
 }
 
 function selectHead(heads: readonly Matrix[], head: Head): Matrix {
-  if (typeof head !== "number") return heads.length === 1 ? heads[0] : reduce(heads, head);
-  return heads[Math.min(head, heads.length - 1)];
+  return typeof head === "number" ? atMost(heads, head) : reduce(heads, head);
 }
 
-const normalizeRows = (weights: Matrix): Matrix => {
-  const sums = Array.from({ length: weights.rows }, (_, row) => weights.row(row).reduce((sum, value) => sum + value, 0));
-  return weights.map((value, row) => (sums[row] > 0 ? value / sums[row] : 0));
-};
+/** Divide each row by the sum of its absolute values. */
+export function normalizeRows(weights: Matrix): Matrix {
+  return Matrix.fromRows(weights.rows, weights.columns, (index) => {
+    const row = weights.row(index);
+    const sum = row.reduce((total, value) => total + Math.abs(value), 0);
+    return row.map((value) => (sum > 0 ? value / sum : 0));
+  });
+}
 
 const addResidual = (weights: Matrix): Matrix =>
   normalizeRows(weights).map((value, row, column) => 0.5 * value + (row === column ? 0.5 : 0));
 
 /** Return the attention rollout (Abnar and Zuidema 2020) of a self-attention, given the weights of its layers. */
 export function rollOut(layers: readonly Matrix[]): Matrix {
-  return layers.reduce((rollout, weights) => addResidual(weights).multiply(rollout), Matrix.identity(layers[0].columns));
+  return layers.reduce((rollout, weights) => addResidual(weights).multiply(rollout), Matrix.identity(at(layers, 0).columns));
 }
 
 /** Return the rollout of the cross-attention. `encoder` and `decoder` may be empty: they may be recurrent. */
 export function rollOutCross(encoder: readonly Matrix[], decoder: readonly Matrix[], cross: readonly Matrix[]): Matrix {
-  const last = cross[cross.length - 1];
+  const last = at(cross, cross.length - 1);
   const encoded = encoder.length ? rollOut(encoder) : Matrix.identity(last.columns);
   if (!decoder.length) return normalizeRows(last.multiply(encoded));
   const source = decoder.reduce((sum, self, layer) => {
     const own = addResidual(self).multiply(sum);
-    const read = normalizeRows(cross[layer]).multiply(encoded);
+    const read = normalizeRows(at(cross, layer)).multiply(encoded);
     return own.map((value, row, column) => 0.5 * value + 0.5 * read.at(row, column));
   }, new Matrix(last.rows, last.columns));
   return normalizeRows(source);
@@ -76,14 +81,14 @@ function selectWeights(trace: TraceDocument, role: Role, hypothesis: number, lay
     return role === "cross" ? rollOutCross(read("encoder-self"), read("decoder-self"), layers) : rollOut(layers);
   }
   if (layer === "mean" || layer === "max") return reduce(layers, layer);
-  return layers[typeof layer === "number" ? Math.min(layer, layers.length - 1) : layers.length - 1];
+  return atMost(layers, typeof layer === "number" ? layer : Infinity);
 }
 
 const COMBINATIONS: Record<Reduction, string> = { mean: "average of", max: "maximum of" };
 
 function describe(trace: TraceDocument, role: Role, hypothesis: number, layer: Layer, head: Head): string {
   const layers = findLayers(trace, role, hypothesis);
-  const heads = readHeads(layers[0]).length;
+  const heads = readHeads(at(layers, 0)).length;
   const parts = [layer === "rollout" ? `Rollout of ${ROLE_NAMES[role].toLowerCase()}` : ROLE_NAMES[role]];
   if (layers.length > 1 && layer !== "rollout") {
     parts.push(typeof layer === "number" ? `layer ${layer + 1}` : `${COMBINATIONS[layer]} ${layers.length} layers`);
@@ -98,7 +103,10 @@ export function findSpan(spans: readonly Span[], token: number): number {
   return found >= 0 ? found : Math.max(0, spans.length - 1);
 }
 
-const singles = (count: number): Span[] => Array.from({ length: count }, (_, index) => [index, index + 1]);
+/** Return the labels of a row and a column. */
+export function labelCell(map: SelectedMap, row: number, column: number): [row: string, column: string] {
+  return [labelToken(map.axes.rows[row] ?? ""), labelToken(map.axes.columns[column] ?? "")];
+}
 
 export interface MapChoice {
   role: Role;
@@ -112,20 +120,22 @@ export interface MapChoice {
 export function selectMap(trace: TraceDocument, choice: MapChoice): SelectedMap | null {
   const { role, layer, head, hypothesis, words } = choice;
   if (!findLayers(trace, role, hypothesis).length) return null;
-  const weights = selectWeights(trace, role, hypothesis, layer, head);
-  const axes = findAxes(trace, role, hypothesis);
+  const map = groupTokens(trace, selectWeights(trace, role, hypothesis, layer, head), findAxes(trace, role, hypothesis), words);
   const title = describe(trace, role, hypothesis, layer, head);
-  if (!words) return { weights, axes, title, rowSpans: singles(weights.rows), columnSpans: singles(weights.columns) };
-  const isPicture = trace.source.grid !== null;
-  const group = (tokens: string[], name: string): Span[] =>
-    isPicture && name === "source" ? singles(tokens.length) : findWords(tokens);
-  const rowSpans = group(axes.rows, axes.rowName);
-  const columnSpans = group(axes.columns, axes.columnName);
-  const join = (tokens: string[], spans: Span[]): string[] => spans.map(([start, end]) => joinWord(tokens.slice(start, end)));
+  return { ...map, title: words ? `${title}, words` : title };
+}
+
+/** Return a map by token or by word. Cells of a picture are not words. */
+export function groupTokens(trace: TraceDocument, weights: Matrix, axes: Axes, words: boolean): Omit<SelectedMap, "title"> {
+  const group = (count: number, tokens: readonly string[], name: string): Span[] =>
+    words && (trace.source.grid === null || name !== "source") ? findWords(tokens) : Array.from({ length: count }, (_, index) => [index, index + 1]);
+  const rowSpans = group(weights.rows, axes.rows, axes.rowName);
+  const columnSpans = group(weights.columns, axes.columns, axes.columnName);
+  if (!words) return { weights, axes, rowSpans, columnSpans };
+  const join = (tokens: readonly string[], spans: readonly Span[]): string[] => spans.map(([start, end]) => joinWord(tokens.slice(start, end)));
   return {
     weights: combineWords(weights, rowSpans, columnSpans),
     axes: { ...axes, rows: join(axes.rows, rowSpans), columns: join(axes.columns, columnSpans) },
-    title: `${title}, words`,
     rowSpans,
     columnSpans,
   };

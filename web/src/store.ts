@@ -1,6 +1,6 @@
 /** The store: the state, the documents that belong to it, and the changes of both. Views subscribe to it. */
+import { at } from "./arrays.js";
 import type { Attribution, Method } from "./attribution.js";
-import { Documents } from "./documents.js";
 import type { Client, ModelSummary } from "./client.js";
 import type { AttributionRequest, TraceRequest } from "./requests.js";
 import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
@@ -32,7 +32,7 @@ export class Store extends EventTarget {
   readonly attributions = new Map<string, Attribution>();
   private past: Computed[] = [];
   private future: Computed[] = [];
-  private readonly documents = new Documents<TraceDocument>(MOST_DOCUMENTS);
+  private readonly documents = new Documents();
   private controller = new AbortController();
 
   constructor(readonly client: Client) {
@@ -117,6 +117,11 @@ export class Store extends EventTarget {
     this.state = { ...this.state, ...changes };
     history.replaceState(null, "", `#${writeFragment(this.state)}`);
     this.notify();
+  }
+
+  /** Focus a cell of a map: the first token of its row and of its column. */
+  focus(map: SelectedMap, row: number, column: number): void {
+    this.show({ row: at(map.rowSpans, row)[0], column: at(map.columnSpans, column)[0] });
   }
 
   /** Change what the model computes: decode again. */
@@ -264,6 +269,42 @@ export class Store extends EventTarget {
   /** The selected weights. */
   get map(): SelectedMap | null {
     return this.trace ? selectMap(this.trace, this.choose()) : null;
+  }
+}
+
+interface Document {
+  promise: Promise<TraceDocument>;
+  signal: AbortSignal;
+  isPending: boolean;
+}
+
+/** Documents by their request, each computed once. The least recently used are removed. */
+class Documents {
+  private readonly entries = new Map<string, Document>();
+
+  /** Return a document. A request that has failed or was aborted is sent again. */
+  fetch(key: string, signal: AbortSignal, send: (signal: AbortSignal) => Promise<TraceDocument>): Promise<TraceDocument> {
+    const known = this.entries.get(key);
+    const entry = known && !(known.isPending && known.signal.aborted) ? known : this.start(key, signal, send);
+    this.entries.delete(key);
+    this.entries.set(key, entry);
+    for (const oldest of this.entries.keys()) {
+      if (this.entries.size <= MOST_DOCUMENTS) break;
+      this.entries.delete(oldest);
+    }
+    return entry.promise;
+  }
+
+  private start(key: string, signal: AbortSignal, send: (signal: AbortSignal) => Promise<TraceDocument>): Document {
+    const entry = { promise: send(signal), signal, isPending: true };
+    entry.promise.then(
+      () => (entry.isPending = false),
+      () => {
+        // The same request may have been sent again.
+        if (this.entries.get(key) === entry) this.entries.delete(key);
+      },
+    );
+    return entry;
   }
 }
 

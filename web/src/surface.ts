@@ -1,5 +1,7 @@
 /** Surfaces: the same drawing goes to a canvas on the screen, to a PNG file or to an SVG file. */
 
+import { at, cached } from "./arrays.js";
+
 export interface TextStyle {
   size: number;
   color: string;
@@ -49,7 +51,7 @@ export class CanvasSurface implements Surface {
     const image = context.createImageData(grid.columns, grid.rows);
     const pixels = new Uint32Array(image.data.buffer);
     const table = packColors(colors);
-    grid.levels.forEach((level, index) => (pixels[index] = level ? table[level] : 0));
+    grid.levels.forEach((level, index) => (pixels[index] = level ? at(table, level) : 0));
     context.putImageData(image, 0, 0);
     this.context.imageSmoothingEnabled = false;
     this.context.drawImage(canvas, x, y, width, height);
@@ -101,25 +103,19 @@ export class CanvasSurface implements Surface {
   }
 }
 
-const packed = new WeakMap<readonly string[], Uint32Array>();
-
 /** Return colors `rgb(r,g,b)` as pixels: red is the lowest byte. */
-function packColors(colors: readonly string[]): Uint32Array {
-  const known = packed.get(colors);
-  if (known) return known;
+const packColors = cached((colors: readonly string[]): Uint32Array => {
   const pack = (color: string): number => {
-    const [red, green, blue] = color.match(/\d+/g)!.map(Number);
+    const [red = 0, green = 0, blue = 0] = color.match(/\d+/g)!.map(Number);
     return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
   };
-  const table = Uint32Array.from(colors, pack);
-  packed.set(colors, table);
-  return table;
-}
+  return Uint32Array.from(colors, pack);
+});
 
-const ESCAPES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
+const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" } as const;
 const escapeText = (text: string): string =>
   // Control characters are not allowed in XML.
-  text.replace(/[&<>"]/g, (character) => ESCAPES[character]).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g, "�");
+  text.replace(/[&<>"]/g, (character) => ESCAPES[character as keyof typeof ESCAPES]).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g, "�");
 const round = (value: number): string => String(Math.round(value * 100) / 100);
 
 export class SvgSurface implements Surface {
@@ -135,7 +131,7 @@ export class SvgSurface implements Surface {
       if (!level) return;
       const [row, column] = [Math.floor(index / grid.columns), index % grid.columns];
       // The overlap hides the seams between cells that some programs draw.
-      this.rect(x + column * cellWidth, y + row * cellHeight, cellWidth + 0.1, cellHeight + 0.1, colors[level]);
+      this.rect(x + column * cellWidth, y + row * cellHeight, cellWidth + 0.1, cellHeight + 0.1, at(colors, level));
     });
   }
 

@@ -4,22 +4,23 @@ import { Matrix } from "./arrays.js";
 /** The index of the first token of a word, and the index after its last token. */
 export type Span = [number, number];
 
+/** Return the tokens of a word. */
+export const listTokens = ([start, end]: Span): number[] => Array.from({ length: end - start }, (_, index) => start + index);
+
 const MARK = "▁";
 const isSpace = (token: string): boolean => /^\s+$/u.test(token);
 
 /** Return the tokens of each word, as spans that cover all tokens. */
 export function findWords(tokens: readonly string[]): Span[] {
-  const starts = tokens.flatMap((_, index) => (startsWord(tokens, index) ? [index] : []));
+  const last = tokens.findLastIndex((token) => !isSpace(token));
+  const starts = tokens.flatMap((token, index) => {
+    // The first of several spaces starts the word. Spaces at the end belong to the last word.
+    const isFirstSpace = index < last && isSpace(token) && !isSpace(tokens[index - 1] ?? "");
+    return isFirstSpace || token.startsWith(MARK) ? [index] : [];
+  });
   const edges = starts.length ? new Set([0, ...starts]) : new Set(tokens.keys());
   const sorted = [...edges].sort((left, right) => left - right);
   return sorted.map((start, index) => [start, sorted[index + 1] ?? tokens.length]);
-}
-
-function startsWord(tokens: readonly string[], index: number): boolean {
-  if (tokens[index].startsWith(MARK)) return true;
-  // The first of several spaces starts the word. Spaces at the end belong to the last word.
-  const isFirst = index === 0 || !isSpace(tokens[index - 1]);
-  return isSpace(tokens[index]) && isFirst && tokens.slice(index).some((token) => !isSpace(token));
 }
 
 /** Return the text of a word, without the mark or the space before it. */

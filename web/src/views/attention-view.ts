@@ -1,14 +1,15 @@
 /** The tab Attention: four views of the selected weights. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
-import { Matrix } from "../arrays.js";
+import { addScaled, at, atMost, Matrix } from "../arrays.js";
 import { METHOD_NAMES, METHODS, type Method } from "../attribution.js";
 import { FigureRow, GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure } from "../figures.js";
-import { colorOf, currentPalette } from "../palette.js";
-import { findSpan, type SelectedMap } from "../selection.js";
+import { colorOf, currentPalette, isDark } from "../palette.js";
+import { findSpan, labelCell, type SelectedMap } from "../selection.js";
 import type { ColorScale, ViewName } from "../state.js";
 import { shared } from "../styles.js";
 import { findLayers, formatPercent, labelToken, readHeads, type Edit } from "../trace.js";
+import { listTokens } from "../words.js";
 import "./attribution-panel.js";
 import type { AttributionPanel } from "./attribution-panel.js";
 import { View } from "./base.js";
@@ -86,9 +87,7 @@ export class AttentionView extends View {
     const { view, colors } = this.store.state;
     if (view === "lines") return new LinesFigure({ weights, axes, focus: this.cell, width });
     if (view !== "grid") return new MatrixFigure({ weights, axes, colors, width, height, focus: this.cell, selected: this.selected });
-    const grid = new GridFigure({ maps: this.heads, colors, width, focus: this.tile });
-    // In the grid, a row is a layer and a column is a head.
-    return Object.assign(grid, { find: (x: number, y: number) => toCell(GridFigure.prototype.find.call(grid, x, y)) }) as unknown as CellFigure;
+    return new GridFigure({ maps: this.heads, colors, width, focus: this.tile });
   }
 
   private get heads(): Matrix[][] {
@@ -96,12 +95,10 @@ export class AttentionView extends View {
     return findLayers(this.store.trace!, role, hypothesis).map(readHeads);
   }
 
-  private get tile(): { layer: number; head: number } {
-    const { layer, store } = { layer: this.store.layer, store: this.store };
-    return {
-      layer: typeof layer === "number" ? layer : this.heads.length - 1,
-      head: typeof store.state.head === "number" ? store.state.head : 0,
-    };
+  /** In the grid, a row is a layer and a column is a head. */
+  private get tile(): Cell {
+    const { layer, state: { head } } = this.store;
+    return { row: typeof layer === "number" ? layer : this.heads.length - 1, column: typeof head === "number" ? head : 0 };
   }
 
   protected override render(): TemplateResult {
@@ -164,12 +161,11 @@ export class AttentionView extends View {
   private renderFigure(map: SelectedMap): TemplateResult {
     const isGrid = this.store.state.view === "grid";
     const size = isGrid
-      ? { rows: this.heads.length, columns: this.heads[0].length }
+      ? { rows: this.heads.length, columns: at(this.heads, 0).length }
       : { rows: map.weights.rows, columns: map.weights.columns };
-    const { layer, head } = this.tile;
     return html`<canvas-figure
       .figure=${this.createFigure(map)}
-      .focused=${isGrid ? { row: layer, column: head } : this.cell}
+      .focused=${isGrid ? this.tile : this.cell}
       .size=${size}
       label=${map.title}
       description=${isGrid ? "Arrow keys select a layer and a head, Enter opens it" : "Arrow keys move, the space bar selects rows"}
@@ -185,8 +181,9 @@ export class AttentionView extends View {
       this.store.announce(`Layer ${row + 1}, head ${column + 1}`);
       return;
     }
-    this.store.show({ row: map.rowSpans[row][0], column: map.columnSpans[column][0] });
-    this.store.announce(describeCell(map, row, column));
+    this.store.focus(map, row, column);
+    const [rowLabel, columnLabel] = labelCell(map, row, column);
+    this.store.announce(`${map.axes.rowName} ${rowLabel}, ${map.axes.columnName} ${columnLabel}: ${formatPercent(map.weights.at(row, column))}`);
   }
 
   private selectCell(map: SelectedMap, event: CellEvent, isGrid: boolean): void {
@@ -195,17 +192,25 @@ export class AttentionView extends View {
       this.store.show({ layer: row, head: column, view: "matrix" });
       return;
     }
-    const [start, end] = map.rowSpans[row];
-    const tokens = Array.from({ length: end - start }, (_, index) => start + index);
-    const isSelected = this.store.state.rows.includes(start);
-    const others = extend || isSelected ? this.store.state.rows.filter((each) => each < start || each >= end) : [];
-    this.store.show({ row: start, column: map.columnSpans[column][0], rows: isSelected ? others : [...others, ...tokens] });
-    this.store.announce(`${map.axes.rows[row]} ${isSelected ? "removed from" : "added to"} the selection`);
+    this.store.focus(map, row, column);
+    const isSelected = this.toggleRow(map, row, extend);
+    this.store.announce(`${map.axes.rows[row]} ${isSelected ? "added to" : "removed from"} the selection`);
+  }
+
+  /** Add a row to the selection, or remove it. Return whether it is selected now. */
+  private toggleRow(map: SelectedMap, row: number, extend: boolean): boolean {
+    const { rows } = this.store.state;
+    const span = at(map.rowSpans, row);
+    const tokens = listTokens(span);
+    const isSelected = rows.includes(span[0]);
+    const others = extend || isSelected ? rows.filter((each) => !tokens.includes(each)) : [];
+    this.store.show({ rows: isSelected ? others : [...others, ...tokens] });
+    return !isSelected;
   }
 
   private renderTileHelp(): TemplateResult {
-    const { layer, head } = this.tile;
-    const weights = this.heads[layer][Math.min(head, this.heads[layer].length - 1)];
+    const { row: layer, column: head } = this.tile;
+    const weights = atMost(atMost(this.heads, layer), head);
     return html`<section class="panel stack">
       <h3>Layer ${layer + 1}, head ${head + 1}</h3>
       <p class="number">Average entropy of a row: ${averageEntropy(weights).toFixed(2)} nats of at most ${Math.log(weights.columns).toFixed(2)}.</p>
@@ -218,17 +223,18 @@ export class AttentionView extends View {
     const { row, column } = this.cell;
     const chosen = this.selected.length ? this.selected : [row];
     const distribution = averageRows(map.weights, chosen);
-    const order = [...distribution.keys()].sort((left, right) => distribution[right] - distribution[left]).slice(0, 8);
-    const name = chosen.map((each) => labelToken(map.axes.rows[each])).join(" ");
+    const largest = [...distribution].map((weight, slot) => ({ weight, label: labelCell(map, row, slot)[1] })).sort((left, right) => right.weight - left.weight);
+    const [rowLabel, columnLabel] = labelCell(map, row, column);
+    const name = chosen.map((each) => labelCell(map, each, column)[0]).join(" ");
     return html`<section class="panel stack">
       ${this.selected.length
         ? html`<div><p class="muted small">Sum over ${chosen.length} selected ${chosen.length === 1 ? "row" : "rows"}, divided by their number</p><h3><bdi>${name}</bdi></h3></div>`
         : html`<div>
             <p class="value number">${formatPercent(map.weights.at(row, column))}</p>
-            <p><bdi>${labelToken(map.axes.rows[row])}</bdi> <span class="muted">attends to</span> <bdi>${labelToken(map.axes.columns[column])}</bdi></p>
+            <p><bdi>${rowLabel}</bdi> <span class="muted">attends to</span> <bdi>${columnLabel}</bdi></p>
           </div>`}
       <ol aria-label="Largest weights">
-        ${order.map((slot) => html`<li><bdi>${labelToken(map.axes.columns[slot])}</bdi><span class="bar"><i .style=${`width:${100 * Math.min(1, distribution[slot])}%`}></i></span><span class="number small">${formatPercent(distribution[slot])}</span></li>`)}
+        ${largest.slice(0, 8).map(({ weight, label }) => html`<li><bdi>${label}</bdi><span class="bar"><i .style=${`width:${100 * Math.min(1, weight)}%`}></i></span><span class="number small">${formatPercent(weight)}</span></li>`)}
       </ol>
     </section>`;
   }
@@ -239,14 +245,13 @@ export class AttentionView extends View {
     const { layer } = this.store;
     const layers = findLayers(this.store.trace!, role, hypothesis);
     if (typeof layer !== "number") return html`<p class="panel muted small">Choose a single layer to change its weights.</p>`;
-    const entry = layers[Math.min(layer, layers.length - 1)];
+    const entry = atMost(layers, layer);
     const heads = readHeads(entry).length;
     const target = { attention: entry.name, head: typeof head === "number" ? head : null };
     const { row, column } = this.cell;
-    const step = map.rowSpans[row][0];
-    const [start, end] = map.columnSpans[column];
-    const keys = Array.from({ length: end - start }, (_, index) => start + index);
-    const key = html`<bdi>“${labelToken(map.axes.columns[column])}”</bdi>`;
+    const [step] = at(map.rowSpans, row);
+    const keys = listTokens(at(map.columnSpans, column));
+    const key = html`<bdi>“${labelCell(map, row, column)[1]}”</bdi>`;
     const button = (id: string, text: unknown, edit: Edit): TemplateResult =>
       html`<button type="button" id=${id} @click=${() => this.store.addEdit(edit)}>${text}</button>`;
     return html`<section class="panel stack edits" aria-label="Decode again">
@@ -274,41 +279,34 @@ export class AttentionView extends View {
       <p class="muted small">${isSelf ? "Keys" : map.axes.columnName}</p>
       <div class="shaded" dir="auto">
         ${map.axes.columns.map((token, column) => {
-          const weight = distribution[column] / largest;
-          return html`<span .style=${`background:${colorOf(palette, weight)};color:${textOn(weight)}`} title=${formatPercent(distribution[column])}>${labelToken(token)}</span>`;
+          const weight = distribution[column] ?? 0;
+          return html`<span .style=${`background:${colorOf(palette, weight / largest)};color:${textOn(weight / largest)}`} title=${formatPercent(weight)}>${labelToken(token)}</span>`;
         })}
       </div>
       <p class="muted small">${isSelf ? "Queries" : map.axes.rowName}: select one or several</p>
       <div class="shaded" dir="auto">
         ${map.axes.rows.map(
           (token, row) => html`<button type="button" aria-pressed=${chosen.includes(row)}
-            @click=${() => this.toggleRow(map, row)}>${labelToken(token)}</button>`,
+            @click=${() => this.chooseRow(map, row)}>${labelToken(token)}</button>`,
         )}
       </div>
     `;
   }
 
-  private toggleRow(map: SelectedMap, row: number): void {
-    const [start, end] = map.rowSpans[row];
-    const isSelected = this.store.state.rows.includes(start);
-    const others = this.store.state.rows.filter((each) => each < start || each >= end);
-    const tokens = Array.from({ length: end - start }, (_, index) => start + index);
-    this.store.show({ row: start, rows: isSelected ? others : [...others, ...tokens] });
+  private chooseRow(map: SelectedMap, row: number): void {
+    this.store.show({ row: at(map.rowSpans, row)[0] });
+    this.toggleRow(map, row, true);
   }
 }
 
-const toCell = (tile: { layer: number; head: number } | null): Cell | null => tile && { row: tile.layer, column: tile.head };
-
 /** Text on a weight: dark on light colors. The ramps of the themes go in opposite directions. */
 function textOn(weight: number): string {
-  const palette = currentPalette();
-  const isLightTheme = palette.background === "#ffffff";
-  return weight > 0.5 === isLightTheme ? "#ffffff" : "#10131a";
+  return weight > 0.5 === isDark() ? "#10131a" : "#ffffff";
 }
 
 function averageRows(weights: Matrix, rows: readonly number[]): Float64Array {
   const sum = new Float64Array(weights.columns);
-  for (const row of rows) weights.row(row).forEach((value, column) => (sum[column] += value / rows.length));
+  for (const row of rows) addScaled(sum, weights.row(row), 1 / rows.length);
   return sum;
 }
 
@@ -316,9 +314,4 @@ function averageEntropy(weights: Matrix): number {
   let sum = 0;
   for (const value of weights.data) if (value > 0) sum -= value * Math.log(value);
   return sum / weights.rows;
-}
-
-export function describeCell(map: SelectedMap, row: number, column: number): string {
-  const { rows, columns, rowName, columnName } = map.axes;
-  return `${rowName} ${labelToken(rows[row])}, ${columnName} ${labelToken(columns[column])}: ${formatPercent(map.weights.at(row, column))}`;
 }

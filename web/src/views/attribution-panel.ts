@@ -3,9 +3,9 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement, property, state } from "lit/decorators.js";
 import { METHOD_MEANINGS, METHOD_NAMES, METHODS, selectScores, type Attribution, type Method } from "../attribution.js";
 import { MatrixFigure, type Cell } from "../figures.js";
-import { findSpan, type SelectedMap } from "../selection.js";
+import { findSpan, labelCell, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { formatNumber, labelToken } from "../trace.js";
+import { formatNumber } from "../trace.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent } from "./canvas-figure.js";
@@ -109,12 +109,12 @@ export class AttributionPanel extends View {
 
   private renderScores(map: SelectedMap): TemplateResult {
     const focus = this.focusIn(map);
-    const { rows, columns } = map.axes;
+    const [rowLabel, columnLabel] = labelCell(map, focus.row, focus.column);
     return html`
       <canvas-figure .figure=${this.createFigure(map)} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
         label=${map.title} description="Arrow keys move in both matrices"
         @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>
-      <p class="small number"><bdi>${labelToken(rows[focus.row] ?? "")}</bdi>, <bdi>${labelToken(columns[focus.column] ?? "")}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the row.
+      <p class="small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the row.
         <span class="muted">${METHOD_MEANINGS[this.method]} Blue is positive, orange is negative.</span></p>
       ${this.renderAgreement()}
       ${this.store.state.edits.some((edit) => NOT_EXPLAINED.has(edit.kind))
@@ -137,8 +137,8 @@ export class AttributionPanel extends View {
 
   private focusCell(map: SelectedMap, event: CellEvent): void {
     const { row, column } = event.detail;
-    this.store.show({ row: map.rowSpans[row][0], column: map.columnSpans[column][0] });
-    this.store.announce(`${labelToken(map.axes.rows[row])}, ${labelToken(map.axes.columns[column])}: ${formatNumber(map.weights.at(row, column))}`);
+    this.store.focus(map, row, column);
+    this.store.announce(`${labelCell(map, row, column).join(", ")}: ${formatNumber(map.weights.at(row, column))}`);
   }
 }
 

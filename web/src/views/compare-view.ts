@@ -4,9 +4,9 @@ import { customElement, state } from "lit/decorators.js";
 import { Matrix } from "../arrays.js";
 import { FigureRow, MatrixFigure, type Cell, type Figure } from "../figures.js";
 import type { OtherTrace } from "../requests.js";
-import { selectMap, type SelectedMap } from "../selection.js";
+import { labelCell, selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { findLayers, formatNumber, formatPercent, labelToken, type TraceDocument } from "../trace.js";
+import { findLayers, formatNumber, formatPercent, type TraceDocument } from "../trace.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent } from "./canvas-figure.js";
@@ -157,8 +157,9 @@ export class CompareView extends View {
   private renderPane(name: string, map: SelectedMap, colors: PaneColors): TemplateResult {
     const focus = this.focusIn(map);
     const value = map.weights.rows ? map.weights.at(focus.row, focus.column) : 0;
+    const [rowLabel, columnLabel] = labelCell(map, focus.row, focus.column);
     return html`<section class="panel stack pane" aria-label=${name}>
-      <div><h2>${name}</h2><p class="muted small number"><bdi>${labelToken(map.axes.rows[focus.row] ?? "")}</bdi>, <bdi>${labelToken(map.axes.columns[focus.column] ?? "")}</bdi>: ${colors === "signed" ? html`${formatNumber(value)}. Blue is more, orange is less.` : formatPercent(value)}</p></div>
+      <div><h2>${name}</h2><p class="muted small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${colors === "signed" ? html`${formatNumber(value)}. Blue is more, orange is less.` : formatPercent(value)}</p></div>
       <canvas-figure .figure=${this.createFigure(map, colors)} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
         label=${name} description="Arrow keys move in all matrices"
         @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>
@@ -168,7 +169,7 @@ export class CompareView extends View {
   private focusCell(map: SelectedMap, event: CellEvent): void {
     const { row, column } = event.detail;
     this.store.show({ row, column });
-    this.store.announce(`${labelToken(map.axes.rows[row])}, ${labelToken(map.axes.columns[column])}: ${formatNumber(map.weights.at(row, column))}`);
+    this.store.announce(`${labelCell(map, row, column).join(", ")}: ${formatNumber(map.weights.at(row, column))}`);
   }
 }
 

@@ -12,7 +12,7 @@ export function renderMapControls(store: Store, single = false): TemplateResult 
   const { role, head, hypothesis } = store.state;
   const roles = findRoles(trace);
   const layers = findLayers(trace, role, hypothesis);
-  const heads = layers.length ? readHeads(layers[0]).length : 0;
+  const heads = layers[0] ? readHeads(layers[0]).length : 0;
   const layer = store.layer;
   const option = (value: string | number, text: string, current: unknown): TemplateResult =>
     html`<option value=${value} ?selected=${value === current}>${text}</option>`;

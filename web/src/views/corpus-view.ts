@@ -111,7 +111,7 @@ export class CorpusView extends View {
     return html`
       <section class="panel stack" aria-label="Corpus">
         <div class="row">
-          <h2>${splitName[0].toUpperCase()}${splitName.slice(1)}</h2>
+          <h2>${splitName.charAt(0).toUpperCase()}${splitName.slice(1)}</h2>
           <button type="button" id="read" class="primary" ?disabled=${!this.store.client.isLive || !this.hasExamples || isRunning} @click=${() => void this.start()}>Predict the ${splitName}</button>
           ${isRunning ? html`<button type="button" @click=${() => this.stop()}>Stop</button>` : ""}
           ${isRunning ? renderProgress("Predicting", this.progress) : ""}

@@ -2,6 +2,7 @@
 import { css, html, type PropertyValues, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Operation, type Row, type Toggles } from "../equation.js";
+import { at } from "../arrays.js";
 import { BarsFigure, MatrixFigure, paint, type Figure } from "../figures.js";
 import { renderFormula } from "../math.js";
 import { currentPalette, differenceColor } from "../palette.js";
@@ -57,7 +58,7 @@ export class EquationView extends View {
     if (!part) return null;
     const { weights } = computeRow(part.entry, part.mechanism, part.head, part.step, this.store.state.toggles);
     const columns = this.axes(part).columns;
-    const bars = [...weights].map((value, slot) => ({ label: columns[slot], value, isChosen: value === Math.max(...weights) }));
+    const bars = [...weights].map((value, slot) => ({ label: columns[slot] ?? "", value, isChosen: value === Math.max(...weights) }));
     return new BarsFigure(`${part.mechanism.equation}; step ${part.step + 1}, head ${part.head + 1}`, bars);
   }
 
@@ -98,7 +99,7 @@ export class EquationView extends View {
     if (!entry?.inputs) return null;
     const mechanism = trace.mechanisms[entry.name];
     const steps = entry.shape[entry.shape.length - 2];
-    if (!steps || !knowsEquation(mechanism)) return null;
+    if (!steps || !mechanism || !knowsEquation(mechanism)) return null;
     return {
       trace,
       entry,
@@ -181,7 +182,7 @@ export class EquationView extends View {
   }
 
   private renderEffect(part: Loaded, model: Row, changed: Row): TemplateResult {
-    const moved = model.weights.reduce((sum, value, slot) => sum + Math.abs(value - changed.weights[slot]), 0) / 2;
+    const moved = model.weights.reduce((sum, value, slot) => sum + Math.abs(value - at(changed.weights, slot)), 0) / 2;
     const { columns } = this.axes(part);
     const best = (row: Row): string => labelToken(columns[row.weights.indexOf(Math.max(...row.weights))] ?? "");
     return html`<p id="effect">This change moves ${formatPercent(moved)} of the attention. The largest weight is on <bdi>“${best(changed)}”</bdi>; in the model, on <bdi>“${best(model)}”</bdi>. The rest of the model is not computed again.</p>`;
@@ -198,7 +199,7 @@ export class EquationView extends View {
 
   private renderValues(operation: Operation, index: number, columns: readonly string[]): TemplateResult {
     if (operation.table) return html`<canvas data-table=${index} role="img" aria-label=${`${operation.table.rows} × ${operation.table.columns} numbers`}></canvas>`;
-    if (operation.axis === "scalar") return html`<p class="scalar number">${formatNumber(operation.values[0], 4)}</p>`;
+    if (operation.axis === "scalar") return html`<p class="scalar number">${formatNumber(at(operation.values, 0), 4)}</p>`;
     return operation.axis === "slots" ? this.renderSlots(operation, columns) : this.renderVector(operation);
   }
 
@@ -234,7 +235,7 @@ export class EquationView extends View {
     const { operations } = computeRow(part.entry, part.mechanism, part.head, part.step, this.store.state.toggles);
     const columns = this.axes(part).columns;
     for (const canvas of this.shadowRoot!.querySelectorAll<HTMLCanvasElement>("canvas[data-table]")) {
-      const { table } = operations[Number(canvas.dataset["table"])];
+      const table = operations[Number(canvas.dataset["table"])]?.table;
       if (!table) continue;
       const largest = table.data.reduce((best, value) => Math.max(best, Math.abs(value)), 0) || 1;
       const axes = { rows: columns.slice(0, table.rows), columns: Array.from({ length: table.columns }, () => ""), rowName: "slot", columnName: `${table.columns} units` };

@@ -1,9 +1,10 @@
 /** The page: header, source, tabs, and the view of the selected tab. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, query, state } from "lit/decorators.js";
+import { at } from "../arrays.js";
 import { createClient, EmbeddedClient } from "../client.js";
 import { exportView, type ExportFormat } from "../export.js";
-import { isDark } from "../palette.js";
+import { applyTheme, isDark } from "../palette.js";
 import { TAB_NAMES, TABS, type Tab } from "../state.js";
 import { Store } from "../store.js";
 import { shared } from "../styles.js";
@@ -40,12 +41,6 @@ const FORMATS: readonly (readonly [ExportFormat, string])[] = [
   ["json", "JSON"],
   ["html", "HTML, works offline"],
 ];
-
-function applyTheme(): void {
-  const chosen = localStorage.getItem("regard.theme");
-  const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset["theme"] = dark ? "dark" : "light";
-}
 
 @customElement("explorer-app")
 export class ExplorerApp extends StoreElement {
@@ -209,7 +204,7 @@ export class ExplorerApp extends StoreElement {
     const target = targets[event.key];
     if (target === undefined) return;
     event.preventDefault();
-    this.store.show({ tab: this.tabs[target] });
+    this.store.show({ tab: at(this.tabs, target) });
     void this.updateComplete.then(() => this.shadowRoot!.querySelector<HTMLElement>('[role="tab"][aria-selected="true"]')!.focus());
   }
 
@@ -223,13 +218,13 @@ export class ExplorerApp extends StoreElement {
       return;
     }
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
-    const number = Number(event.key);
+    const tab = TABS[Number(event.key) - 1];
     const actions: Record<string, () => void> = {
       "/": () => this.sourceBar.focusText(),
       "?": () => this.help.showModal(),
       t: () => this.toggleTheme(),
     };
-    const action = number >= 1 && number <= TABS.length ? () => this.openTab(TABS[number - 1]) : actions[event.key];
+    const action = tab ? () => this.openTab(tab) : actions[event.key];
     if (!action) return;
     event.preventDefault();
     action();

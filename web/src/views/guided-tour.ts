@@ -1,6 +1,7 @@
 /** The guided tour: what attention is, on the visitor's own sentence, in six steps. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, property } from "lit/decorators.js";
+import { at } from "../arrays.js";
 import { shared } from "../styles.js";
 import type { State } from "../state.js";
 import { labelToken } from "../trace.js";
@@ -85,12 +86,12 @@ export class GuidedTour extends StoreElement {
   }
 
   protected override firstUpdated(): void {
-    this.store.show(STOPS[0].state);
+    this.go(0);
     this.shadowRoot!.querySelector<HTMLElement>("button.primary")!.focus();
   }
 
   protected override render(): TemplateResult {
-    const stop = STOPS[this.stop];
+    const stop = at(STOPS, this.stop);
     return html`<section class="stack" role="dialog" aria-label="Guided tour" @keydown=${(event: KeyboardEvent) => event.key === "Escape" && this.close()}>
       <div aria-live="polite" class="stack">
         <h2>${this.stop + 1}. ${stop.title}</h2>
@@ -107,7 +108,7 @@ export class GuidedTour extends StoreElement {
 
   private go(stop: number): void {
     this.stop = stop;
-    this.store.show(STOPS[stop].state);
+    this.store.show(at(STOPS, stop).state);
   }
 
   private close(): void {

@@ -110,11 +110,12 @@ export class ImageView extends View {
   private move(event: KeyboardEvent): void {
     const [rows, columns] = this.store.trace!.source.grid!;
     const moves: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
+    const move = moves[event.key];
     if (event.key === " ") {
       const isBrushed = this.brushed.includes(this.cursor);
       this.brushed = isBrushed ? this.brushed.filter((cell) => cell !== this.cursor) : [...this.brushed, this.cursor];
-    } else if (event.key in moves) {
-      this.cursor = Math.max(0, Math.min(rows * columns - 1, this.cursor + moves[event.key]));
+    } else if (move !== undefined) {
+      this.cursor = Math.max(0, Math.min(rows * columns - 1, this.cursor + move));
       this.store.announce(`Row ${Math.floor(this.cursor / columns) + 1}, column ${(this.cursor % columns) + 1}: ${formatPercent(this.weights?.[this.cursor] ?? 0)}`);
     } else return;
     event.preventDefault();

@@ -1,9 +1,10 @@
 /** Set the weights of a row by sliders. The model decodes again with them. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, property, state } from "lit/decorators.js";
-import type { SelectedMap } from "../selection.js";
+import { at } from "../arrays.js";
+import { labelCell, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { formatPercent, labelToken } from "../trace.js";
+import { formatPercent } from "../trace.js";
 import { StoreElement } from "./base.js";
 
 /** The attention and the row that are edited. */
@@ -55,13 +56,14 @@ export class RowEditor extends StoreElement {
   protected override render(): TemplateResult {
     const { values } = this;
     const sum = values.reduce((total, value) => total + value, 0);
+    const label = (column: number): string => labelCell(this.map, this.edited.row, column)[1];
     return html`<details>
       <summary>Set the weights of this row</summary>
       <div class="stack">
         <div class="sliders" role="group" aria-label="Weights">
           ${values.map(
-            (value, column) => html`<bdi>${labelToken(this.map.axes.columns[column])}</bdi>
-              <input type="range" min="0" max="1" step="0.01" .value=${String(value)} aria-label=${`Weight of ${labelToken(this.map.axes.columns[column])}, key ${column + 1}`}
+            (value, column) => html`<bdi>${label(column)}</bdi>
+              <input type="range" min="0" max="1" step="0.01" .value=${String(value)} aria-label=${`Weight of ${label(column)}, key ${column + 1}`}
                 @input=${(event: Event) => this.change(column, Number((event.target as HTMLInputElement).value))} />
               <span class="number small">${formatPercent(sum > 0 ? value / sum : 0)}</span>`,
           )}
@@ -84,7 +86,7 @@ export class RowEditor extends StoreElement {
     const { attention, head, step, keys } = this.edited;
     const weights = new Array<number>(keys).fill(0);
     this.values.forEach((value, column) => {
-      const [start, end] = this.map.columnSpans[column];
+      const [start, end] = at(this.map.columnSpans, column);
       const last = Math.min(end, keys);
       for (let key = start; key < last; key++) weights[key] = Number((value / (last - start)).toFixed(4));
     });

@@ -1,6 +1,7 @@
 /** The tab Steps: walk through the decoding. */
 import { css, html, svg, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
+import { at } from "../arrays.js";
 import { BeamFigure, COLUMN, findStart, FIRST_X, HALF_WIDTH, measureBeam, placeBeam, type PlacedNode } from "../beam.js";
 import { BarsFigure, FigureRow, type Figure } from "../figures.js";
 import { shared } from "../styles.js";
@@ -77,8 +78,8 @@ export class StepsView extends View {
 
   protected override render(): TemplateResult {
     const { steps, index } = this;
-    if (!steps.length) return html`<p class="panel">This prediction has no steps.</p>`;
     const step = steps[index];
+    if (!step) return html`<p class="panel">This prediction has no steps.</p>`;
     return html`
       <div class="stack" @keydown=${this.move}>
         <section class="panel stack" aria-label="Step">
@@ -158,7 +159,7 @@ export class StepsView extends View {
 
   private go(row: number): void {
     this.store.show({ row });
-    const step = this.steps[this.index];
+    const step = at(this.steps, this.index);
     this.store.announce(`Step ${this.index + 1}: ${labelToken(step.token)}, ${formatPercent(toProbability(step.log_prob))}`);
     const beam = this.shadowRoot!.querySelector("#beam");
     if (beam) beam.scrollLeft = Math.max(0, FIRST_X + this.index * COLUMN - beam.clientWidth / 2);

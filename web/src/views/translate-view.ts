@@ -1,10 +1,11 @@
 /** The tab Translate: source and output side by side. An output token lights up the source tokens that it attends to. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
+import { at } from "../arrays.js";
 import { TextFigure, type Figure } from "../figures.js";
 import { selectMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { findLayers, formatNumber, formatPercent, labelToken, nameSlots, toProbability, type Candidate } from "../trace.js";
+import { findLayers, formatNumber, formatPercent, labelToken, nameSlots, toProbability, type Candidate, type Step } from "../trace.js";
 import { View } from "./base.js";
 
 @customElement("translate-view")
@@ -46,10 +47,15 @@ export class TranslateView extends View {
 
   override get figure(): Figure | null {
     const { trace, state: { hypothesis } } = this.store;
-    if (!trace?.hypotheses[hypothesis]) return null;
-    const { tokens } = trace.hypotheses[hypothesis];
-    const probabilities = tokens.map((_, index) => toProbability(trace.steps[hypothesis][index].log_prob));
+    const output = trace?.hypotheses[hypothesis];
+    if (!trace || !output) return null;
+    const { tokens } = output;
+    const probabilities = tokens.map((_, index) => toProbability(this.findStep(index).log_prob));
     return new TextFigure(trace.source.text, tokens, probabilities);
+  }
+
+  private findStep(index: number): Step {
+    return at(at(this.store.trace!.steps, this.store.state.hypothesis), index);
   }
 
   protected override render(): TemplateResult {
@@ -104,10 +110,10 @@ export class TranslateView extends View {
     const offset = source.offsets[slot];
     if (!offset || source.grid) return null;
     const words = [...source.text.matchAll(/\S+/gu)];
-    if (words.length < 2) return { unit: "token", position: slot, text: source.tokens[slot], start: offset[0], end: offset[1] };
+    if (words.length < 2) return { unit: "token", position: slot, text: at(source.tokens, slot), start: offset[0], end: offset[1] };
     // A space belongs to the word after it.
     const position = Math.max(0, words.findIndex((word) => word.index + word[0].length > codeUnits(source.text, offset[1]) - 1));
-    const found = words[position];
+    const found = at(words, position);
     const start = [...source.text.slice(0, found.index)].length;
     return { unit: "word", position, text: found[0], start, end: start + [...found[0]].length };
   }
@@ -143,10 +149,11 @@ export class TranslateView extends View {
     const { word } = this;
     const { source } = this.store.trace!;
     const edge = offset > 0 ? word!.end : word!.start;
+    const isWord = (slot: number): boolean => !/^\s+$/u.test(at(source.tokens, slot));
     const slot =
       offset > 0
-        ? source.offsets.findIndex(([start], index) => start >= edge && !/^\s+$/u.test(source.tokens[index]))
-        : source.offsets.findLastIndex(([, end], index) => end <= edge && !/^\s+$/u.test(source.tokens[index]));
+        ? source.offsets.findIndex(([start], index) => start >= edge && isWord(index))
+        : source.offsets.findLastIndex(([, end], index) => end <= edge && isWord(index));
     if (slot >= 0) this.store.show({ column: slot });
   }
 
@@ -155,12 +162,11 @@ export class TranslateView extends View {
     const { hypothesis, row } = this.store.state;
     const output = trace.hypotheses[hypothesis];
     if (!output?.tokens.length) return html`<p>The output is empty.</p>`;
-    const steps = trace.steps[hypothesis];
     const forced = this.store.state.edits.reduce((last, edit) => (edit.kind === "force_token" ? Number(edit["step"]) : last), -1);
     const isLong = output.tokens.length > 60;
     return html`<div class="text ${isLong ? "long" : ""}" dir="auto" role="group" aria-label="Output tokens" @keydown=${this.moveToken} @pointerleave=${() => (this.hovered = null)}>
       ${output.tokens.map((token, index) => {
-        const probability = toProbability(steps[index].log_prob);
+        const probability = toProbability(this.findStep(index).log_prob);
         return html`<button type="button" class=${index <= forced ? "forced" : ""} tabindex=${index === row ? 0 : -1} aria-current=${index === row}
           aria-label=${`${labelToken(token)}, probability ${formatPercent(probability)}`} .style=${`--share:${100 * probability}%`}
           @pointerenter=${() => (this.hovered = index)} @focus=${() => (this.hovered = index)} @blur=${() => (this.hovered = null)}
@@ -170,7 +176,7 @@ export class TranslateView extends View {
   }
 
   private moveToken(event: KeyboardEvent): void {
-    const count = this.store.trace!.hypotheses[this.store.state.hypothesis].tokens.length;
+    const count = at(this.store.trace!.hypotheses, this.store.state.hypothesis).tokens.length;
     const targets: Record<string, number> = { ArrowRight: this.store.state.row + 1, ArrowLeft: this.store.state.row - 1, Home: 0, End: count - 1 };
     const target = targets[event.key];
     if (target === undefined || target < 0 || target >= count) return;
