@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from peers import joey, marian
 from regard.config import resolve
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
-from regard.decoding.beam import BeamOptions, beam_search
+from regard.decoding.beam import beam_search
 from regard.decoding.rules import MinLength
 from regard.decoding.search import SpecialTokens
+from regard.decoding.settings import SearchSettings
 from regard.models.contracts import Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel, TransformerModel
@@ -53,7 +54,7 @@ class Job(NamedTuple):
 def build_search(model: Seq2Seq, job: Job) -> Search:
     """Return a function that runs our beam search and returns the best tokens of each sentence."""
     limits = torch.full((len(job.source.lengths_B),), job.tokens, device=job.source.lengths_B.device)
-    options = BeamOptions(job.beam, 1, length_penalty=0.0)
+    options = SearchSettings(beam=job.beam, length_penalty=0.0)
     rules = [MinLength(END, job.tokens)]
 
     @torch.inference_mode()

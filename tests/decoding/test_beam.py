@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from regard.decoding.beam import BeamOptions, _order_by_bank, beam_search, blockwise_topk
+from regard.decoding.beam import BeamStep, _order_by_bank, beam_search, blockwise_topk
 from regard.decoding.constraints import RequiredPhrases
-from regard.decoding.history import BeamStep
 from regard.decoding.rules import (
     BannedPhrases,
     ForcedPrefix,
@@ -30,8 +29,14 @@ from regard.decoding.rules import (
     RepetitionPenalty,
     Rule,
 )
-from regard.decoding.sampling import Sampler
-from regard.decoding.search import Hypothesis, SpecialTokens, choose_most_likely, decode_stepwise, greedy_search
+from regard.decoding.search import (
+    Hypothesis,
+    Sampler,
+    SpecialTokens,
+    choose_most_likely,
+    decode_stepwise,
+)
+from regard.decoding.settings import SearchSettings
 from regard.models.contracts import Decoded, Decoder, Memory, repeat_for_hypotheses
 from regard.models.ensemble import EnsembleDecoder, EnsembleMemory
 
@@ -70,6 +75,10 @@ def contains(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
 def memory(*sentences: int) -> Memory:
     summary = torch.tensor([[float(sentence)] for sentence in sentences])
     return Memory(summary.unsqueeze(1), torch.ones(len(sentences), 1, dtype=torch.bool), summary)
+
+
+def beam_settings(width: int, nbest: int = 1, length_penalty: float = 0.6, **options: Any) -> SearchSettings:
+    return SearchSettings(beam=width, nbest=nbest, length_penalty=length_penalty, **options)
 
 
 def log_p(decoder: RandomDecoder, sentence: int, tokens: Sequence[int]) -> float:
@@ -116,7 +125,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(
     decoder = RandomDecoder(vocabulary, seed)
     width = (vocabulary - 1) ** limit
     expected = brute_force(decoder, 7, limit, alpha)[:nbest]
-    options = BeamOptions(max(width, nbest), nbest, alpha)
+    options = beam_settings(max(width, nbest), nbest, alpha)
     [hypotheses] = beam_search(decoder, memory(7), SPECIAL, torch.tensor([limit]), options)
     hypotheses = ended(hypotheses)
     assert [tuple(hypothesis.tokens) for hypothesis in hypotheses] == [tokens for _, tokens in expected]
@@ -128,26 +137,26 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(
 @pytest.mark.parametrize("seed", range(8))
 def test_early_stopping_does_not_change_the_result(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, limits = RandomDecoder(6, seed), torch.tensor([9, 9, 9])
-    early = beam_search(decoder, memory(1, 2, 3), SPECIAL, limits, BeamOptions(3, 2))
+    early = beam_search(decoder, memory(1, 2, 3), SPECIAL, limits, beam_settings(3, 2))
 
     def never(tracker: object, best_BG: NDArray[Any]) -> NDArray[Any]:
         del tracker
         return np.zeros(len(best_BG), dtype=bool)
 
     monkeypatch.setattr("regard.decoding.beam._BeamTracker._decided", never)
-    late = beam_search(decoder, memory(1, 2, 3), SPECIAL, limits, BeamOptions(3, 2))
+    late = beam_search(decoder, memory(1, 2, 3), SPECIAL, limits, beam_settings(3, 2))
     assert all_tokens(early) == all_tokens(late)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_results_do_not_depend_on_the_batch(seed: int) -> None:
     decoder, limits = RandomDecoder(6, seed), torch.tensor([3, 8, 5, 8])
-    batched = beam_search(decoder, memory(1, 2, 3, 4), SPECIAL, limits, BeamOptions(4, 3))
+    batched = beam_search(decoder, memory(1, 2, 3, 4), SPECIAL, limits, beam_settings(4, 3))
     greedy = decode_stepwise(decoder, memory(1, 2, 3, 4), SPECIAL, limits, choose_most_likely)
     for row in range(4):
-        single = beam_search(decoder, memory(row + 1), SPECIAL, limits[row : row + 1], BeamOptions(4, 3))
+        single = beam_search(decoder, memory(row + 1), SPECIAL, limits[row : row + 1], beam_settings(4, 3))
         assert all_tokens(single) == all_tokens([batched[row]])
-        [hypothesis] = greedy_search(decoder, memory(row + 1), SPECIAL, limits[row : row + 1])
+        [[hypothesis]] = decode_stepwise(decoder, memory(row + 1), SPECIAL, limits[row : row + 1], choose_most_likely)
         assert hypothesis.tokens == greedy[row][0].tokens
 
 
@@ -156,11 +165,11 @@ def test_finished_sentences_that_are_still_in_the_batch_do_not_change_results() 
     decoder, limits = RandomDecoder(6, 2), torch.arange(25) % 9
     sentences = range(25)
     history: list[BeamStep] = []
-    batched = beam_search(decoder, memory(*sentences), SPECIAL, limits, BeamOptions(3, 3, history=history))
+    batched = beam_search(decoder, memory(*sentences), SPECIAL, limits, beam_settings(3, 3), history=history)
     greedy = decode_stepwise(decoder, memory(*sentences), SPECIAL, limits, choose_most_likely)
     for row in sentences:
         limit = limits[row : row + 1]
-        [single] = beam_search(decoder, memory(row), SPECIAL, limit, BeamOptions(3, 3))
+        [single] = beam_search(decoder, memory(row), SPECIAL, limit, beam_settings(3, 3))
         assert [(h.tokens, h.truncated) for h in batched[row]] == [(h.tokens, h.truncated) for h in single]
         [single] = decode_stepwise(decoder, memory(row), SPECIAL, limit, choose_most_likely)
         assert [h.tokens for h in greedy[row]] == [h.tokens for h in single]
@@ -170,7 +179,7 @@ def test_finished_sentences_that_are_still_in_the_batch_do_not_change_results() 
 
 def test_nbest_are_sorted_and_distinct() -> None:
     limits = torch.tensor([6, 6, 6])
-    for hypotheses in beam_search(RandomDecoder(6, 3), memory(1, 2, 3), SPECIAL, limits, BeamOptions(6, 6)):
+    for hypotheses in beam_search(RandomDecoder(6, 3), memory(1, 2, 3), SPECIAL, limits, beam_settings(6, 6)):
         ranks = [hypothesis.rank for hypothesis in ended(hypotheses)]
         assert ranks == sorted(ranks, reverse=True)
         assert len({tuple(hypothesis.tokens) for hypothesis in hypotheses}) == len(hypotheses) == 6
@@ -180,8 +189,8 @@ def test_nbest_are_sorted_and_distinct() -> None:
 def test_beam_search_ranks_at_least_as_high_as_greedy_search(seed: int) -> None:
     decoder = RandomDecoder(5, seed, sharpness=3.0)
     limits = torch.tensor([8])
-    [narrow] = greedy_search(decoder, memory(1), SPECIAL, limits)
-    [[wide]] = beam_search(decoder, memory(1), SPECIAL, limits, BeamOptions(8, 1, length_penalty=0.0))
+    [[narrow]] = decode_stepwise(decoder, memory(1), SPECIAL, limits, choose_most_likely)
+    [[wide]] = beam_search(decoder, memory(1), SPECIAL, limits, beam_settings(8, 1, length_penalty=0.0))
     assert narrow.truncated or wide.rank >= narrow.score - 1e-5
 
 
@@ -190,19 +199,21 @@ def test_groups_choose_different_tokens() -> None:
     limits = torch.tensor([6])
     single: list[BeamStep] = []
     diverse: list[BeamStep] = []
-    expected = beam_search(decoder, memory(1), SPECIAL, limits, BeamOptions(4, 4, history=single))
-    beam_search(decoder, memory(1), SPECIAL, limits, BeamOptions(4, 4, groups=4, diversity=50.0, history=diverse))
+    expected = beam_search(decoder, memory(1), SPECIAL, limits, beam_settings(4, 4), history=single)
+    beam_search(
+        decoder, memory(1), SPECIAL, limits, beam_settings(4, 4, groups=4, diversity_penalty=50.0), history=diverse
+    )
     for step in diverse:
         assert len(set(step.tokens_BK[0])) == 4
     assert any(len(set(step.tokens_BK[0])) < 4 for step in single)
-    one_group = BeamOptions(4, 4, groups=1, diversity=50.0)
+    one_group = beam_settings(4, 4, groups=1, diversity_penalty=50.0)
     assert beam_search(decoder, memory(1), SPECIAL, limits, one_group) == expected
 
 
 def test_the_history_holds_tokens_and_parents_of_each_step() -> None:
     history: list[BeamStep] = []
     limits = torch.tensor([5, 5])
-    beam_search(RandomDecoder(6, 3), memory(1, 2), SPECIAL, limits, BeamOptions(3, 1, history=history))
+    beam_search(RandomDecoder(6, 3), memory(1, 2), SPECIAL, limits, beam_settings(3, 1), history=history)
     assert history[0].sentences == [0, 1]
     for step in history:
         assert all(len(tokens) == 3 for tokens in step.tokens_BK)
@@ -214,8 +225,8 @@ def test_the_history_holds_every_candidate_with_its_outcome(width: int, groups: 
     history: list[BeamStep] = []
     sentences = range(4)
     limits = torch.full((4,), 6)
-    options = BeamOptions(width, width, groups=groups, history=history)
-    nbest = beam_search(RandomDecoder(6, 3), memory(*sentences), SPECIAL, limits, options)
+    options = beam_settings(width, width, groups=groups)
+    nbest = beam_search(RandomDecoder(6, 3), memory(*sentences), SPECIAL, limits, options, history=history)
     for sentence in sentences:
         beam: dict[int, tuple[list[int], float]] = {slot: ([], 0.0) for slot in range(width)}
         finished = {}
@@ -247,7 +258,7 @@ def search_with(rule: Rule, width: int, limit: int = 8) -> list[list[Hypothesis]
     decoder, limits = RandomDecoder(5, 11, sharpness=2.5), torch.full((6,), limit)
     if width == 1:
         return decode_stepwise(decoder, memory(*range(6)), SPECIAL, limits, choose_most_likely, [rule])
-    return beam_search(decoder, memory(*range(6)), SPECIAL, limits, BeamOptions(width, width), [rule])
+    return beam_search(decoder, memory(*range(6)), SPECIAL, limits, beam_settings(width, width), [rule])
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -305,7 +316,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences_that_contain_a_phrase(
     decoder = RandomDecoder(vocabulary, seed)
     letters = st.integers(2, vocabulary - 1)
     phrase = data.draw(st.lists(letters, min_size=1, max_size=limit - 1))
-    options = BeamOptions((vocabulary - 1) ** (limit - 1), 3, alpha)
+    options = beam_settings(max((vocabulary - 1) ** (limit - 1), 3), 3, alpha)
     rule = RequiredPhrases([[phrase]], [limit], END)
     [hypotheses] = beam_search(decoder, memory(7), SPECIAL, torch.tensor([limit]), options, [rule])
     expected = brute_force(decoder, 7, limit, alpha, [phrase])[:3]
@@ -328,7 +339,7 @@ def test_required_phrases_are_generated_with_any_beam_and_any_limit_that_fits_th
     if width == 1:
         nbest = decode_stepwise(*inputs, choose_most_likely, [rule])
     else:
-        nbest = beam_search(*inputs, BeamOptions(width * groups, width, groups=groups), [rule])
+        nbest = beam_search(*inputs, beam_settings(width * groups, width, groups=groups), [rule])
     for phrases, hypotheses in zip(required, nbest, strict=True):
         assert hypotheses
         assert all(contains(hypothesis.tokens, phrase) for hypothesis in hypotheses for phrase in phrases)
@@ -377,7 +388,7 @@ def test_banks_find_more_likely_hypotheses(monkeypatch: pytest.MonkeyPatch) -> N
         phrases = [[(2, 3), (5, 4)]] * 40
         rule = RequiredPhrases(phrases, [12] * 40, END)
         limits = torch.full((40,), 12)
-        options = BeamOptions(6, 1, length_penalty=0.0)
+        options = beam_settings(6, 1, length_penalty=0.0)
         decoder = RandomDecoder(12, 3, sharpness=2.0)
         nbest = beam_search(decoder, memory(*range(40)), SPECIAL, limits, options, [rule])
         return sum(hypotheses[0].score for hypotheses in nbest) / 40
@@ -390,7 +401,7 @@ def test_banks_find_more_likely_hypotheses(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_repetition_penalty_changes_the_rank_and_not_the_score() -> None:
     decoder = RandomDecoder(5, 4, sharpness=2.0)
     limits = torch.tensor([8, 8, 8])
-    options = BeamOptions(4, 4, length_penalty=0.0)
+    options = beam_settings(4, 4, length_penalty=0.0)
     nbest = beam_search(decoder, memory(1, 2, 3), SPECIAL, limits, options, [RepetitionPenalty(1.7)])
     penalized = 0
     for sentence, hypotheses in zip((1, 2, 3), nbest, strict=True):
@@ -437,13 +448,13 @@ def test_a_repetition_penalty_lowers_the_probability_of_generated_tokens() -> No
     ],
 )
 def test_sampling_is_restricted_to_the_most_likely_tokens(options: dict[str, float], expected: list[float]) -> None:
-    sampler = Sampler([], **options)  # type: ignore[arg-type]
+    sampler = Sampler([], SearchSettings(**options))
     log_p_NV = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
     torch.testing.assert_close(sampler.probabilities(log_p_NV), torch.tensor([expected]))
 
 
 def test_tokens_are_sampled_with_their_probability() -> None:
-    sampler = Sampler([np.random.default_rng(0)])
+    sampler = Sampler([np.random.default_rng(0)], SearchSettings())
     samples = sampler(torch.tensor([[0.6, 0.3, 0.1]]).log().expand(20000, -1), torch.tensor([0]))
     shares = torch.bincount(samples, minlength=3) / 20000
     torch.testing.assert_close(shares, torch.tensor([0.6, 0.3, 0.1]), atol=0.015, rtol=0)
@@ -463,14 +474,14 @@ class ConstantRandom(np.random.Generator):
 @pytest.mark.parametrize(("value", "token"), [(0.0, 1), (0.59, 1), (0.61, 3), (1 - 2**-53, 3)])
 def test_tokens_with_probability_zero_are_never_sampled(value: float, token: int) -> None:
     log_p_NV = torch.tensor([[0.0, 0.6, 0.0, 0.4, 0.0]]).log()
-    assert Sampler([ConstantRandom(value)])(log_p_NV, torch.tensor([0])).tolist() == [token]
+    assert Sampler([ConstantRandom(value)], SearchSettings())(log_p_NV, torch.tensor([0])).tolist() == [token]
 
 
 def test_samples_of_each_sentence_are_determined_by_the_seed() -> None:
     decoder = RandomDecoder(6, 5)
 
     def sample(seed: int) -> list[list[Hypothesis]]:
-        sampler = Sampler([np.random.default_rng([seed, index]) for index in range(2)])
+        sampler = Sampler([np.random.default_rng([seed, index]) for index in range(2)], SearchSettings())
         return decode_stepwise(decoder, memory(1, 2), SPECIAL, torch.tensor([7, 4]), sampler, hypotheses=5)
 
     first = sample(0)
@@ -486,9 +497,9 @@ def test_samples_of_each_sentence_are_determined_by_the_seed() -> None:
 def test_an_ensemble_averages_probabilities() -> None:
     one, other = RandomDecoder(6, 1), RandomDecoder(6, 2)
     limits = torch.tensor([6, 6])
-    single = beam_search(one, memory(1, 2), SPECIAL, limits, BeamOptions(3, 3))
+    single = beam_search(one, memory(1, 2), SPECIAL, limits, beam_settings(3, 3))
     memories = EnsembleMemory((memory(1, 2),))
-    of_one = beam_search(EnsembleDecoder([one]), memories, SPECIAL, limits, BeamOptions(3, 3))  # type: ignore[arg-type]
+    of_one = beam_search(EnsembleDecoder([one]), memories, SPECIAL, limits, beam_settings(3, 3))  # type: ignore[arg-type]
     assert of_one == single
     pair = EnsembleDecoder([one, other])
     keys, state = pair.begin(EnsembleMemory((memory(1), memory(1))))

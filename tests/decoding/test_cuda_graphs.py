@@ -10,9 +10,10 @@ from torch import Tensor
 from regard.config import resolve
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
 from regard.decoding import beam as beam_module
-from regard.decoding.beam import BeamOptions, beam_search
+from regard.decoding.beam import beam_search
 from regard.decoding.cuda_graphs import GraphedDecoder
-from regard.decoding.search import Hypothesis, SearchBatch, SpecialTokens, greedy_search
+from regard.decoding.search import Hypothesis, SearchBatch, SpecialTokens, choose_most_likely, decode_stepwise
+from regard.decoding.settings import SearchSettings
 from regard.models.contracts import Decoded, Decoder, Memory, Tokens, map_state, preallocate
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -74,8 +75,8 @@ def search(decoder: Decoder, encoder: Any, width: int, device: str) -> list[list
     with torch.inference_mode():
         memory = encoder(source(device))
         if width == 1:
-            return [[hypothesis] for hypothesis in greedy_search(decoder, memory, SPECIAL, limits)]
-        return beam_search(decoder, memory, SPECIAL, limits, BeamOptions(width, nbest=2))
+            return decode_stepwise(decoder, memory, SPECIAL, limits, choose_most_likely)
+        return beam_search(decoder, memory, SPECIAL, limits, SearchSettings(beam=width, nbest=2))
 
 
 def assert_same(actual: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.cli.predict import command
-from regard.decoding.loops import remove_loops
-from regard.decoding.search import Hypothesis
+from regard.decoding.search import Hypothesis, remove_loops
 from regard.runs.folder import RunFolder
 
 TEXTS = ["3 mai 2009", "2009年5月3日", "Sunday, May 3, 2009"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.decoding.search import SpecialTokens, greedy_search
+from regard.decoding.search import Hypothesis, SpecialTokens, choose_most_likely, decode_stepwise
 from regard.models.contracts import Decoded, Decoder, Memory, reorder, repeat_for_hypotheses
 
 START, END, A, B = 0, 1, 2, 3
@@ -35,6 +35,11 @@ class TableDecoder(Decoder):
 def memory(*bonuses: list[float]) -> Memory:
     summary = torch.tensor(bonuses)
     return Memory(summary.unsqueeze(1), torch.ones(len(bonuses), 1, dtype=torch.bool), summary)
+
+
+def greedy_search(decoder: Decoder, encoded: Memory, special: SpecialTokens, limits: Tensor) -> list[Hypothesis]:
+    nbest = decode_stepwise(decoder, encoded, special, limits, choose_most_likely)
+    return [hypothesis for [hypothesis] in nbest]
 
 
 ENDS_SOON = TableDecoder({START: [0.0, 0.1, 0.7, 0.2], A: [0.0, 0.3, 0.1, 0.6], B: [0.0, 0.8, 0.1, 0.1]})

@@ -6,44 +6,53 @@ finished are copied to it together.
 B sentences, G groups of K hypotheses, N = B G K, C candidates for the next step, V vocabulary, T tokens generated.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.decoding.history import BeamStep, describe_candidates
 from regard.decoding.rules import ConstraintProgress, Rule
 from regard.decoding.search import Hypothesis, SearchBatch, SpecialTokens, worth_compacting
+from regard.decoding.settings import SearchSettings
 from regard.models.contracts import Decoder, Memory
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class BeamOptions:
-    """Beam width, length penalty and diverse groups."""
+Outcome = Literal["kept", "finished", "pruned"]
 
-    beam: int
-    nbest: int = 1
-    length_penalty: float = 0.6
-    groups: int = 1
-    diversity: float = 0.5
-    history: list[BeamStep] | None = None
-    """If given, the beam after each step is appended to this list."""
 
-    @property
-    def width(self) -> int:
-        """Beam width of each group."""
-        return self.beam // self.groups
+class BeamCandidate(NamedTuple):
+    """A continuation of a hypothesis that a step of beam search considered, and its outcome."""
 
-    def penalty(self, length: int) -> float:
-        """((5 + length) / 6)^α (Wu et al. 2016); the length includes END."""
-        return float(((5 + length) / 6) ** self.length_penalty)
+    token: int
+    parent: int
+    """The index of the continued hypothesis in the beam before the step."""
+    group: int
+    outcome: Outcome
+    slot: int | None
+    """The index in the beam after the step, if it was kept."""
+    score: float
+    """The log-probability of the continued hypothesis, adjusted by the rules."""
+    log_prob: float
+    """The same as the model computes it."""
+
+
+class BeamStep(NamedTuple):
+    """The hypotheses in the beam after a step: their sentences, last tokens, parents in the beam before, and scores;
+    and all candidates of the step, best first.
+    """
+
+    sentences: list[int]
+    tokens_BK: list[list[int]]
+    parents_BK: list[list[int]]
+    scores_BK: list[list[float]]
+    candidates_B: list[list[BeamCandidate]]
 
 
 def beam_search(
@@ -51,10 +60,11 @@ def beam_search(
     memory: Memory,
     special: SpecialTokens,
     limits_B: Tensor,
-    options: BeamOptions,
+    settings: SearchSettings,
     rules: Sequence[Rule] = (),
+    history: list[BeamStep] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the n-best finished hypotheses of each sentence, best first.
+    """Return the n-best finished hypotheses of each sentence, best first. If there is a history, append each step.
 
     At each step, the K best candidates that do not end stay in the beam. A candidate that ends is finished if it is
     among the K best of all candidates. The search of a sentence stops once no hypothesis in the beam can rank above its
@@ -66,10 +76,10 @@ def beam_search(
     hypotheses by their progress (`_order_by_bank`). Hypotheses are ranked by the log-probability that the rules have
     adjusted; their score is the model's log-probability.
     """
-    tracker = _BeamTracker(limits_B.cpu().numpy(), options, special.end)
-    batch = SearchBatch.begin(decoder, memory, special, rules, limits_B, options.beam)
+    tracker = _BeamTracker(limits_B.cpu().numpy(), settings, special.end, history)
+    batch = SearchBatch.begin(decoder, memory, special, rules, limits_B, settings.beam)
     device = limits_B.device
-    adjusted_BGK = torch.full((len(limits_B), options.groups, options.width), -torch.inf, device=device)
+    adjusted_BGK = torch.full((len(limits_B), settings.groups, settings.group_width), -torch.inf, device=device)
     adjusted_BGK[..., 0] = 0.0
     score_BGK = adjusted_BGK.clone()
     transfer: _HostTransfer | None = None
@@ -90,12 +100,12 @@ def beam_search(
             next_log_p = None if next_log_p is None else (next_log_p[0][rows_N], next_log_p[1][rows_N])
         log_p_NV, adjusted_NV = next_log_p or batch.next_log_p()
         next_tokens = _NextTokens(log_p_NV, adjusted_NV, batch.progress(log_p_NV.shape[1]))
-        candidates = _select_candidates(next_tokens, adjusted_BGK, score_BGK, options, special.end)
-        active, finished = _split_finished(candidates, special.end, options.width)
-        first_B = torch.arange(len(adjusted_BGK), device=device) * options.beam
+        candidates = _select_candidates(next_tokens, adjusted_BGK, score_BGK, settings, special.end)
+        active, finished = _split_finished(candidates, special.end, settings.group_width)
+        first_B = torch.arange(len(adjusted_BGK), device=device) * settings.beam
         batch.append(active.token.flatten(), (first_B.view(-1, 1, 1) + active.parent).flatten())
         adjusted_BGK, score_BGK = active.adjusted, active.score
-        transfer = _HostTransfer.start(active, finished, None if options.history is None else candidates)
+        transfer = _HostTransfer.start(active, finished, None if history is None else candidates)
 
 
 def runs_asynchronously(device: torch.device) -> bool:
@@ -135,7 +145,7 @@ class _NextTokens(NamedTuple):
 
 
 def _select_candidates(
-    next_tokens: _NextTokens, adjusted_BGK: Tensor, score_BGK: Tensor, options: BeamOptions, end: int
+    next_tokens: _NextTokens, adjusted_BGK: Tensor, score_BGK: Tensor, settings: SearchSettings, end: int
 ) -> _Candidates:
     """Select the 2 K best continuations of each group, so that K remain even if K of them end."""
     rows, groups, width = adjusted_BGK.shape
@@ -145,7 +155,7 @@ def _select_candidates(
         value_NV = adjusted_NV
         if group:
             count_BV = _count_tokens(by_group, log_p_NV.shape[1], end, width)
-            value_NV = adjusted_NV - options.diversity * count_BV.repeat_interleave(width, dim=0)
+            value_NV = adjusted_NV - settings.diversity_penalty * count_BV.repeat_interleave(width, dim=0)
         token_NC, value_NC = _expand(value_NV, progress, width)
         adjusted_N1, score_N1 = adjusted_BGK[:, group].reshape(-1, 1), score_BGK[:, group].reshape(-1, 1)
         value_BX = (adjusted_N1 + value_NC).view(rows, -1)
@@ -264,16 +274,20 @@ class _HostTransfer(NamedTuple):
 class _BeamTracker:
     """Tracks on the host the tokens of the hypotheses in the beam, and the finished hypotheses of each sentence."""
 
-    def __init__(self, limits: Array, options: BeamOptions, end: int) -> None:
-        self.options, self.end, self.step = options, end, 0
-        self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(options.groups)] for _ in limits]
+    def __init__(self, limits: Array, settings: SearchSettings, end: int, history: list[BeamStep] | None) -> None:
+        self.settings, self.end, self.history, self.step = settings, end, history, 0
+        self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(settings.groups)] for _ in limits]
         self.sentence_B, self.limits_B = np.arange(len(limits)), limits
-        self.tokens_BKT = np.zeros((len(limits), options.beam, 0), dtype=np.int64)
-        self.threshold_BG = np.full((len(limits), options.groups), -np.inf)
+        self.tokens_BKT = np.zeros((len(limits), settings.beam, 0), dtype=np.int64)
+        self.threshold_BG = np.full((len(limits), settings.groups), -np.inf)
         """The rank of the last of the n-best of a group; −∞ while there are fewer."""
         self.done_B = limits <= 0
         for sentence in np.flatnonzero(self.done_B):
             self.finished[sentence][0].append(Hypothesis([], 0.0, False))
+
+    def _penalty(self, length: int) -> float:
+        """((5 + length) / 6)^α (Wu et al. 2016); the length includes END."""
+        return float(((5 + length) / 6) ** self.settings.length_penalty)
 
     @property
     def max_limit(self) -> int:
@@ -285,21 +299,21 @@ class _BeamTracker:
         rows = values.shape[1]
         token, parent, adjusted, score = values[[0, 1, 3, 4]].reshape(4, rows, -1)
         self.step += 1
-        self._add_finished(*values[[2, 5, 6]], penalty=self.options.penalty(self.step))
+        self._add_finished(*values[[2, 5, 6]], penalty=self._penalty(self.step))
         parents_BKT = np.take_along_axis(self.tokens_BKT, parent.astype(np.int64)[..., None], axis=1)
         self.tokens_BKT = np.concatenate([parents_BKT, token.astype(np.int64)[..., None]], axis=2)
-        if self.options.history is not None and candidates is not None:
+        if self.history is not None and candidates is not None:
             active = ~self.done_B
             tokens, parents = (part[active].astype(np.int64).tolist() for part in (token, parent))
             sentences, scores = self.sentence_B[active].tolist(), adjusted[active].tolist()
             described = [
-                describe_candidates([part[row] for part in candidates], self.end, self.options.width)
+                _describe_candidates([part[row] for part in candidates], self.end, self.settings.group_width)
                 for row in np.flatnonzero(active)
             ]
-            self.options.history.append(BeamStep(sentences, tokens, parents, scores, described))
+            self.history.append(BeamStep(sentences, tokens, parents, scores, described))
         at_limit_B = self.step >= self.limits_B
         self._add_truncated(at_limit_B & ~self.done_B, adjusted, score)
-        self.done_B |= at_limit_B | self._decided(adjusted.reshape(rows, self.options.groups, -1).max(-1))
+        self.done_B |= at_limit_B | self._decided(adjusted.reshape(rows, self.settings.groups, -1).max(-1))
 
     def compact(self) -> Array:
         """Remove finished sentences if there are enough of them. Return the rows of the remaining sentences."""
@@ -319,24 +333,24 @@ class _BeamTracker:
 
     def _add_truncated(self, at_limit_B: Array, adjusted_BK: Array, score_BK: Array) -> None:
         """Truncate the hypotheses of sentences at their limit. They rank below all that ended."""
-        penalty = self.options.penalty(self.step)
+        penalty = self._penalty(self.step)
         for row, index in np.argwhere(at_limit_B[:, None] & (adjusted_BK > -np.inf)):
             rank, score = float(adjusted_BK[row, index]) / penalty, float(score_BK[row, index])
             truncated = Hypothesis(self.tokens_BKT[row, index].tolist(), score, True, rank)
-            self._insert(row, index // self.options.width, truncated)
+            self._insert(row, index // self.settings.group_width, truncated)
 
     def _insert(self, row: int, group: int, hypothesis: Hypothesis) -> None:
         """Insert a hypothesis into the sorted finished hypotheses of a group, which are limited in number."""
         ranked = self.finished[self.sentence_B[row]][group]
         ranked.append(hypothesis)
         ranked.sort(key=lambda other: other.sort_key)
-        del ranked[max(self.options.width, self.options.nbest) :]
-        if len(ranked) >= self.options.nbest and not ranked[self.options.nbest - 1].truncated:
-            self.threshold_BG[row, group] = ranked[self.options.nbest - 1].rank
+        del ranked[max(self.settings.group_width, self.settings.nbest) :]
+        if len(ranked) >= self.settings.nbest and not ranked[self.settings.nbest - 1].truncated:
+            self.threshold_BG[row, group] = ranked[self.settings.nbest - 1].rank
 
     def _decided(self, best_BG: Array) -> Array:
         """Whether the n-best of each sentence are final: no hypothesis in the beam can still rank among them."""
-        bound_BG = best_BG / ((5 + self.limits_B[:, None]) / 6) ** self.options.length_penalty
+        bound_BG = best_BG / ((5 + self.limits_B[:, None]) / 6) ** self.settings.length_penalty
         final_BG: Array = self.threshold_BG >= bound_BG
         decided: Array = np.logical_and.reduce(final_BG, axis=-1)
         return decided
@@ -348,5 +362,27 @@ class _BeamTracker:
             distinct: dict[tuple[int, ...], Hypothesis] = {}
             for hypothesis in sorted(chain.from_iterable(groups), key=lambda other: other.sort_key):
                 distinct.setdefault(tuple(hypothesis.tokens), hypothesis)
-            nbest.append(list(distinct.values())[: self.options.nbest])
+            nbest.append(list(distinct.values())[: self.settings.nbest])
         return nbest
+
+
+def _describe_candidates(parts_GC: Sequence[Tensor], end: int, width: int) -> list[BeamCandidate]:
+    """Return the candidates of a sentence with their outcomes, which follow from their order and the end token.
+
+    `parts_GC` are their tokens, parents, adjusted scores and log-probabilities, C candidates in each of G groups. In
+    each group, the first `width` that do not end are kept, and those that end are finished if they are among the first
+    `width` of all.
+    """
+    described = []
+    for group, columns in enumerate(zip(*(part.tolist() for part in parts_GC), strict=True)):
+        kept = 0
+        for rank, (token, parent, score, log_prob) in enumerate(zip(*columns, strict=True)):
+            if score == -math.inf:
+                continue
+            outcome: Outcome = "finished" if token == end and rank < width else "pruned"
+            slot = None
+            if token != end and kept < width:
+                outcome, slot = "kept", group * width + kept
+                kept += 1
+            described.append(BeamCandidate(token, parent, group, outcome, slot, score, log_prob))
+    return described

@@ -14,8 +14,7 @@ from regard.data.corpora import RawSource
 from regard.data.sampler import batch_by_length
 from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import START, TokenizedText
-from regard.decoding.predictor import Predictor
-from regard.decoding.scoring import MAX_LOGITS
+from regard.decoding.predictor import MAX_LOGITS, Predictor
 from regard.decoding.search import AttentionWeights, Hypothesis
 from regard.decoding.weights import BatchWeights
 from regard.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.attention import Role
 from regard.attention.record import Recording, attention_roles, record
@@ -19,20 +19,25 @@ from regard.data.corpora import RawSource
 from regard.data.sampler import batch_by_length
 from regard.data.sources import SourceItem, SourceReader
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer, UnknownTokens
-from regard.decoding.beam import BeamOptions, beam_search
+from regard.decoding.beam import BeamStep, beam_search
 from regard.decoding.constraints import NO_CONSTRAINTS, Constraints, RequiredPhrases
-from regard.decoding.history import BeamStep
-from regard.decoding.loops import remove_loops
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
-from regard.decoding.sampling import Sampler, rank_by_risk
-from regard.decoding.scoring import DIVERGED, MAX_LOGITS, target_log_probs
-from regard.decoding.search import Hypothesis, SpecialTokens, choose_most_likely, decode_stepwise
+from regard.decoding.search import (
+    Hypothesis,
+    Sampler,
+    SpecialTokens,
+    choose_most_likely,
+    decode_stepwise,
+    rank_by_risk,
+    remove_loops,
+)
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions, trace_hypotheses
 from regard.decoding.weights import BatchWeights, RecordedDecoder
 from regard.errors import ConfigError, ModelError
 from regard.models.contracts import Decoder, Memory, reorder
 from regard.models.seq2seq import Seq2Seq
+from regard.ops.chunked_loss import rows_per_chunk
 from regard.ops.hooks import mark_recorded
 from regard.ops.reference_mode import full_precision
 
@@ -44,6 +49,20 @@ DEFAULT_TRACE = TraceOptions()
 
 _BATCHES_PER_WINDOW = 64
 """When pairs are scored, the pairs of this number of batches are tokenized and sorted by length together."""
+
+
+MIN_LOG_PROB = -(2.0**24)
+"""The lowest valid log-probability of a token besides −∞. Below it, float32 cannot represent a difference of 1."""
+
+_CAUSE = (
+    "Its weights have diverged or are damaged. Use another checkpoint, or train the model again with a lower "
+    "training.learning_rate."
+)
+
+DIVERGED = f"The model computes values that are not finite, so it cannot predict anything. {_CAUSE}"
+
+MAX_LOGITS = 1 << 24
+"""The maximum number of logits of a batch: 64 MiB of float32. Some decoders return the logits of a batch at once."""
 
 
 @dataclass(frozen=True)
@@ -226,17 +245,15 @@ class Predictor:
         inputs = (decoder, memory, SPECIAL_TOKENS, limits_B)
         if search.sample or search.mbr_samples:
             generators = [np.random.default_rng([search.seed, index]) for index in task.indices]
-            sampler = Sampler(generators, search.temperature, search.top_k, search.top_p, search.min_p)
+            sampler = Sampler(generators, search)
             nbest = decode_stepwise(*inputs, sampler, rules, search.mbr_samples or search.nbest)
             nbest = [sorted(samples, key=lambda sample: -sample.score) for samples in nbest]
         elif not search.uses_beam:
             nbest = decode_stepwise(*inputs, choose_most_likely, rules)
         else:
-            count = search.beam if search.coverage_penalty else search.nbest
-            options = BeamOptions(
-                search.beam, count, search.length_penalty, search.groups, search.diversity_penalty, task.history
-            )
-            nbest = beam_search(*inputs, options, rules)
+            if search.coverage_penalty:  # which ranks all hypotheses in the beam again
+                search = search.model_copy(update={"nbest": search.beam})
+            nbest = beam_search(*inputs, search, rules, task.history)
         _check_finite(nbest)
         return nbest
 
@@ -280,6 +297,31 @@ class Predictor:
 
 def _contains(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
     return any(tuple(tokens[start : start + len(phrase)]) == phrase for start in range(len(tokens)))
+
+
+def target_log_probs(model: Seq2Seq, batch: Batch) -> Tensor:
+    """Return log p of each target token given the source and the previous tokens, (B, T); zeros for padding.
+
+    Raise ModelError if a log-probability is NaN, or below `MIN_LOG_PROB`.
+    """
+    decoded = model(batch.source, batch.decoder_inputs)
+    tokens_BT, valid_BT = batch.target.tokens_BT, batch.target.valid_BT
+    rows = rows_per_chunk(decoded.features.device, decoded.vocabulary)
+    chunks = zip(torch.split(decoded.features[valid_BT], rows), torch.split(tokens_BT[valid_BT], rows), strict=True)
+    losses = [
+        nn.functional.cross_entropy(decoded.output(features_ND).float(), tokens_N, reduction="none")
+        for features_ND, tokens_N in chunks
+    ]
+    log_p_BT = torch.zeros(tokens_BT.shape, dtype=torch.float64, device=tokens_BT.device)
+    log_p_N = -torch.cat(losses).double()
+    invalid = log_p_N[log_p_N.isnan() | (log_p_N.isfinite() & (log_p_N < MIN_LOG_PROB))]
+    if len(invalid):
+        raise ModelError(
+            f"The model computes the log-probability {float(invalid[0]):.3g} for a target token, so its scores are not "
+            f"valid. {_CAUSE}"
+        )
+    log_p_BT[valid_BT] = log_p_N
+    return log_p_BT
 
 
 def _check_finite(nbest: Sequence[Sequence[Hypothesis]]) -> None:

@@ -1,25 +1,29 @@
 """Greedy search and sampling, and the batch of hypotheses that they share with beam search (`beam.py`).
 
 A search uses a model only through the `Decoder` contract. Finished sentences are removed from the batch, several at a
-time.
+time. After the search, samples are ranked by minimum Bayes risk, and the loops of greedy search are removed: it can
+repeat a cycle of tokens until the length limit (Holtzman et al. 2020).
 
 B sentences, K hypotheses of each, N = B K, T steps, V vocabulary.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sacrebleu.metrics.chrf import CHRF
 from torch import Tensor
 
 from regard.decoding.cuda_graphs import GraphedDecoder
 from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
+from regard.decoding.settings import SearchSettings
 from regard.models.contracts import Decoder, Grid, Keys, Memory, State, reorder
 from regard.ops.hooks import are_hooks_active, mark_hypotheses
 
@@ -78,6 +82,44 @@ ChooseToken = Callable[[Tensor, Tensor], Tensor]
 def choose_most_likely(log_p_NV: Tensor, sentence_B: Tensor) -> Tensor:
     del sentence_B
     return log_p_NV.argmax(-1)
+
+
+@final
+@dataclass(frozen=True)
+class Sampler:
+    """Sample a token from p^(1 / temperature), restricted to the k most likely tokens, to the most likely tokens whose
+    probabilities add up to p (Holtzman et al. 2020), and to tokens at least min_p times as likely as the most likely.
+    """
+
+    generators: Sequence[np.random.Generator]
+    """The generator of each sentence: the samples of a sentence do not depend on the others in its batch."""
+    settings: SearchSettings
+
+    def __call__(self, log_p_NV: Tensor, sentence_B: Tensor) -> Tensor:
+        """Choose the token at which the cumulative probability exceeds a uniform random number."""
+        hypotheses = len(log_p_NV) // len(sentence_B)
+        draws = [self.generators[sentence].random(hypotheses) for sentence in sentence_B.tolist()]
+        uniform_N1 = torch.from_numpy(np.concatenate(draws)).to(log_p_NV.device).unsqueeze(1)
+        # If all probabilities are NaN, any token is chosen. The score of the hypothesis stays NaN and is reported.
+        # In float64, so that rounding, which depends on the batch, practically never changes a choice.
+        cumulative_NV = self.probabilities(log_p_NV).nan_to_num(nan=1.0).double().cumsum(-1)
+        total_N1 = cumulative_NV[:, -1:]
+        below_N1 = (uniform_N1 * total_N1).minimum(total_N1 * (1 - 2**-50))  # a rounded product could be the total
+        return torch.searchsorted(cumulative_NV, below_N1, right=True).squeeze(-1)
+
+    def probabilities(self, log_p_NV: Tensor) -> Tensor:
+        """Return the probabilities to sample from, not normalized."""
+        p_NV = (log_p_NV / self.settings.temperature).softmax(-1)
+        if self.settings.top_k:
+            threshold_N1 = p_NV.topk(min(self.settings.top_k, p_NV.shape[-1]), dim=-1).values[:, -1:]
+            p_NV = p_NV.masked_fill(p_NV < threshold_N1, 0.0)
+        if self.settings.top_p < 1:
+            sorted_NV, order_NV = (p_NV / p_NV.sum(-1, keepdim=True)).sort(-1, descending=True)
+            excluded_NV = (
+                sorted_NV.cumsum(-1) - sorted_NV >= self.settings.top_p
+            )  # more likely tokens add up to p already
+            p_NV = p_NV.masked_fill(excluded_NV.gather(-1, order_NV.argsort(-1)), 0.0)
+        return p_NV.masked_fill(p_NV < self.settings.min_p * p_NV.amax(-1, keepdim=True), 0.0)
 
 
 @dataclass
@@ -179,14 +221,6 @@ def _log_softmax(logits_NV: Tensor) -> Tensor:
     return logits_NV
 
 
-def greedy_search(
-    decoder: Decoder, memory: Memory, special: SpecialTokens, limits_B: Tensor, rules: Sequence[Rule] = ()
-) -> list[Hypothesis]:
-    """Choose the most likely token at each step. A hypothesis is truncated after `limits_B` tokens."""
-    nbest = decode_stepwise(decoder, memory, special, limits_B, choose_most_likely, rules)
-    return [hypothesis for [hypothesis] in nbest]
-
-
 def decode_stepwise(
     decoder: Decoder,
     memory: Memory,
@@ -239,3 +273,59 @@ def worth_compacting(finished: int, sentences: int) -> bool:
 def _lengths(generated_NT: Tensor, end: int) -> Tensor:
     """Count the tokens before the first end token."""
     return ((generated_NT == end).cumsum(1) == 0).sum(1)
+
+
+def rank_by_risk(samples: Sequence[Hypothesis], decode: Callable[[list[int]], str]) -> list[Hypothesis]:
+    """Rank the distinct samples by their average chrF against all samples (Eikema and Aziz 2020)."""
+    metric = CHRF()
+    texts = [decode(sample.tokens) for sample in samples]
+    distinct = dict(zip(reversed(texts), reversed(samples), strict=True))
+    ranked = []
+    for text, sample in distinct.items():
+        similarity = sum(float(metric.sentence_score(text, [other]).score) for other in texts) / len(texts)
+        ranked.append(sample._replace(rank=similarity))
+    return sorted(ranked, key=lambda sample: (-sample.rank, -sample.score))
+
+
+MAX_PERIOD = 8
+"""The maximum length of a cycle, in tokens."""
+
+MAX_REPEATS = 3
+"""A cycle that occurs up to this number of times in a row is not a loop."""
+
+MIN_LOOP = 16
+"""The minimum number of tokens of a loop. Shorter repetitions can be correct: a long number can repeat the digit 0."""
+
+MIN_LOOP_AT_LIMIT = 8
+"""The same if the hypothesis was truncated in the loop, at the length limit."""
+
+_REPEATED = re.compile(rf"(.{{1,{MAX_PERIOD}}}?)\1{{{MAX_REPEATS},}}", re.DOTALL)
+
+
+def remove_loops(hypothesis: Hypothesis, source_tokens: Sequence[str]) -> list[int] | None:
+    """Return the tokens of a hypothesis with each loop reduced to its first cycle; None if it has no loop.
+
+    If the hypothesis was truncated in a loop, it ends after the first cycle. If the source also repeats a cycle, return
+    None, because the repetition may be correct.
+    """
+    tokens = hypothesis.tokens
+    min_loop = MIN_LOOP_AT_LIMIT if hypothesis.truncated else MIN_LOOP
+    # Most predictions have too few repeated tokens. This check is much faster than the search below.
+    if (len(tokens) - len(set(tokens))) * (MAX_REPEATS + 1) < min_loop * MAX_REPEATS:
+        return None
+    kept: list[int] = []
+    position = 0
+    # A character for each token: regular expressions find repetitions faster than a loop over tokens.
+    for match in _REPEATED.finditer("".join(map(chr, tokens))):
+        at_limit = hypothesis.truncated and len(tokens) - match.end() < len(match[1])
+        if match.end() - match.start() >= (MIN_LOOP_AT_LIMIT if at_limit else MIN_LOOP):
+            kept += tokens[position : match.end(1)]
+            position = len(tokens) if at_limit else match.end()
+    if not position or _repeats(source_tokens):
+        return None
+    return kept + tokens[position:]
+
+
+def _repeats(tokens: Sequence[str]) -> bool:
+    ids = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
+    return _REPEATED.search("".join(chr(ids[token]) for token in tokens)) is not None

@@ -82,6 +82,11 @@ class SearchSettings(Settings):
         """Whether the search keeps a beam of hypotheses; otherwise it is greedy, or samples."""
         return self.beam > 1 and not self.sample and not self.mbr_samples
 
+    @property
+    def group_width(self) -> int:
+        """The beam width of each group."""
+        return self.beam // self.groups
+
     @model_validator(mode="before")
     @classmethod
     def _set_default_beam(cls, values: Any) -> Any:

@@ -16,7 +16,7 @@ from regard.attention.attention import Attention, Role
 from regard.attention.record import Recording, record
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import END, START, Tokenizer
-from regard.decoding.history import BeamStep, Outcome
+from regard.decoding.beam import BeamStep, Outcome
 from regard.decoding.search import Hypothesis
 from regard.decoding.weights import BatchWeights
 from regard.models.contracts import Encoder, Source, reorder

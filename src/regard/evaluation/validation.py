@@ -13,8 +13,7 @@ import numpy as np
 from regard.data.batching import EncodedCorpus
 from regard.data.corpora import Pairs, RawSource, identify
 from regard.data.sampler import batch_by_length
-from regard.decoding.predictor import Predictor
-from regard.decoding.scoring import target_log_probs
+from regard.decoding.predictor import Predictor, target_log_probs
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, DivergedError, ModelError
 from regard.evaluation.breakdown import (

@@ -21,8 +21,7 @@ from regard.attention.attention import Attention, Role
 from regard.attention.interventions import ZeroValues, intervene
 from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer, UnknownTokens
-from regard.decoding.predictor import Predictor
-from regard.decoding.scoring import MAX_LOGITS
+from regard.decoding.predictor import MAX_LOGITS, Predictor
 from regard.decoding.search import AttentionWeights, Hypothesis
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
