@@ -133,7 +133,7 @@ def test_a_font_that_is_installed_later_is_found(
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: installed)
     figures.save(prediction(["日"], ["x"]), tmp_path / "after.png")
     assert caplog.records == []
-    with fonts.fonts_for("日"):
+    with fonts.drawing_settings("日"):
         assert rcParams["font.family"] == [fonts.DEFAULT, "Test-Han: Sans"]
     assert (tmp_path / "before.png").read_bytes() != (tmp_path / "after.png").read_bytes()
 

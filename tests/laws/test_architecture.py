@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -98,6 +99,56 @@ def test_the_import_test_detects_every_form_of_import(tmp_path: Path) -> None:
     ):
         path.write_text(statement)
         assert imported_packages(path) == {"__init__"}
+
+
+MODULES = {".".join(("regard", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in FILES}
+MODULES = {name.removesuffix(".__init__"): path for name, path in MODULES.items()}
+
+
+def imported_modules(text: str) -> set[str]:
+    """The modules of the package that a module imports anywhere: also in functions, and for types only."""
+    found = set()
+    for node in ast.walk(parse_text(text)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            found.add(name if name in MODULES else name.rpartition(".")[0])
+    return found & set(MODULES)
+
+
+def find_circle(imports: Mapping[str, Collection[str]]) -> list[str]:
+    """Return modules each of which imports the next, and the last the first; empty if there are none."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return []
+        circle = next((found for other in imports[module] if (found := visit(other, [*path, module]))), [])
+        done.add(module)
+        return circle
+
+    return next((found for module in imports if (found := visit(module, []))), [])
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    imports = {
+        name: sorted(imported_modules(path.read_text("utf-8")) - {name, "regard"}) for name, path in MODULES.items()
+    }
+    circle = find_circle(imports)
+    assert not circle, " → ".join([*circle, circle[0]])
+
+
+def test_the_test_of_circles_sees_every_form_of_import() -> None:
+    text = "from regard.training import loop\nif TYPE_CHECKING:\n from regard.errors import DataError\n"
+    text += "def f():\n import regard.data.sampler\n"
+    assert imported_modules(text) == {"regard.training.loop", "regard.errors", "regard.data.sampler"}
+    assert find_circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c"]
+    assert find_circle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
 
 
 def test_no_name_of_a_file_is_vague() -> None:

@@ -1,4 +1,4 @@
-/** Which attention weights are shown: how layers, heads and tokens are combined, as regard.inspection.views.selection does. */
+/** Which attention weights are shown: how layers, heads and tokens are combined, as regard.inspection.views.maps does. */
 import { at, atMost, Matrix } from "./arrays.js";
 import { findAxes, findLayers, labelToken, readHeads, ROLE_NAMES, type Axes, type Role, type TraceDocument } from "./trace.js";
 import { combineWords, findWords, joinWord, type Span } from "./words.js";

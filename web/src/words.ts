@@ -1,4 +1,4 @@
-/** Words: group the tokens of a text into the words that they are parts of, as regard.inspection.views.words does. */
+/** Words: group the tokens of a text into the words that they are parts of, as regard.inspection.views.labels does. */
 import { Matrix } from "./arrays.js";
 
 /** The index of the first token of a word, and the index after its last token. */

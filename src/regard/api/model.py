@@ -43,8 +43,8 @@ from regard.evaluation.settings import parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
 from regard.evaluation.values import MetricValues
 from regard.formatting import quantity
-from regard.inspection.attribution.attribution import Attribution
-from regard.inspection.attribution.methods import AttributionRequest, Baseline, Contrast, Method, attribute_target
+from regard.inspection.attribution.attribution import Attribution, Baseline, Method
+from regard.inspection.attribution.methods import AttributionRequest, Contrast, attribute_target
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace.changes import compare_predictions
 from regard.inspection.trace.trace import Trace

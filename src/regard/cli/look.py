@@ -17,8 +17,8 @@ from regard.quantities import BeamWidth
 from regard.runs.folder import RunFolder, open_model
 
 if TYPE_CHECKING:
-    from regard.inspection.attribution.methods import Method
-    from regard.inspection.views.views import ViewOptions
+    from regard.inspection.attribution.attribution import Method
+    from regard.inspection.prediction import ViewOptions
 
 EXAMPLES = """\b
 Examples:

@@ -10,11 +10,11 @@ from regard.formatting import to_json
 if TYPE_CHECKING:
     from regard.api.model import Model
     from regard.decoding.settings import PredictionOptions
-    from regard.inspection.attribution.attribution import Agreement, Attribution
-    from regard.inspection.attribution.methods import Method
+    from regard.inspection.attribution.agreement import Agreement
+    from regard.inspection.attribution.attribution import Attribution, Method
     from regard.inspection.figures import Figure
+    from regard.inspection.prediction import ViewOptions
     from regard.inspection.trace.trace import Trace
-    from regard.inspection.views.views import ViewOptions
 
 
 class TraceRequest(NamedTuple):
@@ -62,7 +62,7 @@ def show_predictions(model: "Model", request: Request, options: "ViewOptions") -
     sources, targets, traced = request.sources, request.targets, request.traced
     if traced is not None:
         traces = _trace(model, request, traced)
-        return [Shown(Figure(trace.prediction, trace.prediction.view(**options), trace)) for trace in traces]
+        return [Shown(Figure(trace.prediction, trace.prediction.view(**options), trace.document)) for trace in traces]
     predictions = model.force(sources, targets) if targets else model.predict(sources, beam=request.beam)
     return [Shown(Figure(prediction, prediction.view(**options))) for prediction in predictions]
 
@@ -78,7 +78,6 @@ def _trace(model: "Model", request: Request, traced: TraceRequest) -> "list[Trac
 def show_attributions(model: "Model", request: Request, options: "ViewOptions") -> list[Shown]:
     """Explain the predictions for the sources, or the given targets."""
     from regard.inspection.figures import Figure
-    from regard.inspection.trace.trace import Trace
 
     traces = None if request.traced is None else _trace(model, request, request.traced)
     shown = []
@@ -86,8 +85,9 @@ def show_attributions(model: "Model", request: Request, options: "ViewOptions") 
         contrast = request.contrasts[index] if request.contrasts else None
         search: PredictionOptions = {} if target is not None else {"beam": request.beam}
         attribution = model.attribute(source, target, method=request.method, contrast=contrast, **search)
-        trace = Trace(attribution.prediction) if traces is None else traces[index]
-        attribution = replace(attribution, prediction=trace.prediction)
+        trace = None if traces is None else traces[index]
+        if trace is not None:
+            attribution = replace(attribution, prediction=trace.prediction)
         view = attribution.view(
             words=options["words"],
             kind=options["kind"],
@@ -99,7 +99,8 @@ def show_attributions(model: "Model", request: Request, options: "ViewOptions") 
         agreement = attribution.measure_agreement(
             attention=options["attention"], layer=options["layer"], head=options["head"]
         )
-        figure = Figure(trace.prediction, view, replace(trace, attributions=[attribution]))
+        document = None if trace is None else replace(trace, attributions=[attribution]).document
+        figure = Figure(attribution.prediction, view, document)
         shown.append(Shown(figure, attribution, agreement))
     return shown
 

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from regard.errors import RegardError
 from regard.formatting import did_you_mean, to_json
-from regard.inspection.attribution.methods import METHODS, Baseline, Method
+from regard.inspection.attribution.attribution import METHODS, Baseline, Method
 
 log = logging.getLogger(__name__)
 

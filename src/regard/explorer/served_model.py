@@ -37,7 +37,6 @@ from regard.explorer.schemas import (
 )
 from regard.formatting import quantity, to_json
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace.document import write_attribution
 from regard.inspection.trace.trace import Trace
 from regard.inspection.views import curves
 from regard.models.encoder_settings import TEXT
@@ -179,7 +178,7 @@ class ServedModel:
                 progress=report_share,
                 **request.search.options,
             )
-            report({"result": {"tokens": attribution.tokens, **write_attribution(attribution)}})
+            report({"result": {"tokens": attribution.tokens, **attribution.document}})
         report({"progress": 1.0})
 
     def _describe_examples(self) -> dict[str, Any]:

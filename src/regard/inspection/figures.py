@@ -1,19 +1,17 @@
 """Figures of attention weights as SVG, PNG, PDF or HTML, in fonts that contain the characters of the tokens."""
 
 import html as markup
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.errors import ConfigError, check_output_folder
+from regard.formatting import to_json
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace.page import POLICY
-from regard.inspection.trace.trace import Trace
-from regard.inspection.views.fonts import fonts_for
-from regard.inspection.views.heatmap import AttentionView
+from regard.inspection.trace.document import Document, write_prediction
+from regard.inspection.views.fonts import FORMATS, drawing_settings
+from regard.inspection.views.heatmap import POLICY, AttentionView
 
-FORMATS = (".svg", ".png", ".pdf")
 ONE_FILE_FORMATS = (".pdf", ".html")
 """The formats in which one file contains the figures of several predictions, on pages or below each other."""
 
@@ -24,11 +22,11 @@ _ALL_FORMATS = (*FORMATS, ".html", ".json")
 
 
 class Figure(NamedTuple):
-    """A prediction, the view of its attention weights that is drawn, and its trace for a .json file."""
+    """A prediction, the view of its attention weights that is drawn, and the document of its trace for a .json file."""
 
     prediction: Prediction
     view: AttentionView
-    trace: Trace | None = None
+    document: Document | None = None
 
 
 def check_extension(path: Path) -> None:
@@ -74,7 +72,8 @@ def save_all(figures: Sequence[Figure], path: str | Path) -> list[Path]:
     paths = [path] if len(figures) == 1 else [path.with_stem(f"{path.stem}-{n + 1}") for n in range(len(figures))]
     for figure, file in zip(figures, paths, strict=True):
         if extension == ".json":
-            (figure.trace or Trace(figure.prediction)).save(file)
+            document = figure.document or write_prediction(figure.prediction)
+            file.write_text(to_json(document, ensure_ascii=False), "utf-8")
         else:
             draw(figure.view, file)
     return paths
@@ -103,20 +102,6 @@ def _choose_dpi(figure: Any) -> int:
     multiple of 100, so that a cell is a whole number of pixels.
     """
     return 200 if max(figure.get_size_inches()) <= _LARGE else 100
-
-
-@contextmanager
-def drawing_settings(characters: str) -> Iterator[None]:
-    """Draw with fonts that contain some characters. Text stays text, and is not parsed as mathematics."""
-    from matplotlib import rc_context
-
-    settings: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "regard",
-        "text.parse_math": False,
-    }
-    with rc_context(settings), fonts_for(characters):
-        yield
 
 
 def to_page(figures: Sequence[Figure]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from regard.inspection import figures
 from regard.inspection.views.labels import Labels
 from regard.inspection.views.map_grid import MapGrid
-from regard.inspection.views.selection import AttentionMap
+from regard.inspection.views.maps import AttentionMap
 from tests_svg import read_labels
 
 WEIGHTS = np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.25, 0.25, 0.5]], dtype=np.float32)

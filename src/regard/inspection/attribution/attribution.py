@@ -4,30 +4,41 @@ K explained steps, T target steps, S parts of the source.
 """
 
 import html as markup
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.errors import ConfigError, check_path
-from regard.inspection.attribution.rank_correlation import kendall, spearman
-from regard.inspection.prediction import Prediction
+from regard.inspection import figures
+from regard.inspection.attribution.agreement import Agreement, kendall, spearman
+from regard.inspection.prediction import (
+    START_LABEL,
+    Prediction,
+    SelectedAttention,
+    ViewKind,
+    build_view,
+    select_attention,
+)
+from regard.inspection.trace.document import Document, read_array, write_array, write_prediction
 from regard.inspection.views.appearance import Appearance
 from regard.inspection.views.heatmap import AttentionView, HeatMap
 from regard.inspection.views.labels import Labels
+from regard.inspection.views.maps import Head, Layer, MapSelection
 from regard.inspection.views.pictures import Style
-from regard.inspection.views.selection import Head, Layer, Selection
-from regard.inspection.views.views import START_LABEL, SelectedAttention, ViewKind, build_view, select_attention
 
-if TYPE_CHECKING:
-    from regard.inspection.attribution.methods import Baseline, Method
+Method = Literal["gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing", "attention"]
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
+
+Baseline = Literal["zero", "unknown", "padding"]
+BASELINES: Final[tuple[Baseline, ...]] = get_args(Baseline)
 
 END_LABEL = "</s>"
 
-TITLES: Mapping[str, str] = {
+TITLES: Mapping[Method, str] = {
     "gradient_x_input": "Gradient × input",
     "integrated_gradients": "Integrated gradients",
     "occlusion": "Occlusion",
@@ -37,38 +48,6 @@ TITLES: Mapping[str, str] = {
 
 _UNSIGNED = ("value_zeroing", "attention")
 """The methods whose scores are never negative."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The rank correlation of absolute scores and attention weights, for each explained step; None where it is not
-    defined: if all scores or weights are equal, or if there are no weights for the step, as for the end token.
-    """
-
-    spearman_steps: list[float | None]
-    kendall_steps: list[float | None]
-
-    @property
-    def spearman(self) -> float | None:
-        """Spearman's ρ, averaged over the steps where it is defined."""
-        return _average(self.spearman_steps)
-
-    @property
-    def kendall(self) -> float | None:
-        """Kendall's τ_b, averaged over the steps where it is defined."""
-        return _average(self.kendall_steps)
-
-    def __str__(self) -> str:
-        steps = sum(value is not None for value in self.spearman_steps)
-        if self.spearman is None:
-            return "Spearman correlation with the attention weights: not defined"
-        which = f" (average of {steps} steps)" if steps > 1 else ""
-        return f"Spearman correlation with the attention weights: {self.spearman:.2f}{which}"
-
-
-def _average(values: Sequence[float | None]) -> float | None:
-    defined = [value for value in values if value is not None]
-    return sum(defined) / len(defined) if defined else None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -95,13 +74,13 @@ class Attribution:
     """
 
     prediction: Prediction
-    method: "Method"
+    method: Method
     scores: NDArray[np.float32]
     steps: list[int]
     contrast: str | None = None
     target_scores: NDArray[np.float32] | None = None
     deltas: list[float] | None = None
-    baseline: "Baseline | None" = None
+    baseline: Baseline | None = None
     normalized: bool = False
 
     @property
@@ -129,7 +108,7 @@ class Attribution:
 
         >>> attribution.measure_agreement(layer=1, head=3).kendall
         """
-        selection = Selection(attention, layer, head)
+        selection = MapSelection(attention, layer, head)
         if selection.find_role(self.prediction.roles) != "cross" or "all" in (layer, head):
             raise ConfigError(
                 "Scores of source tokens can be compared only with a single map of cross-attention. Select a layer and "
@@ -195,7 +174,7 @@ class Attribution:
         signed = self.method not in _UNSIGNED and kind != "lines" and not is_picture
         title = self.title if title is None else title
         appearance = Appearance(colors, max_weight, title, style, signed, "score" if signed else "share")
-        return build_view(self._as_prediction(signed=signed), Selection(words=words), kind, appearance)
+        return build_view(self._as_prediction(signed=signed), MapSelection(words=words), kind, appearance)
 
     def view_target(self, *, colors: str | None = None, title: str | None = None) -> AttentionView:
         """Return how the scores of the inputs of the decoder are shown."""
@@ -212,7 +191,7 @@ class Attribution:
     def select(self, *, words: bool = False) -> SelectedAttention:
         """Return the scores with the labels of their rows and columns; with `words`, of words."""
         shown = replace(self._as_prediction(signed=True), attentions={self.method: self.scores})
-        return replace(select_attention(shown, Selection(words=words)), title=self.title)
+        return replace(select_attention(shown, MapSelection(words=words)), title=self.title)
 
     def save(self, path: str | Path) -> None:
         """Write the scores to a file.
@@ -225,12 +204,8 @@ class Attribution:
 
         >>> attribution.save("attribution.svg")
         """
-        from regard.inspection import figures
-        from regard.inspection.trace.trace import Trace
-
-        path = check_path(path)
-        trace = Trace(self.prediction, attributions=[self])
-        figures.save_all([figures.Figure(self.prediction, self.view(), trace)], path)
+        document = {**write_prediction(self.prediction), "attributions": [self.document]}
+        figures.save_all([figures.Figure(self.prediction, self.view(), document)], check_path(path))
 
     def _as_prediction(self, *, signed: bool) -> Prediction:
         """Return a prediction with the scores in place of attention weights, which the views draw."""
@@ -270,21 +245,46 @@ class Attribution:
         """Return the scores as values of JSON, with their labels, and the given agreement."""
         selected = self.select(words=words)
         return {
-            **describe_attribution(self, agreement),
+            **self._facts(agreement),
             "columns": list(selected.labels.columns),
             "rows": list(selected.labels.rows),
             "scores": selected.maps[0].weights_TS.tolist(),
         }
 
+    @property
+    def document(self) -> Document:
+        """The scores as the document of a trace contains them."""
+        return {
+            **self._facts(self.agreement),
+            "normalized": self.normalized,
+            **write_array(self.scores, "float32"),
+            "target_scores": None if self.target_scores is None else write_array(self.target_scores, "float32"),
+        }
 
-def describe_attribution(attribution: Attribution, agreement: Agreement | None) -> dict[str, Any]:
-    """Return how scores were computed, and their agreement with attention weights, as values of JSON."""
-    return {
-        "method": attribution.method,
-        "steps": attribution.steps,
-        "contrast": attribution.contrast,
-        "baseline": attribution.baseline,
-        "deltas": attribution.deltas,
-        "spearman": None if agreement is None else agreement.spearman,
-        "kendall": None if agreement is None else agreement.kendall,
-    }
+    @classmethod
+    def from_document(cls, entry: Document, prediction: Prediction) -> "Attribution":
+        """Read an attribution from the document of a trace, given its prediction."""
+        target_scores = entry["target_scores"]
+        return cls(
+            prediction,
+            entry["method"],
+            read_array(entry),
+            entry["steps"],
+            entry["contrast"],
+            None if target_scores is None else read_array(target_scores),
+            entry["deltas"],
+            entry["baseline"],
+            entry["normalized"],
+        )
+
+    def _facts(self, agreement: Agreement | None) -> dict[str, Any]:
+        """Return how the scores were computed, and their agreement with attention weights, as values of JSON."""
+        return {
+            "method": self.method,
+            "steps": self.steps,
+            "contrast": self.contrast,
+            "baseline": self.baseline,
+            "deltas": self.deltas,
+            "spearman": None if agreement is None else agreement.spearman,
+            "kendall": None if agreement is None else agreement.kendall,
+        }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +25,10 @@ from regard.decoding.predictor import MAX_LOGITS, Predictor
 from regard.decoding.search import AttentionWeights, Hypothesis
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
-from regard.inspection.attribution.attribution import END_LABEL, Attribution
+from regard.inspection.attribution.attribution import BASELINES, END_LABEL, METHODS, Attribution, Baseline, Method
 from regard.inspection.prediction import Prediction
 from regard.models.contracts import Grid, Source
 from regard.models.seq2seq import Seq2Seq
-
-Method = Literal["gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing", "attention"]
-METHODS: Final[tuple[Method, ...]] = get_args(Method)
-
-Baseline = Literal["zero", "unknown", "padding"]
-BASELINES: Final[tuple[Baseline, ...]] = get_args(Baseline)
 
 Contrast = str | tuple[int, str]
 """Another target, or the index of a step and another token."""

@@ -13,6 +13,7 @@ from regard.evaluation.comparison import SIGNIFICANT, Interval, SeedGroup, Syste
 from regard.evaluation.settings import Metric
 from regard.evaluation.significance import CORRECTION_TITLES
 from regard.formatting import format_bytes, quantity, replace_nonfinite, to_json
+from regard.inspection.compare.report import build_report
 from regard.inspection.compare.tables import Table
 
 FORMAT = 1
@@ -168,9 +169,7 @@ class Comparison:
 
     def to_html(self) -> str:
         """Return a report as an HTML page that works offline: tables, plots and examples."""
-        from regard.inspection.compare.report import build_report
-
-        return build_report(self)
+        return build_report(self.numbers, self.tables, self.notes)
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers, without the outputs; numbers that are not finite become null."""

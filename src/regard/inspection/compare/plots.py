@@ -12,7 +12,7 @@ from regard.evaluation.comparison import System, SystemComparison
 from regard.evaluation.settings import Metric
 from regard.inspection.views import curves
 from regard.inspection.views.appearance import CATEGORY_COLORS
-from regard.inspection.views.fonts import fonts_for
+from regard.inspection.views.fonts import drawing_settings
 
 _TEXT_COLOR, _BACKGROUND = "#010101", "#ffffff"
 """Not black, which matplotlib omits in SVG, because it is the default."""
@@ -35,19 +35,15 @@ def draw_svg(name: str, description: str, text: str, build: Callable[[], Any]) -
         text: Contains the characters of the labels, to choose fonts.
         build: Returns the figure.
     """
-    from matplotlib import rc_context
-
     colors = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    settings: dict[Any, Any] = {
-        "svg.fonttype": "none",
+    settings = {
         "svg.hashsalt": f"regard-{name}",
-        "text.parse_math": False,
         "font.size": 9,
         "axes.facecolor": "none",
         "figure.facecolor": "none",
         **dict.fromkeys(colors, _TEXT_COLOR),
     }
-    with rc_context(settings), fonts_for(text):
+    with drawing_settings(text, settings):
         buffer = io.StringIO()
         build().savefig(buffer, format="svg", metadata={"Date": None})
     return _embed(buffer.getvalue(), name, description)

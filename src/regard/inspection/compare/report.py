@@ -1,6 +1,7 @@
 """The HTML report of a comparison: one file without external resources, readable on light and dark backgrounds."""
 
 import html
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,13 @@ from regard.evaluation.comparison import SIGNIFICANT, Disagreement, System, Syst
 from regard.evaluation.settings import Metric
 from regard.formatting import quantity
 from regard.inspection.compare import plots as comparison_plots
-from regard.inspection.compare.comparison import Comparison
 from regard.inspection.compare.tables import Table
 from regard.inspection.views import curves
+from regard.inspection.views.heatmap import POLICY
 from regard.runs.folder import RunFolder
 from regard.version import __version__
 
 _EXAMPLES = 20
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --line: #d0d0d0; --muted: #5a5a5a; --mark: #0072b222; }
@@ -46,30 +45,30 @@ details { margin: 0.5rem 0; } summary { cursor: pointer; }
 """
 
 
-def build_report(comparison: Comparison) -> str:
-    """Return the report as an HTML page."""
-    numbers = comparison.numbers
-    names = ", ".join(system.name for system in comparison.systems)
+def build_report(numbers: SystemComparison, tables: Sequence[Table], notes: Sequence[str]) -> str:
+    """Return the report as an HTML page, given the tables and notes of the results."""
+    names = ", ".join(system.name for system in numbers.systems)
+    sentences = quantity(len(numbers.evaluation_set.sources), "sentence")
     sections = [
         (
             "Results",
-            _join_tables(comparison.tables) + "".join(f'<p class="note">{_text(n)}</p>' for n in comparison.notes),
+            _join_tables(tables) + "".join(f'<p class="note">{_text(n)}</p>' for n in notes),
         ),
         ("Differences from the baseline", _draw_differences(numbers)),
         ("Metrics by length", _scroll(comparison_plots.draw_lengths(numbers))),
         ("All pairs of systems", _draw_pairwise(numbers)),
-        ("Learning curves", _draw_curves(comparison.systems)),
+        ("Learning curves", _draw_curves(numbers.systems)),
         ("Where the systems differ most", _list_disagreements(numbers)),
-        ("Settings", _list_settings(comparison)),
+        ("Settings", _list_settings(numbers)),
     ]
     body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections if content)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Comparison: {_text(names)}</title><style>{_STYLE}</style></head>"
         f"<body><h1>Comparison of {_text(names)}</h1>"
-        f'<p class="note">{quantity(comparison.sentences, "sentence")}; regard {__version__}</p>{body}</body></html>'
+        f'<p class="note">{sentences}; regard {__version__}</p>{body}</body></html>'
     )
 
 
@@ -81,7 +80,7 @@ def _scroll(content: str) -> str:
     return f'<div class="scroll">{content}</div>'
 
 
-def _join_tables(tables: list[Table]) -> str:
+def _join_tables(tables: Sequence[Table]) -> str:
     return "".join(_scroll(table.to_html()) for table in tables)
 
 
@@ -151,12 +150,11 @@ def _format_disagreement(numbers: SystemComparison, metric: Metric, disagreement
     )
 
 
-def _list_settings(comparison: Comparison) -> str:
+def _list_settings(numbers: SystemComparison) -> str:
     """List the signatures of the metrics, and the settings in which the runs differ."""
-    numbers = comparison.numbers
-    signatures = [[metric.label, comparison.systems[0].statistics[metric].signature] for metric in numbers.metrics]
+    signatures = [[metric.label, numbers.systems[0].statistics[metric].signature] for metric in numbers.metrics]
     parts = [Table("Signatures", ["metric", "signature"], signatures).to_html()]
-    runs = [system for system in comparison.systems if system.settings]
+    runs = [system for system in numbers.systems if system.settings]
     if runs:
         flat = [_flatten(system.settings) for system in runs]
         keys = list(dict.fromkeys(key for settings in flat for key in settings))

@@ -5,20 +5,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from regard.errors import ConfigError, DataError
 from regard.formatting import format_count, quantity
-from regard.inspection.figures import FORMATS, drawing_settings
+from regard.inspection.explain.cost import ModelCost
 from regard.inspection.views.appearance import CATEGORY_COLORS
+from regard.inspection.views.fonts import FORMATS, drawing_settings
 from regard.models.seq2seq import Seq2Seq, build_model
+from regard.models.settings import ModelSettings
 from regard.ops.cost import Cost
-
-if TYPE_CHECKING:
-    from regard.inspection.explain.explanation import Explanation
 
 SHORTEST, LONGEST = 8, 1024
 """The lengths that are measured are powers of 2 in this range."""
@@ -45,10 +44,8 @@ class Measurement:
         return f"measured up to {longest}, with {quantity(self.threads, 'thread')}"
 
 
-def measure_times(explanation: "Explanation") -> Measurement:
-    """Measure the forward pass of a model with random weights, in evaluation mode."""
-    sizes = explanation.vocabularies
-    model = build_model(explanation.settings, sizes.source, sizes.target).eval()
+def measure_times(model: Seq2Seq) -> Measurement:
+    """Measure the forward pass of a model in evaluation mode."""
     if model.encoder.example_source(SHORTEST, torch.device("cpu")) is None:
         raise ConfigError(
             f"The time cannot be measured: {type(model.encoder).__name__} has no method example_source, which returns "
@@ -95,26 +92,26 @@ def _measure_length(model: Seq2Seq, length: int) -> float:
     return min(times[1:])
 
 
-def draw_cost(explanation: "Explanation", path: Path) -> Measurement:
-    """Measure a model, and draw its predicted and measured cost to a file."""
+def draw_cost(settings: ModelSettings, vocabularies: tuple[int, int], cost: ModelCost, path: Path) -> Measurement:
+    """Measure a model with random weights, and draw its predicted and measured cost to a file."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"{path}: the cost is drawn as {', '.join(FORMATS)}. Use one of these extensions.")
-    if not explanation.cost.forward.is_known:
+    if not cost.forward.is_known:
         raise ConfigError("The cost of a part of this model is unknown, so it cannot be drawn. See regard explain.")
-    measurement = measure_times(explanation)
-    title = explanation.settings.architecture
+    measurement = measure_times(build_model(settings, *vocabularies).eval())
+    title = settings.architecture
     with drawing_settings(title):
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        build_figure(explanation, measurement).savefig(path, dpi=160, bbox_inches="tight", metadata=metadata)
+        build_figure(cost, title, measurement).savefig(path, dpi=160, bbox_inches="tight", metadata=metadata)
     return measurement
 
 
-def build_figure(explanation: "Explanation", measurement: Measurement) -> Any:
+def build_figure(cost: ModelCost, title: str, measurement: Measurement) -> Any:
     """Draw both costs relative to their value at the longest length, so that their shapes can be compared."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    forward, lengths, longest = explanation.cost.forward, measurement.lengths, measurement.lengths[-1]
+    forward, lengths, longest = cost.forward, measurement.lengths, measurement.lengths[-1]
     total = forward(longest, longest)
     linear = forward - forward.attention_terms
     figure = Figure(figsize=(6, 4.2), layout="constrained")
@@ -130,7 +127,7 @@ def build_figure(explanation: "Explanation", measurement: Measurement) -> Any:
     label = f"measured: {1000 * seconds[-1]:.3g} ms at {longest:,}, {quantity(measurement.threads, 'thread')}"
     relative = [value / seconds[-1] for value in seconds]
     axes.plot(lengths, relative, "o-", color=CATEGORY_COLORS[1], linewidth=1.4, markersize=5, label=label)
-    crossover = explanation.cost.crossover
+    crossover = cost.crossover
     if crossover is not None and lengths[0] <= crossover <= longest:
         axes.axvline(crossover, color="#777777", linewidth=0.8, linestyle=":")
         axes.annotate(
@@ -141,7 +138,7 @@ def build_figure(explanation: "Explanation", measurement: Measurement) -> Any:
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-    fixed = explanation.cost.fixed_slots
+    fixed = cost.fixed_slots
     axes.set_xlabel(
         "length S = T (tokens)" if fixed is None else f"target length T (tokens); {fixed:,} source positions"
     )
@@ -149,7 +146,7 @@ def build_figure(explanation: "Explanation", measurement: Measurement) -> Any:
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8.5, loc="lower right")
-    axes.set_title("\n".join(wrap(explanation.settings.architecture, 80)), loc="left", fontsize=9)
+    axes.set_title("\n".join(wrap(title, 80)), loc="left", fontsize=9)
     return figure
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ from regard.errors import ArgumentTypeError, check_output_folder, check_path
 from regard.formatting import format_bytes, format_count, table
 from regard.inspection.explain import cost as costs
 from regard.inspection.explain.cost import Lengths, ModelCost, compute_cost
+from regard.inspection.explain.cost_plot import Measurement, draw_cost
 from regard.inspection.explain.kernels import describe_kernels
 from regard.models.encoder_settings import TEXT
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -24,10 +25,6 @@ from regard.ops.cost import Cost
 from regard.registry import import_plugins
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, check_overrides
-
-if TYPE_CHECKING:
-    from regard.inspection.explain.cost_plot import Measurement
-
 
 DEFAULT_LENGTH = 25
 """The length of a source and of a target, unless it is given or the run has recorded those of its data."""
@@ -104,7 +101,7 @@ class Explanation:
             "kernels": describe_kernels(self.model),
         }
 
-    def plot(self, path: str | Path) -> "Measurement":
+    def plot(self, path: str | Path) -> Measurement:
         """Measure the time of a forward pass at several lengths, and draw it with the predicted multiply-adds.
 
         Args:
@@ -119,11 +116,9 @@ class Explanation:
 
         >>> regard.explain("dates").plot("cost.svg").seconds
         """
-        from regard.inspection.explain.cost_plot import draw_cost
-
         path = check_path(path)
         check_output_folder(path)
-        return draw_cost(self, path)
+        return draw_cost(self.settings, (self.vocabularies.source, self.vocabularies.target), self.cost, path)
 
     def _header(self) -> str:
         sizes, is_text = self.vocabularies, self.settings.source_kind == TEXT

@@ -8,12 +8,10 @@ from regard.decoding.tracing import BeamNode, CellStates, Step
 from regard.formatting import quantity, to_json
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace.changes import Changes
-from regard.inspection.trace.document import Document, TraceParts, embed_document
+from regard.inspection.trace.document import Document, embed_document
+from regard.inspection.views.heatmap import POLICY
 from regard.inspection.views.labels import label
 from regard.inspection.views.pictures import Style
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""A browser that follows this policy makes no request for the page."""
 
 _CSS = """
 body { font-family: sans-serif; margin: 2em; line-height: 1.4 }
@@ -24,22 +22,30 @@ table.steps { border-collapse: collapse } table.steps td, table.steps th { paddi
 """
 
 
-def render_page(parts: TraceParts, document: Document, style: Style) -> str:
+def render_page(
+    prediction: Prediction,
+    steps: Sequence[Sequence[Step]],
+    beam: Sequence[Sequence[BeamNode]] | None,
+    states: Sequence[CellStates],
+    edited: tuple[Sequence[Document], Changes | None],
+    document: Document,
+    style: Style,
+) -> str:
     """Return the page: hypotheses, steps, beam, a view of each attention and head; and the document itself."""
     sections = [
-        _render_edits(parts.edits, parts.changes),
-        _render_hypotheses(parts.prediction),
-        _render_steps(parts.steps[0]) if parts.steps else "",
-        _render_beam(parts.beam) if parts.beam else "",
-        *_render_attention(parts.prediction, style),
-        _render_states(parts.states),
+        _render_edits(*edited),
+        _render_hypotheses(prediction),
+        _render_steps(steps[0]) if steps else "",
+        _render_beam(beam) if beam else "",
+        *_render_attention(prediction, style),
+        _render_states(states),
     ]
-    architecture = parts.model.get("architecture", "")
+    architecture = document["model"].get("architecture", "")
     return (
         '<!doctype html><html><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<title>regard</title><style>{_CSS}</style></head><body>"
-        f"<h1>{render_title(parts.prediction)}</h1>"
+        f"<h1>{render_title(prediction)}</h1>"
         f"{f'<p>{markup.escape(architecture)}</p>' if architecture else ''}"
         f"{''.join(sections)}{embed_document(document)}</body></html>\n"
     )

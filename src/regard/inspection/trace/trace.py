@@ -12,6 +12,7 @@ from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.tracing import (
     AttentionInputs,
     BeamNode,
+    Candidate,
     CellStates,
     MechanismRecord,
     Step,
@@ -22,7 +23,17 @@ from regard.formatting import quantity, to_json
 from regard.inspection.attribution.attribution import Attribution
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace.changes import Changes
-from regard.inspection.trace.document import Document, TraceParts, parse_document, read_document, write_document
+from regard.inspection.trace.document import (
+    FORMAT,
+    Document,
+    from_finite,
+    parse_document,
+    read_arrays,
+    read_prediction,
+    to_finite,
+    write_arrays,
+    write_prediction,
+)
 from regard.inspection.trace.page import render_page, render_title
 from regard.inspection.views.pictures import Style
 from regard.regular_files import read_regular
@@ -107,7 +118,7 @@ class Trace:
         """
         check_path(path)
         try:
-            parts = read_document(parse_document(read_regular(path).decode("utf-8")))
+            return cls._from_document(parse_document(read_regular(path).decode("utf-8")))
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
@@ -117,7 +128,39 @@ class Trace:
             raise DataError(
                 f"{path} is not a valid trace: {problem}. Write it again with `Trace.save` or `regard look`."
             ) from error
-        return cls(**parts._asdict())
+
+    @classmethod
+    def _from_document(cls, document: Document) -> "Trace":
+        """Return the trace of a document. Raise ValueError, KeyError or TypeError if the document is not valid."""
+        if document["format"] != FORMAT:
+            found = document["format"]
+            raise ValueError(f"it has the format {found}, and this version of regard reads format {FORMAT}")
+        beam, prediction = document["beam"], read_prediction(document)
+        return cls(
+            prediction,
+            document["model"],
+            settings=document["settings"],
+            steps=[list(map(_read_step, steps)) for steps in document["steps"]],
+            beam=None if beam is None else [list(map(_read_node, nodes)) for nodes in beam],
+            mechanisms={
+                name: MechanismRecord(**{**mechanism, "parameters": read_arrays(mechanism["parameters"])})
+                for name, mechanism in document["mechanisms"].items()
+            },
+            inputs=[
+                AttentionInputs(entry["name"], entry["hypothesis"], read_arrays(entry["inputs"]))
+                for entry in document["attention"]
+                if "inputs" in entry
+            ],
+            states=[
+                CellStates(**{**entry, **{name: read_arrays(entry[name]) for name in ("initial", "states", "gates")}})
+                for entry in document["states"]
+            ],
+            # Documents of this format that were written before there were attributions have no such field.
+            attributions=[Attribution.from_document(entry, prediction) for entry in document.get("attributions", [])],
+            edits=document["edits"],
+            # Documents of this format that were written before there were edits have no such field.
+            changes=None if document.get("changes") is None else _read_changes(document["changes"]),
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Trace) and self.document == other.document
@@ -145,29 +188,37 @@ class Trace:
         return f"<p>{title}</p>{self.prediction.view(style=self.style).to_html()}<ul>{shapes}</ul>"
 
     @property
-    def _parts(self) -> TraceParts:
-        return TraceParts(
-            self.prediction,
-            self.model,
-            self.settings,
-            self.steps,
-            self.beam,
-            self.mechanisms,
-            self.inputs,
-            self.states,
-            self.attributions,
-            self.edits,
-            self.changes,
-        )
-
-    @property
     def document(self) -> Document:
         """The trace as `save` writes it to a JSON file."""
-        return write_document(self._parts)
+        return {
+            **write_prediction(self.prediction, self.inputs),
+            "model": self.model,
+            "steps": [[_write_step(step) for step in steps] for steps in self.steps],
+            "beam": None if self.beam is None else [list(map(_write_node, nodes)) for nodes in self.beam],
+            "mechanisms": {
+                name: {**mechanism._asdict(), "parameters": write_arrays(mechanism.parameters)}
+                for name, mechanism in self.mechanisms.items()
+            },
+            "states": [
+                {
+                    **states._asdict(),
+                    "initial": write_arrays(states.initial),
+                    "states": write_arrays(states.states),
+                    "gates": write_arrays(states.gates),
+                }
+                for states in self.states
+            ],
+            "attributions": [attribution.document for attribution in self.attributions],
+            "settings": self.settings,
+            "edits": self.edits,
+            "changes": None if self.changes is None else _write_changes(self.changes),
+        }
 
     def to_html(self) -> str:
         """Return an HTML page that works offline: steps, beam, a view of each attention and head, and the document."""
-        return render_page(self._parts, self.document, self.style)
+        return render_page(
+            self.prediction, self.steps, self.beam, self.states, (self.edits, self.changes), self.document, self.style
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the trace to a file.
@@ -193,3 +244,30 @@ def _describe_slots(prediction: Prediction) -> str:
     if prediction.layout is not None:
         return f"{prediction.layout.height} × {prediction.layout.width} slots"
     return quantity(len(prediction.source_tokens), "token")
+
+
+def _write_step(step: Step) -> Document:
+    top = [{**candidate._asdict(), "log_prob": to_finite(candidate.log_prob)} for candidate in step.top]
+    return {**step._asdict(), "log_prob": to_finite(step.log_prob), "top": top}
+
+
+def _read_step(entry: Document) -> Step:
+    top = [Candidate(**{**each, "log_prob": from_finite(each["log_prob"])}) for each in entry["top"]]
+    return Step(**{**entry, "log_prob": from_finite(entry["log_prob"]), "top": top})
+
+
+def _write_node(node: BeamNode) -> Document:
+    return {**node._asdict(), "score": to_finite(node.score), "log_prob": to_finite(node.log_prob)}
+
+
+def _read_node(entry: Document) -> BeamNode:
+    values = {name: from_finite(entry[name]) for name in ("score", "log_prob")}
+    return BeamNode(**{**entry, **values})
+
+
+def _write_changes(changes: Changes) -> Document:
+    return {**changes._asdict(), "score": to_finite(changes.score)}
+
+
+def _read_changes(entry: Document) -> Changes:
+    return Changes(**{**entry, "score": from_finite(entry["score"])})

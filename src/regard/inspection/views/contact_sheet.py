@@ -16,10 +16,19 @@ from rich.text import Text
 
 from regard.decoding.search import AttentionWeights
 from regard.inspection.views import drawing
-from regard.inspection.views.blocks import arrange, draw_half_blocks
 from regard.inspection.views.heatmap import AttentionView, to_html_title
 from regard.inspection.views.labels import isolate, label
-from regard.inspection.views.pictures import PixelArray, Style, compose, resize, shade, to_data_uri, upsample
+from regard.inspection.views.pictures import (
+    PixelArray,
+    Style,
+    arrange,
+    compose,
+    draw_half_blocks,
+    resize,
+    shade,
+    to_data_uri,
+    upsample,
+)
 
 _SHADES = "·░▒▓█"
 

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from regard.errors import ConfigError, ModelError
 from regard.evaluation.attention_diagnostics import STATISTICS
-from regard.inspection.figures import FORMATS
 from regard.inspection.views.appearance import CATEGORY_COLORS
-from regard.inspection.views.fonts import fonts_for
+from regard.inspection.views.fonts import FORMATS, drawing_settings
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
 
@@ -137,11 +136,9 @@ def check_extension(path: Path) -> None:
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
     """Draw the panels to a file."""
-    from matplotlib import rc_context
-
     check_extension(path)
-    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 9}
-    with rc_context(settings), fonts_for("".join(run_names(panels))):
+    # The labels of a logarithmic scale are mathematics.
+    with drawing_settings("".join(run_names(panels)), {"font.size": 9, "text.parse_math": True}):
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
         build_figure(panels).savefig(path, dpi=160, metadata=metadata)
 

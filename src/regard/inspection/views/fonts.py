@@ -1,14 +1,18 @@
-"""Fonts: find installed families that together contain the characters of a text."""
+"""Figures of matplotlib: their formats, and fonts that contain the characters of their text."""
 
 import logging
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+FORMATS = (".svg", ".png", ".pdf")
+"""The extensions of figures."""
 
 DEFAULT = "DejaVu Sans"
 """Distributed with matplotlib."""
@@ -17,9 +21,13 @@ _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
 
 
 @contextmanager
-def fonts_for(text: str) -> Iterator[None]:
+def drawing_settings(text: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
     """Draw with font families that contain the characters of a text. A character that no installed font contains is
-    drawn as a box, with one warning.
+    drawn as a box, with one warning. Text stays text in SVG and PDF, and is not parsed as mathematics.
+
+    Args:
+        text: All characters that are drawn.
+        settings: Other settings of matplotlib.
     """
     from matplotlib import rc_context
 
@@ -30,8 +38,15 @@ def fonts_for(text: str) -> Iterator[None]:
         # Publishers reject the Type 3 fonts that are matplotlib's default in PDF, but fonts with PostScript outlines
         # cannot be embedded as TrueType (42).
         font_type = 42 if all(map(_has_truetype_outlines, families)) else 3
-        settings: dict[Any, Any] = {"font.family": list(families), "pdf.fonttype": font_type}
-        with rc_context(settings):
+        drawn: dict[Any, Any] = {
+            "font.family": list(families),
+            "pdf.fonttype": font_type,
+            "svg.fonttype": "none",
+            "svg.hashsalt": "regard",
+            "text.parse_math": False,
+            **settings,
+        }
+        with rc_context(drawn):
             yield
 
 

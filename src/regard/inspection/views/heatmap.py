@@ -17,6 +17,9 @@ from regard.inspection.views import drawing
 from regard.inspection.views.appearance import Appearance
 from regard.inspection.views.labels import Labels, isolate
 
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""The Content-Security-Policy of pages with views: a browser that follows it makes no request for the page."""
+
 
 class AttentionView(ABC):
     """How attention weights are shown: as a heat map, a grid of heat maps, lines, or over an image."""

@@ -12,7 +12,6 @@ from rich.text import Text
 from regard.decoding.search import AttentionWeights
 from regard.inspection.views import drawing
 from regard.inspection.views.appearance import Appearance
-from regard.inspection.views.blocks import arrange, draw_half_blocks
 from regard.inspection.views.heatmap import (
     AttentionView,
     build_colors,
@@ -22,8 +21,8 @@ from regard.inspection.views.heatmap import (
     to_html_title,
 )
 from regard.inspection.views.labels import Labels
-from regard.inspection.views.pictures import PixelArray, to_data_uri
-from regard.inspection.views.selection import AttentionMap
+from regard.inspection.views.maps import AttentionMap
+from regard.inspection.views.pictures import PixelArray, arrange, draw_half_blocks, to_data_uri
 
 _COLUMNS = 8
 """The number of maps in a row, if there is only one layer or only one map per layer."""

@@ -1,4 +1,4 @@
-"""Selections: roles, layers, heads, reductions, and words."""
+"""Attention maps: roles, layers, heads, reductions and words; and rollout, compared with products computed by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,7 @@ from regard.inspection.prediction import Prediction
 from regard.inspection.views.heatmap import HeatMap
 from regard.inspection.views.line_view import LineView
 from regard.inspection.views.map_grid import MapGrid
-from regard.inspection.views.rollout import roll_out, roll_out_cross
-from regard.inspection.views.selection import Selection
+from regard.inspection.views.maps import MapSelection, roll_out, roll_out_cross
 
 SOURCE, OUTPUT = ["▁a", "▁foot", "ball"], ["▁ein", "▁Fuß", "ball", "."]
 ROLES: tuple[Role, ...] = ("encoder-self", "decoder-self", "cross")
@@ -165,8 +164,8 @@ def test_the_document_contains_the_selected_weights() -> None:
 
 
 def test_a_selection_is_a_value() -> None:
-    assert Selection("cross", 1, "max") == Selection("cross", 1, "max")
-    assert len({Selection(), Selection(words=True), Selection()}) == 2
+    assert MapSelection("cross", 1, "max") == MapSelection("cross", 1, "max")
+    assert len({MapSelection(), MapSelection(words=True), MapSelection()}) == 2
 
 
 def test_an_ensemble_has_the_layers_of_all_models_and_no_rollout() -> None:
@@ -174,3 +173,39 @@ def test_an_ensemble_has_the_layers_of_all_models_and_no_rollout() -> None:
     assert ensemble.select().title == "Cross-attention, layer 2 of 2, average of 2 heads (the layers of 2 models)"
     with pytest.raises(ConfigError, match="defined for one model, and this is an ensemble of 2"):
         ensemble.view(layer="rollout")
+
+
+def array(*rows: tuple[float, ...]) -> np.ndarray:
+    return np.array(rows, np.float32)
+
+
+FIRST, SECOND = array((0.5, 0.5), (0.0, 1.0)), array((0.0, 1.0), (1.0, 0.0))
+
+
+def test_the_rollout_of_two_layers_is_the_product_with_residual_connections() -> None:
+    # Ã_1 = (0.75, 0.25; 0, 1), Ã_2 = (0.5, 0.5; 0.5, 0.5)
+    np.testing.assert_allclose(roll_out([FIRST, SECOND]), array((0.375, 0.625), (0.375, 0.625)))
+
+
+def test_the_rollout_of_cross_attention_composes_the_decoder_with_the_encoder() -> None:
+    encoder = [FIRST]  # E = (0.75, 0.25; 0, 1)
+    decoder = [array((1.0, 0.0), (0.5, 0.5)), array((1.0, 0.0), (1.0, 0.0))]
+    cross = [array((1.0, 0.0), (0.0, 1.0)), array((0.0, 1.0), (0.0, 1.0))]
+    # Layer 1: ½ B_1 E = (0.375, 0.125; 0, 0.5).
+    # Layer 2: ½ Ã_2 C_1 + ½ B_2 E with Ã_2 = (1, 0; 0.5, 0.5) is
+    #   (0.1875, 0.0625) + (0, 0.5) = (0.1875, 0.5625), and (0.09375, 0.15625) + (0, 0.5) = (0.09375, 0.65625).
+    expected = array((0.1875 / 0.75, 0.5625 / 0.75), (0.09375 / 0.75, 0.65625 / 0.75))
+    np.testing.assert_allclose(roll_out_cross(encoder, decoder, cross), expected)
+
+
+def test_a_recurrent_decoder_has_no_residual_connections() -> None:
+    np.testing.assert_allclose(roll_out_cross([FIRST], [], [SECOND]), array((0.0, 1.0), (0.75, 0.25)))
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_rows_of_the_rollout_sum_to_one(layers: int) -> None:
+    generator = np.random.default_rng(0)
+    weights = [generator.random((5, 5)).astype(np.float32) for _ in range(layers)]  # not normalized, as a maximum
+    cross = [generator.random((5, 5)).astype(np.float32) for _ in range(layers)]
+    for rollout in (roll_out(weights), roll_out_cross(weights, weights, cross), roll_out_cross([], weights, cross)):
+        np.testing.assert_allclose(rollout.sum(1), 1, rtol=1e-5)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from regard.inspection.attribution.rank_correlation import kendall, rank, spearman
+from regard.inspection.attribution.agreement import kendall, rank, spearman
 
 
 def test_equal_numbers_share_the_average_of_their_ranks() -> None:

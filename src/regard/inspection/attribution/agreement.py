@@ -1,9 +1,43 @@
-"""Rank correlation of two lists of numbers, with ties."""
+"""The agreement of scores with attention weights: rank correlations of two lists of numbers, with ties."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The rank correlation of absolute scores and attention weights, for each explained step; None where it is not
+    defined: if all scores or weights are equal, or if there are no weights for the step, as for the end token.
+    """
+
+    spearman_steps: list[float | None]
+    kendall_steps: list[float | None]
+
+    @property
+    def spearman(self) -> float | None:
+        """Spearman's ρ, averaged over the steps where it is defined."""
+        return _average(self.spearman_steps)
+
+    @property
+    def kendall(self) -> float | None:
+        """Kendall's τ_b, averaged over the steps where it is defined."""
+        return _average(self.kendall_steps)
+
+    def __str__(self) -> str:
+        steps = sum(value is not None for value in self.spearman_steps)
+        if self.spearman is None:
+            return "Spearman correlation with the attention weights: not defined"
+        which = f" (average of {steps} steps)" if steps > 1 else ""
+        return f"Spearman correlation with the attention weights: {self.spearman:.2f}{which}"
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    defined = [value for value in values if value is not None]
+    return sum(defined) / len(defined) if defined else None
 
 
 def spearman(first: ArrayLike, second: ArrayLike) -> float | None:

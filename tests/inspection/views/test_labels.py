@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.inspection.views.words import Span, find_words, join_word
+from regard.inspection.views.labels import Span, find_words, join_word
 
 
 @pytest.mark.parametrize(
