@@ -9,7 +9,7 @@
 Existing runs are resumed. Checkpoints are chosen on the dev set.
 
 scenes: exact captions; pointing accuracy and mass inside the box, on the objects that are mentioned in the right place
-(see `regard.inspection.pointing`); and the number of cells that each word reads (weight above 0.1 %).
+(see `pointing.py`); and the number of cells that each word reads (weight above 0.1 %).
 captcha: correct characters (100 − CER), correct captchas, and the share of characters whose attention is further right
 than that of the character before.
 flickr8k: BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D (printed × 100, as in papers). Beam and length penalty are those with
@@ -33,12 +33,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import regard
+from pointing import score_pointing
 from regard.data.corpora import Pairs, load_corpus
 from regard.data.images.scenes import sample
 from regard.data.images.settings import ScenesData
 from regard.evaluation.settings import parse_metric
 from regard.inspection import figures
-from regard.inspection.pointing import score_pointing
 
 HARD = "{kind: hard, reward: 0.003, entropy: 0.0003}"
 SELECTIONS = {

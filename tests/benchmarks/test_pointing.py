@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pointing import score_pointing
 from regard.data.images.scenes import Box, Scene, sample
 from regard.data.images.settings import ScenesData
 from regard.decoding.search import AttentionWeights
 from regard.errors import ModelError
-from regard.inspection.pointing import score_pointing
 from regard.inspection.prediction import Prediction
 from regard.models.contracts import Grid
 
