@@ -17,13 +17,18 @@ from regard.evaluation.attention_statistics import (
     AttentionTotals,
     WeightRows,
     compute_attention_entropy,
-    compute_normalized_entropies,
     diagnose_attention,
 )
 from regard.models.contracts import Grid, Memory, Tokens
 from regard.runs.folder import RunFolder
 
 SOURCES, TARGETS = ["3 mai 2009", "x", "May 3, 2009"], ["2009-05-03", "?", "2009-05-03"]
+
+
+def compute_entropies(weights: torch.Tensor, valid_BT: torch.Tensor) -> torch.Tensor:
+    slots_B = torch.tensor([4, 2, 1])
+    visible_BT = slots_B.unsqueeze(-1).expand_as(valid_BT)
+    return WeightRows.normalize(weights, slots_B, visible_BT, valid_BT).normalized_entropies
 
 
 def test_entropies_by_hand() -> None:
@@ -35,12 +40,12 @@ def test_entropies_by_hand() -> None:
         ]
     )
     valid_BT = torch.tensor([[True, True, True], [True, True, True], [True, True, True]])
-    entropies = compute_normalized_entropies(weights_BTS, torch.tensor([4, 2, 1]), valid_BT)
+    entropies = compute_entropies(weights_BTS, valid_BT)
     assert entropies.tolist() == pytest.approx([0.0, 1.0, 0.5, 1.0, 1.0])
     heads_BHTS = torch.stack([weights_BTS, weights_BTS.flip(-1)], dim=1)
-    assert compute_normalized_entropies(heads_BHTS, torch.tensor([4, 2, 1]), valid_BT).numel() == 10
+    assert compute_entropies(heads_BHTS, valid_BT).numel() == 10
     valid_BT[0, 1:] = False  # padding
-    assert compute_normalized_entropies(weights_BTS, torch.tensor([4, 2, 1]), valid_BT).tolist() == [0.0, 1.0, 1.0]
+    assert compute_entropies(weights_BTS, valid_BT).tolist() == [0.0, 1.0, 1.0]
 
 
 def test_the_average_is_that_of_the_weights_of_forced_decoding(small_run: RunFolder) -> None:

@@ -421,7 +421,9 @@ class Model:
             "version": __version__,
             "settings": self.settings.model.model_dump(mode="json"),
         }
-        return Trace.from_search(task.item, traced, self.predictor.tokenizer, description, search)
+        roles = {name: mechanism.role for name, mechanism in traced.mechanisms.items()}
+        prediction = Prediction.from_nbest(task.item, traced.nbest, self.predictor.tokenizer, roles, self.members)
+        return Trace(prediction, description, "smooth", search, *traced[1:])
 
     def attribute(
         self,

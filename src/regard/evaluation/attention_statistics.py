@@ -82,17 +82,10 @@ def compute_attention_entropy(predictor: Predictor, pairs: Pairs, batch_size: in
     total, rows = 0.0, 0
     with predictor.inference():
         for batch, memory, recording in _decode(predictor, encoded, cross.__contains__, batch_size):
-            slots_B = memory.allowed_BS.sum(-1)
             for weights in recording.weights.values():
-                entropies = compute_normalized_entropies(weights, slots_B, batch.target.valid_BT)
+                entropies = WeightRows.of(weights, "cross", memory, batch).normalized_entropies
                 total, rows = total + float(entropies.sum()), rows + len(entropies)
     return total / rows if rows else None
-
-
-def compute_normalized_entropies(weights: Tensor, slots_B: Tensor, valid_BT: Tensor) -> Tensor:
-    """Return the normalized entropy of each row of weights (B, T, S) or (B, H, T, S) that is valid and has weight."""
-    rows = WeightRows.normalize(weights, slots_B, slots_B.unsqueeze(-1).expand_as(valid_BT), valid_BT)
-    return rows.normalized_entropy_BHT[rows.varied_BHT]
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +148,11 @@ class WeightRows:
         log_visible_BT = self.visible_BT.clamp_min(2).double().log()
         normalized_BHT: Tensor = self.entropy_BHT / log_visible_BT.unsqueeze(1)
         return normalized_BHT
+
+    @property
+    def normalized_entropies(self) -> Tensor:
+        """The normalized entropies of all rows that are counted and have more than one visible key, in one list."""
+        return self.normalized_entropy_BHT[self.varied_BHT]
 
     @property
     def coverage_BH(self) -> Tensor:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.data.sources import SourceItem
-from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.tracing import (
     AttentionInputs,
     BeamNode,
@@ -16,7 +14,6 @@ from regard.decoding.tracing import (
     CellStates,
     MechanismRecord,
     Step,
-    TracedSearch,
 )
 from regard.errors import ConfigError, DataError, check_output_folder, check_path
 from regard.formatting import quantity, to_json
@@ -80,20 +77,6 @@ class Trace:
     attributions: list[Attribution] = field(default_factory=list)
     edits: list[dict[str, Any]] = field(default_factory=list)
     changes: Changes | None = None
-
-    @classmethod
-    def from_search(
-        cls,
-        source: SourceItem,
-        traced: TracedSearch,
-        tokenizer: Tokenizer,
-        model: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> "Trace":
-        """Return the trace of a search for one source."""
-        roles = {name: mechanism.role for name, mechanism in traced.mechanisms.items()}
-        prediction = Prediction.from_nbest(source, traced.nbest, tokenizer, roles, model.get("members", 1))
-        return cls(prediction, model, "smooth", settings, *traced[1:])
 
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
