@@ -26,7 +26,7 @@ export const atMost = <T>(values: ArrayLike<T>, index: number): T => at(values, 
 
 /** Add factor · values to the first elements of a sum. */
 export function addScaled(sum: Float64Array, values: Float64Array, factor: number): void {
-  values.forEach((value, index) => (sum[index] = (sum[index] ?? 0) + factor * value));
+  for (let index = 0; index < values.length; index++) sum[index] = (sum[index] ?? 0) + factor * (values[index] ?? 0);
 }
 
 /** Return a function that computes each of its results once, as long as the argument exists. */

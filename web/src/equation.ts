@@ -115,6 +115,11 @@ const sigmoid = (x: number): number => 1 / (1 + Math.exp(-x));
 const projections = cached((rows: Matrix) => cached((matrix: Matrix) => Matrix.fromRows(rows.rows, matrix.rows, (row) => apply(matrix, rows.row(row)))));
 const projectRows = (rows: Matrix, matrix: Matrix): Matrix => projections(rows)(matrix);
 
+/** The columns of W [k_j; q] for the keys, and those for the query. */
+const splitConcat = cached((both: Matrix) =>
+  cached((keys: Matrix) => [columnsOf(both, 0, keys.columns), columnsOf(both, keys.columns, both.columns)] as const),
+);
+
 interface Scored {
   scores: Vector;
   operations: Operation[];
@@ -283,10 +288,9 @@ const SCORES: Record<string, ScoreEquation> = {
   location_aware: scoreAdditive,
   concat: (inputs, step) => {
     const query = inputs.query.row(step);
-    const both = inputs.matrix("score.both.weight");
-    const width = inputs.key.columns;
-    const keys = projectRows(inputs.key, columnsOf(both, 0, width));
-    const projected = apply(columnsOf(both, width, both.columns), query);
+    const [forKeys, forQuery] = splitConcat(inputs.matrix("score.both.weight"))(inputs.key);
+    const keys = projectRows(inputs.key, forKeys);
+    const projected = apply(forQuery, query);
     const hidden = keys.map((value, _, unit) => at(projected, unit) + value);
     const activated = hidden.map(Math.tanh);
     const v = vectorOf(inputs, "score.v");

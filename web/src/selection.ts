@@ -1,5 +1,5 @@
 /** Which attention weights are shown: how layers, heads and tokens are combined, as regard.inspection.views.maps does. */
-import { at, atMost, Matrix } from "./arrays.js";
+import { addScaled, at, atMost, Matrix } from "./arrays.js";
 import { findAxes, findLayers, labelToken, readHeads, ROLE_NAMES, type Axes, type Role, type TraceDocument } from "./trace.js";
 import { combineWords, findWords, joinWord, type Span } from "./words.js";
 
@@ -19,16 +19,12 @@ export interface SelectedMap {
 /** Combine matrices of one shape element by element. */
 export function reduce(parts: readonly Matrix[], how: Reduction): Matrix {
   const { rows, columns, data } = at(parts, 0);
-  if (parts.length === 1) return new Matrix(rows, columns, data);
-  const combined = data.map((_, index) => {
-    let result = how === "max" ? -Infinity : 0;
-    for (const part of parts) {
-      const value = part.data[index] ?? NaN;
-      result = how === "max" ? Math.max(result, value) : result + value;
-    }
-    return how === "max" ? result : result / parts.length;
-  });
-  return new Matrix(rows, columns, combined);
+  const combined = Float64Array.from(data);
+  for (const part of parts.slice(1)) {
+    if (how === "mean") addScaled(combined, part.data, 1);
+    else part.data.forEach((value, index) => (combined[index] = Math.max(combined[index] ?? NaN, value)));
+  }
+  return new Matrix(rows, columns, how === "mean" ? combined.map((sum) => sum / parts.length) : combined);
 }
 
 function selectHead(heads: readonly Matrix[], head: Head): Matrix {
