@@ -14,7 +14,7 @@ from regard.errors import ConfigError
 from regard.models.contracts import Decoded, Source, Tokens
 from regard.models.ensemble import average_distributions
 from regard.models.seq2seq import Seq2Seq
-from regard.ops.chunked_loss import Loss, chunked_loss
+from regard.ops.chunked_loss import chunked_loss
 from regard.ops.consistency import consistency_loss
 from regard.ops.cross_entropy import IGNORE_INDEX, cross_entropy
 from regard.runs.settings import Consistency, NoConsistency, TrainingSettings
@@ -63,70 +63,54 @@ class Objective:
 
     def __call__(self, model: Seq2Seq, batch: Batch) -> Tensor:
         """Return the loss, summed over the target tokens of the batch."""
-        target = batch.target
+        target, distillation = batch.target, self.distillation
         with torch.autocast(target.tokens_BT.device.type, torch.bfloat16, enabled=self.bfloat16):
             source, decoder_input = drop_words(batch, self.word_dropout)
             if self.consistency.kind != "none":
-                # The two passes are the two halves of one batch.
-                second, second_input = source, decoder_input
-                if self.consistency.kind == "simcut":
-                    second, second_input = drop_words(batch, self.consistency.cut)
-                decoded = model(source.concatenate(second), torch.cat([decoder_input, second_input]))
-                (first_ND, tokens_N), (second_ND, _) = (
-                    select_tokens(half_BTD, target) for half_BTD in decoded.features.chunk(2)
-                )
-                loss = self._consistency_loss(decoded)
-                total = chunked_loss(
-                    loss, (first_ND, second_ND, tokens_N), decoded.output_parameters, decoded.vocabulary
-                )
-                terms = loss_terms(decoded, target.concatenate(target)) + self._alignment_loss(decoded, batch, passes=2)
-                return total + 0.5 * terms
+                return self._compare_passes(model, batch, source, decoder_input)
             decoded = model(source, decoder_input)
-            inputs = select_tokens(decoded.features, target)
-            if self.distillation is None:
-                loss = self._cross_entropy(decoded)
-            else:
+            teachers: list[Decoded] = []
+            if distillation is not None:
+                with torch.no_grad():  # without word dropout
+                    teachers = [teacher(batch.source, batch.decoder_inputs) for teacher in distillation.models]
+
+            def loss(features_ND: Tensor, tokens_N: Tensor, *teachers_ND: Tensor) -> Tensor:
+                if distillation is None:
+                    return cross_entropy(decoded.output(features_ND), tokens_N, self.label_smoothing)
                 with torch.no_grad():
-                    teachers = [teacher(batch.source, batch.decoder_inputs) for teacher in self.distillation.models]
-                inputs += tuple(select_tokens(teacher.features, target)[0] for teacher in teachers)
-                loss = self._distillation_loss(decoded, teachers, self.distillation)
+                    logits = [teacher.output(x_ND) for teacher, x_ND in zip(teachers, teachers_ND, strict=True)]
+                    teacher_NV = average_distributions(logits)
+                student_NV, weights = decoded.output(features_ND), distillation.loss_weights
+                return consistency_loss(teacher_NV, student_NV, tokens_N, weights, self.label_smoothing)
+
+            inputs = select_tokens(decoded.features, target)
+            inputs += tuple(select_tokens(teacher.features, target)[0] for teacher in teachers)
             total = chunked_loss(loss, inputs, decoded.output_parameters, decoded.vocabulary)
             return total + loss_terms(decoded, target) + self._alignment_loss(decoded, batch)
+
+    def _compare_passes(self, model: Seq2Seq, batch: Batch, source: Source, decoder_input: Tensor) -> Tensor:
+        """Return the loss of two passes of the model, the two halves of one batch. Gradients flow through both."""
+        assert self.consistency.kind != "none"
+        target, weights = batch.target, self.consistency.loss_weights
+        second, second_input = source, decoder_input
+        if self.consistency.kind == "simcut":
+            second, second_input = drop_words(batch, self.consistency.cut)
+        decoded = model(source.concatenate(second), torch.cat([decoder_input, second_input]))
+
+        def loss(first_ND: Tensor, second_ND: Tensor, tokens_N: Tensor) -> Tensor:
+            first_NV, second_NV = decoded.output(first_ND), decoded.output(second_ND)
+            return consistency_loss(first_NV, second_NV, tokens_N, weights, self.label_smoothing)
+
+        (first_ND, tokens_N), (second_ND, _) = (select_tokens(half, target) for half in decoded.features.chunk(2))
+        total = chunked_loss(loss, (first_ND, second_ND, tokens_N), decoded.output_parameters, decoded.vocabulary)
+        terms = loss_terms(decoded, target.concatenate(target)) + self._alignment_loss(decoded, batch, passes=2)
+        return total + 0.5 * terms
 
     def _alignment_loss(self, decoded: Decoded, batch: Batch, passes: int = 1) -> Tensor:
         """Return the weighted loss of guided alignment, summed over the passes of a batch; 0 without alignments."""
         if not self.alignment_weight or decoded.alignment_BTS is None or batch.alignment_BTS is None:
             return decoded.features.new_zeros((), dtype=torch.float32)
         return self.alignment_weight * alignment_loss(decoded.alignment_BTS, batch.alignment_BTS.repeat(passes, 1, 1))
-
-    def _cross_entropy(self, decoded: Decoded) -> Loss:
-        def loss(features_ND: Tensor, tokens_N: Tensor) -> Tensor:
-            return cross_entropy(decoded.output(features_ND), tokens_N, self.label_smoothing)
-
-        return loss
-
-    def _consistency_loss(self, decoded: Decoded) -> Loss:
-        """The loss of two passes of one model; gradients flow through both."""
-        assert self.consistency.kind != "none"
-        weights = self.consistency.loss_weights
-
-        def loss(first_ND: Tensor, second_ND: Tensor, tokens_N: Tensor) -> Tensor:
-            first_NV, second_NV = decoded.output(first_ND), decoded.output(second_ND)
-            return consistency_loss(first_NV, second_NV, tokens_N, weights, self.label_smoothing)
-
-        return loss
-
-    def _distillation_loss(self, student: Decoded, teachers: list[Decoded], distillation: Distillation) -> Loss:
-        """The loss of a student. Its teachers get the input without word dropout, and no gradient."""
-
-        def loss(features_ND: Tensor, tokens_N: Tensor, *teachers_ND: Tensor) -> Tensor:
-            with torch.no_grad():
-                logits = [teacher.output(x_ND) for teacher, x_ND in zip(teachers, teachers_ND, strict=True)]
-                teacher_NV = average_distributions(logits)
-            student_NV = student.output(features_ND)
-            return consistency_loss(teacher_NV, student_NV, tokens_N, distillation.loss_weights, self.label_smoothing)
-
-        return loss
 
 
 def alignment_loss(weights_BTS: Tensor, gold_BTS: Tensor) -> Tensor:
