@@ -101,15 +101,6 @@ def test_plugins_of_settings_are_those_of_all_their_parts() -> None:
     assert plugins_of(changed) == [Constant.__module__]
 
 
-def test_validating_built_in_parts_needs_no_torch() -> None:
-    code = (
-        "import sys; from regard.config import resolve; from regard.runs.settings import RunSettings\n"
-        "resolve(RunSettings, 'dates', {'model.attention': 'luong-local-p', 'model.encoder.cell': 'lstm'})\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 PLUGIN = """
 import random
 from regard import register_metric

@@ -1,13 +1,13 @@
 """Settings: read presets, files and overrides, and validate them. Messages name the key, the problem and the remedy.
 
-Each package declares its settings as `Settings` classes in its `settings.py`. These files do not import torch, so a
-typo is reported before data is read or a device is initialized. A choice is a union discriminated by `kind`, and a bare
-name is shorthand: `score: additive` means `score: {kind: additive}`.
+Each package declares its settings as `Settings` classes in its `settings.py`. These files do not import torch. A choice
+is a union discriminated by `kind`, and a bare name is shorthand: `score: additive` means `score: {kind: additive}`.
 """
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, get_args
@@ -40,6 +40,11 @@ class Settings(BaseModel):
         kind = cls.model_fields.get("kind")
         return {kind.default: cls} if kind and isinstance(kind.default, str) else {}
 
+    @classmethod
+    def of_kind(cls, kind: str) -> type["Settings"]:
+        """Return the class of a kind, with its options; it is imported if necessary."""
+        return cls.kinds().get(kind, cls)
+
 
 def _expand_name(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
@@ -64,19 +69,54 @@ def resolve(
     `name`.
 
     The source is validated before the overrides are applied, so that an error in a file is reported with its line and
-    an error in an override with the override.
+    an error in an override with the override. What can be validated without torch is validated first.
     """
+    tree, locate = _read(source, name)
+    _check_without_torch(schema, tree, overrides, locate)
+    return _resolve(schema, tree, overrides, locate)
+
+
+def check_without_torch(schema: type[Settings], source: str | Path) -> None:
+    """Validate a preset or a file, except for the options of parts that are known only when torch has been imported."""
+    tree, locate = _read(source, str(source))
+    _check_without_torch(schema, tree, {}, locate)
+
+
+def _check_without_torch(
+    schema: type[Settings], tree: Tree, overrides: Mapping[str, Any], locate: Callable[[KeyPath], str]
+) -> None:
+    token = _names_only.set(True)
+    try:
+        _resolve(schema, tree, overrides, locate)
+    finally:
+        _names_only.reset(token)
+
+
+_names_only: ContextVar[bool] = ContextVar("names_only", default=False)
+
+
+def checks_names_only() -> bool:
+    """Whether a part that has not been imported is checked only by its name."""
+    return _names_only.get()
+
+
+def _read(source: str | Path | Mapping[str, Any], name: str) -> tuple[Tree, Callable[[KeyPath], str]]:
+    """Return the tree of a preset, a file or a mapping, and a function that locates a key in it."""
     lines: dict[KeyPath, int] = {}
     if isinstance(source, Mapping):
         tree = dict(source)
     else:
         tree, lines = read_yaml(find_config(source))
         name = str(source)
-    base = _validate(schema, tree, lambda key: _location(name, lines, key))
+    return tree, lambda key: _location(name, lines, key)
+
+
+def _resolve(schema: type[S], tree: Tree, overrides: Mapping[str, Any], locate: Callable[[KeyPath], str]) -> S:
+    base = _validate(schema, tree, locate)
     if not overrides:
         return base
-    tree = base.model_dump(mode="json")
-    return _apply(schema, tree, overrides, lambda path: _find_override(schema, tree, overrides, path))
+    dumped = base.model_dump(mode="json")
+    return _apply(schema, dumped, overrides, lambda path: _find_override(schema, dumped, overrides, path))
 
 
 def _apply(schema: type[S], base: Tree, overrides: Mapping[str, Any], locate: Callable[[KeyPath], str]) -> S:
@@ -297,9 +337,12 @@ def _dotted_keys(schema: type[Settings], tree: Any, prefix: str = "") -> Iterato
     for name, field in schema.model_fields.items():
         yield f"{prefix}{name}"
         value = tree.get(name) if isinstance(tree, dict) else None
+        kind = value.get("kind") if isinstance(value, dict) else value
         chosen = _find_class(field.annotation, value if isinstance(value, dict) else {"kind": value})
-        if chosen is None and isinstance(field.default, Settings):
-            chosen = type(field.default)
+        if chosen is not None and isinstance(kind, str):
+            chosen = chosen.of_kind(kind)
+        elif chosen is None and field.default is not None:
+            chosen = _find_class(field.annotation, {"kind": getattr(field.default, "kind", field.default)})
         if chosen is not None:
             yield from _dotted_keys(chosen, value, f"{prefix}{name}.")
 

@@ -1,8 +1,8 @@
 """Registries: the parts that a model or a run is built from (scores, cells, corpora, …), by name; and plugins.
 
-A part has a `kind`, settings and a builder. Settings of built-in parts are declared without torch; their builders are
-registered when the module that defines them is imported. The settings of other parts are derived from the signature of
-the builder: each parameter that the caller does not provide is an option.
+A part has a `kind`, settings and a builder. The settings are derived from the signature of the builder: each parameter
+that the caller does not provide is an option. Built-in parts are registered like those of plugins, when the module that
+defines them is imported. Their names are known before, because this module may import torch, which takes seconds.
 """
 
 import importlib
@@ -22,10 +22,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import GetCoreSchemaHandler, ValidationError, create_model
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from regard.config import Settings
+from regard.config import Settings, checks_names_only
 from regard.errors import ArgumentTypeError, ConfigError, RegardError
 from regard.formatting import add_article
 
@@ -46,7 +46,7 @@ _importing: ContextVar[str | None] = ContextVar("importing", default=None)
 class Registry(Generic[T]):
     """All parts of one type, for example all scores: the settings, the builder and the plugin of each `kind`.
 
-    `module` registers the built-in builders; it is imported when a builder is needed. `provided` are the names of the
+    `module` registers the built-in parts; it is imported when one of them is needed. `provided` are the names of the
     values that the caller of `build` can provide; a builder receives those that it has a parameter for. `facts` are
     the names of class attributes that settings and builders share.
     """
@@ -64,12 +64,21 @@ class Registry(Generic[T]):
 
     def find(self, kind: str) -> type["Choice"] | None:
         """Return the settings class of a kind; None if no such kind is registered."""
+        if kind not in self.settings and kind in self.built_in:
+            importlib.import_module(self.module)
         if kind not in self.settings:
-            # Importing the module takes seconds, because it imports torch. A typo should be reported at once.
-            if f'"{kind}"' in _read_source(self.module):
-                importlib.import_module(self.module)
             load_installed_plugins()
         return self.settings.get(kind)
+
+    @property
+    def built_in(self) -> tuple[str, ...]:
+        """The names that the module registers, whether it has been imported or not."""
+        return _find_registrations(self.module, self.noun)
+
+    @property
+    def names(self) -> list[str]:
+        """All names that are known: those of built-in parts first."""
+        return list(dict.fromkeys((*self.built_in, *self.settings)))
 
     def build(self, choice: "Choice", options: Mapping[str, Any] | None = None, /, **provided: Any) -> T:
         """Build a part from its settings. The builder receives its options, and the values in `provided` that it has
@@ -97,11 +106,8 @@ class Registry(Generic[T]):
 
         return register
 
-    def register(self, base: type["Choice"], kind: str, build: Callable[..., T], **facts: Any) -> str:
-        """Register a part under a new name. Its options are the parameters of `build` that are not provided.
-
-        Return the plugin that the part belongs to.
-        """
+    def register(self, base: type["Choice"], kind: str, build: Callable[..., T], **facts: Any) -> None:
+        """Register a part under a new name. Its options are the parameters of `build` that are not provided."""
         if not isinstance(kind, str) or not callable(build):
             raise ArgumentTypeError(
                 f"register_{self.noun} expects a name and a class or function, not {kind!r} and {build!r}."
@@ -110,10 +116,10 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"'{kind}' cannot be the name of {add_article(self.noun)}. Use letters, digits, '-', '_' and '.'."
             )
-        plugin = _importing.get() or _files.get(build.__module__, build.__module__)
         importlib.import_module(self.module)
         if kind in self.settings and kind not in self.plugins:
             raise ConfigError(f"'{kind}' is the name of a built-in {self.noun}. Choose another name.")
+        plugin = _importing.get() or _files.get(build.__module__, build.__module__)
         if self.plugins.get(kind, plugin) != plugin:
             raise ConfigError(
                 f"The {self.noun} '{kind}' is already registered by {self.plugins[kind]}. Choose another name."
@@ -139,9 +145,8 @@ class Registry(Generic[T]):
         for name, value in facts.items():
             setattr(created, name, value)
         self.builders[kind] = build
-        if plugin.partition(".")[0] != "regard":
+        if kind not in self.built_in:
             self.plugins[kind] = plugin
-        return plugin
 
 
 class Choice(Settings):
@@ -157,7 +162,13 @@ class Choice(Settings):
 
     @classmethod
     def kinds(cls) -> Mapping[str, type[Settings]]:
-        return cls.registry.settings if "registry" in cls.__dict__ else super().kinds()
+        if "registry" not in cls.__dict__:
+            return super().kinds()
+        return {kind: cls.registry.settings.get(kind, cls) for kind in cls.registry.names}
+
+    @classmethod
+    def of_kind(cls, kind: str) -> type[Settings]:
+        return (cls.registry.find(kind) or cls) if "registry" in cls.__dict__ else cls
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -184,11 +195,14 @@ class Choice(Settings):
         kind = value.get("kind", registry.default)
         if kind is None:
             raise PydanticCustomError("missing_kind", "kind is missing")
-        schema = registry.find(kind) if isinstance(kind, str) else None
+        schema: type[Choice] | None = None
+        if isinstance(kind, str):
+            is_deferred = checks_names_only() and kind in registry.built_in and kind not in registry.settings
+            schema = cls._accepting_any_options() if is_deferred else registry.find(kind)
         if schema is None:
             # Pydantic cannot format a string with lone surrogates.
             tag = kind.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(kind, str) else kind
-            raise PydanticCustomError("unknown_kind", "unknown kind", {"tag": tag, "names": list(registry.settings)})
+            raise PydanticCustomError("unknown_kind", "unknown kind", {"tag": tag, "names": registry.names})
         try:
             return typing.cast(Self, schema.model_validate({**value, "kind": kind}))
         except ValidationError as error:
@@ -200,6 +214,15 @@ class Choice(Settings):
     def expand(cls, value: Any) -> Any:
         """Expand shorthand: a bare name is a mapping with this kind."""
         return {"kind": value} if isinstance(value, str) else value
+
+    @classmethod
+    @cache
+    def _accepting_any_options(cls) -> type["Choice"]:
+        """Return a class for parts that have not been imported: they may have any options."""
+        metaclass: Any = type(cls)
+        namespace = {"__module__": __name__, "model_config": ConfigDict(extra="allow")}
+        created: type[Choice] = metaclass(cls.__name__, (cls,), namespace)
+        return created
 
     def options(self, names: frozenset[str]) -> dict[str, Any]:
         """Return the options that a builder with parameters of these names receives."""
@@ -218,12 +241,22 @@ def _with_kind(detail: Any, kind: str) -> InitErrorDetails:
     return InitErrorDetails(type=detail["type"], loc=loc, input=value, ctx=context)
 
 
+def default_choice(value: Any) -> Any:
+    """Return the default of a settings field that holds a part, directly or in a group: a name or a mapping.
+
+    It is validated when it is used, not when the class is defined, because this may import torch.
+    """
+    return Field(value, validate_default=True)
+
+
 @cache
-def _read_source(module: str) -> str:
+def _find_registrations(module: str, noun: str) -> tuple[str, ...]:
+    """Return the names in the calls `register_noun("name", …)` of a module, without importing it."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).read_text("utf-8")
+    source = Path(spec.origin).read_text("utf-8")
+    return tuple(re.findall(rf'^register_{noun}\("([^"]+)"', source, re.MULTILINE))
 
 
 @cache

@@ -6,15 +6,17 @@ B rows, T queries, S memory slots, D width.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import reduce
-from typing import NamedTuple, final
+from typing import Annotated, NamedTuple, final
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from regard.attention import settings
-from regard.attention.mechanisms import Mechanism, add_mechanism
+from regard.attention.mechanisms import MECHANISMS, Mechanism, add_mechanism
 from regard.errors import ConfigError
 from regard.ops.cost import Cost, MultiplyAdds
+from regard.quantities import Length
 
 
 class ScopeInput(NamedTuple):
@@ -65,6 +67,9 @@ class Scope(nn.Module, ABC):
         """Return the largest number of weights that are not masked; by default, one for each query and slot."""
         return queries * slots
 
+    def __init__(self) -> None:
+        super().__init__()
+
     @abstractmethod
     def forward(self, inputs: ScopeInput) -> ScopeOutput: ...
 
@@ -72,10 +77,11 @@ class Scope(nn.Module, ABC):
         return AllOf([self, other])
 
 
-@settings.Scope.registry.implement(settings.GlobalScope)
 @final
 class Global(Scope):
     """Every slot that the mask of the memory allows."""
+
+    is_global = True
 
     @property
     def multiply_adds(self) -> MultiplyAdds:
@@ -86,7 +92,6 @@ class Global(Scope):
         return ScopeOutput()
 
 
-@settings.Scope.registry.implement(settings.LocalMonotonic)
 @final
 class LocalMonotonic(Scope):
     """Slots t − D … t + D, assuming a roughly monotonic alignment (Luong et al. 2015, local-m)."""
@@ -95,7 +100,9 @@ class LocalMonotonic(Scope):
     def multiply_adds(self) -> MultiplyAdds:
         return MultiplyAdds()
 
-    def __init__(self, window: int = 5) -> None:
+    def __init__(
+        self, window: Annotated[Length, Field(description="D: slots t − D to t + D are visible to query t")] = 5
+    ) -> None:
         super().__init__()
         self.window = window
 
@@ -108,7 +115,6 @@ class LocalMonotonic(Scope):
         return ScopeOutput(distance_BTS <= self.window)
 
 
-@settings.Scope.registry.implement(settings.LocalPredictive)
 @final
 class LocalPredictive(Scope):
     """A window around a predicted position (Luong et al. 2015, local-p).
@@ -123,7 +129,26 @@ class LocalPredictive(Scope):
     the width of the queries; the paper does not.
     """
 
-    def __init__(self, window: int = 5, *, normalize: bool = True, scaled: bool = False, query_size: int) -> None:
+    learned = True
+
+    def __init__(
+        self,
+        window: Annotated[
+            Length, Field(description="D: slots p − D to p + D are visible, weighted by a Gaussian with σ = D/2")
+        ] = 5,
+        *,
+        normalize: Annotated[
+            bool, Field(description="normalize the weights again, so that they sum to 1; the paper does not")
+        ] = True,
+        scaled: Annotated[
+            bool,
+            Field(
+                description="divide the argument of the sigmoid by √d (d: width of the query), so that the sigmoid "
+                "does not saturate early in training; not in the paper"
+            ),
+        ] = False,
+        query_size: int,
+    ) -> None:
         super().__init__()
         self.window = window
         self.normalize = normalize
@@ -153,10 +178,11 @@ class LocalPredictive(Scope):
         return ScopeOutput(allowed_BTS, factor_BTS=log_gauss_BTS.exp())
 
 
-@settings.Scope.registry.implement(settings.Causal)
 @final
 class Causal(Scope):
     """Slots up to the query's own position; later slots are masked."""
+
+    self_only = True
 
     @property
     def multiply_adds(self) -> MultiplyAdds:
@@ -214,8 +240,11 @@ def register_scope(name: str, scope: Callable[..., Scope]) -> None:
 
     It is called with `query_size` if it has a parameter of this name. Its other parameters are options.
     """
-    plugin = settings.Scope.registry.register(settings.Scope, name, scope)
-    add_mechanism(Mechanism(name, settings.Additive.equation, f"registered by {plugin}", "additive", name))
+    registry = settings.Scope.registry
+    registry.register(settings.Scope, name, scope)
+    if name in registry.plugins:
+        citation = f"registered by {registry.plugins[name]}"
+        add_mechanism(Mechanism(name, MECHANISMS["bahdanau"].equation, citation, "additive", scope=name))
 
 
 def build_scope(choice: settings.Scope, query_size: int) -> Scope:
@@ -223,8 +252,7 @@ def build_scope(choice: settings.Scope, query_size: int) -> Scope:
     return scope
 
 
-@settings.Scope.registry.implement(settings.AllOf)
-def _build_all_of(scopes: tuple[settings.Scope, ...], query_size: int) -> AllOf:
+def _build_all_of(scopes: Annotated[tuple[settings.Scope, ...], Field(min_length=1)], query_size: int) -> AllOf:
     return AllOf([build_scope(scope, query_size) for scope in scopes])
 
 
@@ -235,3 +263,10 @@ def check_self_attention(scope: Scope, queries: int, slots: int) -> None:
             f"A causal scope needs self-attention: it compares positions within one sequence, but there are {queries} "
             f"queries and {slots} slots. Use another scope."
         )
+
+
+register_scope("global", Global)
+register_scope("local_m", LocalMonotonic)
+register_scope("local_p", LocalPredictive)
+register_scope("causal", Causal)
+register_scope("all_of", _build_all_of)

@@ -6,17 +6,21 @@ B rows, T queries, S memory slots, D width, H heads, A hidden width of the score
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
-from typing import final
+from typing import Annotated, Literal, final
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from regard.attention import settings
-from regard.attention.mechanisms import Mechanism, add_mechanism
+from regard.attention.mechanisms import MECHANISMS, Mechanism, add_mechanism
+from regard.config import TRAINING_ONLY
 from regard.errors import ConfigError, DataError
 from regard.ops.additive_score import additive_scores
 from regard.ops.cost import MultiplyAdds
+from regard.quantities import Length, PositiveWeight, Width
+
+HiddenWidth = Annotated[Width | None, Field(description="width of the hidden layer; default: that of the query")]
 
 
 class HeadLinear(nn.Module):
@@ -106,17 +110,14 @@ class InnerProduct(Score, ABC):
         return (query_BHTD if self.factor == 1 else query_BHTD * self.factor) @ prepared.transpose(-1, -2)
 
 
-@settings.Score.registry.implement(settings.Dot)
-@final
-class Dot(InnerProduct):
-    """e = qᵀ k, or qᵀ k / √d if `scaled` (Luong et al. 2015; Vaswani et al. 2017)."""
+class _Product(InnerProduct, ABC):
+    """A multiple of qᵀ k, without parameters."""
 
-    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, scaled: bool = False) -> None:
+    equal_sizes = True
+
+    def __init__(self, query_size: int, key_size: int, heads: int = 1) -> None:
         super().__init__(query_size, key_size, heads)
         self.size = query_size
-        self.factor = (query_size // heads) ** -0.5 if scaled else 1.0
-        if scaled:
-            self.equation = settings.ScaledDot.equation
 
     @property
     def multiply_adds(self) -> MultiplyAdds:
@@ -129,13 +130,29 @@ class Dot(InnerProduct):
         return self.split(keys_BSD)
 
 
-settings.Score.registry.implement(settings.ScaledDot)(partial(Dot, scaled=True))
+@final
+class Dot(_Product):
+    """e = qᵀ k (Luong et al. 2015)."""
+
+    equation = "e = qᵀ k"
 
 
-@settings.Score.registry.implement(settings.General)
+@final
+class ScaledDot(_Product):
+    """e = qᵀ k / √d (Vaswani et al. 2017)."""
+
+    equation = "e = qᵀ k / √d"
+
+    def __init__(self, query_size: int, key_size: int, heads: int = 1) -> None:
+        super().__init__(query_size, key_size, heads)
+        self.factor = (query_size // heads) ** -0.5
+
+
 @final
 class General(InnerProduct):
     """e = qᵀ W k (Luong et al. 2015)."""
+
+    equation = "e = qᵀ W k"
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1) -> None:
         super().__init__(query_size, key_size, heads)
@@ -154,12 +171,23 @@ class General(InnerProduct):
         return prepared
 
 
-@settings.Score.registry.implement(settings.Cosine)
 @final
 class Cosine(InnerProduct):
     """e = β cos(q, k), β > 0 learned for each head (Graves et al. 2014, content-based addressing)."""
 
-    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, sharpening: float = 10.0) -> None:
+    equation = "e = β cos(q, k), β > 0 learned for each head"
+    equal_sizes = True
+
+    def __init__(
+        self,
+        query_size: int,
+        key_size: int,
+        heads: int = 1,
+        *,
+        sharpening: Annotated[
+            PositiveWeight, Field(json_schema_extra=TRAINING_ONLY, description="initial value of β, which is learned")
+        ] = 10.0,
+    ) -> None:
         super().__init__(query_size, key_size, heads)
         self.size = query_size
         self.log_sharpening = nn.Parameter(torch.full((heads, 1, 1), sharpening).log())
@@ -175,13 +203,22 @@ class Cosine(InnerProduct):
         return nn.functional.normalize(self.split(keys_BSD), dim=-1)
 
 
-@settings.Score.registry.implement(settings.Projected)
 @final
 class Projected(InnerProduct):
     """e = (W_Q q)ᵀ (W_K k), divided by √d if `scaled`; values W_V v (Vaswani et al. 2017)."""
 
+    equation = "e = (W_Q q)ᵀ (W_K k), divided by √d if scaled"
+
     def __init__(
-        self, query_size: int, key_size: int, heads: int = 1, *, scaled: bool = True, size: int | None = None
+        self,
+        query_size: int,
+        key_size: int,
+        heads: int = 1,
+        *,
+        scaled: Annotated[bool, Field(description="divide by √d, where d is the width of a head")] = True,
+        size: Annotated[
+            Width | None, Field(description="width of the projected queries and keys; default: that of the query")
+        ] = None,
     ) -> None:
         width = size or query_size
         super().__init__(width, key_size, heads)
@@ -210,14 +247,16 @@ class Projected(InnerProduct):
         return self.split(self.to_value(values_BSD))
 
 
-@settings.Score.registry.implement(settings.Additive)
 @final
 class Additive(Score):
     """e = vᵀ tanh(W q + U k) (Bahdanau et al. 2015; their W_a, U_a, v_a). Luong's `concat`, vᵀ tanh(W [k; q]), is
     the same with W and U concatenated to one matrix.
     """
 
-    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, hidden: int | None = None) -> None:
+    equation = "e = vᵀ tanh(W q + U k)"
+    chunkable = True
+
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, hidden: HiddenWidth = None) -> None:
         super().__init__(query_size, key_size, heads)
         width = hidden or query_size // heads
         self.query = HeadLinear(heads, query_size // heads, width)
@@ -237,12 +276,14 @@ class Additive(Score):
         return additive_scores(self.query(self.split(query_BTD)), prepared, self.v)
 
 
-@settings.Score.registry.implement(settings.Concat)
 @final
 class Concat(Score):
     """e = vᵀ tanh(W [k; q]) (Luong et al. 2015): an additive score with one matrix."""
 
-    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, hidden: int | None = None) -> None:
+    equation = "e = vᵀ tanh(W [k; q])"
+    chunkable = True
+
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, hidden: HiddenWidth = None) -> None:
         super().__init__(query_size, key_size, heads)
         width = hidden or query_size // heads
         self.key_size = key_size // heads
@@ -263,12 +304,21 @@ class Concat(Score):
         return additive_scores(query_BHTA, prepared, self.v)
 
 
-@settings.Score.registry.implement(settings.Location)
 @final
 class Location(Score):
     """e_j = (W q)_j: depends only on the query and the position (Luong et al. 2015)."""
 
-    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, slots: int = 256) -> None:
+    equation = "e_j = (W q)_j"
+    reads_keys = False
+
+    def __init__(
+        self,
+        query_size: int,
+        key_size: int,
+        heads: int = 1,
+        *,
+        slots: Annotated[Length, Field(description="maximum length of the memory")] = 256,
+    ) -> None:
         super().__init__(query_size, key_size, heads)
         self.slots = slots
         self.positions = HeadLinear(heads, query_size // heads, slots)
@@ -291,12 +341,15 @@ class Location(Score):
         return scores
 
 
-@settings.Score.registry.implement(settings.LocationAware)
 @final
 class LocationAware(Score):
     """e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋: a convolution over the weights of the previous step (Chorowski et
     al. 2015). With `features="sum"`, the convolution is over the sum of all previous weights (coverage).
     """
+
+    equation = "e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋"
+    chunkable = True
+    uses_past = True
 
     def __init__(
         self,
@@ -304,10 +357,13 @@ class LocationAware(Score):
         key_size: int,
         heads: int = 1,
         *,
-        hidden: int | None = None,
-        filters: int = 10,
-        reach: int = 3,
-        features: str = "last",
+        hidden: HiddenWidth = None,
+        filters: Width = 10,
+        reach: Annotated[Length, Field(description="a filter covers this many slots on either side")] = 3,
+        features: Annotated[
+            Literal["last", "sum"],
+            Field(description="convolve the weights of the last step, or the sum of all steps (coverage)"),
+        ] = "last",
     ) -> None:
         super().__init__(query_size, key_size, heads)
         width = hidden or query_size // heads
@@ -349,11 +405,24 @@ def register_score(name: str, score: Callable[..., Score]) -> None:
             f"The score '{name}' has no equation. Declare it as a class attribute of {score.__name__}, for example "
             'equation = "e = qᵀ W k".'
         )
-    plugin = settings.Score.registry.register(settings.Score, name, score)
-    equation = settings.Score.registry.settings[name].equation  # type: ignore[attr-defined] # of a Score
-    add_mechanism(Mechanism(name, equation, f"registered by {plugin}", name))
+    registry = settings.Score.registry
+    registry.register(settings.Score, name, score)
+    if name not in {mechanism.score for mechanism in MECHANISMS.values()}:
+        equation = registry.settings[name].equation  # type: ignore[attr-defined] # of a Score
+        add_mechanism(Mechanism(name, equation, f"registered by {registry.plugins.get(name, __name__)}", name))
 
 
 def build_score(choice: settings.Score, query_size: int, key_size: int, heads: int) -> Score:
     score: Score = choice.registry.build(choice, query_size=query_size, key_size=key_size, heads=heads)
     return score
+
+
+register_score("dot", Dot)
+register_score("scaled_dot", ScaledDot)
+register_score("general", General)
+register_score("additive", Additive)
+register_score("concat", Concat)
+register_score("cosine", Cosine)
+register_score("location", Location)
+register_score("projected", Projected)
+register_score("location_aware", LocationAware)

@@ -5,14 +5,17 @@ B rows, H heads, T queries, S memory slots.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, final
+from typing import Annotated, NamedTuple, final
 
 import entmax
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from regard.attention import equation, settings
-from regard.attention.mechanisms import Mechanism, add_mechanism
+from regard.attention.mechanisms import MECHANISMS, Mechanism, add_mechanism
+from regard.config import TRAINING_ONLY
+from regard.quantities import Fraction, PositiveWeight, Temperature, Weight
 
 
 class SampledPosition(NamedTuple):
@@ -60,6 +63,9 @@ class Selection(nn.Module, ABC):
     restricts_slots: bool = False
     """Whether it restricts the visible slots itself, so that it cannot be combined with a scope."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     @abstractmethod
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
         """Compute weights from the scores. `belief_BHS` is the probability that each slot is the previous position; it
@@ -67,10 +73,11 @@ class Selection(nn.Module, ABC):
         """
 
 
-@settings.Selection.registry.implement(settings.Softmax)
 @final
 class Softmax(Selection):
     """a_j = exp(e_j) / Σ_i exp(e_i): soft and differentiable; every slot gets some weight."""
+
+    is_softmax = True
 
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
         del belief_BHS
@@ -93,12 +100,11 @@ class Sparse(Selection):
         return Selected(weights.to(scores_BHTS.dtype))
 
 
-@settings.Selection.registry.implement(settings.StraightThrough)
 @final
 class StraightThrough(Selection):
     """A one-hot Gumbel sample with the gradient of the soft sample (Jang et al. 2017); argmax in evaluation mode."""
 
-    def __init__(self, temperature: float = 1.0) -> None:
+    def __init__(self, temperature: Annotated[Temperature, Field(json_schema_extra=TRAINING_ONLY)] = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
 
@@ -111,7 +117,6 @@ class StraightThrough(Selection):
         return Selected(_one_hot(soft, allowed_BHTS) + soft - soft.detach())
 
 
-@settings.Selection.registry.implement(settings.Hard)
 @final
 class Hard(Selection):
     """One position, sampled in training; the most likely one in evaluation mode (Xu et al. 2015).
@@ -126,7 +131,23 @@ class Hard(Selection):
 
     baseline: Tensor
 
-    def __init__(self, *, entropy: float = 0.02, reward: float = 0.2, soft: float = 0.5) -> None:
+    def __init__(
+        self,
+        *,
+        entropy: Annotated[
+            Weight, Field(json_schema_extra=TRAINING_ONLY, description="λ_e, the weight of the entropy bonus")
+        ] = 0.02,
+        reward: Annotated[
+            PositiveWeight, Field(json_schema_extra=TRAINING_ONLY, description="λ_r, the weight of the reward")
+        ] = 0.2,
+        soft: Annotated[
+            Fraction,
+            Field(
+                json_schema_extra=TRAINING_ONLY,
+                description="probability of using the soft context instead of the sample",
+            ),
+        ] = 0.5,
+    ) -> None:
         super().__init__()
         self.entropy, self.reward, self.soft = entropy, reward, soft
         self.register_buffer("baseline", torch.zeros(()))
@@ -159,17 +180,17 @@ class Hard(Selection):
         return -(self.reward * advantage_B * log_prob_B + self.entropy * entropy_B).sum()
 
 
-@settings.Selection.registry.implement(settings.HardExact)
 @final
 class HardExact(Selection):
     """One position, marginalized exactly in the output: p(y) = Σ_j a_j p(y | v_j) (Wu et al. 2018)."""
+
+    marginal = True
 
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
         del belief_BHS
         return Selected(equation.softmax(scores_BHTS, allowed_BHTS))
 
 
-@settings.Selection.registry.implement(settings.HardMonotonic)
 @final
 class HardMonotonic(Selection):
     """One position that never moves back, marginalized exactly (Wu & Cotterell 2019).
@@ -182,6 +203,10 @@ class HardMonotonic(Selection):
     and the next token y updates the belief: β(j) ∝ a_j p(y | v_j). The product over steps of Σ_j a_j p(y | v_j) is the
     sum over all monotonic alignments: the forward algorithm, one step at a time.
     """
+
+    marginal = True
+    uses_past = True
+    restricts_slots = True
 
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
         """Return the probabilities of the current position. At the first step, every position can be reached."""
@@ -206,16 +231,24 @@ def _one_hot(scores_BHTS: Tensor, allowed_BHTS: Tensor) -> Tensor:
     return torch.zeros_like(scores_BHTS).scatter_(-1, highest, 1.0).masked_fill(~allowed_BHTS, 0.0)
 
 
-settings.Selection.registry.implement(settings.Sparsemax)(lambda: Sparse(entmax.sparsemax))
-settings.Selection.registry.implement(settings.Entmax15)(lambda: Sparse(entmax.entmax15))
-
-
 def register_selection(name: str, selection: Callable[..., Selection]) -> None:
     """Register a selection: a subclass of `Selection`, or a function that builds one. Its parameters are options."""
-    plugin = settings.Selection.registry.register(settings.Selection, name, selection)
-    add_mechanism(Mechanism(name, settings.Additive.equation, f"registered by {plugin}", "additive", select=name))
+    registry = settings.Selection.registry
+    registry.register(settings.Selection, name, selection)
+    if name in registry.plugins:
+        citation = f"registered by {registry.plugins[name]}"
+        add_mechanism(Mechanism(name, MECHANISMS["bahdanau"].equation, citation, "additive", select=name))
 
 
 def build_selection(choice: settings.Selection) -> Selection:
     selection: Selection = choice.registry.build(choice)
     return selection
+
+
+register_selection("softmax", Softmax)
+register_selection("hard", Hard)
+register_selection("hard_exact", HardExact)
+register_selection("hard_monotonic", HardMonotonic)
+register_selection("straight_through", StraightThrough)
+register_selection("sparsemax", lambda: Sparse(entmax.sparsemax))
+register_selection("entmax15", lambda: Sparse(entmax.entmax15))

@@ -126,17 +126,19 @@ def command(
                 words = (start, *words)
             if not words or "=" in words[0]:
                 raise click.UsageError("Give a preset, a file or a run to train, or your own data with --pairs.")
-            config, folder = locate(words[0], out)
-            _check_separate_folder(start, folder)
-            overrides = with_deadline(parse_overrides(words[1:]), minutes)
-            stop.resumed = bool(folder.all_checkpoints())
-            settings = resolve_run(config, {**initial, **overrides})
-            folder.reject_foreign()
+            with stop.imports():
+                config, folder = locate(words[0], out)
+                _check_separate_folder(start, folder)
+                overrides = with_deadline(parse_overrides(words[1:]), minutes)
+                folder.reject_foreign()
+                stop.resumed = bool(folder.all_checkpoints())
+                settings = resolve_run(config, {**initial, **overrides})
         else:
             overrides = {**initial, **parse_overrides(words)}
             folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or images or str(source)))
             _check_separate_folder(start, folder)
-            folder.reject_foreign()
+            with stop.imports():
+                folder.reject_foreign()
             stop.resumed = bool(folder.all_checkpoints())
             settings = _choose_settings(data, overrides, folder, minutes, started, stop, several=seeds > 1)
         with stop.imports():

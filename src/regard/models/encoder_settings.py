@@ -4,12 +4,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from regard.attention.settings import ScaledDot, Score
+from regard.attention.settings import Score
 from regard.config import MAY_CHANGE_ON_RESUME, TRAINING_ONLY, Settings
 from regard.formatting import quantity
 from regard.quantities import DropoutProbability, Heads, Layers, Length, Width
 from regard.recurrent.settings import RecurrentSettings
-from regard.registry import Choice, Registry
+from regard.registry import Choice, Registry, default_choice
 
 TEXT = "text"
 """The kind of source that consists of text. Plugins add other kinds."""
@@ -133,7 +133,7 @@ class TransformerEncoderSettings(TransformerLayers, EncoderSettings):
     """The encoder of a Transformer (Vaswani et al. 2017), for use with any decoder."""
 
     kind: Literal["transformer"] = "transformer"
-    score: Score = ScaledDot()
+    score: Score = default_choice("scaled_dot")
 
     @property
     def architecture(self) -> str:

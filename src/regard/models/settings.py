@@ -6,13 +6,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from regard.attention.settings import AttentionChoice, AttentionSettings, ScaledDot, Score
+from regard.attention.settings import AttentionChoice, Score
 from regard.config import TRAINING_ONLY
 from regard.formatting import quantity
 from regard.models.encoder_settings import (
     TEXT,
     EncoderSettings,
-    RecurrentEncoderSettings,
     TransformerEncoderSettings,
     TransformerLayers,
     check_self_score,
@@ -20,7 +19,7 @@ from regard.models.encoder_settings import (
 from regard.models.vision import settings as _image_encoders  # noqa: F401 - registers the settings of image encoders
 from regard.quantities import DropoutProbability, Layers, Weight, Width
 from regard.recurrent.settings import RecurrentSettings
-from regard.registry import Choice, Registry
+from regard.registry import Choice, Registry, default_choice
 
 
 class ModelSettings(Choice):
@@ -88,7 +87,7 @@ class ModelSettings(Choice):
 class RegisteredModel(ModelSettings):
     """Base class of the settings of registered decoders: any encoder, and the options of the decoder."""
 
-    encoder: EncoderSettings = RecurrentEncoderSettings()
+    encoder: EncoderSettings = default_choice("recurrent")
     embedding: Width = Field(64, description="width of the token embeddings")
     dropout: DropoutProbability = Field(0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings")
 
@@ -127,7 +126,7 @@ class _RecurrentBase(ModelSettings):
     """The settings that all recurrent encoder-decoders share."""
 
     embedding: Width = Field(64, description="width of the token embeddings")
-    encoder: EncoderSettings = RecurrentEncoderSettings()
+    encoder: EncoderSettings = default_choice("recurrent")
     decoder: RecurrentSettings
     dropout: DropoutProbability = Field(
         0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings and before the output layer"
@@ -175,7 +174,7 @@ class FixedModel(_RecurrentBase):
     """A recurrent encoder-decoder without attention: one vector of fixed size connects them."""
 
     kind: Literal["fixed"] = "fixed"
-    decoder: RecurrentSettings = RecurrentSettings()
+    decoder: RecurrentSettings = default_choice({})
 
     context: Literal["initial", "every_step"] = Field(
         "every_step", description="feed the source vector to the decoder only as its initial state, or at every step"
@@ -195,8 +194,8 @@ class RecurrentModel(_RecurrentBase):
     """A recurrent encoder-decoder with attention."""
 
     kind: Literal["recurrent"] = "recurrent"
-    decoder: DecoderSettings = DecoderSettings()
-    attention: AttentionChoice = AttentionSettings()
+    decoder: DecoderSettings = default_choice({})
+    attention: AttentionChoice = default_choice({})
 
     @property
     def attention_layers(self) -> int:
@@ -267,9 +266,9 @@ class TransformerModel(TransformerLayers, ModelSettings):
         "decoder",
         description="weight tying: decoder ties target embedding and output layer, all ties the source embedding too",
     )
-    encoder_score: Score = ScaledDot()
-    self_score: Score = ScaledDot()
-    cross_score: Score = ScaledDot()
+    encoder_score: Score = default_choice("scaled_dot")
+    self_score: Score = default_choice("scaled_dot")
+    cross_score: Score = default_choice("scaled_dot")
 
     @property
     def attention_layers(self) -> int:

@@ -16,12 +16,12 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regard.config import resolve
+from regard.config import check_without_torch, resolve
 from regard.errors import ConfigError, DataError, ModelError
 from regard.formatting import to_json
 from regard.regular_files import open_regular, read_regular
@@ -159,24 +159,28 @@ def open_model(path: str | Path, *, accept_changes: bool = False) -> tuple[RunFo
     folder = RunFolder(path)
     if not folder.exists():
         raise ModelError(f"{path} does not contain a model: it has no config.yaml. Pass the folder of a run.")
+    with _as_model_error(folder):
+        check_without_torch(RunSettings, folder.config)
+
+    def check(checkpoint: Checkpoint) -> Checkpoint:
+        checkpoint.check_shapes()
+        with _as_model_error(folder):
+            checkpoint.check_unchanged(folder.settings, accept_changes=accept_changes)
+        return checkpoint
+
+    return folder, folder.read_first_readable(folder.best(), check)
+
+
+@contextmanager
+def _as_model_error(folder: RunFolder) -> Iterator[None]:
+    """Report settings that are not valid as those of another version."""
     try:
-        settings = folder.settings()
+        yield
     except ConfigError as error:
         raise ModelError(
             f"{folder.config} does not have format {FORMAT}, which this version of regard reads. Train the model again "
             f"with this version, in another folder. {str(error).splitlines()[0]}"
         ) from None
-    names = ["tokenizer.json"] if settings.tokenizer.shared else ["tokenizer.json", "tokenizer.target.json"]
-    for name in names:
-        if not (path / name).is_file():
-            raise ModelError(f"{path / name} is missing. Copy it from the original run folder.")
-
-    def check(checkpoint: Checkpoint) -> Checkpoint:
-        checkpoint.check_unchanged(settings, accept_changes=accept_changes)
-        checkpoint.check_shapes()
-        return checkpoint
-
-    return folder, folder.read_first_readable(folder.best(), check)
 
 
 def open_models(

@@ -27,7 +27,7 @@ from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
 from regard.models.encoder_settings import TEXT
-from regard.models.settings import ModelSettings, RecurrentModel
+from regard.models.settings import ModelSettings
 from regard.overrides import reject_ambiguous_kinds
 from regard.quantities import (
     BatchSize,
@@ -49,6 +49,7 @@ from regard.quantities import (
     Threads,
     Weight,
 )
+from regard.registry import default_choice
 
 
 def as_list(value: Any) -> Any:
@@ -344,7 +345,7 @@ class RunSettings(Settings):
     )
     data: DataSettings
     tokenizer: TokenizerChoice = CharTokenizer()
-    model: ModelSettings = RecurrentModel()
+    model: ModelSettings = default_choice("recurrent")
     training: TrainingSettings = TrainingSettings()
     decoding: DecodingSettings = DecodingSettings()
 

@@ -10,7 +10,7 @@ space.
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from regard.formatting import is_encodable, parse_json, quote, shorten, to_json
 from regard.quantities import Count, OptionalCount, Threads
 from regard.regular_files import open_regular, read_regular
 from regard.runs.settings import RunSettings
+from regard.yaml_reader import read_yaml
 
 log = logging.getLogger(__name__)
 
@@ -263,15 +264,19 @@ class Checkpoint:
         except OSError as error:
             raise UnreadableError(path, error) from None
 
-    def check_unchanged(self, settings: RunSettings, *, accept_changes: bool = False) -> None:
+    def check_unchanged(self, read_settings: Callable[[], RunSettings], *, accept_changes: bool = False) -> None:
         """Raise ModelError if settings or tokenizers that predictions depend on have changed since the model was saved:
         the weights were not trained for them. If changes are accepted, log a warning instead.
+
+        The settings are not read if only a tokenizer has changed, because this imports torch.
         """
-        changed = self.find_changed_settings(settings)
-        changes = [*([list_differences(changed)] if changed else []), *self.find_changed_tokenizers()]
+        run = self.path.parent.parent
+        changes = self.find_changed_tokenizers()
+        if not changes or not contains_settings(read_yaml(run / "config.yaml")[0], self._manifest.settings):
+            changed = self.find_changed_settings(read_settings())
+            changes = [*([list_differences(changed)] if changed else []), *changes]
         if not changes:
             return
-        run = self.path.parent.parent
         edited = f"{run} has been edited since its model was saved: {'; '.join(changes)}."
         if not accept_changes:
             raise ModelError(
@@ -351,6 +356,20 @@ def find_changed_settings(saved: Mapping[str, Any], settings: RunSettings) -> di
         return changed
     added = (setting for setting in _flatten(settings.model, "model.") if setting.key not in saved)
     return {setting.key: (setting.default, setting.value) for setting in added if not setting.is_default}
+
+
+def contains_settings(tree: Any, saved: Mapping[str, Any]) -> bool:
+    """Whether the content of config.yaml contains the saved settings, each in its place."""
+    for key, value in saved.items():
+        node = tree
+        for name in key.split("."):
+            node = node.get(name, _MISSING) if isinstance(node, dict) else _MISSING
+        if node != value:
+            return False
+    return True
+
+
+_MISSING = object()
 
 
 def list_differences(changed: Mapping[str, tuple[Any, Any]]) -> str:

@@ -4,11 +4,12 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from regard.attention.settings import ScaledDot, Score
+from regard.attention.settings import Score
 from regard.config import TRAINING_ONLY
 from regard.formatting import quantity
 from regard.models.encoder_settings import EncoderSettings, TransformerBlocks, check_self_score
 from regard.quantities import ImageSize, Integer, Layers, Width
+from regard.registry import default_choice
 
 IMAGE = "image"
 """The kind of source that consists of images."""
@@ -104,7 +105,7 @@ class PatchEncoderSettings(TransformerBlocks, ImageEncoderSettings):
         "pre", description="normalize after each residual connection, or before each sublayer, as published"
     )
     positions: Positions = Field("learned", description="add positions in two dimensions to the patches")
-    score: Score = ScaledDot()
+    score: Score = default_choice("scaled_dot")
 
     @property
     def architecture(self) -> str:
