@@ -95,7 +95,7 @@ class Registry(Generic[T]):
         return build(**{name: value for name, value in context.items() if name in names}, **options)
 
     def implement(self, settings: type["Choice"]) -> Callable[[B], B]:
-        """Return a decorator that registers the builder of a built-in part, and copies the facts from the settings."""
+        """Return a decorator that registers the builder of settings that are declared as a class, and copies the facts."""
 
         def register(build: B) -> B:
             self.builders[settings.model_fields["kind"].default] = build
@@ -124,8 +124,8 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"The {self.noun} '{kind}' is already registered by {self.plugins[kind]}. Choose another name."
             )
-        if isinstance(build, type):
-            facts = {name: getattr(build, name) for name in self.facts} | facts
+        part = build if isinstance(build, type) else typing.get_type_hints(build).get("return")
+        facts = {name: getattr(part, name) for name in self.facts if hasattr(part, name)} | facts
         for name, value in facts.items():
             expected = type(getattr(base, name, value))
             if not isinstance(value, expected):

@@ -110,14 +110,19 @@ class InnerProduct(Score, ABC):
         return (query_BHTD if self.factor == 1 else query_BHTD * self.factor) @ prepared.transpose(-1, -2)
 
 
-class _Product(InnerProduct, ABC):
-    """A multiple of qᵀ k, without parameters."""
+@final
+class Dot(InnerProduct):
+    """e = qᵀ k, or qᵀ k / √d if `scaled` (Luong et al. 2015; Vaswani et al. 2017)."""
 
+    equation = "e = qᵀ k"
     equal_sizes = True
 
-    def __init__(self, query_size: int, key_size: int, heads: int = 1) -> None:
+    def __init__(self, query_size: int, key_size: int, heads: int = 1, *, scaled: bool = False) -> None:
         super().__init__(query_size, key_size, heads)
         self.size = query_size
+        if scaled:
+            self.equation = "e = qᵀ k / √d"
+            self.factor = (query_size // heads) ** -0.5
 
     @property
     def multiply_adds(self) -> MultiplyAdds:
@@ -130,22 +135,12 @@ class _Product(InnerProduct, ABC):
         return self.split(keys_BSD)
 
 
-@final
-class Dot(_Product):
-    """e = qᵀ k (Luong et al. 2015)."""
-
-    equation = "e = qᵀ k"
+def _build_dot(query_size: int, key_size: int, heads: int) -> Dot:
+    return Dot(query_size, key_size, heads)
 
 
-@final
-class ScaledDot(_Product):
-    """e = qᵀ k / √d (Vaswani et al. 2017)."""
-
-    equation = "e = qᵀ k / √d"
-
-    def __init__(self, query_size: int, key_size: int, heads: int = 1) -> None:
-        super().__init__(query_size, key_size, heads)
-        self.factor = (query_size // heads) ** -0.5
+def _build_scaled_dot(query_size: int, key_size: int, heads: int) -> Dot:
+    return Dot(query_size, key_size, heads, scaled=True)
 
 
 @final
@@ -417,8 +412,8 @@ def build_score(choice: settings.Score, query_size: int, key_size: int, heads: i
     return score
 
 
-register_score("dot", Dot)
-register_score("scaled_dot", ScaledDot)
+register_score("dot", _build_dot)
+register_score("scaled_dot", _build_scaled_dot)
 register_score("general", General)
 register_score("additive", Additive)
 register_score("concat", Concat)
