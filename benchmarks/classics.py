@@ -49,9 +49,8 @@ from regard.decoding.settings import SearchOptions
 from regard.evaluation.alignment import AlignmentScore, flip
 from regard.evaluation.breakdown import find_lines, group_by_length
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, compute_statistics
-from regard.evaluation.seeds import SeedDifference, compare_over_seeds
 from regard.evaluation.settings import Bleu, Perplexity
-from regard.evaluation.significance import Difference, compare_pair, correct
+from regard.evaluation.significance import Difference, SeedDifference, compare_over_seeds, compare_pair, correct
 from regard.evaluation.validation import compute_losses
 from regard.formatting import table
 from regard.overrides import parse_overrides

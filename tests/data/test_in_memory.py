@@ -88,7 +88,7 @@ def test_every_form_gives_the_same_pairs(data: Any) -> None:
     ],
 )
 def test_columns_choose_the_source_and_the_target(data: Any, columns: Any) -> None:
-    assert collect_splits(data, columns=columns).train == [(target, source) for source, target in PAIRS]
+    assert collect_splits(data, columns=columns)["train"] == [(target, source) for source, target in PAIRS]
 
 
 def test_a_real_data_frame_gives_the_same_pairs() -> None:
@@ -100,9 +100,9 @@ def test_a_real_data_frame_gives_the_same_pairs() -> None:
 
 def test_a_dictionary_of_datasets_provides_all_splits() -> None:
     splits = {"train": Dataset(NAMED), "validation": Dataset(NAMED[:2]), "test": Dataset(NAMED[:1])}
-    assert collect_splits(splits) == (PAIRS, PAIRS[:2], PAIRS[:1])
-    assert collect_splits(splits, dev=PAIRS[1:]) == (PAIRS, PAIRS[1:], PAIRS[:1])
-    assert collect_splits({"train": PAIRS}).named() == {"train": PAIRS}
+    assert collect_splits(splits) == {"train": PAIRS, "dev": PAIRS[:2], "test": PAIRS[:1]}
+    assert collect_splits(splits, dev=PAIRS[1:]) == {"train": PAIRS, "dev": PAIRS[1:], "test": PAIRS[:1]}
+    assert collect_splits({"train": PAIRS}) == {"train": PAIRS}
 
 
 class MissingValue:

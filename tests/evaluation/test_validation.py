@@ -11,9 +11,8 @@ import pytest
 import regard
 from regard.data.corpora import Pairs
 from regard.evaluation.metrics import EvaluationSet
-from regard.evaluation.settings import Accuracy, Loss, PhonemeErrorRate, parse_metric
+from regard.evaluation.settings import Accuracy, Loss, MetricValues, PhonemeErrorRate, parse_metric
 from regard.evaluation.validation import compute_losses, evaluate, validate
-from regard.evaluation.values import MetricValues
 from regard.ops import chunked_loss
 from regard.runs.folder import RunFolder
 from regard.runs.progress import RunProgress, Schedule

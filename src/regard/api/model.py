@@ -39,9 +39,8 @@ from regard.evaluation.alignment import (
     WordAlignment,
 )
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
-from regard.evaluation.settings import parse_metrics
+from regard.evaluation.settings import MetricValues, parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
-from regard.evaluation.values import MetricValues
 from regard.formatting import quantity
 from regard.inspection.attribution.attribution import Attribution, Baseline, Method
 from regard.inspection.attribution.methods import AttributionRequest, Contrast, attribute_target

@@ -13,7 +13,7 @@ from regard.api.model import Model, format_summary, load, summary_to_html
 from regard.arguments import check_flag
 from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.evaluation.values import MetricValues
+from regard.evaluation.settings import MetricValues
 from regard.formatting import short_path
 from regard.inspection.compare.plots import draw_curves
 from regard.inspection.views.curves import read_panels
@@ -155,7 +155,7 @@ def train(
             folder = RunFolder(Path("runs/pairs" if out is None else out).absolute())
             with stop_on_signals() as stop:
                 stop.resumed = bool(folder.all_checkpoints())
-                splits = collect_splits(pairs, dev, test, columns).named()
+                splits = collect_splits(pairs, dev, test, columns)
                 with report_disk_failures(folder):
                     data = store_pairs(folder, splits)
                 settings = choose_or_reuse(

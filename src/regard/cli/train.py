@@ -20,7 +20,7 @@ from regard.runs.settings import RunSettings, with_deadline
 from regard.training.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
-    from regard.evaluation.values import MetricValues
+    from regard.evaluation.settings import MetricValues
     from regard.training.planning.trials import SearchResult
 
 EXAMPLES = """\b

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from regard.data.guidance import EncodedAlignments
 from regard.data.ragged import Ids, Ragged
 from regard.data.sampler import round_up_lengths
 from regard.data.sources import EncodedSources, SourceReader
+from regard.data.tokens.segmentation import SampledSide
 from regard.data.tokens.tokenizers import END, PAD, START, Tokenizer
 from regard.models.contracts import Source, Tokens, move_tensor
 
@@ -61,18 +62,8 @@ class Batch(NamedTuple):
         return self._replace(source=self.source.clone(), target=self.target.clone(), alignment_BTS=alignment_BTS)
 
 
-class TokenRows(Protocol):
-    """Texts as token ids, which may differ between epochs."""
-
-    @property
-    def lengths(self) -> Ids:
-        """The length of each row; approximate if lengths differ between epochs."""
-
-    def epoch_lengths(self, epoch: int) -> Ids: ...
-
-    def __len__(self) -> int: ...
-
-    def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged: ...
+TokenRows = Ragged | SampledSide
+"""Texts as token ids, which differ between epochs if segmentations are sampled."""
 
 
 @final

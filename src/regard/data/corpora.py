@@ -13,7 +13,7 @@ from regard.data import dates, pronunciations
 from regard.data.held_out import HeldOutShares, hash_to_unit_interval
 from regard.data.images import captions, scenes
 from regard.data.images.settings import Augmentation, CaptionsData, ScenesData
-from regard.data.lines import count_lines, open_file
+from regard.data.lines import count_lines, hash_file
 from regard.data.pair_files import check_present, read_rows, reject_pipes
 from regard.data.settings import (
     SPLITS,
@@ -170,12 +170,7 @@ class Corpus:
 
     def hash_files(self) -> dict[str, str]:
         """Return a hash of each training and dev file."""
-        return {path: _file_hash(path) for path in self.files}
-
-
-def _file_hash(path: str) -> str:
-    with open_file(path) as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        return {path: hash_file(path) for path in self.files}
 
 
 def _pairs_hash(pairs: Iterable[tuple[RawSource, str]], hash_source: Callable[[RawSource], str]) -> str:

@@ -4,13 +4,12 @@ Word links are expanded to tokens: a target token is linked to all tokens of the
 to. B rows, T target tokens, S source tokens.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus
-from regard.data.lines import display_name, open_file
+from regard.data.lines import display_name, hash_file
 from regard.data.pharaoh import Links, format_links, read_alignments
 from regard.data.ragged import Ids, Ragged, RaggedFile, map_ragged
 from regard.data.tokens.segmentation import SampledSide
@@ -47,21 +46,13 @@ class AlignmentFile(NamedTuple):
     shift: bool = False
 
     def hash(self) -> str:
-        with open_file(self.path) as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-class TokenWords(Protocol):
-    """The word of each token of each training pair: 1 + its index; 0 for white space."""
-
-    def take(self, rows: Sequence[int], epoch: int = 0) -> Ragged:
-        """Return the words of some pairs, with the tokens of an epoch."""
+        return hash_file(self.path)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class SampledTokenWords:
-    """The word of each token, if the segmentation of words differs between epochs."""
+    """The word of each token (1 + its index; 0 for white space), if segmentations differ between epochs."""
 
     pretokenized: Ragged
     """The word of each pre-tokenized word."""
@@ -74,13 +65,13 @@ class SampledTokenWords:
 @final
 @dataclass(frozen=True, eq=False)
 class EncodedAlignments:
-    """The word of each token of training pairs, and the links between words.
+    """The word of each token of training pairs (1 + its index; 0 for white space), and the links between words.
 
     Row n of `links` contains the source and target word of each link, alternately.
     """
 
-    source_words: TokenWords
-    target_words: TokenWords
+    source_words: Ragged | SampledTokenWords
+    target_words: Ragged | SampledTokenWords
     links: Ragged
     shift: bool = False
     """Whether the row of a token is that of the step that reads it: one later than the step that predicts it."""

@@ -7,7 +7,7 @@ datasets has to be installed.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from regard.data.pair_files import get_text, obvious_keys, text_keys
 from regard.errors import ArgumentTypeError, ConfigError, DataError, is_iterable
@@ -27,25 +27,13 @@ PairsInMemory = Any
 """An iterable of pairs or records, a mapping of columns, a data frame or a dataset."""
 
 
-class Splits(NamedTuple):
-    """Pairs for training and, if there are any, for validation and testing."""
-
-    train: list[tuple[str, str]]
-    dev: list[tuple[str, str]] | None = None
-    test: list[tuple[str, str]] | None = None
-
-    def named(self) -> dict[str, list[tuple[str, str]]]:
-        """Return the pairs of each split that exists."""
-        return {name: pairs for name, pairs in self._asdict().items() if pairs is not None}
-
-
 def collect_splits(
     pairs: PairsInMemory,
     dev: PairsInMemory | None = None,
     test: PairsInMemory | None = None,
     columns: Sequence[str] | None = None,
-) -> Splits:
-    """Read the pairs of each split into lists.
+) -> dict[str, list[tuple[str, str]]]:
+    """Read the pairs of each split that exists into lists, by the name of the split.
 
     Args:
         pairs: The training pairs, or a dictionary of datasets with the key "train", whose other splits are used too.
@@ -54,14 +42,16 @@ def collect_splits(
         columns: The names of the columns (or keys) of the source and the target.
     """
     chosen = None if columns is None else _check_columns(columns)
-    sources = {"pairs": pairs, "dev": dev, "test": test}
+    splits = {"train": pairs, "dev": dev, "test": test}
     if isinstance(pairs, Mapping) and "train" in pairs:
         for split, names in _SPLITS.items():
-            key = "pairs" if split == "train" else split
-            if split == "train" or sources[key] is None:
-                sources[key] = next((pairs[name] for name in names if name in pairs), None)
-    read = {name: collect_pairs(data, name, chosen) for name, data in sources.items() if data is not None}
-    return Splits(read["pairs"], read.get("dev"), read.get("test"))
+            if split == "train" or splits[split] is None:
+                splits[split] = next((pairs[name] for name in names if name in pairs), None)
+    return {
+        split: collect_pairs(data, "pairs" if split == "train" else split, chosen)
+        for split, data in splits.items()
+        if data is not None
+    }
 
 
 def collect_pairs(data: PairsInMemory, name: str, columns: ColumnNames | None = None) -> list[tuple[str, str]]:

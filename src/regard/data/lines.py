@@ -4,6 +4,7 @@ Only \n ends a line: U+2028, U+0085, \x0b, \x0c and \x1c are ordinary characters
 """
 
 import gzip
+import hashlib
 import io
 import logging
 import os
@@ -167,6 +168,12 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
         raise DataError(f"{display_name(path)} cannot be read: {error.strerror}.") from None
     with handle:
         yield handle
+
+
+def hash_file(path: str | Path) -> str:
+    """Return the SHA-256 of the content of a file."""
+    with open_file(path) as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 @contextmanager

@@ -19,9 +19,17 @@ import numpy as np
 from regard.decoding.settings import SearchSettings
 from regard.evaluation.breakdown import Grouping, GroupValues, compute_group_values, find_lines, group_by_length
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics, Statistics, percentile_interval
-from regard.evaluation.seeds import SeedDifference, compare_over_seeds, compute_deviation
 from regard.evaluation.settings import Metric
-from regard.evaluation.significance import CorrectionName, Difference, SignificanceTest, compare_pair, correct
+from regard.evaluation.significance import (
+    CorrectionName,
+    Difference,
+    SeedDifference,
+    SignificanceTest,
+    compare_over_seeds,
+    compare_pair,
+    compute_deviation,
+    correct,
+)
 from regard.formatting import to_json
 
 Interval = tuple[float, float]

@@ -25,8 +25,7 @@ from regard.evaluation.breakdown import (
     find_worst,
 )
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, Statistics, compute_statistics
-from regard.evaluation.settings import Metric
-from regard.evaluation.values import MetricValues
+from regard.evaluation.settings import Metric, MetricValues
 from regard.formatting import quantity, replace_nonfinite, table
 
 Interval = tuple[float, float]

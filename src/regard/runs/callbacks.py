@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.evaluation.attention_diagnostics import AttentionDiagnostics
-from regard.evaluation.values import MetricValues
+from regard.evaluation.settings import MetricValues
 
 
 @dataclass(frozen=True)

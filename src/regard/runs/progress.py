@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from regard.evaluation.values import MetricValues
+from regard.evaluation.settings import MetricValues
 from regard.runs.settings import TrainingSettings
 
 

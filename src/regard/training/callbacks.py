@@ -87,7 +87,6 @@ def check_installed(training: TrainingSettings) -> None:
 @contextmanager
 def open_trackers(training: TrainingSettings, directory: Directory, step: int) -> Iterator[list[EventWriter]]:
     """Open the event writers other than the event log, for a run that starts or resumes after `step`."""
-    check_installed(training)
     if training.track != "tensorboard":
         yield []
         return

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from regard.arguments import check_device
 from regard.data.corpora import load_corpus
 from regard.data.pair_files import resolve_data
 from regard.data.preparation import Report
@@ -26,7 +27,7 @@ from regard.training.checkpointing import (
     validate_model,
     write_card,
 )
-from regard.training.machine import configure_torch, report_disk_failures, resolve_device
+from regard.training.machine import configure_torch, report_disk_failures
 from regard.training.resume import check_settings_unchanged
 from regard.training.schedule import build_deadline, steps_per_epoch
 from regard.training.signals import StopRequest, stop_on_signals
@@ -51,7 +52,7 @@ def train(
     settings = settings.absolute().model_copy(update={"data": resolve_data(settings.data)})
     training = settings.training
     check_installed(training)
-    isolation = Isolation(resolve_device(training.device))
+    isolation = Isolation(check_device(training.device, "training.device"))
     with (
         stop_on_signals() as stop,
         report_disk_failures(folder, lambda error: error is isolation.failure),

@@ -12,11 +12,6 @@ from regard.runs.folder import RunFolder
 from regard.runs.settings import TrainingSettings
 
 
-def resolve_device(name: str) -> torch.device:
-    """Return the device of the setting `training.device`."""
-    return check_device(name, "training.device")
-
-
 def uses_bfloat16(settings: TrainingSettings, device: torch.device) -> bool:
     """Whether to use bfloat16 autocast: if it is set, or with `auto` if the device computes much faster in bfloat16."""
     if settings.precision != "auto":
@@ -32,7 +27,7 @@ def _keeps_onednn(settings: TrainingSettings) -> bool:
     On a CPU without bfloat16 instructions, torch disables oneDNN in the middle of a step, at the first product in
     bfloat16. A resumed run would then round differently from an uninterrupted one.
     """
-    device = resolve_device(settings.device)
+    device = check_device(settings.device, "training.device")
     return device.type != "cpu" or not uses_bfloat16(settings, device) or cpu_has_bfloat16()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.arguments import check_device
 from regard.attention.record import attention_roles
 from regard.config import to_yaml
 from regard.data.batching import Batch, EncodedCorpus
@@ -31,7 +32,6 @@ from regard.runs.tensors import check_sizes
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.distillation import TEACHER, TeacherModels, load_teachers
 from regard.training.initial_weights import load_initial_weights, recall_initial_weights
-from regard.training.machine import resolve_device
 from regard.training.objective import Objective
 from regard.training.optim import MovingAverage, build_optimizer, learning_rate
 from regard.training.resume import check_data_unchanged, check_model_unchanged
@@ -111,7 +111,8 @@ class TrainingState:
 
 def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, report: Report) -> TrainingState:
     """Build the state of a new run, or restore that of its newest valid checkpoint."""
-    training, device, folder = settings.training, resolve_device(settings.training.device), RunFolder(locked.path)
+    training, folder = settings.training, RunFolder(locked.path)
+    device = check_device(training.device, "training.device")
     guided, newest = training.guided_alignment, checkpoints.read_newest(folder)
     if newest is not None:
         check_model_unchanged(folder, newest.checkpoint, settings)

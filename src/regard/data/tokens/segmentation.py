@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from regard.data.settings import Sampling
 from regard.data.tokens.pretokenization import MAX_WORD_LENGTH, TAB
 from regard.data.tokens.subword_sampling import build_subword_sampler
 from regard.data.tokens.tokenizers import END, Tokenizer
-from regard.errors import ModelError
 from regard.regular_files import open_regular
 
 Ints = NDArray[np.int64]
@@ -95,13 +93,8 @@ class SegmentationTable:
 
     @classmethod
     def load(cls, path: Path) -> "SegmentationTable":
-        try:
-            with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
-                return cls(Ragged(arrays["ids"], arrays["offsets"]), int(arrays["samples"]))
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise ModelError(
-                f"{path} is not a valid table of segmentations: {error}. Delete it; it will be created again."
-            ) from None
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
+            return cls(Ragged(arrays["ids"], arrays["offsets"]), int(arrays["samples"]))
 
 
 @dataclass(frozen=True)

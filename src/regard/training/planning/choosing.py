@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from regard.arguments import check_device
 from regard.config import resolve
 from regard.data.corpora import describe_held_out, load_corpus
 from regard.data.images.settings import CaptionsData
@@ -13,7 +14,6 @@ from regard.data.settings import FilesData
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, TrainingSettings, with_deadline
-from regard.training.machine import resolve_device
 from regard.training.planning import autoconfig, budget, caption_autoconfig
 from regard.training.planning.autoconfig import ChosenSettings
 from regard.training.planning.trials import measure_speed
@@ -72,7 +72,7 @@ def choose(
     overrides = with_deadline({} if overrides is None else overrides, minutes)
     minutes = resolve(TrainingSettings, {"minutes": overrides.pop("training.minutes", None)}, {}).minutes
     data_overrides = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
-    device = resolve_device(str(overrides.get("training.device", "auto")))
+    device = check_device(str(overrides.get("training.device", "auto")), "training.device")
     cuda = device.type == "cuda"
     if data.get("kind") == "captions":
         chosen = caption_autoconfig.choose(resolve(CaptionsData, data, data_overrides).absolute(), overrides, cuda=cuda)

@@ -186,11 +186,11 @@ def find_batch_tokens(settings: RunSettings, min_tokens: int = 512, min_gain: fl
 def _measure_tokens_per_second(state: TrainingState, sampler: TokenBatchSampler, repeats: int = 3) -> float:
     """Return the number of target tokens per second, after a first batch to warm up."""
     lengths_N2 = sampler.lengths_at(0)
-    positions = sorted(range(sampler.steps_per_epoch), key=lambda index: -int(lengths_N2[sampler.at(index)].max()))
+    batches = sorted(range(sampler.steps_per_epoch), key=lambda index: -int(lengths_N2[sampler.at(index)].max()))
     seconds, tokens = 0.0, 0
     for repeat in range(repeats + 1):
-        position = positions[repeat % len(positions)]
-        batch = state.data.train.batch(sampler.at(position), state.device)
+        batch_index = batches[repeat % len(batches)]
+        batch = state.data.train.batch(sampler.at(batch_index), state.device)
         start = time.perf_counter()
         loss, count = compute_gradients(state.model, state.objective, [batch])
         float(loss)  # waits for the GPU
