@@ -235,6 +235,21 @@ def test_an_attribution_is_cancelled_when_the_page_moves_on(page: Any, url: str)
     assert [each.rpartition("/")[2] for each in failed] == ["attribution"]
 
 
+def test_a_card_that_arrives_late_does_not_replace_that_of_another_model(page: Any, url: str) -> None:
+    delayed: list[Any] = []
+    page.route("**/api/models/0/card", lambda route: delayed.append(route))
+    open_page(page, url, f"text={SOURCE}&tab=model")
+    page.locator("#model").select_option("1")
+    settings = page.locator("model-view pre")
+    settings.wait_for()
+    expected = settings.inner_text()
+    with page.expect_response("**/api/models/0/card"):
+        delayed[0].continue_()
+    page.wait_for_timeout(100)
+    assert settings.inner_text() == expected
+    assert "kind: transformer" in expected
+
+
 def test_arrow_keys_walk_through_the_steps(page: Any, url: str) -> None:
     open_page(page, url, f"text={SOURCE}&tab=steps")
     page.locator("#next").focus()

@@ -150,3 +150,9 @@ export function formatNumber(value: number | null, digits = 3): string {
   if (value === null || value === -Infinity) return "−∞";
   return value.toFixed(digits).replace("-", "−");
 }
+
+/** Describe how the log-probability of an output changed. */
+export function formatChange(before: number | null, after: number | null): string {
+  const difference = (after ?? 0) - (before ?? 0);
+  return `Log-probability ${formatNumber(before)} → ${formatNumber(after)} (${difference >= 0 ? "+" : ""}${formatNumber(difference)}).`;
+}

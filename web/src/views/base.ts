@@ -48,6 +48,22 @@ export abstract class View extends StoreElement {
     this.store.removeEventListener("retry", this.requestAgain);
   }
 
+  /** Request something once for each key. A result is ignored if there is a newer request, or none, when it arrives. */
+  protected load<T>(key: unknown, send: () => Promise<T>, receive: (result: T | null) => void): void {
+    if (key === this.requested) return;
+    this.requested = key;
+    this.failure = "";
+    receive(null);
+    send().then(
+      (result) => {
+        if (this.requested === key) receive(result);
+      },
+      (reason: Error) => {
+        if (this.requested === key) this.failure = reason.message;
+      },
+    );
+  }
+
   /** Return the width of an element of this view. Before it is drawn, return an estimate, and draw again afterwards. */
   protected measureWidth(selector: string, estimate: number): number {
     const width = this.shadowRoot?.querySelector(selector)?.clientWidth ?? estimate;

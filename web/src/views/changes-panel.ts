@@ -2,7 +2,7 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { shared } from "../styles.js";
-import { formatNumber, formatPercent, labelToken, ROLE_NAMES, type TraceDocument } from "../trace.js";
+import { formatChange, formatPercent, labelToken, ROLE_NAMES, type TraceDocument } from "../trace.js";
 import { StoreElement } from "./base.js";
 
 /** The row whose weights changed most. */
@@ -34,13 +34,12 @@ export class ChangesPanel extends StoreElement {
     if (!trace?.changes) return html``;
     const { text, score, first_step: first } = trace.changes;
     const after = trace.hypotheses[0];
-    const difference = (after?.score ?? 0) - (score ?? 0);
     return html`<section class="panel row" aria-label="What changed" id="changes">
       <p>
         ${first === null
           ? html`The edits do not change the output.`
           : html`<bdi><b>${text || "(empty)"}</b></bdi> <span class="muted">→</span> <bdi><b>${after?.text || "(empty)"}</b></bdi>, different from step ${first + 1} on.`}
-        <span class="number">Log-probability ${formatNumber(score)} → ${formatNumber(after?.score ?? null)} (${difference >= 0 ? "+" : ""}${formatNumber(difference)}).</span>
+        <span class="number">${formatChange(score, after?.score ?? null)}</span>
         <span class="number">${this.describeWeights(trace)}</span>
       </p>
       <button type="button" @click=${() => this.store.show({ tab: "compare", other: "original" })}>Compare</button>

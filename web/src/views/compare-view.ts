@@ -6,7 +6,7 @@ import { FigureRow, MatrixFigure, type Cell, type Figure } from "../figures.js";
 import type { OtherTrace } from "../requests.js";
 import { labelCell, selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { findLayers, formatNumber, formatPercent, type TraceDocument } from "../trace.js";
+import { findLayers, formatChange, formatNumber, formatPercent, type TraceDocument } from "../trace.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent } from "./canvas-figure.js";
@@ -50,18 +50,7 @@ export class CompareView extends View {
     const [changes] = this.others;
     if (!changes || !this.store.trace) return;
     const key = JSON.stringify(this.store.describeRequest(changes));
-    if (key === this.requested) return;
-    this.requested = key;
-    this.other = null;
-    this.failure = "";
-    this.store.fetchTrace(changes).then(
-      (trace) => {
-        if (this.requested === key) this.other = trace;
-      },
-      (reason: Error) => {
-        if (this.requested === key) this.failure = reason.message;
-      },
-    );
+    this.load(key, () => this.store.fetchTrace(changes), (trace) => (this.other = trace));
   }
 
   private select(trace: TraceDocument): SelectedMap | null {
@@ -146,9 +135,8 @@ export class CompareView extends View {
   private renderChange(trace: TraceDocument, other: TraceDocument): TemplateResult {
     const [before, after] = [other.hypotheses[0], trace.hypotheses[0]];
     const isSame = before?.text === after?.text;
-    const change = (after?.score ?? 0) - (before?.score ?? 0);
     return html`<section class="panel stack" aria-label="What changed" id="change">
-      <p class="change">${isSame ? "The output is the same." : "The output is different."} <span class="number">Log-probability ${formatNumber(before?.score ?? null)} → ${formatNumber(after?.score ?? null)} (${change >= 0 ? "+" : ""}${formatNumber(change)}).</span></p>
+      <p class="change">${isSame ? "The output is the same." : "The output is different."} <span class="number">${formatChange(before?.score ?? null, after?.score ?? null)}</span></p>
       <p class="output"><bdi>${before?.text}</bdi> <span class="muted">→</span> ${renderChanged(before?.tokens ?? [], after?.tokens ?? [])}</p>
       ${this.difference ? html`<p class="muted number">Average change of a row: ${formatPercent(averageChange(this.difference.weights))} of its weight.</p>` : ""}
     </section>`;

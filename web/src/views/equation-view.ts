@@ -74,19 +74,8 @@ export class EquationView extends View {
 
   protected override willUpdate(): void {
     const { trace } = this.store;
-    if (!trace || this.requested === trace) return;
-    this.requested = trace;
-    this.loaded = null;
-    this.failure = "";
     // Queries and keys are large, so they are read when this tab is open.
-    this.store.fetchTrace({ queries: true }).then(
-      (complete) => {
-        if (this.requested === trace) this.loaded = complete;
-      },
-      (reason: Error) => {
-        if (this.requested === trace) this.failure = reason.message;
-      },
-    );
+    if (trace) this.load(trace, () => this.store.fetchTrace({ queries: true }), (complete) => (this.loaded = complete));
   }
 
   private get computed(): Loaded | null {

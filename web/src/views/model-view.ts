@@ -49,14 +49,7 @@ export class ModelView extends View {
 
   protected override willUpdate(): void {
     const { model } = this.store.state;
-    if (model === this.requested) return;
-    this.requested = model;
-    this.card = null;
-    this.failure = "";
-    this.store.client.card(model).then(
-      (card) => (this.card = card),
-      (reason: Error) => (this.failure = reason.message),
-    );
+    this.load(model, () => this.store.client.card(model), (card) => (this.card = card));
   }
 
   protected override render(): TemplateResult {
