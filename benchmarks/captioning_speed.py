@@ -19,7 +19,7 @@ from regard.config import resolve
 from regard.data.batching import Batch
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
 from regard.decoding.rules import MinLength
-from regard.decoding.search import SpecialTokens, greedy_search
+from regard.decoding.search import SpecialTokens, choose_most_likely, decode_stepwise
 from regard.models.contracts import Source, Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.vision.settings import ImageEncoderSettings
@@ -47,7 +47,9 @@ def measure(function: Callable[[], object], device: torch.device, repeats: int) 
 def caption(model: Seq2Seq, source: Source, tokens: int) -> None:
     limits_B = torch.full((len(source.length_hint_B),), tokens, device=source.length_hint_B.device)
     with torch.inference_mode():
-        greedy_search(model.decoder, model.encoder(source), SPECIAL, limits_B, [MinLength(END, tokens)])
+        decode_stepwise(
+            model.decoder, model.encoder(source), SPECIAL, limits_B, choose_most_likely, [MinLength(END, tokens)]
+        )
 
 
 def build_step(model: Seq2Seq, settings: RunSettings, source: Source, target: Tokens) -> Callable[[], None]:

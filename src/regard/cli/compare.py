@@ -10,15 +10,16 @@ from regard.cli.options import (
     MultiValueCommand,
     QuantityType,
     accept_changes_option,
+    parse_search_options,
     reader_options,
     reader_settings,
     resolve_files,
+    search_options,
 )
 from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import metric_names, parse_metrics
 from regard.formatting import to_json
-from regard.overrides import parse_overrides
-from regard.quantities import BatchSize, BeamWidth, Resamples, Seed
+from regard.quantities import BatchSize, Resamples, Seed
 
 if TYPE_CHECKING:
     from regard.data.settings import Files
@@ -77,15 +78,7 @@ def _is_value(word: str) -> bool:
     help="Bootstrap resamples (default 1,000), or trials of randomization (default 10,000).",
 )  # fmt: skip
 @click.option("--seed", metavar="N", type=QuantityType(Seed), default=0, show_default=True, help="Seed of the test.")
-@click.option(
-    "--beam",
-    metavar="K",
-    type=QuantityType(BeamWidth),
-    help="Beam size. By default that of the validation of each run.",
-)
-@click.option(
-    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting; see regard predict -h."
-)
+@search_options("Beam size. By default that of the validation of each run.")
 @click.option(
     "--batch-size", metavar="N", type=QuantityType(BatchSize), default=64, show_default=True,
     help="Texts per batch. It affects the measured speed.",
@@ -150,7 +143,7 @@ def command(
     requested = parse_metrics(metrics) or None
     if report:
         _check_report(report)
-    search = parse_overrides(settings) | ({"beam": beam} if beam else {})
+    search = parse_search_options(beam, settings)
 
     from regard.api.comparing import (
         ComparisonOptions,

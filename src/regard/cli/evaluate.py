@@ -14,9 +14,11 @@ from regard.cli.options import (
     accept_changes_option,
     ensemble_option,
     file_settings,
+    parse_search_options,
     reader_options,
     reader_settings,
     resolve_files,
+    search_options,
 )
 from regard.config import resolve
 from regard.data.settings import Files
@@ -24,8 +26,7 @@ from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import Metric, metric_names, parse_metric, parse_metrics
 from regard.formatting import replace_nonfinite, to_json
-from regard.overrides import parse_overrides
-from regard.quantities import BatchSize, BeamWidth, Count
+from regard.quantities import BatchSize, Count
 from regard.runs.folder import RunFolder, open_models
 
 if TYPE_CHECKING:
@@ -79,15 +80,7 @@ class Limit(NamedTuple):
 @click.option(
     "--metric", "metrics", multiple=True, metavar="METRIC...", help=f"One or more of {', '.join(metric_names())}."
 )
-@click.option(
-    "--beam",
-    metavar="K",
-    type=QuantityType(BeamWidth),
-    help="Beam size; 1 is greedy search. By default the beam size of validation.",
-)
-@click.option(
-    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting; see regard predict -h."
-)
+@search_options("Beam size; 1 is greedy search. By default the beam size of validation.")
 @ensemble_option
 @click.option("--min", "minima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if METRIC is below VALUE.")
 @click.option("--max", "maxima", multiple=True, metavar="METRIC=VALUE", help="Exit with 1 if METRIC is above VALUE.")
@@ -170,7 +163,7 @@ def command(
     files = resolve_files(pairs, source, target, reader_settings(columns, header))
     if images and source:
         raise click.UsageError("--images needs --pairs, not --source and --target.")
-    search = parse_overrides(settings) | ({"beam": beam} if beam else {})
+    search = parse_search_options(beam, settings)
     opened = open_models(model, *others, accept_changes=accept_changes)
     folder, checkpoint = opened[0]
     training = folder.settings().training

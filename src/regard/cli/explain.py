@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from regard.cli.options import QuantityType
+from regard.cli.options import QuantityType, search_option
 from regard.errors import ConfigError, check_output_folder
 from regard.formatting import to_json
 from regard.overrides import parse_overrides
-from regard.quantities import BeamWidth, Length
+from regard.quantities import Length
 
 EXAMPLES = """\b
 Examples:
@@ -32,9 +32,7 @@ PLOT_FORMATS = (".svg", ".png", ".pdf")
 @click.option(
     "--target", metavar="M", type=QuantityType(Length), help="Number of target steps, including the end token."
 )
-@click.option(
-    "--beam", metavar="K", type=QuantityType(BeamWidth), default=1, show_default=True, help="Size of the beam."
-)
+@search_option("beam", "K", "Size of the beam.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: formulas, values, implementations.")
 @click.option(
     "--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),

@@ -3,22 +3,27 @@
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import click
 
-from regard.cli.look_views import Request, Shown, TraceRequest, show_attributions, show_predictions, write_json
-from regard.cli.options import QuantityType, accept_changes_option
+from regard.cli.options import accept_changes_option, search_option
 from regard.data.lines import parse_lines
 from regard.errors import DataError, ModelError
-from regard.formatting import quantity, quote
-from regard.quantities import BeamWidth
+from regard.formatting import quantity, quote, to_json
 from regard.runs.folder import RunFolder, open_model
 
 if TYPE_CHECKING:
-    from regard.inspection.attribution.attribution import Method
+    from regard.api.model import Model
+    from regard.decoding.settings import PredictionOptions
+    from regard.inspection.attribution.agreement import Agreement
+    from regard.inspection.attribution.attribution import Attribution, Method
+    from regard.inspection.figures import Figure
     from regard.inspection.prediction import ViewOptions
+    from regard.inspection.trace.trace import Trace
 
 EXAMPLES = """\b
 Examples:
@@ -36,6 +41,44 @@ Examples:
   regard look runs/captions photo.jpg -o attention.png
   regard look runs/dates
   regard look runs/dates runs/luong -o curves.svg"""
+
+
+class _TraceRequest(NamedTuple):
+    """What a trace in a .json file contains besides attention weights."""
+
+    queries: bool
+    states: bool
+
+
+class _Request(NamedTuple):
+    """What is predicted, or decoded, and how it is explained."""
+
+    sources: Sequence[str]
+    targets: Sequence[str]
+    contrasts: Sequence[str]
+    beam: int
+    method: "Method"
+    traced: _TraceRequest | None
+
+    @property
+    def pairs(self) -> list[tuple[str, str | None]]:
+        """Each source with its target, None if the target is predicted."""
+        if not self.targets:
+            return [(source, None) for source in self.sources]
+        return list(zip(self.sources, self.targets, strict=True))
+
+
+class _Shown(NamedTuple):
+    """What is drawn or printed for a source: attention weights, or an attribution with its agreement."""
+
+    figure: "Figure"
+    attribution: "Attribution | None" = None
+    agreement: "Agreement | None" = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What is printed besides the view."""
+        return [] if self.attribution is None else self.attribution.describe(self.agreement)
 
 
 class NumberOr(click.ParamType[int | str]):
@@ -84,14 +127,7 @@ class NumberOr(click.ParamType[int | str]):
     help="With --method, explain why the first token that differs from this target is predicted rather than the token "
     "of this target. Give one for each text.",
 )
-@click.option(
-    "--beam",
-    metavar="K",
-    type=QuantityType(BeamWidth),
-    default=1,
-    show_default=True,
-    help="Beam size; 1 is greedy search.",
-)
+@search_option("beam", "K", "Beam size; 1 is greedy search.", show_default=True)
 @click.option(
     "--attention",
     metavar="ROLE|NAME",
@@ -220,17 +256,17 @@ def command(
     for output in outputs:
         figures.check_extension(output)
     loaded = Model.from_checkpoint(folder, checkpoint)
-    traced = TraceRequest(queries=queries, states=states) if any(map(_is_trace, outputs)) else None
-    request = Request(sources, targets, contrasts, beam, method, traced)
+    traced = _TraceRequest(queries=queries, states=states) if any(map(_is_trace, outputs)) else None
+    request = _Request(sources, targets, contrasts, beam, method, traced)
     shown = (
-        show_predictions(loaded, request, view) if method == "attention" else show_attributions(loaded, request, view)
+        _show_predictions(loaded, request, view) if method == "attention" else _show_attributions(loaded, request, view)
     )
     for output in outputs:
         for path in figures.save_all([each.figure for each in shown], output):
             click.echo(f"wrote {path}", err=True)
     if as_json:
         for each in shown:
-            click.echo(write_json(each, view))
+            click.echo(_write_json(each, view))
     elif outputs:
         click.echo("".join(f"{note}\n" for each in shown for note in each.notes), err=True, nl=False)
     else:
@@ -278,7 +314,7 @@ def _is_trace(output: Path) -> bool:
     return output.suffix.lower() == ".json"
 
 
-def _print_views(shown: Sequence[Shown], hint: str) -> None:
+def _print_views(shown: Sequence[_Shown], hint: str) -> None:
     """Print the views on the terminal, in color if it has colors. `hint` says how to see the other maps of a model."""
     from rich.console import Console
 
@@ -298,3 +334,70 @@ def _print_views(shown: Sequence[Shown], hint: str) -> None:
             click.echo(view.to_text(console.width if console.is_terminal else 100))
         if each.notes:
             click.echo("\n" + "\n".join(each.notes))
+
+
+def _show_predictions(model: "Model", request: _Request, options: "ViewOptions") -> list[_Shown]:
+    """Predict the sources, or decode the given targets."""
+    from regard.inspection.figures import Figure
+
+    sources, targets, traced = request.sources, request.targets, request.traced
+    if traced is not None:
+        traces = _trace(model, request, traced)
+        return [_Shown(Figure(trace.prediction, trace.prediction.view(**options), trace.document)) for trace in traces]
+    predictions = model.force(sources, targets) if targets else model.predict(sources, beam=request.beam)
+    return [_Shown(Figure(prediction, prediction.view(**options))) for prediction in predictions]
+
+
+def _trace(model: "Model", request: _Request, traced: _TraceRequest) -> "list[Trace]":
+    trace_one = partial(model.trace, queries=traced.queries, states=traced.states)
+    return [
+        trace_one(source, beam=request.beam) if target is None else trace_one(source, target)
+        for source, target in request.pairs
+    ]
+
+
+def _show_attributions(model: "Model", request: _Request, options: "ViewOptions") -> list[_Shown]:
+    """Explain the predictions for the sources, or the given targets."""
+    from regard.inspection.figures import Figure
+
+    traces = None if request.traced is None else _trace(model, request, request.traced)
+    shown = []
+    for index, (source, target) in enumerate(request.pairs):
+        contrast = request.contrasts[index] if request.contrasts else None
+        search: PredictionOptions = {} if target is not None else {"beam": request.beam}
+        attribution = model.attribute(source, target, method=request.method, contrast=contrast, **search)
+        trace = None if traces is None else traces[index]
+        if trace is not None:
+            attribution = replace(attribution, prediction=trace.prediction)
+        view = attribution.view(
+            words=options["words"],
+            kind=options["kind"],
+            colors=options["colors"],
+            max_weight=options["max_weight"],
+            title=options["title"],
+            style=options["style"],
+        )
+        agreement = attribution.measure_agreement(
+            attention=options["attention"], layer=options["layer"], head=options["head"]
+        )
+        document = None if trace is None else replace(trace, attributions=[attribution]).document
+        figure = Figure(attribution.prediction, view, document)
+        shown.append(_Shown(figure, attribution, agreement))
+    return shown
+
+
+def _write_json(shown: _Shown, options: "ViewOptions") -> str:
+    prediction = shown.figure.prediction
+    fields = {"source": prediction.source, "text": prediction.text, "score": prediction.score}
+    if shown.attribution is not None:
+        document = shown.attribution.to_document(words=options["words"], agreement=shown.agreement)
+    else:
+        selected = prediction.select(
+            attention=options["attention"],
+            layer=options["layer"],
+            head=options["head"],
+            words=options["words"],
+            kind=options["kind"],
+        )
+        document = selected.document
+    return to_json({**fields, **document}, ensure_ascii=False)

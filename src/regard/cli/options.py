@@ -1,12 +1,16 @@
-"""Options shared by several commands: data files and their columns, ensembles, options with several values."""
+"""Options shared by several commands: settings of the search, data files and their columns, ensembles, options with
+several values.
+"""
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 
+from regard.decoding.settings import SearchSettings
 from regard.formatting import quote
+from regard.overrides import parse_overrides
 
 if TYPE_CHECKING:
     from regard.data.settings import Files
@@ -34,6 +38,28 @@ class QuantityType(click.ParamType[Any]):
             return TypeAdapter(self._quantity).validate_python(value)
         except ValidationError as error:
             self.fail(f"{quote(value)}: {error.errors()[0]['msg'].lower()}.", param, ctx)
+
+
+def search_option(name: str, metavar: str, text: str, *, show_default: bool = False) -> Callable[[F], F]:
+    """Return an option for a setting of the search, with its range and, if it is shown, its default."""
+    field = SearchSettings.model_fields[name]
+    quantity = QuantityType(Annotated[(field.annotation, *field.metadata)])
+    default = field.default if show_default else None
+    return click.option(
+        f"--{name}", metavar=metavar, type=quantity, default=default, show_default=show_default, help=text
+    )
+
+
+def search_options(beam: str) -> Callable[[F], F]:
+    """Return the options --beam, with this help, and --set, for commands whose default is the search of validation."""
+    text = "Set a search setting; see regard predict -h."
+    settings = click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help=text)
+    return lambda function: search_option("beam", "K", beam)(settings(function))
+
+
+def parse_search_options(beam: int | None, settings: Sequence[str]) -> dict[str, Any]:
+    """Return the values of --beam and --set as settings of the search."""
+    return parse_overrides(settings) | ({"beam": beam} if beam else {})
 
 
 def reader_options(function: F) -> F:
@@ -96,31 +122,6 @@ def resolve_files(pairs: str | None, source: str | None, target: str | None, rea
     if not (pairs or source):
         return None
     return resolve(Files, {"path": pairs, "source": source, "target": target, **reader}, {})
-
-
-def _import_plugins(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
-    del ctx, parameter
-    if value:
-        from regard.registry import import_plugins
-
-        import_plugins(value)
-
-
-def add_import_option(command: click.Command) -> None:
-    """Add --import to a command, and to the commands of a group."""
-    option = click.Option(
-        ["--import", "imports"],
-        metavar="MODULE",
-        multiple=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_import_plugins,
-        help="Import a plugin: a module or .py file that registers scores, cells or other parts. Repeat for more.",
-    )
-    if all(parameter.name != option.name for parameter in command.params):
-        command.params.append(option)
-    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
-        add_import_option(subcommand)
 
 
 ensemble_option = click.option(

@@ -1,14 +1,17 @@
-"""regard predict"""
+"""regard predict. Lines are predicted in large chunks while they arrive fast, and at once when the input pauses."""
 
+import inspect
 import io
+import queue
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
-from regard.cli.options import QuantityType, accept_changes_option, ensemble_option
-from regard.cli.streaming import read_chunks
+from regard.cli.options import QuantityType, accept_changes_option, ensemble_option, search_option
 from regard.config import resolve
 from regard.data.lines import parse_lines
 from regard.data.pharaoh import format_links
@@ -16,7 +19,7 @@ from regard.decoding.settings import PredictionOptions, SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, to_json
 from regard.overrides import parse_overrides
-from regard.quantities import BatchSize, BeamWidth
+from regard.quantities import BatchSize
 from regard.runs.folder import open_models
 
 if TYPE_CHECKING:
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
     from regard.inspection.prediction import Prediction
 
     Predicted = tuple[str, Prediction | None, str | None]
+
+T = TypeVar("T")
+
+PAUSE = 0.05
+"""The longest time, in seconds, that an item waits for others to join its chunk."""
 
 EXAMPLES = """\b
 Examples:
@@ -44,15 +52,8 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
-@click.option(
-    "--beam",
-    metavar="K",
-    type=QuantityType(BeamWidth),
-    help="Beam size; 1 is greedy search. [default: the value of --nbest]",
-)
-@click.option(
-    "--nbest", metavar="N", type=QuantityType(BeamWidth), default=1, show_default=True, help="Predictions per text."
-)
+@search_option("beam", "K", "Beam size; 1 is greedy search. [default: the value of --nbest]")
+@search_option("nbest", "N", "Predictions per text.", show_default=True)
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting, listed above.")
 @click.option("--prefix", metavar="TEXT", help="Start every prediction with TEXT.")
 @click.option("--must-contain", metavar="PHRASE", multiple=True, help="Force every prediction to contain PHRASE.")
@@ -99,9 +100,6 @@ def command(
     Beam search ranks predictions by log-probability / ((5 + length) / 6)^length_penalty. The default length_penalty is
     0.6, so a longer prediction can rank above a more probable one; with 0, both scores are equal. If greedy search
     repeats a few tokens in a loop, only the first cycle is kept, unless loop_guard=false.
-
-    Search settings: length_penalty, coverage_penalty, groups, diversity_penalty, sample, temperature, top_k, top_p,
-    min_p, mbr_samples, no_repeat_ngram, repetition_penalty, loop_guard, min_length, seed.
     """
     search: dict[str, Any] = {"nbest": nbest} | ({"beam": beam} if beam else {}) | parse_overrides(settings)
     nbest = resolve(SearchSettings, search, {}).nbest
@@ -178,6 +176,10 @@ def command(
         )
 
 
+_OTHER_SETTINGS = ", ".join(name for name in SearchSettings.model_fields if name not in ("beam", "nbest"))
+command.help = f"{inspect.cleandoc(command.help or '')}\n\nSearch settings: {_OTHER_SETTINGS}."
+
+
 def _predict_readable(
     model: "Model", sources: Sequence[str], predict: "Callable[[list[str]], list[Prediction]]"
 ) -> "Iterator[Predicted]":
@@ -193,6 +195,52 @@ def _predicted_pairs(predicted: "Sequence[Predicted]") -> Iterator[tuple[str, st
     for _, best, _ in predicted:
         for prediction in (best, *best.alternatives) if best else ():
             yield prediction.source, prediction.text
+
+
+def read_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of up to `size` items, in order. A list ends if it is full, or `PAUSE` seconds after its first item.
+
+    A thread reads ahead, up to `size` items. If reading fails, the items before the failure are yielded before the
+    exception is raised.
+    """
+    ahead = queue.Queue[T | _End](size)
+    # A daemon thread, because a read from an idle pipe cannot be interrupted.
+    threading.Thread(target=_read, args=(items, ahead), daemon=True).start()
+    while True:
+        chunk: list[T] = []
+        item = ahead.get()
+        deadline = time.monotonic() + PAUSE
+        while not isinstance(item, _End):
+            chunk.append(item)
+            if len(chunk) == size:
+                break
+            try:
+                item = ahead.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+        if chunk:
+            yield chunk
+        if isinstance(item, _End):
+            if item.failure is not None:
+                raise item.failure
+            return
+
+
+class _End:
+    """The end of the input, and the exception that caused it, if any."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+
+
+def _read(items: Iterable[T], ahead: "queue.Queue[T | _End]") -> None:
+    try:
+        for item in items:
+            ahead.put(item)
+    except Exception as error:  # raised again where the items are used
+        ahead.put(_End(error))
+    else:
+        ahead.put(_End())
 
 
 def _read_stdin(*, replace_invalid: bool) -> Iterator[str]:

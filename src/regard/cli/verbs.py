@@ -7,7 +7,6 @@ import sys
 import click
 
 from regard.cli.completion import suggest_files
-from regard.cli.options import add_import_option
 from regard.formatting import did_you_mean
 from regard.version import __version__
 
@@ -39,6 +38,31 @@ Exit codes: 0 success, 1 threshold missed or problems found, 2 usage or settings
 6 run in use, 7 disk or memory, 70 bug, 75 training stopped by a signal, 130 interrupted."""
 
 
+def _import_plugins(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
+    del ctx, parameter
+    if value:
+        from regard.registry import import_plugins
+
+        import_plugins(value)
+
+
+def _add_import_option(command: click.Command) -> None:
+    """Add --import to a command, and to the commands of a group."""
+    option = click.Option(
+        ["--import", "imports"],
+        metavar="MODULE",
+        multiple=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_import_plugins,
+        help="Import a plugin: a module or .py file that registers scores, cells or other parts. Repeat for more.",
+    )
+    if all(parameter.name != option.name for parameter in command.params):
+        command.params.append(option)
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
+        _add_import_option(subcommand)
+
+
 class _Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -49,7 +73,7 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         command: click.Command = importlib.import_module(f"regard.cli.{cmd_name}").command
-        add_import_option(command)
+        _add_import_option(command)
         suggest_files(command)
         return command
 

@@ -23,8 +23,8 @@ from regard.quantities import (
 )
 
 
-class SearchSettings(Settings):
-    """Search strategy: greedy search, beam search, sampling or minimum Bayes risk."""
+class SearchFields(Settings):
+    """The settings of a search, each with its range. The command line, Python and the explorer accept these."""
 
     beam: BeamWidth = Field(
         1, description="beam width; 1 is greedy search. By default the smallest width that fits nbest and groups"
@@ -66,6 +66,10 @@ class SearchSettings(Settings):
     )
     min_length: OptionalLength = Field(0, description="minimum number of tokens in a prediction")
     seed: Seed = Field(0, description="random seed; a sample depends on it and on the index of its text")
+
+
+class SearchSettings(SearchFields):
+    """Search strategy: greedy search, beam search, sampling or minimum Bayes risk."""
 
     @property
     def has_one_hypothesis(self) -> bool:

@@ -12,17 +12,17 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
 )
 from starlette.responses import Response
 
+from regard.decoding.settings import SearchFields
 from regard.errors import RegardError
 from regard.formatting import did_you_mean, to_json
 from regard.inspection.attribution.attribution import METHODS, Baseline, Method
+from regard.quantities import BeamWidth, OptionalLength, SampleCount
 
 log = logging.getLogger(__name__)
 
@@ -86,29 +86,19 @@ class ExampleSource(Request):
 Source = TextSource | ImageSource | ExampleSource
 
 
-class SearchRequest(Request):
+class SearchRequest(SearchFields):
     """The settings of the search and the constraints of `Model.predict`, with limits."""
 
-    beam: Annotated[PositiveInt, Field(le=MAX_BEAM)] = 1
-    nbest: Annotated[PositiveInt, Field(le=MAX_BEAM)] = 1
-    length_penalty: NonNegativeFloat = 0.6
-    coverage_penalty: NonNegativeFloat = 0.0
-    groups: Annotated[PositiveInt, Field(le=MAX_BEAM)] = 1
-    diversity_penalty: NonNegativeFloat = 0.5
-    sample: bool = False
-    temperature: PositiveFloat = 1.0
-    top_k: NonNegativeInt = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    mbr_samples: Annotated[NonNegativeInt, Field(le=MAX_BEAM)] = 0
-    no_repeat_ngram: NonNegativeInt = 0
-    repetition_penalty: Annotated[float, Field(ge=1)] = 1.0
-    loop_guard: bool = True
-    min_length: Annotated[NonNegativeInt, Field(le=MAX_TEXT)] = 0
-    seed: Annotated[NonNegativeInt, Field(lt=2**63)] = 0
+    model_config = Request.model_config
+
+    beam: Annotated[BeamWidth, Field(le=MAX_BEAM)] = 1
+    nbest: Annotated[BeamWidth, Field(le=MAX_BEAM)] = 1
+    groups: Annotated[BeamWidth, Field(le=MAX_BEAM)] = 1
+    mbr_samples: Annotated[SampleCount, Field(le=MAX_BEAM)] = 0
+    min_length: Annotated[OptionalLength, Field(le=MAX_TEXT)] = 0
     prefix: Text = ""
-    must_contain: Phrases = []
-    banned: Phrases = []
+    must_contain: Phrases = Field([])
+    banned: Phrases = Field([])
 
     @property
     def options(self) -> dict[str, Any]:

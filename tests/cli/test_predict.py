@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from regard.cli import streaming
-from regard.cli.streaming import PAUSE, read_chunks
+from regard.cli import predict
+from regard.cli.predict import PAUSE, read_chunks
 from regard.runs.folder import RunFolder
 from tests_command import HANG, NOISE
 
@@ -53,7 +53,7 @@ def test_predict_exits_if_its_reader_exits_while_the_input_stays_open(small_run:
 @pytest.fixture
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """No item arrives too late, also on a loaded machine."""
-    monkeypatch.setattr(streaming, "PAUSE", HANG)
+    monkeypatch.setattr(predict, "PAUSE", HANG)
 
 
 @pytest.mark.usefixtures("_without_pauses")
