@@ -80,22 +80,19 @@ class Registry(Generic[T]):
         """All names that are known: those of built-in parts first."""
         return list(dict.fromkeys((*self.built_in, *self.settings)))
 
-    def build(self, choice: "Choice", options: Mapping[str, Any] | None = None, /, **provided: Any) -> T:
+    def build(self, choice: "Choice", /, **provided: Any) -> T:
         """Build a part from its settings. The builder receives its options, and the values in `provided` that it has
         parameters for. A builder with a parameter `settings` receives the settings instead of the options.
-
-        `options` replaces the options in the settings.
         """
         importlib.import_module(self.module)
         build = self.builders[choice.kind]
         context = {"settings": choice, **provided}
         names = _parameters(build)
-        if options is None:
-            options = {} if "settings" in names else choice.options(names)
+        options = {} if "settings" in names else choice.options(names)
         return build(**{name: value for name, value in context.items() if name in names}, **options)
 
     def implement(self, settings: type["Choice"]) -> Callable[[B], B]:
-        """Return a decorator that registers the builder of settings that are declared as a class, and copies the facts."""
+        """Return a decorator that registers the builder of settings that are declared as a class."""
 
         def register(build: B) -> B:
             self.builders[settings.model_fields["kind"].default] = build

@@ -1,6 +1,7 @@
 """Each cell against its equations, computed with Python floats; and the meaning of the LSTM switches."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_the_standard_lstm_is_vanilla_without_peepholes() -> None:
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_rnn_equals_its_equation(activation: str) -> None:
+def test_rnn_equals_its_equation(activation: Literal["tanh", "relu"]) -> None:
     cell = RNNCell(2, 3, activation).double()
     x, h = torch.randn(1, 1, 2, dtype=torch.float64), torch.randn(1, 3, dtype=torch.float64)
     total = add(
@@ -121,7 +122,7 @@ def test_rnn_equals_its_equation(activation: str) -> None:
 
 
 @pytest.mark.parametrize("reset", ["before", "after"])
-def test_gru_equals_its_equations(reset: str) -> None:
+def test_gru_equals_its_equations(reset: Literal["before", "after"]) -> None:
     torch.manual_seed(0)
     cell = GRUCell(2, 3, reset).double()
     x, h = torch.randn(1, 1, 2, dtype=torch.float64), torch.randn(1, 3, dtype=torch.float64)
@@ -245,9 +246,9 @@ def test_coupled_gates_and_no_forget_gate_contradict_each_other() -> None:
 
 def test_switches_combine_with_a_variant_and_with_each_other() -> None:
     settings = resolve(RecurrentSettings, {"cell": {"kind": "lstm", "peepholes": False}, "variant": "CIFG"}, {})
-    assert settings.cell.builder_options("CIFG")["variant"] == VARIANTS["simplified"]
+    assert settings.lstm_variant == VARIANTS["simplified"]
     again = resolve(RecurrentSettings, settings.model_dump(mode="json"), {"variant": "NOG"})
-    assert again.cell.builder_options("NOG")["variant"] == VARIANTS["NOG"]._replace(peepholes=False)
+    assert again.lstm_variant == VARIANTS["NOG"]._replace(peepholes=False)
     cell = regard.LSTM(2, 3, variant="simplified").stack.cells[0]
     assert isinstance(cell, LSTMCell)
     assert cell.variant == VARIANTS["simplified"]

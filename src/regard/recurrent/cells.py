@@ -7,17 +7,20 @@ B rows, T steps, D input width, H state width, G width of all gates together.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import final
+from typing import Annotated, Any, Literal, final
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from regard.arguments import check_floating, check_tensors
+from regard.config import TRAINING_ONLY
 from regard.errors import ConfigError
 from regard.ops.cost import count_multiply_adds
 from regard.ops.hooks import ObservedModule
+from regard.quantities import Bias
 from regard.recurrent import settings
-from regard.recurrent.settings import LSTMVariant, RecurrentSettings
+from regard.recurrent.settings import Activation, LSTMVariant, RecurrentSettings
 
 State = tuple[Tensor, ...]
 """The state that a cell carries from step to step, rows on axis 0. The first tensor is the output."""
@@ -36,7 +39,11 @@ class Cell(ObservedModule, ABC):
     state_parts: tuple[str, ...] = ("h",)
     """The names of the tensors of a state. The first is the output."""
     initial_parts: int = 1
-    """The number of these tensors that a decoder initializes from the source. The others start at zero."""
+    """The number of these tensors, each as wide as the output, that a decoder initializes from the source. The others
+    start at zero.
+    """
+    description: str = ""
+    """The cell with its options, for `regard explain`; by default, as in the settings."""
 
     def __init__(self, input_size: int, hidden_size: int, width: int, layer_norm: bool) -> None:
         super().__init__()
@@ -110,12 +117,14 @@ class Cell(ObservedModule, ABC):
             return gates
         return nn.functional.layer_norm(gates, gates.shape[-1:], self.gain_input, self.bias_input)
 
-    def project_state(self, h_BH: Tensor) -> Tensor:
-        """Return R h, normalized if the cell has layer normalization."""
-        product_BG = h_BH @ self.weight_state.t()
+    @final
+    def project_state(self, h_BH: Tensor, rows: slice | None = None) -> Tensor:
+        """Return R h, or these rows of it, normalized if the cell has layer normalization."""
+        product_BG = h_BH @ (self.weight_state if rows is None else self.weight_state[rows]).t()
         if self.gain_state is None:
             return product_BG
-        return nn.functional.layer_norm(product_BG, product_BG.shape[-1:], self.gain_state)
+        gain = self.gain_state if rows is None else self.gain_state[rows]
+        return nn.functional.layer_norm(product_BG, product_BG.shape[-1:], gain)
 
     @abstractmethod
     def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
@@ -124,14 +133,21 @@ class Cell(ObservedModule, ABC):
         """
 
 
-@settings.Cell.registry.implement(settings.RNN)
 @final
 class RNNCell(Cell):
     """The simple recurrent network (Elman 1990): h' = φ(W x + R h + b), φ = tanh or relu."""
 
-    def __init__(self, input_size: int, hidden_size: int, activation: str = "tanh", *, layer_norm: bool = False):
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        activation: Literal["tanh", "relu"] = "tanh",
+        *,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__(input_size, hidden_size, hidden_size, layer_norm)
         self.activation = activation
+        self.description = f"RNN with {activation}"
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
@@ -153,7 +169,6 @@ class RNNCell(Cell):
         return (torch.tanh(total_BH) if self.activation == "tanh" else torch.relu(total_BH),)
 
 
-@settings.Cell.registry.implement(settings.GRU)
 @final
 class GRUCell(Cell):
     """The gated recurrent unit (Cho et al. 2014).
@@ -167,9 +182,19 @@ class GRUCell(Cell):
     The rows of the matrices are ordered r, z, n, as in torch.nn.GRU.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, reset: str = "after", *, layer_norm: bool = False) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        reset: Annotated[
+            Literal["before", "after"], Field(description="apply the reset gate before or after the product with R")
+        ] = "after",
+        *,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__(input_size, hidden_size, 3 * hidden_size, layer_norm)
         self.reset = reset
+        self.description = f"GRU, reset {reset} the product with R"
         self.bias_state = self._uniform(3 * hidden_size) if reset == "after" else None
 
     def extra_repr(self) -> str:
@@ -183,34 +208,30 @@ class GRUCell(Cell):
     def torch_nn_unsupported_reason(self) -> str | None:
         return "torch.nn resets after the product with R" if self.reset == "before" else None
 
-    def project_state(self, h_BH: Tensor) -> Tensor:
-        product_BG = super().project_state(h_BH)
-        return product_BG if self.bias_state is None else product_BG + self.bias_state
-
     def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
         size = self.hidden_size
         (previous_BH,) = state
         h_BH = apply_mask(previous_BH, mask_BH)
-        if self.reset == "after":
-            recurrent_BG = self.project_state(h_BH)
+        if self.bias_state is not None:  # reset after the product with R
+            recurrent_BG = self.project_state(h_BH) + self.bias_state
             reset, update = torch.sigmoid(gates_BG[:, : 2 * size] + recurrent_BG[:, : 2 * size]).chunk(2, dim=-1)
             candidate = torch.tanh(torch.addcmul(gates_BG[:, 2 * size :], reset, recurrent_BG[:, 2 * size :]))
         else:
-            recurrent_rz = self._project_state_rows(h_BH, slice(None, 2 * size))
+            recurrent_rz = self.project_state(h_BH, slice(None, 2 * size))
             reset, update = torch.sigmoid(gates_BG[:, : 2 * size] + recurrent_rz).chunk(2, dim=-1)
-            recurrent_n = self._project_state_rows(reset * h_BH, slice(2 * size, None))
+            recurrent_n = self.project_state(reset * h_BH, slice(2 * size, None))
             candidate = torch.tanh(gates_BG[:, 2 * size :] + recurrent_n)
         self.observe(reset=reset, update=update, candidate=candidate)
         return (torch.lerp(candidate, previous_BH, update),)
 
-    def _project_state_rows(self, h_BH: Tensor, rows: slice) -> Tensor:
-        product = h_BH @ self.weight_state[rows].t()
-        if self.gain_state is None:
-            return product
-        return nn.functional.layer_norm(product, product.shape[-1:], self.gain_state[rows])
+
+Switch = bool | None
 
 
-@settings.Cell.registry.implement(settings.LSTM)
+def _describe_switch(description: str) -> Any:
+    return Field(description=f"{description}; by default as in the variant")
+
+
 @final
 class LSTMCell(Cell):
     """Long short-term memory with all switches of "A Search Space Odyssey" (Greff et al. 2015).
@@ -227,18 +248,42 @@ class LSTMCell(Cell):
     i, f, o, followed by z. Layer normalization also normalizes c before h; it does not normalize the gate recurrence.
     """
 
+    state_parts = ("h", "c")
+    initial_parts = 2
+
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
-        variant: LSTMVariant = LSTMVariant(),  # noqa: B008 (a constant)
+        lstm_variant: LSTMVariant = LSTMVariant(),  # noqa: B008 (a constant)
         *,
-        forget_bias: float = 1.0,
+        input_gate: Annotated[Switch, _describe_switch("learn an input gate i; otherwise i = 1")] = None,
+        forget_gate: Annotated[Switch, _describe_switch("learn a forget gate f; otherwise f = 1")] = None,
+        output_gate: Annotated[Switch, _describe_switch("learn an output gate o; otherwise o = 1")] = None,
+        coupled: Annotated[Switch, _describe_switch("couple the input and forget gates: f = 1 − i")] = None,
+        input_activation: Annotated[Activation | None, Field(description="activation of the candidate z")] = None,
+        output_activation: Annotated[
+            Activation | None, Field(description="activation of the cell state before the output gate")
+        ] = None,
+        peepholes: Annotated[Switch, _describe_switch("let the gates read the cell state")] = None,
+        gate_recurrence: Annotated[
+            Switch, _describe_switch("let each gate read all gates of the previous step")
+        ] = None,
+        forget_bias: Annotated[
+            Bias,
+            Field(
+                json_schema_extra=TRAINING_ONLY,
+                description="initial bias of the forget gate; a positive value opens it",
+            ),
+        ] = 1.0,
         layer_norm: bool = False,
     ) -> None:
+        gate_switches = (input_gate, forget_gate, output_gate, coupled)
+        variant = lstm_variant.override(*gate_switches, input_activation, output_activation, peepholes, gate_recurrence)
         gates = len(variant.gates)
         super().__init__(input_size, hidden_size, (gates + 1) * hidden_size, layer_norm)
         self.variant = variant
+        self.description = variant.description
         self.weight_gates = self._uniform(gates * hidden_size, gates * hidden_size) if variant.gate_recurrence else None
         self.peepholes = self._uniform(gates, hidden_size) if variant.peepholes else None
         self.gain_cell = nn.Parameter(torch.ones(hidden_size)) if layer_norm else None
@@ -327,11 +372,16 @@ def build_cell(stack: RecurrentSettings, input_size: int) -> Cell:
     choice = stack.cell
     cell: Cell = choice.registry.build(
         choice,
-        choice.builder_options(stack.variant),
         input_size=input_size,
         hidden_size=stack.hidden,
         layer_norm=stack.layer_norm,
+        lstm_variant=stack.lstm_variant,
     )
     if stack.layer_norm and not cell.layer_norm:
         raise ConfigError(f"The cell '{choice.kind}' does not support layer normalization. Set layer_norm=false.")
     return cell
+
+
+register_cell("rnn", RNNCell)
+register_cell("gru", GRUCell)
+register_cell("lstm", LSTMCell)

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from regard.config import TRAINING_ONLY, Settings
-from regard.quantities import Bias, DropoutProbability, Layers, Width
-from regard.registry import Choice, Registry
+from regard.quantities import DropoutProbability, Layers, Width
+from regard.registry import Choice, Registry, default_choice
 
 Activation = Literal["tanh", "identity"]
 VariantName = Literal["vanilla", "NIG", "NFG", "NOG", "NIAF", "NOAF", "NP", "CIFG", "FGR", "simplified"]
@@ -38,6 +38,10 @@ class LSTMVariant(NamedTuple):
         """The learned gates, in the order of their rows in the weight matrices. The candidate z follows them."""
         return self.early_gates + ("output",) * self.output_gate
 
+    def override(self, *switches: bool | str | None) -> "LSTMVariant":
+        """Return the variant with those of the switches, given in order, that are not None."""
+        return LSTMVariant._make(old if new is None else new for old, new in zip(self, switches, strict=True))
+
     @property
     def non_default(self) -> dict[str, bool | str]:
         """The switches that differ from the standard LSTM."""
@@ -48,6 +52,12 @@ class LSTMVariant(NamedTuple):
     def bounded(self) -> bool:
         """Whether the output stays bounded over any number of steps, for all weights."""
         return "tanh" in (self.input_activation, self.output_activation)
+
+    @property
+    def description(self) -> str:
+        """The name of the variant, or else the switches that differ from the standard LSTM."""
+        names = [name for name, variant in VARIANTS.items() if variant == self and self.non_default]
+        return " ".join(["LSTM", *(names or (f"{name}={value}" for name, value in self.non_default.items()))])
 
     def find_contradiction(self) -> str | None:
         """Return why the switches contradict each other, or None if they do not."""
@@ -81,107 +91,28 @@ switch, except simplified, which changes two.
 
 
 class Cell(Choice):
-    """A recurrent cell. Class attributes describe the cell for models and `regard explain`."""
+    """A recurrent cell. Its class attributes are described in `regard.Cell`."""
 
     registry: ClassVar[Registry[Any]] = Registry(
         "cell",
         "regard.recurrent.cells",
-        provided=frozenset({"input_size", "hidden_size", "layer_norm"}),
+        provided=frozenset({"input_size", "hidden_size", "layer_norm", "lstm_variant"}),
         facts=("state_parts", "initial_parts"),
     )
-
     state_parts: ClassVar[tuple[str, ...]] = ("h",)
-    """The names of the tensors of a state. The first is the output."""
     initial_parts: ClassVar[int] = 1
-    """The number of these tensors, each as wide as the output, that a decoder initializes from the source. The others
-    start at zero.
-    """
 
-    def description(self, variant: str | None) -> str:
-        """Return the name of the cell with the options that differ from their defaults."""
-        del variant
+    @property
+    def description(self) -> str:
+        """The name of the cell with the options that differ from their defaults."""
         changed = self.model_dump(exclude_defaults=True)
         return " ".join([self.kind.upper(), *(f"{name}={value}" for name, value in changed.items())])
-
-    def builder_options(self, variant: str | None) -> dict[str, Any]:
-        """Return the options of the cell as its class expects them. Raise ValueError if the variant does not exist."""
-        if variant is not None:
-            raise ValueError(
-                f"variant: {variant} is an LSTM variant, but the cell is {self.kind}. Set cell=lstm as well."
-            )
-        return {name: getattr(self, name) for name in type(self).model_fields if name != "kind"}
-
-
-class RNN(Cell):
-    kind: Literal["rnn"] = "rnn"
-    activation: Literal["tanh", "relu"] = "tanh"
-
-    def description(self, variant: str | None) -> str:
-        del variant
-        return f"RNN with {self.activation}"
-
-
-class GRU(Cell):
-    kind: Literal["gru"] = "gru"
-    reset: Literal["before", "after"] = Field(
-        "after", description="apply the reset gate before or after the product with R"
-    )
-
-    def description(self, variant: str | None) -> str:
-        del variant
-        return f"GRU, reset {self.reset} the product with R"
-
-
-def _switch(description: str) -> bool | None:
-    switch: bool | None = Field(None, description=f"{description}; by default as in the variant")
-    return switch
-
-
-class LSTM(Cell):
-    """The standard LSTM, or the variant named by `variant`; a switch that is set overrides the variant."""
-
-    state_parts: ClassVar[tuple[str, ...]] = ("h", "c")
-    initial_parts: ClassVar[int] = 2
-
-    kind: Literal["lstm"] = "lstm"
-    input_gate: bool | None = _switch("learn an input gate i; otherwise i = 1")
-    forget_gate: bool | None = _switch("learn a forget gate f; otherwise f = 1")
-    output_gate: bool | None = _switch("learn an output gate o; otherwise o = 1")
-    coupled: bool | None = _switch("couple the input and forget gates: f = 1 − i")
-    input_activation: Activation | None = Field(None, description="activation of the candidate z")
-    output_activation: Activation | None = Field(
-        None, description="activation of the cell state before the output gate"
-    )
-    peepholes: bool | None = _switch("let the gates read the cell state")
-    gate_recurrence: bool | None = _switch("let each gate read all gates of the previous step")
-    forget_bias: Bias = Field(
-        1.0, json_schema_extra=TRAINING_ONLY, description="initial bias of the forget gate; a positive value opens it"
-    )
-
-    def select_variant(self, name: str | None) -> LSTMVariant:
-        """Return the variant that a name (None for the standard LSTM) and the switches select together."""
-        switches = {name: getattr(self, name) for name in LSTMVariant._fields}
-        return VARIANTS.get(name or "", LSTMVariant())._replace(
-            **{name: value for name, value in switches.items() if value is not None}
-        )
-
-    def description(self, variant: str | None) -> str:
-        selected = self.select_variant(variant)
-        names = [name for name, known in VARIANTS.items() if known == selected and selected.non_default]
-        return " ".join(["LSTM", *(names or (f"{name}={value}" for name, value in selected.non_default.items()))])
-
-    def builder_options(self, variant: str | None) -> dict[str, Any]:
-        selected = self.select_variant(variant)
-        contradiction = selected.find_contradiction()
-        if contradiction:
-            raise ValueError(f"the LSTM settings contradict each other: {contradiction}.")
-        return {"variant": selected, "forget_bias": self.forget_bias}
 
 
 class RecurrentSettings(Settings):
     """A stack of recurrent layers."""
 
-    cell: Cell = GRU()
+    cell: Cell = default_choice("gru")
     variant: VariantName | None = Field(
         None, description="LSTM variant by its name in Greff et al. (2015); by default the standard LSTM"
     )
@@ -207,7 +138,22 @@ class RecurrentSettings(Settings):
         """The width of a vector that holds the initial states of one direction; an LSTM has h and c per layer."""
         return self.hidden * self.layers * self.cell.initial_parts
 
+    @property
+    def lstm_variant(self) -> LSTMVariant:
+        """The LSTM that `variant` and the switches of the cell select together; a switch overrides the variant."""
+        named = VARIANTS[self.variant] if self.variant else LSTMVariant()
+        return named.override(*(getattr(self.cell, name, None) for name in LSTMVariant._fields))
+
     @model_validator(mode="after")
     def _check_variant(self) -> Self:
-        self.cell.builder_options(self.variant)
+        if self.cell.kind != "lstm":
+            if self.variant is not None:
+                raise ValueError(
+                    f"variant: {self.variant} is an LSTM variant, but the cell is {self.cell.kind}. Set cell=lstm as "
+                    "well."
+                )
+            return self
+        contradiction = self.lstm_variant.find_contradiction()
+        if contradiction and "coupled" in type(self.cell).model_fields:  # otherwise the options are not validated yet
+            raise ValueError(f"the LSTM settings contradict each other: {contradiction}.")
         return self

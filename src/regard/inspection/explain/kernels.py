@@ -48,7 +48,7 @@ def _describe_network(model: Seq2Seq, stack: Stack) -> str:
     cell, settings = stack.cells[0], stack.settings
     assert isinstance(cell, Cell)
     depth, direction = quantity(settings.layers, "layer"), "bi" if stack.directions > 1 else "uni"
-    lines = [f"{settings.cell.description(settings.variant)}, {depth}, {direction}directional"]
+    lines = [f"{cell.description or settings.cell.description}, {depth}, {direction}directional"]
     if stack in model.decoder.stepwise_modules:
         lines.append("  runs step by step, because attention is computed between the steps")
     else:
