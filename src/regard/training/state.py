@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
 from regard.registry import plugins_of
 from regard.runs import checkpoints
+from regard.runs.checkpoints import SavedCheckpoint
 from regard.runs.directory import LockedFolder
 from regard.runs.folder import RunFolder
 from regard.runs.progress import RunProgress
@@ -31,7 +32,7 @@ from regard.runs.settings import RunSettings
 from regard.runs.tensors import check_sizes
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.distillation import TEACHER, TeacherModels, load_teachers
-from regard.training.initial_weights import load_initial_weights, recall_initial_weights
+from regard.training.initial_weights import InitialWeights, load_initial_weights, recall_initial_weights
 from regard.training.objective import Objective
 from regard.training.optim import MovingAverage, build_optimizer, learning_rate
 from regard.training.resume import check_data_unchanged, check_model_unchanged
@@ -113,55 +114,40 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
     """Build the state of a new run, or restore that of its newest valid checkpoint."""
     training, folder = settings.training, RunFolder(locked.path)
     device = check_device(training.device, "training.device")
-    guided, newest = training.guided_alignment, checkpoints.read_newest(folder)
+    newest = checkpoints.read_newest(folder)
     if newest is not None:
         check_model_unchanged(folder, newest.checkpoint, settings)
     finished = newest is not None and newest.progress.is_finished(training)
-    teachers = TeacherModels() if finished else load_teachers(settings, device)
-    if newest is None:
-        initial = load_initial_weights(settings, corpus, teachers.tokenizers)
-    else:
-        initial = recall_initial_weights(settings, newest.state["data"])
-    reader = find_reader(settings.model.encoder_settings)
-    corpus_hashes = corpus.fingerprint(None if reader is None else reader.fingerprint)
-    alignments = None if guided is None or finished else AlignmentFile(guided.file, guided.one_based, guided.shift)
-    inputs = {} if alignments is None else {f"{_ALIGNMENTS}{alignments.path}": alignments.hash()}
-    inputs |= teachers.fingerprint
-    if newest is not None and finished:  # the alignments and teachers are not needed any more
-        saved = newest.state["data"].items()
-        inputs = {name: value for name, value in saved if name.startswith((_ALIGNMENTS, TEACHER))}
-    hashes = {**corpus_hashes, **inputs, **initial.fingerprint}
+    inputs = _load_inputs(settings, corpus, device, newest, finished=finished)
     if newest is not None:
-        check_data_unchanged(folder, newest.state["data"], hashes)
+        check_data_unchanged(folder, newest.state["data"], inputs.hashes)
     torch.manual_seed(settings.seed)
-    inherited = initial.tokenizers or teachers.tokenizers
-    tokenizers = TokenizerPair.load(folder.path, settings.tokenizer) if newest is not None else inherited
-    request = PreparationRequest(
-        corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed, reader, alignments
-    )
-    data = prepare(request, tokenizers, report)
+    tokenizers = inputs.tokenizers if newest is None else TokenizerPair.load(folder.path, settings.tokenizer)
+    data = prepare(inputs.request, tokenizers, report)
     if newest is not None:
         check_sizes(settings, data.tokenizers, newest.checkpoint)
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
     if newest is None and training.init_from is None:
         model.encoder.load_pretrained()
-    initial.initialize(model, settings)
-    if guided is not None:
-        model.decoder.supervise_attention(guided.find_layer(settings.model), guided.head)
+    inputs.initial.initialize(model, settings)
+    if training.guided_alignment is not None:
+        model.decoder.supervise_attention(
+            training.guided_alignment.find_layer(settings.model), training.guided_alignment.head
+        )
     model = model.to(device).train()
     optimizer = build_optimizer(model, training)
     average = MovingAverage(model, training.ema_decay) if training.ema_decay else None
     schedule = build_schedule(sampler, training)
-    progress = RunProgress(data=hashes, schedule=schedule, average_lengths=data.train.average_lengths)
+    progress = RunProgress(data=inputs.hashes, schedule=schedule, average_lengths=data.train.average_lengths)
     if newest is not None:
         progress = checkpoints.restore(model, optimizer, newest, average.weights if average else None)
         if progress.schedule.length != schedule.length:
             progress.schedule = schedule
     dev_reader = data.reader
-    part = model.encoder.frozen_part
-    if part is not None and not finished:
-        if corpus.augment is None and teachers.distillation is None:
+    part = None if finished else model.encoder.frozen_part
+    if part is not None:
+        if corpus.augment is None and inputs.teachers.distillation is None:
             raw_sources = [source for source, _ in corpus.train]
             features = cache_features(part, data.train.sources, raw_sources, data.reader, device, report)
             data = data._replace(train=replace(data.train, sources=features))
@@ -171,7 +157,7 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         data.tokenizers.save(locked.directory.write)
     recorded = settings.relative_to(folder.path).model_copy(update={"imports": tuple(plugins_of(settings))})
     locked.directory.write(folder.config.name, to_yaml(recorded).encode())
-    objective = Objective.of(training, device, teachers.distillation)
+    objective = Objective.of(training, device, inputs.teachers.distillation)
     graphed = _uses_cuda_graphs(settings, device, progress)
     return TrainingState(
         settings=settings,
@@ -191,6 +177,44 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         update=GraphedUpdate(optimizer) if graphed else optimizer.step,
         gradient=GraphedGradient(model, objective) if graphed else None,
     )
+
+
+class _Inputs(NamedTuple):
+    """What a run reads: its corpus, teachers, initial weights and word alignments, with a hash of each of them."""
+
+    request: PreparationRequest
+    teachers: TeacherModels
+    initial: InitialWeights
+    hashes: dict[str, str]
+
+    @property
+    def tokenizers(self) -> TokenizerPair | None:
+        """The tokenizers of the initial model or of the teachers, if there are any."""
+        return self.initial.tokenizers or self.teachers.tokenizers
+
+
+def _load_inputs(
+    settings: RunSettings, corpus: Corpus, device: torch.device, newest: SavedCheckpoint | None, *, finished: bool
+) -> _Inputs:
+    """Load the inputs of a run. A finished run needs no teachers and no alignments."""
+    guided = settings.training.guided_alignment
+    teachers = TeacherModels() if finished else load_teachers(settings, device)
+    if newest is None:
+        initial = load_initial_weights(settings, corpus, teachers.tokenizers)
+    else:
+        initial = recall_initial_weights(settings, newest.state["data"])
+    reader = find_reader(settings.model.encoder_settings)
+    corpus_hashes = corpus.fingerprint(None if reader is None else reader.fingerprint)
+    alignments = None if guided is None or finished else AlignmentFile(guided.file, guided.one_based, guided.shift)
+    hashes = {} if alignments is None else {f"{_ALIGNMENTS}{alignments.path}": alignments.hash()}
+    hashes |= teachers.fingerprint
+    if newest is not None and finished:
+        saved = newest.state["data"].items()
+        hashes = {name: value for name, value in saved if name.startswith((_ALIGNMENTS, TEACHER))}
+    request = PreparationRequest(
+        corpus, corpus_hashes, settings.data, settings.tokenizer, settings.seed, reader, alignments
+    )
+    return _Inputs(request, teachers, initial, {**corpus_hashes, **hashes, **initial.fingerprint})
 
 
 def _uses_cuda_graphs(settings: RunSettings, device: torch.device, progress: RunProgress) -> bool:
