@@ -33,8 +33,10 @@ from regard.ops.dispatch import Dispatch, first_available
 from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, dot_product_weights
 from regard.ops.dropout import Dropout
 from regard.ops.reference_mode import in_reference_mode
+from regard.registry import Choice
 
-Part = str | Mapping[str, Any]
+Part = str | Mapping[str, Any] | Choice
+"""A part of an attention: its name, its name and options, or its settings."""
 
 Role = Literal["encoder-self", "decoder-self", "cross"]
 """What attends to what: the source to itself, the target to itself, or the target to the source."""
@@ -158,7 +160,7 @@ class Attention(nn.Module):
     ) -> "Attention":
         if not isinstance(settings, AttentionSettings):
             raise ArgumentTypeError(f"settings must be AttentionSettings, not {type(settings).__name__}.")
-        return cls(query_size, key_size, **settings.model_dump(), role=role)
+        return cls(query_size, key_size, **dict(settings), role=role)
 
     @property
     def stepwise(self) -> bool:
@@ -303,7 +305,7 @@ class Attention(nn.Module):
         )
 
     def observe(self, past: Past, likelihood_BS: Tensor) -> Past:
-        """Update the belief about the position with the likelihood of the last token under each slot."""
+        """Update the belief about the slot with the likelihood of the last token under each slot."""
         _check_past(past)
         if past.belief_BHS is None:
             return past

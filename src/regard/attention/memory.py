@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.selections import SampledPosition
+from regard.attention.selections import SampledSlot
 from regard.ops.dot_product_attention import ScoreBias
 
 
@@ -46,7 +46,7 @@ class Past(NamedTuple):
     weights_BHS: Tensor | None = None
     """The weights of the last step, or the sum over all steps."""
     belief_BHS: Tensor | None = None
-    """The probability that each slot is the last position."""
+    """The probability that each slot was read last."""
 
     def positions(self, rows: int, queries: int) -> Tensor:
         """Return the positions of the next queries, (B, T): consecutive steps of a row, or the hypotheses of a
@@ -64,7 +64,7 @@ class Attended(NamedTuple):
     weights: Tensor | None
     """(B, T, S) for a single head, (B, H, T, S) for several."""
     past: Past
-    sample: SampledPosition | None = None
+    sample: SampledSlot | None = None
 
     def one_query_per_row(self) -> "Attended":
         """Return the result with a row for each query: (B, T, D) → (B T, 1, D)."""

@@ -117,7 +117,7 @@ class LocalMonotonic(Scope):
 
 @final
 class LocalPredictive(Scope):
-    """A window around a predicted position (Luong et al. 2015, local-p).
+    """A window around a predicted slot (Luong et al. 2015, local-p).
 
         p = S sigmoid(v_pᵀ tanh(W_p q)),  slots p − D … p + D,  weights times exp(−(j − p)² / 2σ²),  σ = D / 2
 
@@ -165,7 +165,7 @@ class LocalPredictive(Scope):
         return (2 * self.window + 1) * queries
 
     def center(self, inputs: ScopeInput) -> Tensor:
-        """Predict the position p (B, T), between 0 and the length of the row."""
+        """Predict the slot p (B, T), a number between 0 and the length of the row."""
         logit_BT = self.outer(torch.tanh(self.inner(inputs.query_BTD))).squeeze(-1)
         return torch.sigmoid(self.scale * logit_BT) * inputs.lengths_B.unsqueeze(-1)
 

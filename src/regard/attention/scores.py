@@ -301,7 +301,7 @@ class Concat(Score):
 
 @final
 class Location(Score):
-    """e_j = (W q)_j: depends only on the query and the position (Luong et al. 2015)."""
+    """e_j = (W q)_j: depends only on the query and the slot (Luong et al. 2015)."""
 
     equation = "e_j = (W q)_j"
     reads_keys = False

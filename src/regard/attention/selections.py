@@ -18,8 +18,8 @@ from regard.config import TRAINING_ONLY
 from regard.quantities import Fraction, PositiveWeight, Temperature, Weight
 
 
-class SampledPosition(NamedTuple):
-    """Sampled positions, for REINFORCE: their log-probabilities, the entropies, and the loss term computed from them.
+class SampledSlot(NamedTuple):
+    """Sampled slots, for REINFORCE: their log-probabilities, the entropies, and the loss term computed from them.
 
     `surrogate(log_prob_BT, entropy_BT, log_p_BT, valid_BT)` is summed over the batch and added to the loss; log_p_BT
     are the log-probabilities of the targets.
@@ -29,14 +29,14 @@ class SampledPosition(NamedTuple):
     log_prob_BT: Tensor
     entropy_BT: Tensor
     probabilities_BHTS: Tensor
-    """The distributions that the positions were sampled from."""
+    """The distributions that the slots were sampled from."""
 
 
-def join_samples(samples: list[SampledPosition]) -> SampledPosition | None:
+def join_samples(samples: list[SampledSlot]) -> SampledSlot | None:
     """Concatenate the samples of several steps; return None if there are none."""
     if not samples:
         return None
-    return SampledPosition(
+    return SampledSlot(
         samples[0].surrogate,
         torch.cat([sample.log_prob_BT for sample in samples], dim=1),
         torch.cat([sample.entropy_BT for sample in samples], dim=1),
@@ -45,10 +45,10 @@ def join_samples(samples: list[SampledPosition]) -> SampledPosition | None:
 
 
 class Selected(NamedTuple):
-    """Attention weights, and the sampled positions if the weights are a sample."""
+    """Attention weights, and the sampled slots if the weights are a sample."""
 
     weights_BHTS: Tensor
-    sample: SampledPosition | None = None
+    sample: SampledSlot | None = None
 
 
 class Selection(nn.Module, ABC):
@@ -59,7 +59,7 @@ class Selection(nn.Module, ABC):
     marginal: bool = False
     """Whether the output distribution is marginalized over the slot that is read, with the weights as probabilities."""
     uses_past: bool = False
-    """Whether it depends on the belief about the previous position."""
+    """Whether it depends on the belief about the slot that was read last."""
     restricts_slots: bool = False
     """Whether it restricts the visible slots itself, so that it cannot be combined with a scope."""
 
@@ -68,8 +68,8 @@ class Selection(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
-        """Compute weights from the scores. `belief_BHS` is the probability that each slot is the previous position; it
-        is None at the first step, and for a selection that does not use the past.
+        """Compute weights from the scores. `belief_BHS` is the probability that each slot was read last; it is
+        None at the first step, and for a selection that does not use the past.
         """
 
 
@@ -119,13 +119,13 @@ class StraightThrough(Selection):
 
 @final
 class Hard(Selection):
-    """One position, sampled in training; the most likely one in evaluation mode (Xu et al. 2015).
+    """One slot, sampled in training; the most likely one in evaluation mode (Xu et al. 2015).
 
     It is trained with REINFORCE. With reward R = log p(y | ã) of a row and baseline b ← 0.9 b + 0.1 mean R, the term
 
         −λ_r (R − b) Σ_t log a_t(ã_t) − λ_e Σ_t H[a_t]
 
-    is added to the loss. With probability `soft`, a step uses the soft context instead of the sampled position; the
+    is added to the loss. With probability `soft`, a step uses the soft context instead of the sampled slot; the
     paper decides this for all steps of a row at once.
     """
 
@@ -160,13 +160,13 @@ class Hard(Selection):
         nonempty_BHT1 = allowed_BHTS.any(-1, keepdim=True)
         # `multinomial` needs a positive probability even for a query without visible slots; its sample gets no weight.
         probabilities = torch.where(nonempty_BHT1, soft.detach(), 1.0).flatten(0, -2)
-        position_BHT1 = torch.multinomial(probabilities, 1).view_as(nonempty_BHT1)
-        sample = torch.zeros_like(soft).scatter_(-1, position_BHT1, 1.0).masked_fill(~allowed_BHTS, 0.0)
+        slot_BHT1 = torch.multinomial(probabilities, 1).view_as(nonempty_BHT1)
+        sample = torch.zeros_like(soft).scatter_(-1, slot_BHT1, 1.0).masked_fill(~allowed_BHTS, 0.0)
         use_soft = torch.rand_like(soft[:, :1, :, :1]) < self.soft
         log_soft = soft.clamp_min(torch.finfo(soft.dtype).tiny).log()
-        log_prob_BHT = log_soft.gather(-1, position_BHT1).masked_fill(use_soft | ~nonempty_BHT1, 0.0).squeeze(-1)
+        log_prob_BHT = log_soft.gather(-1, slot_BHT1).masked_fill(use_soft | ~nonempty_BHT1, 0.0).squeeze(-1)
         entropy_BT = -(soft * log_soft).sum(-1).sum(1)
-        sampled = SampledPosition(self.surrogate, log_prob_BHT.sum(1), entropy_BT, soft)
+        sampled = SampledSlot(self.surrogate, log_prob_BHT.sum(1), entropy_BT, soft)
         return Selected(torch.where(use_soft, soft, sample), sampled)
 
     def surrogate(self, log_prob_BT: Tensor, entropy_BT: Tensor, log_p_BT: Tensor, valid_BT: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class Hard(Selection):
 
 @final
 class HardExact(Selection):
-    """One position, marginalized exactly in the output: p(y) = Σ_j a_j p(y | v_j) (Wu et al. 2018)."""
+    """One slot, marginalized exactly in the output: p(y) = Σ_j a_j p(y | v_j) (Wu et al. 2018)."""
 
     marginal = True
 
@@ -193,10 +193,10 @@ class HardExact(Selection):
 
 @final
 class HardMonotonic(Selection):
-    """One position that never moves back, marginalized exactly (Wu & Cotterell 2019).
+    """One slot that never moves back, marginalized exactly (Wu & Cotterell 2019).
 
-    From position i, the next position is j ≥ i with p(j | i) = exp(e_j) / Σ_{k ≥ i} exp(e_k). Let the belief β(i) be
-    the distribution of the previous position, given the tokens so far. Then the probability of position j is
+    From slot i, the next slot is j ≥ i with p(j | i) = exp(e_j) / Σ_{k ≥ i} exp(e_k). Let the belief β(i) be
+    the distribution of the previous slot, given the tokens so far. Then the probability of slot j is
 
         a_j = exp(e_j) Σ_{i ≤ j} β(i) / Σ_{k ≥ i} exp(e_k)
 
@@ -209,7 +209,7 @@ class HardMonotonic(Selection):
     restricts_slots = True
 
     def forward(self, scores_BHTS: Tensor, allowed_BHTS: Tensor, belief_BHS: Tensor | None = None) -> Selected:
-        """Return the probabilities of the current position. At the first step, every position can be reached."""
+        """Return the probabilities of the current slot. At the first step, every slot can be reached."""
         if belief_BHS is None:
             return Selected(equation.softmax(scores_BHTS, allowed_BHTS))
         lowest = torch.finfo(scores_BHTS.dtype).min / 4

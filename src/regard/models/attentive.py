@@ -48,7 +48,7 @@ class AttentiveState(NamedTuple):
     feed_BX: Tensor | None = None
     """The vector that input feeding passes to the next step."""
     log_p_BSV: Tensor | None = None
-    """log p(y | h_j) for each slot j, if the next token updates the belief about the position."""
+    """log p(y | h_j) for each slot j, if the next token updates the belief about the slot."""
 
 
 class AttentiveKeys(NamedTuple):
@@ -237,7 +237,7 @@ class AttentiveDecoder(Decoder, ABC):
         return CopyAttention(weights_BTS, repeat_for_hypotheses(keys.tokens_BS, len(weights_BTS)))
 
     def _loss_terms(self, attended: list[Attended], keys: AttentiveKeys) -> tuple[LossTerm, ...]:
-        """Return the terms of sampled positions (REINFORCE) and of the doubly stochastic penalty, if there are any."""
+        """Return the terms of sampled slots (REINFORCE) and of the doubly stochastic penalty, if there are any."""
         terms: list[LossTerm] = []
         sample = join_samples([step.sample for step in attended if step.sample is not None])
         if sample is not None:

@@ -54,7 +54,7 @@ def _build_attention(settings: TransformerBlocks, score: Score, role: Role) -> M
     return MultiHeadAttention(
         settings.size,
         settings.heads,
-        score=score.model_dump(),
+        score=score,
         scope="causal" if role == "decoder-self" else "global",
         dropout=settings.attention_dropout,
         rotary=settings.rotates and role != "cross",
