@@ -28,7 +28,6 @@ from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean, quantity
-from regard.ops.cost import MultiplyAdds, count_attention
 from regard.ops.dispatch import Dispatch, first_available
 from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, dot_product_weights
 from regard.ops.dropout import Dropout
@@ -166,19 +165,6 @@ class Attention(nn.Module):
     def stepwise(self) -> bool:
         """Whether each step depends on the previous one, so that steps must run one by one."""
         return self.score.uses_past or self.select.uses_past
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        """The multiply-adds for values of the size of the keys: declared by the score and the scope, or counted."""
-        score, scope = self.score.multiply_adds, self.scope.multiply_adds
-        if score is None or scope is None:
-            device = next((parameter.device for parameter in self.parameters()), torch.device("meta"))
-            return count_attention(self._read_once, self.query_size, self.key_size, device)
-        return score.combine(scope).combine(MultiplyAdds(per_pair=self.key_size))
-
-    def _read_once(self, query_BTD: Tensor, keys_BSD: Tensor) -> Attended:
-        keys = self.prepare(keys_BSD)
-        return self.read(query_BTD, keys, self.begin(keys))
 
     def prepare(
         self, keys_BSD: Tensor, values_BSD: Tensor | None = None, allowed: Tensor | None = None

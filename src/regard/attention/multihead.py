@@ -14,7 +14,6 @@ from regard.attention.hooks import Reading, find_hooks
 from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection
 from regard.attention.memory import Attended, Past, PreparedMemory
 from regard.attention.positions import rotate
-from regard.ops.cost import Cost, K, MultiplyAdds, T
 from regard.ops.dot_product_attention import ScoreBias
 
 
@@ -38,10 +37,6 @@ class PackedProjection(NamedTuple):
         """Return it unchanged: all rows share the weights."""
         del rows, block, blocks
         return self
-
-
-def _matrices(projection: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in projection.parameters() if parameter.dim() == 2]
 
 
 def _project(x: Tensor, projections: tuple[nn.Module, ...], packed: PackedProjection | None) -> tuple[Tensor, ...]:
@@ -212,22 +207,6 @@ class MultiHeadAttention(nn.Module):
         position_N = torch.full((len(step.origin_NT),), step.start, device=keys_NHTD.device)
         prepared = keys_NHTD if self.attention.score.reads_keys else keys_NHTD.squeeze(1)
         return Past(position_N), PreparedMemory(prepared, values_NHTD, None, position_N + 1)
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        """The multiply-adds of the projections and of the attention."""
-        query, output = self.to_query.weight.numel(), self.output.weight.numel()
-        per_slot = sum(weight.numel() for layer in (self.to_key, self.to_value) for weight in _matrices(layer))
-        return self.attention.multiply_adds.combine(MultiplyAdds(query + output, per_slot))
-
-    @property
-    def self_attention_search_cost(self) -> Cost:
-        """The cost of decoding step by step, with the keys and values of previous steps in a cache.
-
-        The fused path compares each of the K hypotheses with the slots of all of them, and masks the others.
-        """
-        hypotheses_read = K * K if self.attention.fused else K
-        return self.multiply_adds.cost(K * T, K * T, hypotheses_read * (0.5 * T * T + 0.5 * T))
 
     @property
     def _projections(self) -> tuple[nn.Module, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.attention import settings
 from regard.attention.mechanisms import MECHANISMS, Mechanism, add_mechanism
 from regard.errors import ConfigError
-from regard.ops.cost import Cost, MultiplyAdds
+from regard.ops.cost import Cost
 from regard.quantities import Length
 
 
@@ -58,11 +58,6 @@ class Scope(nn.Module, ABC):
     self_only: bool = False
     """Whether the scope is defined only for self-attention."""
 
-    @property
-    def multiply_adds(self) -> MultiplyAdds | None:
-        """The multiply-adds of the scope. If a scope does not declare them (None), they are counted."""
-        return None
-
     def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
         """Return the largest number of weights that are not masked; by default, one for each query and slot."""
         return queries * slots
@@ -83,10 +78,6 @@ class Global(Scope):
 
     is_global = True
 
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        return MultiplyAdds()
-
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         del inputs
         return ScopeOutput()
@@ -95,10 +86,6 @@ class Global(Scope):
 @final
 class LocalMonotonic(Scope):
     """Slots t − D … t + D, assuming a roughly monotonic alignment (Luong et al. 2015, local-m)."""
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        return MultiplyAdds()
 
     def __init__(
         self, window: Annotated[Length, Field(description="D: slots t − D to t + D are visible to query t")] = 5
@@ -156,10 +143,6 @@ class LocalPredictive(Scope):
         self.inner = nn.Linear(query_size, query_size, bias=False)
         self.outer = nn.Linear(query_size, 1, bias=False)
 
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        return MultiplyAdds(per_query=self.inner.weight.numel() + self.outer.weight.numel())
-
     def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
         del slots
         return (2 * self.window + 1) * queries
@@ -184,10 +167,6 @@ class Causal(Scope):
 
     self_only = True
 
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        return MultiplyAdds()
-
     def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
         return 0.5 * queries * slots + 0.5 * queries
 
@@ -205,12 +184,6 @@ class AllOf(Scope):
         self.learned = any(scope.learned for scope in scopes)
         self.self_only = any(scope.self_only for scope in scopes)
         self.is_global = all(scope.is_global for scope in scopes)
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds | None:
-        parts = [scope.multiply_adds for scope in self._scopes()]
-        declared = [part for part in parts if part is not None]
-        return reduce(MultiplyAdds.combine, declared) if len(declared) == len(parts) else None
 
     def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
         """Return the number of the scope that restricts long memories most."""

@@ -17,7 +17,6 @@ from regard.attention.mechanisms import MECHANISMS, Mechanism, add_mechanism
 from regard.config import TRAINING_ONLY
 from regard.errors import ConfigError, DataError
 from regard.ops.additive_score import additive_scores
-from regard.ops.cost import MultiplyAdds
 from regard.quantities import Length, PositiveWeight, Width
 
 HiddenWidth = Annotated[Width | None, Field(description="width of the hidden layer; default: that of the query")]
@@ -35,11 +34,6 @@ class HeadLinear(nn.Module):
         if self.weight.shape[0] == 1:  # one large product instead of many small ones
             return nn.functional.linear(x_BHND, self.weight[0])
         return x_BHND @ self.weight.transpose(-1, -2)
-
-    @property
-    def multiply_adds(self) -> int:
-        """The multiply-adds for one vector of all heads."""
-        return self.weight.numel()
 
 
 class Score(nn.Module, ABC):
@@ -79,13 +73,6 @@ class Score(nn.Module, ABC):
         """Split the values into heads; a score may project them first. Zeros must stay zeros: masked slots are zero."""
         return self.split(values_BSD)
 
-    @property
-    def multiply_adds(self) -> MultiplyAdds | None:
-        """The multiply-adds of the score, and of the projection of values if there is one. If a score does not declare
-        them (None), they are counted.
-        """
-        return None
-
     @abstractmethod
     def prepare(self, keys_BSD: Tensor) -> Tensor:
         """Compute the part of the score that depends only on the keys."""
@@ -119,14 +106,9 @@ class Dot(InnerProduct):
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1, *, scaled: bool = False) -> None:
         super().__init__(query_size, key_size, heads)
-        self.size = query_size
         if scaled:
             self.equation = "e = qᵀ k / √d"
             self.factor = (query_size // heads) ** -0.5
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        return MultiplyAdds(per_pair=self.size)
 
     def query(self, query_BTD: Tensor) -> Tensor:
         return self.split(query_BTD)
@@ -151,12 +133,7 @@ class General(InnerProduct):
 
     def __init__(self, query_size: int, key_size: int, heads: int = 1) -> None:
         super().__init__(query_size, key_size, heads)
-        self.size = query_size
         self.key = HeadLinear(heads, key_size // heads, query_size // heads)
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        return MultiplyAdds(per_slot=self.key.multiply_adds, per_pair=self.size)
 
     def query(self, query_BTD: Tensor) -> Tensor:
         return self.split(query_BTD)
@@ -184,12 +161,7 @@ class Cosine(InnerProduct):
         ] = 10.0,
     ) -> None:
         super().__init__(query_size, key_size, heads)
-        self.size = query_size
         self.log_sharpening = nn.Parameter(torch.full((heads, 1, 1), sharpening).log())
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        return MultiplyAdds(per_pair=self.size)
 
     def query(self, query_BTD: Tensor) -> Tensor:
         return nn.functional.normalize(self.split(query_BTD), dim=-1) * self.log_sharpening.exp()
@@ -222,11 +194,6 @@ class Projected(InnerProduct):
         self.to_key = nn.Linear(key_size, width, bias=False)
         self.to_value = nn.Linear(key_size, key_size, bias=False)
 
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        per_slot = self.to_key.weight.numel() + self.to_value.weight.numel()
-        return MultiplyAdds(self.to_query.weight.numel(), per_slot, self.to_key.out_features)
-
     def query(self, query_BTD: Tensor) -> Tensor:
         return self.split(self.to_query(query_BTD))
 
@@ -258,10 +225,6 @@ class Additive(Score):
         self.key = HeadLinear(heads, key_size // heads, width)
         self.v = nn.Parameter(torch.empty(heads, width).uniform_(-(width**-0.5), width**-0.5))
 
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        return MultiplyAdds(self.query.multiply_adds, self.key.multiply_adds, self.v.numel())
-
     def prepare(self, keys_BSD: Tensor) -> Tensor:
         prepared: Tensor = self.key(self.split(keys_BSD))
         return prepared
@@ -284,11 +247,6 @@ class Concat(Score):
         self.key_size = key_size // heads
         self.both = HeadLinear(heads, (key_size + query_size) // heads, width)
         self.v = nn.Parameter(torch.empty(heads, width).uniform_(-(width**-0.5), width**-0.5))
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        per_slot = self.v.numel() * self.key_size
-        return MultiplyAdds(self.both.multiply_adds - per_slot, per_slot, self.v.numel())
 
     def prepare(self, keys_BSD: Tensor) -> Tensor:
         return self.split(keys_BSD) @ self.both.weight[..., : self.key_size].transpose(-1, -2)
@@ -317,10 +275,6 @@ class Location(Score):
         super().__init__(query_size, key_size, heads)
         self.slots = slots
         self.positions = HeadLinear(heads, query_size // heads, slots)
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        return MultiplyAdds(per_query=self.positions.multiply_adds)
 
     def prepare(self, keys_BSD: Tensor) -> Tensor:
         if keys_BSD.shape[1] > self.slots:
@@ -368,12 +322,6 @@ class LocationAware(Score):
         self.convolution = nn.Conv1d(1, filters, 2 * reach + 1, padding=reach, bias=False)
         self.place = HeadLinear(heads, filters, width)
         self.v = nn.Parameter(torch.empty(heads, width).uniform_(-(width**-0.5), width**-0.5))
-
-    @property
-    def multiply_adds(self) -> MultiplyAdds:
-        convolution = self.heads * self.convolution.weight.numel()
-        per_pair = self.v.numel() + convolution + self.place.multiply_adds
-        return MultiplyAdds(self.query.multiply_adds, self.key.multiply_adds, per_pair)
 
     def prepare(self, keys_BSD: Tensor) -> Tensor:
         prepared: Tensor = self.key(self.split(keys_BSD))

@@ -30,7 +30,7 @@ from regard.models.contracts import (
 from regard.models.embedding import embed
 from regard.models.readout import CopyAttention, Readout
 from regard.models.settings import RecurrentModel
-from regard.ops.cost import NO_COST, Cost, K, PartCost, T
+from regard.ops.cost import CostPart
 from regard.ops.dropout import Dropout
 from regard.recurrent import layers
 
@@ -99,8 +99,6 @@ class AttentiveDecoder(Decoder, ABC):
         """Whether a step depends on the context of the previous one, so that steps cannot run in parallel."""
         self.feed_size = 0
         """The width of the vector that a step receives from the previous one besides its state."""
-        self.feeds_features = False
-        """Whether a step passes the hidden layer of the output on to the next step."""
         self.readout_uses_token = readout_uses_token
         self.readout = Readout(
             hidden + embedding if readout_uses_token else hidden,
@@ -125,17 +123,17 @@ class AttentiveDecoder(Decoder, ABC):
     def stepwise_modules(self) -> tuple[nn.Module, ...]:
         return self.stacks if self.stepwise else ()
 
-    def costs(self) -> list[PartCost]:
-        bridge = Cost.constant(self.bridge.weight.numel())
-        gate = [] if self.gate is None else [PartCost.per_step("gate", self.gate.weight.numel(), self.gate)]
+    def cost_parts(self) -> list[CostPart]:
+        gate = [] if self.gate is None else [CostPart("gate", (self.gate,))]
+        marginal = self.attention.select.marginal
         return [
-            PartCost.per_source("embedding", NO_COST, self.embedding),
-            PartCost.per_source("initial state", bridge, self.bridge),
-            *self.layers.costs(T, K * T),
-            *(replace(part, name=f"second {part.name}") for stack in self.stacks[1:] for part in stack.costs(T, K * T)),
-            PartCost.cross_attention(self.attention.multiply_adds, self.attention),
+            CostPart("embedding", (self.embedding,)),
+            CostPart("initial state", (self.bridge,)),
+            *self.layers.cost_parts(),
+            *(part._replace(name=f"second {part.name}") for stack in self.stacks[1:] for part in stack.cost_parts()),
+            CostPart("cross-attention", (self.attention,)),
             *gate,
-            *self.readout.costs(marginal=self.attention.select.marginal, feeds_features=self.feeds_features),
+            *self.readout.cost_parts("output projection of each slot" if marginal else "output projection"),
         ]
 
     def supervise_attention(self, layer: int | None, head: int) -> None:
@@ -357,7 +355,6 @@ class LuongDecoder(AttentiveDecoder):
         feed_size = {"luong": settings.readout if settings.decoder.input_feeding else 0, "simple": memory}[order]
         super().__init__(settings, vocabulary, memory, extra_inputs=feed_size, readout_uses_token=False)
         self.feed_size, self.feeds_context = feed_size, order == "simple"
-        self.feeds_features = bool(feed_size) and not self.feeds_context
         self.stepwise = bool(feed_size) or self.attention.select.marginal
 
     def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.arguments import check_floating, check_integers, check_same_device, check_tensors, has_values
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import quantity
-from regard.ops.cost import PartCost
+from regard.ops.cost import CostPart
 
 State = Any
 """Nested tuples, lists and dicts of tensors with rows on axis 0, and of objects with a method `reorder`."""
@@ -250,9 +250,9 @@ class Encoder(nn.Module, ABC, Generic[SourceT]):
         """
         return Tokens.zeros(length, device) if self.source_kind == "text" else None  # type: ignore[return-value]
 
-    def costs(self) -> Sequence[PartCost] | None:
-        """Return the multiply-adds of the parts of the encoder; None if they are not declared, and must be counted."""
-        return None
+    def cost_parts(self) -> Sequence[CostPart]:
+        """Return the parts whose multiply-adds and parameters are counted, by default the encoder as a whole."""
+        return [CostPart(type(self).__name__, (self,))]
 
     def load_pretrained(self) -> None:
         """Load pretrained weights, if there are any. Called when a run starts; checkpoints contain all weights."""
@@ -278,9 +278,9 @@ class Decoder(nn.Module, ABC):
         """The recurrent networks whose steps cannot run at once, because attention is computed between them."""
         return ()
 
-    def costs(self) -> Sequence[PartCost] | None:
-        """Return the multiply-adds of the parts of the decoder; None if they are not declared, and must be counted."""
-        return None
+    def cost_parts(self) -> Sequence[CostPart]:
+        """Return the parts whose multiply-adds and parameters are counted, by default the decoder as a whole."""
+        return [CostPart(type(self).__name__, (self,))]
 
     def supervise_attention(self, layer: int | None, head: int) -> None:
         """Return the weights of a head of the attention to the source in `Decoded.alignment_BTS`, in training mode.

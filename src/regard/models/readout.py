@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.contracts import Decoded, LossTerm
-from regard.ops.cost import K, PartCost, S, T, parameters_of
+from regard.ops.cost import CostPart
 from regard.ops.dropout import Dropout
 
 
@@ -50,7 +50,6 @@ class Readout(nn.Module):
         self, inputs: int, context: int, hidden: int, vocabulary: int, dropout: float = 0.0, *, copy: bool = False
     ) -> None:
         super().__init__()
-        self.context = context
         self.hidden = nn.Linear(inputs + context, hidden)
         self.output = nn.Linear(hidden, vocabulary)
         self.dropout = Dropout(dropout)
@@ -63,23 +62,9 @@ class Readout(nn.Module):
         nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
         self.output.weight = embedding.weight
 
-    def costs(self, *, marginal: bool = False, feeds_features: bool = False) -> list[PartCost]:
-        """Return the multiply-adds. With `marginal`, the output is computed for each slot; with `feeds_features`, the
-        hidden layer is computed again for input feeding.
-        """
-        matrix_HD, output = self.hidden.weight, self.output.weight.numel()
-        per_step = matrix_HD.numel() * (1 + feeds_features)
-        if not marginal:
-            gate = [] if self.generate is None else [PartCost.per_step("copy gate", matrix_HD.shape[1], self.generate)]
-            hidden = PartCost.per_step("readout, hidden layer", per_step, self.hidden)
-            return [hidden, *gate, PartCost.per_step("output projection", output, self.output)]
-        context = matrix_HD.shape[0] * self.context
-        per_step -= context
-        parameters, output_parameters = parameters_of(self.hidden), parameters_of(self.output)
-        return [
-            PartCost("readout, hidden layer", context * S + per_step * T, context * S + per_step * K * T, parameters),
-            PartCost("output projection of each slot", output * S * T, output * S * T * K, output_parameters),
-        ]
+    def cost_parts(self, output: str = "output projection") -> list[CostPart]:
+        gate = [] if self.generate is None else [CostPart("copy gate", (self.generate,))]
+        return [CostPart("readout, hidden layer", (self,)), *gate, CostPart(output, (self.output,))]
 
     def features(self, inputs: Tensor, context: Tensor) -> Tensor:
         """Return the hidden layer, tanh(U [inputs; context])."""

@@ -25,7 +25,7 @@ from regard.models.embedding import embed
 from regard.models.encoder_settings import RecurrentEncoderSettings
 from regard.models.readout import Readout
 from regard.models.settings import FixedModel
-from regard.ops.cost import NO_COST, Cost, K, PartCost, S, T
+from regard.ops.cost import CostPart
 from regard.ops.dropout import Dropout
 from regard.recurrent import layers
 
@@ -62,8 +62,8 @@ class RecurrentEncoder(Encoder[Tokens]):
     def reads_backward(self) -> bool:
         return self.reverse
 
-    def costs(self) -> list[PartCost]:
-        return [PartCost.per_source("embedding", NO_COST, self.embedding), *self.layers.costs(S, S)]
+    def cost_parts(self) -> list[CostPart]:
+        return [CostPart("embedding", (self.embedding,)), *self.layers.cost_parts()]
 
     def forward(self, source: Tokens) -> Memory:
         check_tokens_source(source, self.embedding)
@@ -119,13 +119,12 @@ class FixedDecoder(Decoder):
     def token_embedding(self) -> nn.Embedding:
         return self.embedding
 
-    def costs(self) -> list[PartCost]:
-        bridge = Cost.constant(self.bridge.weight.numel())
+    def cost_parts(self) -> list[CostPart]:
         return [
-            PartCost.per_source("embedding", NO_COST, self.embedding),
-            PartCost.per_source("initial state", bridge, self.bridge),
-            *self.layers.costs(T, K * T),
-            *self.readout.costs(),
+            CostPart("embedding", (self.embedding,)),
+            CostPart("initial state", (self.bridge,)),
+            *self.layers.cost_parts(),
+            *self.readout.cost_parts(),
         ]
 
     def begin(self, memory: Memory) -> tuple[Tensor, FixedState]:

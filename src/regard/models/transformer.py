@@ -38,7 +38,7 @@ from regard.models.contracts import (
 from regard.models.embedding import Embedding
 from regard.models.encoder_settings import TransformerBlocks, TransformerEncoderSettings
 from regard.models.settings import TransformerModel
-from regard.ops.cost import NO_COST, PartCost, S, T, parameters_of
+from regard.ops.cost import CostPart
 from regard.ops.dropout import Dropout
 from regard.ops.layer_norm import LayerNorm
 
@@ -84,10 +84,6 @@ class FeedForward(nn.Module):
         output: Tensor = self.outer(self.dropout(hidden))
         return output
 
-    @property
-    def multiply_adds(self) -> int:
-        return self.inner.weight.numel() + self.outer.weight.numel()
-
 
 @final
 class Residual(nn.Module):
@@ -128,12 +124,10 @@ class EncoderLayer(nn.Module):
         output: Tensor = self.after_feedforward(x_BSD, self.feedforward)
         return output
 
-    def costs(self, layer: int) -> list[PartCost]:
-        attention, feedforward = self.attention.multiply_adds.cost(S, S, S * S), self.feedforward.multiply_adds * S
-        parts = (self.feedforward, self.after_feedforward)
+    def cost_parts(self, layer: int) -> list[CostPart]:
         return [
-            PartCost.per_source("self-attention", attention, self.attention, self.after_attention, layer=layer),
-            PartCost.per_source("feed-forward", feedforward, *parts, layer=layer),
+            CostPart("self-attention", (self.attention, self.after_attention), layer),
+            CostPart("feed-forward", (self.feedforward, self.after_feedforward), layer),
         ]
 
 
@@ -158,12 +152,12 @@ class TransformerEncoder(Encoder[Tokens]):
     def token_embedding(self) -> nn.Embedding:
         return self.embedding.tokens
 
-    def costs(self) -> list[PartCost]:
-        layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+    def cost_parts(self) -> list[CostPart]:
+        layers = (layer for layer in self.layers if isinstance(layer, EncoderLayer))
         return [
-            PartCost.per_source("embedding", NO_COST, self.embedding),
-            *(part for number, layer in enumerate(layers, start=1) for part in layer.costs(number)),
-            *norm_costs(self.norm),
+            CostPart("embedding", (self.embedding,)),
+            *(part for number, layer in enumerate(layers, start=1) for part in layer.cost_parts(number)),
+            CostPart("normalization", (self.norm,)),
         ]
 
     def forward(self, source: Tokens) -> Memory:
@@ -237,15 +231,11 @@ class DecoderLayer(nn.Module):
         x_B1D = self.after_cross.add_output(x_B1D, attended.context_BTD)
         return self.after_feedforward(x_B1D, self.feedforward), layer_cache, attended.past
 
-    def costs(self, layer: int) -> list[PartCost]:
-        own, cross = self.self_attention.multiply_adds, self.cross_attention.multiply_adds
-        parameters = parameters_of(self.self_attention, self.after_self)
-        search = self.self_attention.self_attention_search_cost
-        parts = (self.feedforward, self.after_feedforward)
+    def cost_parts(self, layer: int) -> list[CostPart]:
         return [
-            PartCost("self-attention", own.cost(T, T, T * T), search, parameters, layer),
-            PartCost.cross_attention(cross, self.cross_attention, self.after_cross, layer=layer),
-            PartCost.per_step("feed-forward", self.feedforward.multiply_adds, *parts, layer=layer),
+            CostPart("self-attention", (self.self_attention, self.after_self), layer),
+            CostPart("cross-attention", (self.cross_attention, self.after_cross), layer),
+            CostPart("feed-forward", (self.feedforward, self.after_feedforward), layer),
         ]
 
 
@@ -278,14 +268,13 @@ class TransformerDecoder(Decoder):
     def token_embedding(self) -> nn.Embedding:
         return self.embedding.tokens
 
-    def costs(self) -> list[PartCost]:
-        bridge = sum(parameter.numel() for parameter in self.bridge.parameters() if parameter.dim() == 2)
+    def cost_parts(self) -> list[CostPart]:
         return [
-            PartCost.per_source("embedding", NO_COST, self.embedding),
-            *([PartCost.per_source("memory projection", bridge * S, self.bridge)] if bridge else []),
-            *(part for number, layer in enumerate(self._layers(), start=1) for part in layer.costs(number)),
-            *norm_costs(self.norm),
-            PartCost.per_step("output projection", self.output.weight.numel(), self.output),
+            CostPart("embedding", (self.embedding,)),
+            CostPart("memory projection", (self.bridge,)),
+            *(part for number, layer in enumerate(self._layers(), start=1) for part in layer.cost_parts(number)),
+            CostPart("normalization", (self.norm,)),
+            CostPart("output projection", (self.output,)),
         ]
 
     def supervise_attention(self, layer: int | None, head: int) -> None:
@@ -362,12 +351,6 @@ def _run_layer(layer: nn.Module, x: Tensor, mask_or_keys: Any, **options: bool) 
 def _run_checkpointed(layer: nn.Module, x: Tensor, mask_or_keys: Any, **options: bool) -> Any:
     """Run a layer with gradient checkpointing: recompute its activations in the backward pass (Chen et al. 2016)."""
     return checkpoint(partial(layer, **options), x, mask_or_keys, use_reentrant=False)
-
-
-def norm_costs(norm: nn.Module) -> list[PartCost]:
-    """Return the part of the normalization after the last layer, if there is one."""
-    parameters = parameters_of(norm)
-    return [PartCost("normalization", NO_COST, NO_COST, parameters)] if parameters else []
 
 
 def init_weights(layers: nn.Module) -> None:

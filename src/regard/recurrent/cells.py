@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from regard.arguments import check_floating, check_tensors
 from regard.config import TRAINING_ONLY
 from regard.errors import ConfigError
-from regard.ops.cost import count_multiply_adds
 from regard.ops.hooks import ObservedModule
 from regard.quantities import Bias
 from regard.recurrent import settings
@@ -74,13 +73,6 @@ class Cell(ObservedModule, ABC):
     def bounded(self) -> bool:
         """Whether the output stays bounded over any number of steps."""
         return True
-
-    @property
-    def multiply_adds(self) -> int:
-        """The multiply-adds of a step, with the projection of the input; counted unless a cell declares them."""
-        x_1D = self.weight_input.new_zeros(1, self.input_size)
-        state = self.init_state(1, x_1D)
-        return count_multiply_adds(lambda: self.step(self.normalize_projection(self.project(x_1D)), state))
 
     @property
     def torch_nn_unsupported_reason(self) -> str | None:
@@ -157,10 +149,6 @@ class RNNCell(Cell):
         return self.activation == "tanh"
 
     @property
-    def multiply_adds(self) -> int:
-        return self.weight_input.numel() + self.weight_state.numel()
-
-    @property
     def torch_nn_unsupported_reason(self) -> str | None:
         return None
 
@@ -199,10 +187,6 @@ class GRUCell(Cell):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, reset={self.reset}"
-
-    @property
-    def multiply_adds(self) -> int:
-        return self.weight_input.numel() + self.weight_state.numel()
 
     @property
     def torch_nn_unsupported_reason(self) -> str | None:
@@ -304,11 +288,6 @@ class LSTMCell(Cell):
     @property
     def bounded(self) -> bool:
         return self.variant.bounded
-
-    @property
-    def multiply_adds(self) -> int:
-        gates = 0 if self.weight_gates is None else self.weight_gates.numel()
-        return self.weight_input.numel() + self.weight_state.numel() + gates
 
     @property
     def torch_nn_unsupported_reason(self) -> str | None:

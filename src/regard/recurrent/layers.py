@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.ops.cost import Cost, PartCost, parameters_of
+from regard.ops.cost import CostPart
 from regard.ops.dropout import Dropout
 from regard.recurrent import cells, dispatch, scan
 from regard.recurrent.cells import Cell
@@ -132,19 +132,14 @@ class Stack(nn.Module):
         assert output_BH is not None
         return output_BH, tuple(next_state)
 
-    def costs(self, forward: Cost, search: Cost) -> list[PartCost]:
-        """Return the cost of each layer for a number of steps of a forward pass, and of a search."""
+    def cost_parts(self) -> list[CostPart]:
+        """Return a part for each layer. A learned initial state belongs to the first."""
         name = self.settings.cell.kind.upper() + (", 2 directions" if self.directions > 1 else "")
-        parts = []
-        for first in range(0, len(self.cells), self.directions):
-            layer = self._cells()[first : first + self.directions]
-            multiply_adds = sum(cell.multiply_adds for cell in layer)
-            parameters = parameters_of(*layer)
-            if first == 0 and self.learned_initial_state is not None:
-                parameters += (self.learned_initial_state,)
-            number = first // self.directions + 1 if self.settings.layers > 1 else None
-            parts.append(PartCost(name, multiply_adds * forward, multiply_adds * search, parameters, number))
-        return parts
+        layers = [tuple(self.cells[i : i + self.directions]) for i in range(0, len(self.cells), self.directions)]
+        if len(layers) == 1:
+            return [CostPart(name, (self,))]
+        layers[0] = (self, *layers[0])
+        return [CostPart(name, cells, number) for number, cells in enumerate(layers, start=1)]
 
     def _drop(self, x: Tensor, mask_BD: Tensor | None, between: bool) -> Tensor:
         """Apply the dropout between layers: the variational mask, or ordinary dropout."""

@@ -1,4 +1,4 @@
-"""The cost of a model: declared multiply-adds agree with torch's counter, parameters with those of the model.
+"""The cost of a model: the multiply-adds of its parts agree with torch's counter, parameters with those of the model.
 
 S source positions, T target steps, K hypotheses of a beam.
 """
@@ -22,11 +22,11 @@ from regard.inspection.explain.cost import (
     find_crossover,
     merge_layers,
 )
-from regard.inspection.explain.cost_measurement import fit_cost
+from regard.inspection.explain.cost_measurement import count_encoder, fit_costs
 from regard.models.contracts import Tokens, reorder
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.vision.sources import Pixels
-from regard.ops.cost import NO_COST, Cost, K, MultiplyAdds, S, T, sum_costs
+from regard.ops.cost import NO_COST, Cost, CostPart, K, S, T, sum_costs
 from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import RunSettings
 from tests_shared import ModelOnly, thin
@@ -305,16 +305,42 @@ def test_frozen_parameters_need_no_gradients() -> None:
     assert memory.training == 4 * memory.parameters - 3 * 4 * backbone
 
 
-def test_a_plugin_declares_its_cost_or_it_is_counted() -> None:
-    class Declared(example_parts.Manhattan):
-        @property
-        def multiply_adds(self) -> MultiplyAdds:
-            return MultiplyAdds(per_pair=1000)
+def test_products_of_matrices_and_vectors_and_convolutions_are_counted_by_part() -> None:
+    class Products(example_parts.ConvolutionalEncoder):
+        """A product with a vector in a module that no part lists, and in a method that is not `forward`."""
 
-    declared = regard.Attention(8, 8, score=Declared(8, 8))
-    assert declared.multiply_adds == MultiplyAdds(per_pair=1000 + 8)
-    # The distance is elementwise, so that only the context is counted.
-    assert regard.Attention(8, 8, score="manhattan").multiply_adds == MultiplyAdds(per_pair=8)
+        def __init__(self) -> None:
+            super().__init__(11, 6)
+            self.inner = nn.Linear(self.size, 7, bias=False)
+            self.vector = nn.Parameter(torch.zeros(7))
+
+        def cost_parts(self) -> list[CostPart]:
+            return [CostPart("projection", (self.inner,)), CostPart("convolution", (self.convolution,))]
+
+        def multiply(self, slots_BSD: Tensor) -> Tensor:
+            hidden_BSA: Tensor = self.inner(slots_BSD)
+            return torch.tanh(hidden_BSA) @ self.vector
+
+        def forward(self, source: Tokens) -> regard.Memory:
+            memory = super().forward(source)
+            self.multiply(memory.slots_BSD)
+            return memory
+
+    with META:
+        encoder = Products()
+    costs = {cost.part.name: cost.forward for cost in count_encoder(encoder)}
+    assert costs == {
+        "projection": 7 * encoder.size * S,
+        "convolution": encoder.convolution.weight.numel() * S,
+        "other parameters": 7 * S,
+    }
+
+
+def test_elementwise_operations_of_a_plugin_are_not_counted() -> None:
+    """The score is a sum of absolute differences, so that only the context is counted."""
+    parts = compute_parts(build({**RECURRENT, "attention": "manhattan"}))
+    (attention,) = (part for part in parts if part.name == "cross-attention")
+    assert attention.forward == 16 * S * T
 
 
 def test_a_cost_that_cannot_be_measured_is_unknown() -> None:
@@ -335,7 +361,9 @@ def test_a_cost_that_cannot_be_measured_is_unknown() -> None:
 def test_a_polynomial_is_fitted_exactly() -> None:
     expected = 3 + 5 * S + 7 * T + 2 * S * S + 11 * S * T + 13.5 * T * T
     terms = ((0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (0, 2, 0), (1, 1, 0))
-    assert fit_cost(expected, terms) == expected
+    assert fit_costs(lambda source, target: [expected(source, target)], terms) == [expected]
+    large = 10**17 + 1  # exact, although a float64 is not
+    assert fit_costs(lambda source, _: [large * source], terms) == [large * S]
 
 
 @pytest.mark.slow

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from regard.attention.attention import ROLES, Attention, Role
 from regard.inspection.explain.cost_measurement import (
-    decoder_costs,
-    encoder_costs,
+    PartCost,
+    ShapeCache,
+    count_decoder,
+    count_encoder,
     measure_activations,
     measure_cache,
     measure_keys,
     measure_state,
 )
 from regard.models.seq2seq import Seq2Seq
-from regard.ops.cost import NO_COST, Cost, K, PartCost, S, T, sum_costs
+from regard.ops.cost import Cost, K, S, T, sum_costs
 
 BYTES_PER_PARAMETER = 4
 """The size of a float32."""
@@ -138,34 +138,32 @@ class ModelCost:
 def compute_cost(model: Seq2Seq) -> ModelCost:
     """Compute the cost of a model. Its weights may be on the device `meta`."""
     slots = model.encoder.fixed_slots
-    return ModelCost(compute_parts(model), _count_weights(model, slots), _measure_memory(model, slots), slots)
+    with ShapeCache():
+        return ModelCost(compute_parts(model), _count_weights(model, slots), _measure_memory(model, slots), slots)
 
 
 def compute_parts(model: Seq2Seq) -> tuple[Part, ...]:
     """Compute the multiply-adds and parameters of the parts of a model."""
-    slots, size = model.encoder.fixed_slots, model.encoder.size
-    sides = {"encoder": encoder_costs(model.encoder), "decoder": decoder_costs(model.decoder, size)}
-    modules: dict[str, nn.Module] = {"encoder": model.encoder, "decoder": model.decoder}
+    encoder = model.encoder
+    sides = {
+        "encoder": count_encoder(encoder),
+        "decoder": count_decoder(model.decoder, encoder.size, encoder.fixed_slots),
+    }
     counted: set[int] = set()
     parts: list[Part] = []
     for side, costs in sides.items():
-        single = [_count_parameters(side, part, slots, counted) for part in costs]
-        rest = [parameter for parameter in modules[side].parameters() if id(parameter) not in counted]
-        if rest:
-            other = PartCost("other parameters", NO_COST, NO_COST, tuple(rest))
-            single.append(_count_parameters(side, other, slots, counted))
-        parts += merge_layers(single)
+        parts += merge_layers(_count_parameters(side, cost, counted) for cost in costs)
     return tuple(parts)
 
 
-def _count_parameters(side: str, part: PartCost, slots: int | None, counted: set[int]) -> Part:
+def _count_parameters(side: str, cost: PartCost, counted: set[int]) -> Part:
     """Count the parameters of a part that are not counted yet, so that a tied parameter is counted once."""
-    own = {id(parameter): parameter.numel() for parameter in part.parameters}
+    own = {id(parameter): parameter.numel() for parameter in cost.parameters}
     new = {key: number for key, number in own.items() if key not in counted}
     counted.update(new)
-    layers = () if part.layer is None else (part.layer,)
-    forward, search = part.forward.with_source(slots), part.search.with_source(slots)
-    return Part(side, part.name, layers, sum(new.values()), len(new) < len(own), forward, search)
+    name, _, layer = cost.part
+    layers = () if layer is None else (layer,)
+    return Part(side, name, layers, sum(new.values()), len(new) < len(own), cost.forward, cost.search)
 
 
 def merge_layers(parts: Iterable[Part]) -> list[Part]:

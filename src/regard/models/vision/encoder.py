@@ -14,7 +14,7 @@ from regard.errors import DataError
 from regard.models.contracts import Encoder, FrozenPart, Grid, Memory
 from regard.models.vision.settings import IMAGE, Positions
 from regard.models.vision.sources import Features, ImageSource, Pixels
-from regard.ops.cost import Cost, PartCost, S, count_multiply_adds, parameters_of
+from regard.ops.cost import CostPart
 
 
 class Backbone(nn.Module, ABC):
@@ -137,15 +137,9 @@ class ImageEncoder(Encoder[ImageSource]):
         del length
         return Pixels(torch.zeros(1, *self.backbone.image_shape, device=device))
 
-    def costs(self) -> list[PartCost]:
-        pixels_B3HW = self.example_source(1, next(self.parameters()).device).pixels_B3HW
-        backbone = Cost.constant(count_multiply_adds(lambda: self.backbone(pixels_B3HW)))
-        matrix = sum(parameter.numel() for parameter in self.projection.parameters() if parameter.dim() == 2)
-        projected = parameters_of(self.projection, self.positions)
-        return [
-            PartCost.per_source("backbone", backbone, self.backbone),
-            *([PartCost("projection and positions", matrix * S, matrix * S, projected)] if projected else []),
-        ]
+    def cost_parts(self) -> list[CostPart]:
+        projection = CostPart("projection and positions", (self.projection, self.positions))
+        return [CostPart("backbone", (self.backbone,)), projection]
 
     def load_pretrained(self) -> None:
         self.backbone.load_pretrained()
