@@ -31,12 +31,7 @@ def read_test_set(
             f"{folder.path} was trained without a test set. Give one with --pairs, or --source and --target."
         )
     if isinstance(corpus.test, Stream):
-        changed = _find_changed_files(corpus, checkpoint)
-        if changed:
-            raise DataError(
-                f"{changed} changed since {folder.path} was trained, so its test set can no longer be separated from "
-                "its training pairs. Restore the file, or give a test set with --pairs."
-            )
+        _check_unchanged(corpus, checkpoint, folder, "test", ", or give a test set with --pairs")
     return Pairs.of(corpus.test)
 
 
@@ -60,11 +55,8 @@ def read_held_out(folder: RunFolder, count: int, unchanged_since: Checkpoint | N
         first = Pairs.of(islice(pairs or (), count))
         if not len(first):
             continue
-        if unchanged_since and isinstance(pairs, Stream) and (changed := _find_changed_files(corpus, unchanged_since)):
-            raise DataError(
-                f"{changed} changed since {folder.path} was trained, so its {split} set can no longer be separated "
-                "from its training pairs. Restore the file."
-            )
+        if unchanged_since and isinstance(pairs, Stream):
+            _check_unchanged(corpus, unchanged_since, folder, split)
         return HeldOutPairs(split, first)
     raise DataError(f"{folder.path} was trained without a test set and without a dev set.")
 
@@ -85,11 +77,15 @@ def read_like_training(files: Files, data: DataSettings) -> Files:
     return files.read_like(data.train) if isinstance(data, FilesData) else files
 
 
-def _find_changed_files(corpus: Corpus, checkpoint: Checkpoint) -> str:
-    """Return the names of the training and dev files that changed; an empty text if none did."""
+def _check_unchanged(corpus: Corpus, checkpoint: Checkpoint, folder: RunFolder, split: str, remedy: str = "") -> None:
+    """Raise an error if files from which pairs are held out have changed: the pairs could be training pairs now."""
     before = set(checkpoint.state["data"].values())
     changed = [path for path, fingerprint in corpus.hash_files().items() if fingerprint not in before]
-    return " and ".join(map(short_path, changed))
+    if changed:
+        raise DataError(
+            f"{' and '.join(map(short_path, changed))} changed since {folder.path} was trained, so its {split} set can "
+            f"no longer be separated from its training pairs. Restore the file{remedy}."
+        )
 
 
 def _read_captions(data: DataSettings, files: Files | None, images: str | Path | None) -> Pairs:

@@ -100,33 +100,35 @@ def load_image(source: Any, at_least: int | None = None) -> "Image":
     """Read an image as RGB: apply the orientation, and replace transparency with white. Read the first frame of an
     animation.
 
-    With `at_least`, a large image may be reduced, but not below this height and width.
+    With `at_least`, a large image in a file may be reduced, but not below this height and width.
     """
-    pillow = import_pillow()
+    import_pillow()
     name = describe_source(source)
-    from_file = isinstance(source, str | os.PathLike)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the number of pixels is checked below; other warnings are about metadata
-        image = _open(read_bytes(os.fspath(source)), name) if from_file else _as_image(source)
-        _check_size(image, name)
-        try:
-            if from_file and at_least is not None:
-                image.draft(None, (at_least, at_least))
-            return _to_rgb(pillow.ImageOps.exif_transpose(image))
-        except _UNREADABLE as error:
-            raise DataError(f"{name} is a damaged image ({error}). Copy or download it again.") from None
-
-
-def decode_image(content: bytes, name: str, formats: Sequence[str] | None = None) -> "Image":
-    """Decode the content of an image file as `load_image` does. With `formats`, other formats are rejected."""
+    if isinstance(source, str | os.PathLike):
+        return decode_image(read_bytes(os.fspath(source)), name, at_least=at_least)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        image = _open(content, name, formats)
-        _check_size(image, name)
-        try:
-            return _to_rgb(import_pillow().ImageOps.exif_transpose(image))
-        except _UNREADABLE as error:
-            raise DataError(f"{name} is a damaged image ({error}). Copy or download it again.") from None
+        return _convert(_as_image(source), name)
+
+
+def decode_image(
+    content: bytes, name: str, formats: Sequence[str] | None = None, at_least: int | None = None
+) -> "Image":
+    """Decode the content of an image file as `load_image` does. With `formats`, other formats are rejected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the number of pixels is checked; other warnings are about metadata
+        return _convert(_open(content, name, formats), name, at_least)
+
+
+def _convert(image: "Image", name: str, at_least: int | None = None) -> "Image":
+    """Decode an image, orient it, and convert it to RGB."""
+    _check_size(image, name)
+    try:
+        if at_least is not None:
+            image.draft(None, (at_least, at_least))
+        return _to_rgb(import_pillow().ImageOps.exif_transpose(image))
+    except _UNREADABLE as error:
+        raise DataError(f"{name} is a damaged image ({error}). Copy or download it again.") from None
 
 
 def describe_source(source: Any) -> str:
