@@ -17,6 +17,13 @@ from regard.formatting import did_you_mean, quote
 from regard.quantities import MAX_SEED
 
 
+def check_type(name: str, value: Any, types: Any, expected: str) -> Any:
+    """Return a value of a type, or of one of several. `expected` describes it in the message."""
+    if not isinstance(value, types):
+        raise ArgumentTypeError(f"{name} must be {expected}, not {type(value).__name__}.")
+    return value
+
+
 def check_integer(name: str, value: Any, minimum: int = 1, maximum: int = 10**9) -> int:
     """Return an integer of at least `minimum` and at most `maximum`. A bool is not an integer."""
     if not isinstance(value, int) or isinstance(value, bool):
@@ -39,21 +46,15 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_text(name: str, text: Any) -> str:
-    if not isinstance(text, str):
-        raise ArgumentTypeError(f"{name} must be one text (str), not {type(text).__name__}.")
-    return text
+    checked: str = check_type(name, text, str, "one text (str)")
+    return checked
 
 
 def check_texts(name: str, texts: Any) -> list[str]:
     """Return the texts as a list. Raise ArgumentTypeError for anything else, with its index."""
     if isinstance(texts, bytes | Mapping) or not is_iterable(texts):
         raise ArgumentTypeError(f"{name} must be a text (str) or a list of texts, not {type(texts).__name__}.")
-    checked: list[str] = []
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ArgumentTypeError(f"{name}[{index}] must be a text (str), not {type(text).__name__}.")
-        checked.append(text)
-    return checked
+    return [check_type(f"{name}[{index}]", text, str, "a text (str)") for index, text in enumerate(texts)]
 
 
 def check_list(name: str, value: Any, expected: str) -> list[Any]:
@@ -86,10 +87,7 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
 
 def check_device(device: str | torch.device, argument: str = "device") -> torch.device:
     """Return the device; "auto" is the GPU if there is one, else the CPU."""
-    if not isinstance(device, str | torch.device):
-        raise ArgumentTypeError(
-            f"{argument} must be a name ('cpu', 'cuda', 'cuda:1') or a torch.device, not {type(device).__name__}."
-        )
+    check_type(argument, device, str | torch.device, "a name ('cpu', 'cuda', 'cuda:1') or a torch.device")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -108,10 +106,7 @@ def check_device(device: str | torch.device, argument: str = "device") -> torch.
 
 def check_dtype(dtype: str | torch.dtype, argument: str = "dtype") -> torch.dtype:
     """Return the floating-point dtype."""
-    if not isinstance(dtype, str | torch.dtype):
-        raise ArgumentTypeError(
-            f"{argument} must be a torch.dtype or its name ('float32'), not {type(dtype).__name__}."
-        )
+    check_type(argument, dtype, str | torch.dtype, "a torch.dtype or its name ('float32')")
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ConfigError(
@@ -123,8 +118,7 @@ def check_dtype(dtype: str | torch.dtype, argument: str = "dtype") -> torch.dtyp
 def check_tensors(**arguments: object) -> None:
     """Raise an error that names the first argument that is not a tensor."""
     for name, value in arguments.items():
-        if not isinstance(value, Tensor):
-            raise ArgumentTypeError(f"{name} must be a tensor, not {type(value).__name__}.")
+        check_type(name, value, Tensor, "a tensor")
 
 
 def check_integers(name: str, tokens: Any, *axes: str) -> None:

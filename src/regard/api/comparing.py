@@ -21,6 +21,7 @@ from regard.arguments import (
     check_seed,
     check_text,
     check_texts,
+    check_type,
 )
 from regard.config import resolve
 from regard.data.corpora import Pairs, read_pairs
@@ -132,10 +133,8 @@ def compare(
         raise ArgumentTypeError(f"baseline must be the name of a system, not {baseline!r}.")
     if alignments is not None:
         alignments = check_path(alignments, "alignments")
-    if outputs is not None and not isinstance(outputs, Mapping):
-        raise ArgumentTypeError(
-            f"outputs must be a dictionary with a name for each list of outputs, not {type(outputs).__name__}."
-        )
+    if outputs is not None:
+        check_type("outputs", outputs, Mapping, "a dictionary with a name for each list of outputs")
     paths = [run.path if isinstance(run, Run) else run for run in runs]
     opened = open_runs(paths, accept_changes=check_flag("accept_changes", accept_changes))
     read = {name: _read_outputs(name, texts) for name, texts in (outputs or {}).items()}
@@ -170,8 +169,6 @@ class ComparisonOptions:
 
 def make_test(name: TestName, resamples: int | None, seed: int) -> SignificanceTest:
     """Return the test with this name. `resamples` is the number of its resamples or trials."""
-    if name not in TESTS:
-        raise ConfigError(f"'{name}' is not a significance test.{did_you_mean(name, TESTS)} Use {' or '.join(TESTS)}.")
     if resamples is None:
         return SignificanceTest(name, seed=seed)
     if name == "bootstrap":
@@ -264,11 +261,6 @@ def compare_systems(
     names = [*(run.name for run in runs), *outputs]
     _check_systems(names, outputs, evaluation_set)
     baseline = _find_baseline(names, runs, options.baseline)
-    if options.correction not in CORRECTIONS:
-        suggestion = did_you_mean(options.correction, CORRECTIONS)
-        raise ConfigError(
-            f"'{options.correction}' is not a correction of p-values.{suggestion} Use {', '.join(CORRECTIONS)}."
-        )
     metrics = _choose_metrics(options.metrics, runs, outputs)
     if runs and not all(isinstance(source, str) for source in evaluation_set.sources):
         _check_sources_given(runs, evaluation_set)
@@ -354,8 +346,7 @@ def _check_sources_given(runs: Sequence[OpenedRun], evaluation_set: EvaluationSe
 def open_runs(paths: Sequence[str | Path], *, accept_changes: bool = False) -> list[OpenedRun]:
     """Open runs, and name them after their folders."""
     for path in paths:
-        if not isinstance(path, str | Path):
-            raise ArgumentTypeError(f"runs must be paths of run folders, not {type(path).__name__}.")
+        check_type("runs", path, str | Path, "paths of run folders")
     opened = [open_model(path, accept_changes=accept_changes) for path in paths]
     return [OpenedRun(name, *run) for name, run in zip(name_paths(paths), opened, strict=True)]
 

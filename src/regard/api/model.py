@@ -19,6 +19,7 @@ from regard.arguments import (
     check_references,
     check_text,
     check_texts,
+    check_type,
 )
 from regard.config import resolve
 from regard.data.corpora import RawSource
@@ -506,8 +507,8 @@ class Model:
 
         >>> model.align([("3 mai 2009", "2009-05-03")], method="threshold", threshold=0.3)[0].links
         """
-        if reverse is not None and not isinstance(reverse, Model):
-            raise ArgumentTypeError(f"reverse must be a model, not {type(reverse).__name__}.")
+        if reverse is not None:
+            check_type("reverse", reverse, Model, "a model")
         check_choice("symmetrize", symmetrize, SYMMETRIZATIONS)
         return list(align_pairs(self, _check_pairs(pairs), reverse, symmetrize, dict(options), batch_size))
 
@@ -588,8 +589,7 @@ def load(
     """
     import_plugins(imports)
     for model in (path, *others):
-        if not isinstance(model, str | Path):
-            raise ArgumentTypeError(f"path must be the path of a run folder, not {type(model).__name__}.")
+        check_type("path", model, str | Path, "the path of a run folder")
     place = check_device("auto" if device is None else device)
     kind = None if dtype is None else check_dtype(dtype)
     opened = open_models(path, *others, accept_changes=check_flag("accept_changes", accept_changes))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.api.model import Model, format_summary, load, summary_to_html
-from regard.arguments import check_flag
+from regard.arguments import check_flag, check_type
 from regard.data.in_memory import PairsInMemory, collect_splits
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.settings import MetricValues
@@ -194,8 +194,8 @@ def _check_arguments(config: Any, pairs: Any, for_pairs: Mapping[str, Any], out:
             f"config must be a preset, a path or a mapping of settings, not {type(config).__name__}. To train on "
             "pairs, use pairs=…."
         )
-    if out is not None and not isinstance(out, str | Path):
-        raise ArgumentTypeError(f"out must be a path, not {type(out).__name__}.")
+    if out is not None:
+        check_type("out", out, str | Path, "a path")
     if config is None and pairs is None:
         raise ConfigError("There is nothing to train. Pass config (a preset, a file, a run or settings), or pairs=….")
     if config is not None and pairs is not None:

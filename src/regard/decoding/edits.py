@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, final, get_args
 import torch
 from pydantic import Field, StrictInt
 
+from regard.arguments import check_type
 from regard.attention.attention import Attention
 from regard.attention.interventions import (
     AblateHead,
@@ -80,8 +81,7 @@ def _parse_edit(name: str, edit: Any) -> Edit:
     if type(edit) in KINDS.values():
         given: Edit = edit
         return given
-    if not isinstance(edit, Mapping):
-        raise ArgumentTypeError(f"{name} must be a mapping or an edit, not {type(edit).__name__}.")
+    check_type(name, edit, Mapping, "a mapping or an edit")
     if "kind" not in edit:
         raise ConfigError(f"{name} has no `kind`. Available: {', '.join(KINDS)}.")
     kind = str(edit["kind"])

@@ -5,9 +5,9 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from regard.api.model import Model
-from regard.arguments import check_integer, check_texts
+from regard.arguments import check_integer, check_texts, check_type
 from regard.config import to_yaml
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.errors import ConfigError
 from regard.explorer.export import render_export
 from regard.explorer.served_model import summarize_model
 from regard.models.encoder_settings import TEXT
@@ -65,8 +65,7 @@ def explore(model: Model, sources: str | Sequence[str], *, beam: int = 4, height
         ConfigError: The model reads another kind of source, or there are no texts.
         ArgumentTypeError: An argument has the wrong type.
     """
-    if not isinstance(model, Model):
-        raise ArgumentTypeError(f"model must be a regard.Model, not {type(model).__name__}.")
+    check_type("model", model, Model, "a regard.Model")
     check_integer("height", height)
     texts = [sources] if isinstance(sources, str) else check_texts("sources", sources)
     kind = model.settings.model.source_kind

@@ -12,8 +12,15 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from regard.arguments import check_floating, check_integers, check_same_device, check_tensors, has_values
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.arguments import (
+    check_floating,
+    check_integers,
+    check_same_device,
+    check_tensors,
+    check_type,
+    has_values,
+)
+from regard.errors import ConfigError
 from regard.formatting import quantity
 from regard.ops.cost import CostPart
 
@@ -359,10 +366,9 @@ def map_state(state: State, function: Callable[[Any], Any], method: str | None =
     return function(state)
 
 
-def check_tokens_source(source: object, embedding: nn.Embedding) -> None:
+def check_tokens_source(source: Any, embedding: nn.Embedding) -> None:
     """Raise an error unless a source is a batch of tokens on the device of an embedding, with lengths in range."""
-    if not isinstance(source, Tokens):
-        raise ArgumentTypeError(f"source must be a regard.Tokens, not {type(source).__name__}.")
+    source = check_type("source", source, Tokens, "a regard.Tokens")
     check_same_device("source.tokens_BT", source.tokens_BT, "the encoder", embedding.weight.device)
     lengths_B, steps = source.lengths_B, source.tokens_BT.shape[1]
     if len(lengths_B) and has_values(lengths_B) and not 0 <= int(lengths_B.min()) <= int(lengths_B.max()) <= steps:
@@ -371,14 +377,11 @@ def check_tokens_source(source: object, embedding: nn.Embedding) -> None:
         )
 
 
-def check_memory(memory: object, weight: Tensor, slot_size: int | None, summary_size: int | None) -> None:
+def check_memory(memory: Any, weight: Tensor, slot_size: int | None, summary_size: int | None) -> None:
     """Raise an error unless a memory has slots and a summary of these sizes, and matches a weight of the decoder. A
     size of None means that the decoder does not use this part.
     """
-    if not isinstance(memory, Memory):
-        raise ArgumentTypeError(
-            f"memory must be a regard.Memory, as an encoder returns it, not {type(memory).__name__}."
-        )
+    memory = check_type("memory", memory, Memory, "a regard.Memory, as an encoder returns it")
     rows = None
     if slot_size is not None:
         slots_BSD = _check_part("memory.slots_BSD", memory.slots_BSD, ("rows", "slots", slot_size), weight)
@@ -394,10 +397,9 @@ def check_memory(memory: object, weight: Tensor, slot_size: int | None, summary_
         _check_part("memory.summary_BD", memory.summary_BD, ("rows" if rows is None else rows, summary_size), weight)
 
 
-def _check_part(name: str, tensor: Any, shape: tuple[str | int, ...], weight: Tensor) -> Tensor:
+def _check_part(name: str, part: Any, shape: tuple[str | int, ...], weight: Tensor) -> Tensor:
     """Raise an error unless a tensor is floating-point and has this shape; an axis with a name has any size."""
-    check_tensors(**{name: tensor})
-    assert isinstance(tensor, Tensor)
+    tensor: Tensor = check_type(name, part, Tensor, "a tensor")
     matches = tensor.dim() == len(shape) and all(
         isinstance(size, str) or actual == size for actual, size in zip(tensor.shape, shape, strict=True)
     )
@@ -407,26 +409,22 @@ def _check_part(name: str, tensor: Any, shape: tuple[str | int, ...], weight: Te
     return tensor
 
 
-def check_targets(tokens_BT: object, rows: int, embedding: nn.Embedding) -> None:
+def check_targets(tokens_BT: Any, rows: int, embedding: nn.Embedding) -> None:
     """Raise an error unless tokens are (rows, steps) with the rows of the memory, on the device of an embedding."""
     check_integers("tokens", tokens_BT, "rows", "steps")
-    assert isinstance(tokens_BT, Tensor)
     _check_rows_and_device("tokens", tokens_BT, rows, "the memory", embedding)
 
 
-def check_token(token_B: object, rows: int, embedding: nn.Embedding) -> None:
+def check_token(token_B: Any, rows: int, embedding: nn.Embedding) -> None:
     """Raise an error unless there is one token for each row of a state, on the device of an embedding."""
     check_integers("token", token_B, "rows")
-    assert isinstance(token_B, Tensor)
     _check_rows_and_device("token", token_B, rows, "the state", embedding)
 
 
 def check_step_types(state: object, keys: object, state_type: type, keys_type: type) -> None:
     """Raise an error unless the state and the keys of a step have the types that `begin` returns."""
-    if not isinstance(state, state_type):
-        raise ArgumentTypeError(f"state must be what `begin` or the last step returned, not {type(state).__name__}.")
-    if not isinstance(keys, keys_type):
-        raise ArgumentTypeError(f"keys must be what `begin` returned, not {type(keys).__name__}.")
+    check_type("state", state, state_type, "what `begin` or the last step returned")
+    check_type("keys", keys, keys_type, "what `begin` returned")
 
 
 def _check_rows_and_device(name: str, tokens: Tensor, rows: int, owner: str, embedding: nn.Embedding) -> None:

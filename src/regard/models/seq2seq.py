@@ -5,7 +5,8 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.arguments import check_type
+from regard.errors import ConfigError
 from regard.models.attentive import AttentiveDecoder, BahdanauDecoder, ConditionalDecoder, LuongDecoder
 from regard.models.contracts import Decoded, Decoder, Encoder, Source
 from regard.models.encoder_settings import EncoderSettings, RecurrentEncoderSettings, TransformerEncoderSettings
@@ -22,8 +23,7 @@ class Seq2Seq(nn.Module):
     def __init__(self, encoder: Encoder[Any], decoder: Decoder) -> None:
         super().__init__()
         for name, module, kind in (("encoder", encoder, Encoder), ("decoder", decoder, Decoder)):
-            if not isinstance(module, kind):
-                raise ArgumentTypeError(f"{name} must be a regard.{kind.__name__}, not {type(module).__name__}.")
+            check_type(name, module, kind, f"a regard.{kind.__name__}")
         self.encoder = encoder
         self.decoder = decoder
 

@@ -5,7 +5,8 @@ B rows, T steps, D input width, H state width, L layers × directions.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, TypedDict, Unpack, final
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, TypedDict, Unpack, final
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,8 @@ class _Network(nn.Module, ABC):
     """
 
     torch_class: type[nn.RNNBase]
+    torch_options: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """The options of the cell that torch.nn has, too, with the names that it uses."""
 
     def __init__(
         self,
@@ -157,7 +160,8 @@ class _Network(nn.Module, ABC):
             raise ConfigError("A torch.nn.LSTM with projections (proj_size) is not supported.")
         sizes = (module.input_size, module.hidden_size, module.num_layers, module.bidirectional, module.dropout)
         build: Any = cls
-        network: Self = build(*sizes, **cls._options_from_torch(module)).to(module.weight_ih_l0)
+        options = {name: getattr(module, theirs) for name, theirs in cls.torch_options.items()}
+        network: Self = build(*sizes, **options).to(module.weight_ih_l0)
         for cell, name in zip(network.stack.cells, _torch_suffixes(module), strict=True):
             assert isinstance(cell, Cell)
             weights = (getattr(module, f"weight_{part}_{name}") for part in ("ih", "hh"))
@@ -194,7 +198,7 @@ class _Network(nn.Module, ABC):
             batch_first=True,
             bidirectional=self.bidirectional,
             dropout=settings.dropout if settings.layers > 1 else 0.0,
-            **self._torch_options(),
+            **{theirs: getattr(settings.cell, name) for name, theirs in self.torch_options.items()},
         ).to(first.weight_input)
         with torch.no_grad():
             for cell, name in zip(self.stack.cells, _torch_suffixes(module), strict=True):
@@ -203,13 +207,6 @@ class _Network(nn.Module, ABC):
                 for part, values in zip(parts, cudnn.to_torch_weights(cell), strict=True):
                     getattr(module, f"{part}_{name}").copy_(values)
         return module.train(self.training)
-
-    @classmethod
-    def _options_from_torch(cls, module: nn.RNNBase) -> dict[str, Any]:  # noqa: ARG003
-        return {}
-
-    def _torch_options(self) -> dict[str, Any]:
-        return {}
 
     @abstractmethod
     def forward(self, x_BTD: Tensor, lengths: Lengths | None = None, state: Any = None) -> tuple[Tensor, Any]: ...
@@ -292,6 +289,7 @@ class RNN(_SingleStateNetwork):
     """
 
     torch_class = nn.RNN
+    torch_options = MappingProxyType({"activation": "nonlinearity"})
 
     def __init__(
         self,
@@ -307,13 +305,6 @@ class RNN(_SingleStateNetwork):
         _check_options("RNN", options, Options.__annotations__)
         cell = {"kind": "rnn", "activation": activation}
         super().__init__(cell, input_size, hidden_size, layers, bidirectional, dropout, **options)
-
-    @classmethod
-    def _options_from_torch(cls, module: nn.RNNBase) -> dict[str, Any]:
-        return {"activation": module.nonlinearity}
-
-    def _torch_options(self) -> dict[str, Any]:
-        return {"nonlinearity": getattr(self.stack.settings.cell, "activation", None)}
 
 
 @final

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.arguments import check_integer
+from regard.arguments import check_integer, check_type
 from regard.config import resolve
 from regard.data.tokens.tokenizers import TokenizerPair
-from regard.errors import ArgumentTypeError, check_output_folder, check_path
+from regard.errors import check_output_folder, check_path
 from regard.formatting import format_bytes, format_count, table
 from regard.inspection.explain import cost as costs
 from regard.inspection.explain.cost import Lengths, ModelCost, compute_cost
@@ -266,8 +266,7 @@ def explain(
     >>> regard.explain("runs/dates").cost.forward(source=25, target=11)
     """
     import_plugins(imports)
-    if not isinstance(config, str | Path | Mapping):
-        raise ArgumentTypeError(f"config must be a name, a path or a mapping, not {type(config).__name__}.")
+    check_type("config", config, str | Path | Mapping, "a name, a path or a mapping")
     for name, length in (("source", source), ("target", target), ("beam", beam)):
         if length is not None or name == "beam":
             check_integer(name, length)

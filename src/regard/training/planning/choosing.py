@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from regard.arguments import check_device
+from regard.arguments import check_device, check_type
 from regard.config import resolve
 from regard.data.corpora import describe_held_out, load_corpus
 from regard.data.images.settings import CaptionsData
@@ -60,15 +60,11 @@ def choose(
     >>> chosen = regard.choose({"train": "pairs.tsv"})
     >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
     """
-    if not isinstance(data, Mapping):
-        raise ArgumentTypeError(
-            f"data must be a mapping of settings, such as {{'train': 'pairs.tsv'}}, not {type(data).__name__}."
-        )
+    check_type("data", data, Mapping, "a mapping of settings, such as {'train': 'pairs.tsv'}")
     if not callable(report):
         raise ArgumentTypeError(f"report must be a function of a text, not {type(report).__name__}.")
-    if started is not None and not isinstance(started, int | float):
-        raise ArgumentTypeError(f"started must be a reading of time.monotonic(), not {type(started).__name__}.")
     started = time.monotonic() if started is None else started
+    check_type("started", started, int | float, "a reading of time.monotonic()")
     overrides = with_deadline({} if overrides is None else overrides, minutes)
     minutes = resolve(TrainingSettings, {"minutes": overrides.pop("training.minutes", None)}, {}).minutes
     data_overrides = autoconfig.select_overrides("data.", overrides)
