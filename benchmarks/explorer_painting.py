@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from regard.explorer.export import render_export
+from regard.inspection.trace.page import render_page
 
 SIZES: Final = {
     "matrix, 100 tokens": ("matrix", 1, 1, 100),
@@ -96,7 +96,7 @@ def paint(page: Any, folder: Path, view: str, layers: int, heads: int, tokens: i
     text = "a" * tokens
     traces = [{"request": make_request("0", text), "document": create_document(layers, heads, tokens)}]
     exported = folder / "large.html"
-    exported.write_text(render_export({"models": [describe_model("0", "large", text)], "traces": traces}), "utf-8")
+    exported.write_text(render_page({"models": [describe_model("0", "large", text)], "traces": traces}), "utf-8")
     page.goto("about:blank")  # another fragment alone does not load the page again
     page.goto(f"{exported.as_uri()}#text={text}&view={view}&words=false")
     page.wait_for_selector("translate-view")

@@ -4,7 +4,7 @@ import { build } from "esbuild";
 import { fileURLToPath } from "node:url";
 
 const here = fileURLToPath(new URL(".", import.meta.url));
-const output = process.argv[2] ?? `${here}../src/regard/explorer/static`;
+const output = process.argv[2] ?? `${here}../src/regard/inspection/trace/static`;
 
 await build({
   absWorkingDir: here,

@@ -280,16 +280,10 @@ def test_the_document_contains_edits_and_changes(small: regard.Model, tmp_path: 
     assert again.document == trace.document
 
 
-def test_a_page_and_the_text_of_a_trace_show_the_edits(small: regard.Model) -> None:
+def test_the_text_of_a_trace_shows_the_edits(small: regard.Model) -> None:
     trace = small.trace("abc </b>", edits=[{"kind": "replace_source", "position": 1, "text": "<i>"}])
-    page, before = trace.to_html(), small.predict("abc </b>").text
-    assert (
-        "<li>{&quot;kind&quot;: &quot;replace_source&quot;, &quot;position&quot;: 1, &quot;text&quot;: &quot;&lt;i&gt;"
-        in page
-    )
-    assert f"Without edits: <bdi>{before}</bdi>" in page
+    before = small.predict("abc </b>").text
     assert f"without 1 edit: {before!r}" in repr(trace)
-    assert "Edits" not in small.trace("abc").to_html()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

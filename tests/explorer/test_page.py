@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 import explorer_painting
 import regard
-from regard.explorer.export import render_export
+from regard.data.images.scenes import sample
+from regard.data.images.settings import ScenesData
+from regard.inspection.trace.page import render_page
 from screenshots import serve
 from tests_shared import build_untrained
 
@@ -521,12 +524,88 @@ def test_the_page_recomputes_the_weights_of_every_mechanism(page: Any, tmp_path:
         models.append(explorer_painting.describe_model(str(index), name, LETTERS))
         traces.append({"request": explorer_painting.make_request(str(index), LETTERS), "document": document})
     exported = tmp_path / "mechanisms.html"
-    exported.write_text(render_export({"models": models, "traces": traces}), "utf-8")
+    exported.write_text(render_page({"models": models, "traces": traces}), "utf-8")
     for index, name in enumerate(CONFIGURATIONS):
         page.goto("about:blank")  # another fragment alone does not load the page again
         page.goto(f"{exported.as_uri()}#text={LETTERS}&tab=equation&model={index}")
         assert float(page.locator("#error").get_attribute("data-value")) < 1e-5, name
         assert page.locator(".card").count() >= 5, name
+
+
+def format_number(value: float | None) -> str:
+    """Format a number as the page does."""
+    return f"{value:.3f}".replace("-", "−")
+
+
+def list_traces(runs: list[Path]) -> Iterator[tuple[str, regard.Trace]]:
+    """Traces of every kind, by name."""
+    small, transformer, captioner = map(regard.load, runs)
+    edits = [{"kind": "force_token", "step": 1, "token": "7"}, {"kind": "mask_source", "position": 0, "unit": "token"}]
+    yield "beam", small.trace(SOURCE, beam=2, nbest=2, states=True)
+    yield "edits", small.trace(SOURCE, edits=edits)
+    yield "target", transformer.trace(SOURCE, "2009-05-03", queries=True)
+    yield "large beam", transformer.trace(SOURCE, beam=25)
+    yield "markup", transformer.trace("</script><img src=x onerror=alert(1)>", "<b>&")
+    yield "empty", small.trace("", "")
+    yield "weights only", regard.Trace(transformer.predict(SOURCE))
+    image = sample(ScenesData(test=1), "test")[0].pixels
+    yield "image", replace(captioner.trace(image), style="grid")
+
+
+def test_the_file_of_a_trace_shows_everything_that_the_trace_contains(
+    page: Any, runs: list[Path], tmp_path: Path
+) -> None:
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    for name, trace in list_traces(runs):
+        path = tmp_path / f"{name}.html"
+        trace.save(path)
+        assert regard.Trace.load(path) == trace
+        page.goto("about:blank")
+        page.goto(path.as_uri())
+        page.wait_for_selector("main[aria-busy=false] > *")
+        assert not page.locator("[role=alert]").count(), name
+        prediction = trace.prediction
+        assert page.locator('[aria-label="Output tokens"] button').count() == len(prediction.tokens), name
+        assert page.get_by_text(f"Log-probability {format_number(prediction.score)}").count(), name
+        for tab in ("attention", "steps", "equation", "compare", "model"):
+            page.click(f"#tab-{tab}")
+            page.wait_for_selector(f"{tab}-view")
+        page.click("#tab-model")
+        page.wait_for_selector("model-view h2")
+        assert page.get_by_text(trace.model.get("architecture", "Attention")).count(), name
+        page.click("#tab-attention")
+        page.wait_for_selector("attention-view")
+        if prediction.attentions:
+            assert page.locator("attention-view canvas-figure, attention-view p").count(), name
+        if trace.steps and trace.steps[0]:
+            page.click("#tab-steps")
+            page.get_by_text(f"Step 1 of {len(trace.steps[0])}").wait_for()
+            assert page.locator("#beam svg").count() == (trace.beam is not None), name
+    assert not [url for url in requests if not url.startswith(("file:", "about:", "data:", "blob:"))]
+
+
+def test_the_file_of_a_trace_shows_hypotheses_states_and_edits(page: Any, runs: list[Path], tmp_path: Path) -> None:
+    traces = dict(list_traces(runs))
+    beam, path = traces["beam"], tmp_path / "trace.html"
+    beam.save(path)
+    page.goto(path.as_uri())
+    page.wait_for_selector("translate-view")
+    shown = page.inner_text('[aria-label="Hypotheses"]')
+    for each in (beam.prediction, *beam.prediction.alternatives):
+        assert each.text in shown
+        assert f"ranking score {format_number(each.ranking_score)}" in shown
+    page.click("#tab-steps")
+    states = page.inner_text('[aria-label="Recorded states and gates"]')
+    for recorded in beam.states:
+        assert recorded.name in states
+        assert ", ".join((*recorded.states, *recorded.gates)) in states
+    traces["edits"].save(path)
+    page.goto("about:blank")
+    page.goto(path.as_uri())
+    page.wait_for_selector("#changes")
+    assert traces["edits"].changes is not None
+    assert traces["edits"].changes.text in page.inner_text("#changes")
 
 
 def test_a_matrix_of_many_tokens_is_painted_as_one_image(page: Any, tmp_path: Path) -> None:

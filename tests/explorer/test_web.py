@@ -15,7 +15,7 @@ from tests_command import HANG
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
-STATIC = ROOT / "src/regard/explorer/static"
+STATIC = ROOT / "src/regard/inspection/trace/static"
 
 FILES = ("index.html", "app.js", "app.css")
 

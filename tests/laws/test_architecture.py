@@ -211,7 +211,7 @@ def test_json_that_is_written_is_valid() -> None:
     ]
 
 
-MAY_OPEN_FILES = {"regular_files.py", "data/lines.py", "config.py", "explorer/export.py", "registry.py"}
+MAY_OPEN_FILES = {"regular_files.py", "data/lines.py", "config.py", "inspection/trace/page.py", "registry.py"}
 """The modules that open files themselves: pipes of the shell, files of the package, and the source of plugins."""
 
 

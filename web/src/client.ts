@@ -1,4 +1,5 @@
 /** The data of the page: from the server, or from the documents inside an exported page. */
+import { at } from "./arrays.js";
 import type { Attribution } from "./attribution.js";
 import type { AttributionRequest, CorpusRequest, ExportRequest, TraceRequest } from "./requests.js";
 import type { Mechanism, TraceDocument } from "./trace.js";
@@ -189,6 +190,12 @@ const describeRequest = ({ model, source, edits, search }: TraceRequest): string
 /** Return the client of this page: embedded documents, if there are any, otherwise the server. */
 export function createClient(): Client {
   const element = document.getElementById("explorer-data");
-  if (element) return new EmbeddedClient(JSON.parse(element.textContent!) as EmbeddedData);
+  if (element) {
+    const data = JSON.parse(element.textContent!) as EmbeddedData;
+    // The file of a trace contains its document in an element of its own.
+    const trace = document.getElementById("trace");
+    if (trace) at(data.traces, 0).document = JSON.parse(trace.textContent!) as TraceDocument;
+    return new EmbeddedClient(data);
+  }
   return new ServerClient(new URLSearchParams(location.search).get("token") ?? "");
 }

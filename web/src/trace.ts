@@ -35,7 +35,11 @@ export interface Hypothesis {
   text: string;
   tokens: string[];
   score: number | null;
+  /** The value by which hypotheses are sorted. */
+  ranking_score?: number | null;
   truncated: boolean;
+  /** Whether a loop was removed. */
+  looped?: boolean;
 }
 
 /** A score, scope or selection: its name and its options. */
@@ -78,6 +82,8 @@ export interface TraceDocument {
   beam: BeamNode[][] | null;
   attention: AttentionEntry[];
   mechanisms: Record<string, Mechanism>;
+  /** The recorded states and gates of recurrent cells. */
+  states?: { name: string; hypothesis: number | null; direction: string; states: object; gates: object }[];
   settings: Record<string, unknown>;
   edits: Edit[];
   /** What the edits changed. */
@@ -135,6 +141,13 @@ export function labelToken(token: string): string {
   if (/^\p{M}/u.test(token)) return `◌${token}`;
   if (/^[\p{Cf}\p{Cc}]/u.test(token)) return `U+${token.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}`;
   return token.replaceAll("▁", "ˍ");
+}
+
+/** Describe a hypothesis: its scores, and how it ended. */
+export function describeHypothesis(hypothesis: Hypothesis): string {
+  const { score, ranking_score: rank = score, truncated, looped } = hypothesis;
+  const notes = [rank === score ? "" : `, ranking score ${formatNumber(rank)}`, truncated ? ", truncated" : "", looped ? ", a loop was removed" : ""];
+  return `Log-probability ${formatNumber(score)}${notes.join("")}`;
 }
 
 export function toProbability(logProb: number | null): number {

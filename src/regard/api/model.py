@@ -46,8 +46,7 @@ from regard.formatting import quantity
 from regard.inspection.attribution.attribution import Attribution, Baseline, Method
 from regard.inspection.attribution.methods import AttributionRequest, Contrast, attribute_target
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace.changes import compare_predictions
-from regard.inspection.trace.trace import Trace
+from regard.inspection.trace.trace import Trace, compare_predictions
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq
 from regard.registry import import_plugins

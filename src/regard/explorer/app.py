@@ -14,11 +14,11 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 from regard.errors import RegardError
 from regard.explorer import schemas
 from regard.explorer.documents import DocumentCache
-from regard.explorer.export import STATIC, render_export
 from regard.explorer.schemas import RequestError
 from regard.explorer.security import Access, SecurityMiddleware
 from regard.explorer.served_model import ServedModel, predict_rows
 from regard.formatting import did_you_mean, to_json
+from regard.inspection.trace.page import STATIC, render_page
 from regard.inspection.trace.trace import Trace
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -142,7 +142,7 @@ def _render(
 ) -> str:
     """Return the self-contained page of some traces."""
     sent = [each.model_dump(mode="json", exclude={"others", "fragment"}) for each in requests]
-    return render_export(
+    return render_page(
         {
             "models": list({served.id: served.describe() for served in models}.values()),
             "traces": [{"request": each, "document": trace.document} for each, trace in zip(sent, traces, strict=True)],

@@ -8,8 +8,8 @@ from regard.api.model import Model
 from regard.arguments import check_integer, check_texts, check_type
 from regard.config import to_yaml
 from regard.errors import ConfigError
-from regard.explorer.export import render_export
 from regard.explorer.served_model import summarize_model
+from regard.inspection.trace.page import render_page
 from regard.models.encoder_settings import TEXT
 
 try:
@@ -79,7 +79,7 @@ def explore(model: Model, sources: str | Sequence[str], *, beam: int = 4, height
         "cards": {_ID: {"settings": to_yaml(model.settings)}},
         "fragment": urlencode({"text": texts[0], "beam": beam}),
     }
-    return ExplorerWidget(page=render_export(data), height=height)
+    return ExplorerWidget(page=render_page(data), height=height)
 
 
 def _trace(model: Model, text: str, beam: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace.changes import compare_predictions
+from regard.inspection.trace.trace import compare_predictions
 
 
 def predict(text: str, weights: list[list[list[float]]], slots: int) -> Prediction:

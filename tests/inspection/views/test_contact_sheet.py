@@ -12,7 +12,6 @@ from rich.cells import cell_len
 from regard.errors import ConfigError
 from regard.inspection import figures
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace.trace import Trace
 from regard.inspection.views.contact_sheet import ContactSheet
 from regard.inspection.views.heatmap import HeatMap
 from regard.models.contracts import Grid
@@ -150,7 +149,6 @@ def test_a_prediction_is_shown_over_its_picture() -> None:
     assert isinstance(prediction.view(), ContactSheet)
     assert str(prediction).splitlines() == ["a 0.17     ball 0.17", "██████     ██████", "██████     ██████"]
     assert prediction._repr_html_().count("<svg") == 3
-    assert Trace(prediction).to_html().count("<svg") == 3
     assert prediction.pixels is None  # weights are shown over gray
 
 

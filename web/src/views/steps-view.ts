@@ -21,8 +21,8 @@ export class StepsView extends View {
       .prefix button[aria-current="step"] { background: var(--accent-fill); color: var(--on-accent); border-radius: 5px; }
       .prefix button.done { color: var(--ink); }
       ol { margin: 0; padding: 0; list-style: none; display: grid; gap: 6px; }
-      li { display: grid; grid-template-columns: 5em 1fr 4.4em; gap: 10px; align-items: center; }
-      li bdi { text-align: end; overflow: hidden; text-overflow: ellipsis; white-space: pre; }
+      ol li { display: grid; grid-template-columns: 5em 1fr 4.4em; gap: 10px; align-items: center; }
+      ol li bdi { text-align: end; overflow: hidden; text-overflow: ellipsis; white-space: pre; }
       li.chosen { font-weight: 650; }
       .bar { height: 20px; border-radius: 4px; background: var(--line); overflow: hidden; }
       .bar i { display: block; height: 100%; background: var(--line-strong); transition: width 150ms; }
@@ -111,6 +111,7 @@ export class StepsView extends View {
           </section>
           ${this.renderBeam()}
         </div>
+        ${this.renderStates()}
       </div>
     `;
   }
@@ -135,6 +136,16 @@ export class StepsView extends View {
           ${placed.map((nodes, step) => svg`<text class="step" x=${FIRST_X + step * COLUMN} y="10" text-anchor="middle">${step + 1}</text>${nodes.map((node) => this.renderNode(node))}`)}
         </svg>
       </div>
+    </section>`;
+  }
+
+  /** The names of the recorded states and gates, whose values the document contains. */
+  private renderStates(): TemplateResult | string {
+    const recorded = (this.store.trace!.states ?? []).filter((each) => each.hypothesis === null || each.hypothesis === this.store.state.hypothesis);
+    if (!recorded.length) return "";
+    return html`<section class="panel stack" aria-label="Recorded states and gates">
+      <h2>Recorded states and gates</h2>
+      <ul>${recorded.map((each) => html`<li>${each.name} (${each.direction}): ${[...Object.keys(each.states), ...Object.keys(each.gates)].join(", ")}</li>`)}</ul>
     </section>`;
   }
 

@@ -5,7 +5,7 @@ import { at } from "../arrays.js";
 import { TextFigure, type Figure } from "../figures.js";
 import { selectMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { findLayers, formatNumber, formatPercent, labelToken, nameSlots, toProbability, type Candidate, type Step } from "../trace.js";
+import { describeHypothesis, findLayers, formatPercent, labelToken, nameSlots, toProbability, type Candidate, type Step } from "../trace.js";
 import { View } from "./base.js";
 
 @customElement("translate-view")
@@ -50,12 +50,17 @@ export class TranslateView extends View {
     const output = trace?.hypotheses[hypothesis];
     if (!trace || !output) return null;
     const { tokens } = output;
-    const probabilities = tokens.map((_, index) => toProbability(this.findStep(index).log_prob));
+    const probabilities = tokens.map((_, index) => this.findProbability(index));
     return new TextFigure(trace.source.text, tokens, probabilities);
   }
 
-  private findStep(index: number): Step {
-    return at(at(this.store.trace!.steps, this.store.state.hypothesis), index);
+  /** A step of the output; undefined if the document contains weights only. */
+  private findStep(index: number): Step | undefined {
+    return this.store.trace!.steps[this.store.state.hypothesis]?.[index];
+  }
+
+  private findProbability(index: number): number {
+    return toProbability(this.findStep(index)?.log_prob ?? null);
   }
 
   protected override render(): TemplateResult {
@@ -74,7 +79,7 @@ export class TranslateView extends View {
           <section class="panel stack" aria-label="Output">
             <div class="row"><p class="muted small">Output. The line under a token is its probability.</p></div>
             ${this.renderOutput()}
-            <p class="muted small number">Log-probability ${formatNumber(output?.score ?? null)}${output?.truncated ? ", truncated" : ""}${trace.seconds === undefined ? "" : `, computed in ${trace.seconds.toFixed(2)} s`}</p>
+            <p class="muted small number">${output ? describeHypothesis(output) : ""}${trace.seconds === undefined ? "" : `, computed in ${trace.seconds.toFixed(2)} s`}</p>
           </section>
         </div>
         <div class="alternatives">
@@ -166,9 +171,9 @@ export class TranslateView extends View {
     const isLong = output.tokens.length > 60;
     return html`<div class="text ${isLong ? "long" : ""}" dir="auto" role="group" aria-label="Output tokens" @keydown=${this.moveToken} @pointerleave=${() => (this.hovered = null)}>
       ${output.tokens.map((token, index) => {
-        const probability = toProbability(this.findStep(index).log_prob);
+        const probability = this.findProbability(index);
         return html`<button type="button" class=${index <= forced ? "forced" : ""} tabindex=${index === row ? 0 : -1} aria-current=${index === row}
-          aria-label=${`${labelToken(token)}, probability ${formatPercent(probability)}`} .style=${`--share:${100 * probability}%`}
+          aria-label=${this.findStep(index) ? `${labelToken(token)}, probability ${formatPercent(probability)}` : labelToken(token)} .style=${`--share:${100 * probability}%`}
           @pointerenter=${() => (this.hovered = index)} @focus=${() => (this.hovered = index)} @blur=${() => (this.hovered = null)}
           @click=${() => this.store.show({ row: index })}>${showText(token)}</button>`;
       })}
@@ -235,7 +240,7 @@ export class TranslateView extends View {
       <h2>Hypotheses of beam search</h2>
       <ol class="hypotheses">
         ${hypotheses.map(
-          (each, index) => html`<li><button type="button" class="quiet" aria-pressed=${index === this.store.state.hypothesis} @click=${() => this.store.show({ hypothesis: index })}><bdi>${each.text}</bdi> <span class="muted number small">${formatNumber(each.score, 2)}</span></button></li>`,
+          (each, index) => html`<li><button type="button" class="quiet" aria-pressed=${index === this.store.state.hypothesis} @click=${() => this.store.show({ hypothesis: index })}><bdi>${each.text}</bdi> <span class="muted number small">${describeHypothesis(each)}</span></button></li>`,
         )}
       </ol>
     </section>`;

@@ -11,7 +11,6 @@ import numpy as np
 from regard.attention.attention import Role
 from regard.data.sources import SourceItem, Span
 from regard.decoding.tracing import Array, AttentionInputs
-from regard.formatting import parse_json, to_json
 from regard.inspection.prediction import Prediction
 from regard.inspection.views.pictures import PixelArray
 from regard.models.contracts import Grid
@@ -23,8 +22,6 @@ DTYPES: Final = ("float16", "float32", "int64", "uint8", "bool")
 """The dtypes of arrays in a document."""
 
 Document = dict[str, Any]
-
-_OPEN_TAG, _CLOSE_TAG = '<script type="application/json" id="trace">', "</script>"
 
 
 def write_prediction(prediction: Prediction, inputs: Sequence[AttentionInputs] = ()) -> Document:
@@ -166,21 +163,6 @@ def to_finite(value: float) -> float | None:
 
 def from_finite(value: float | None) -> float:
     return -math.inf if value is None else float(value)
-
-
-def embed_document(document: Document) -> str:
-    """Return the document as an element of an HTML page. No text in it can end the element."""
-    return f"{_OPEN_TAG}{to_json(document, ensure_ascii=False).replace('<', chr(92) + 'u003c')}{_CLOSE_TAG}"
-
-
-def parse_document(text: str) -> Document:
-    """Return the document in the text of a JSON file, or of an HTML page that contains it."""
-    _, opened, rest = text.partition(_OPEN_TAG)
-    embedded, closed, _ = rest.partition(_CLOSE_TAG)
-    document = parse_json(embedded if opened and closed else text)
-    if not isinstance(document, dict) or "format" not in document:
-        raise ValueError("it contains no document with a format number")
-    return document
 
 
 @final

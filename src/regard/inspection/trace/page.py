@@ -1,150 +1,103 @@
-"""The HTML page of a trace: one file that works offline. All text is escaped, and the page makes no request."""
+"""The page of the explorer as one HTML file: its bundle inlined, with the documents of traces. It makes no request."""
 
-import html as markup
-import math
-from collections.abc import Iterable, Iterator, Sequence
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
 
-from regard.decoding.tracing import BeamNode, CellStates, Step
-from regard.formatting import quantity, to_json
-from regard.inspection.prediction import Prediction
-from regard.inspection.trace.changes import Changes
-from regard.inspection.trace.document import Document, embed_document
-from regard.inspection.views.heatmap import POLICY
-from regard.inspection.views.labels import label
+from regard.formatting import parse_json, to_json
+from regard.inspection.trace.document import Document
 from regard.inspection.views.pictures import Style
+from regard.yaml_reader import dump_yaml
 
-_CSS = """
-body { font-family: sans-serif; margin: 2em; line-height: 1.4 }
-h1 { font-size: 1.3em } h2 { font-size: 1.1em; margin-top: 1.6em }
-table.steps { border-collapse: collapse } table.steps td, table.steps th { padding: 2px 8px; text-align: left }
-.number { text-align: right; font-variant-numeric: tabular-nums }
-.pruned { color: #767676 } .finished { font-weight: bold }
-"""
+STATIC: Final = Path(__file__).parent / "static"
+"""The folder of the bundle, which `web/` is built into."""
+
+_STYLE, _SCRIPT = '<link rel="stylesheet" href="app.css" />', '<script src="app.js" defer></script>'
+
+_OPEN_TAG, _CLOSE_TAG = '<script type="application/json" id="{name}">', "</script>"
+
+_ID: Final = "0"
+_MAX_BEAM: Final = 20
+"""The largest beam that the page shows in its controls."""
 
 
-def render_page(
-    prediction: Prediction,
-    steps: Sequence[Sequence[Step]],
-    beam: Sequence[Sequence[BeamNode]] | None,
-    states: Sequence[CellStates],
-    edited: tuple[Sequence[Document], Changes | None],
-    document: Document,
-    style: Style,
-) -> str:
-    """Return the page: hypotheses, steps, beam, a view of each attention and head; and the document itself."""
-    sections = [
-        _render_edits(*edited),
-        _render_hypotheses(prediction),
-        _render_steps(steps[0]) if steps else "",
-        _render_beam(beam) if beam else "",
-        *_render_attention(prediction, style),
-        _render_states(states),
-    ]
-    architecture = document["model"].get("architecture", "")
+def render_page(data: dict[str, Any], trace: Document | None = None) -> str:
+    """Return the page as one file, with data that it reads instead of the server's; see `EmbeddedData` in `web/`.
+
+    The Content-Security-Policy allows the inlined script and style by their hashes, and nothing else.
+
+    Args:
+        data: The models and traces that the page shows.
+        trace: The document of the first trace, if the page is the file of this trace.
+    """
+    page, script, style = ((STATIC / name).read_text("utf-8") for name in ("index.html", "app.js", "app.css"))
+    # Both are code of the package. Within them, these characters can only occur in strings.
+    script, style = script.replace("</script", r"<\/script"), style.replace("</style", r"<\/style")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    for tag in (_STYLE, _SCRIPT, "<head>", "</body>"):
+        assert page.count(tag) == 1, tag
+    head = f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">'
+    embedded = _embed("explorer-data", data) + ("" if trace is None else _embed("trace", trace))
     return (
-        '<!doctype html><html><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>regard</title><style>{_CSS}</style></head><body>"
-        f"<h1>{render_title(prediction)}</h1>"
-        f"{f'<p>{markup.escape(architecture)}</p>' if architecture else ''}"
-        f"{''.join(sections)}{embed_document(document)}</body></html>\n"
+        page.replace("<head>", head)
+        .replace(_SCRIPT, "")
+        .replace(_STYLE, f"<style>{style}</style>")
+        .replace("</body>", f"{embedded}<script>{script}</script></body>")
     )
 
 
-def render_title(prediction: Prediction) -> str:
-    return (
-        f"<bdi>{markup.escape(prediction.source)}</bdi> → <bdi>{markup.escape(prediction.text)}</bdi>, "
-        f"log-probability {prediction.score:.4f}"
-    )
+def render_trace(trace: Document, style: Style) -> str:
+    """Return the page of one trace, with its document."""
+    model, source, edits = trace["model"], trace["source"], trace["edits"]
+    architecture = model.get("architecture", "model")
+    text, is_text = source["text"], source["grid"] is None
+    beam = min(trace["settings"].get("beam", 1), _MAX_BEAM)
+    summary = {
+        "id": _ID,
+        "name": architecture,
+        "architecture": architecture,
+        "source_kind": "text" if is_text else "image",
+        "step": model.get("step"),
+        "metrics": None,
+        "attentions": [
+            {"name": name, **{key: mechanism[key] for key in ("role", "layer", "heads", "equation")}}
+            for name, mechanism in trace["mechanisms"].items()
+        ],
+        "split": None,
+        "examples": [text],
+    }
+    request = {"model": _ID, "source": {"text": text} if is_text else {"image": ""}, "search": {"beam": beam}}
+    state = {"text": text, "beam": beam, "edits": to_json(edits), "smooth": to_json(style == "smooth")}
+    data = {
+        "models": [summary],
+        "traces": [{"request": {**request, "edits": edits}}],
+        "cards": {_ID: {"settings": dump_yaml(model["settings"])}} if "settings" in model else {},
+        "fragment": urlencode(state),
+    }
+    return render_page(data, trace)
 
 
-def _render_edits(edits: Sequence[Document], changes: Changes | None) -> str:
-    if changes is None:
-        return ""
-    items = (f"<li>{markup.escape(to_json(edit, ensure_ascii=False))}</li>" for edit in edits)
-    return (
-        f"<h2>Edits</h2><ol>{''.join(items)}</ol>"
-        f"<p>Without edits: <bdi>{markup.escape(changes.text)}</bdi>, log-probability {changes.score:.4f}</p>"
-    )
+def parse_document(text: str) -> Document:
+    """Return the document in the text of a JSON file, or of an HTML page that contains it."""
+    _, opened, rest = text.partition(_OPEN_TAG.format(name="trace"))
+    embedded, closed, _ = rest.partition(_CLOSE_TAG)
+    document = parse_json(embedded if opened and closed else text)
+    if not isinstance(document, dict) or "format" not in document:
+        raise ValueError("it contains no document with a format number")
+    return document
 
 
-def _render_hypotheses(prediction: Prediction) -> str:
-    if not prediction.alternatives:
-        return ""
-    items = (
-        f"<li><bdi>{markup.escape(each.text)}</bdi>, log-probability {each.score:.4f}{_render_rank(each)}"
-        f"{', truncated' if each.truncated else ''}{', a loop was removed' if each.looped else ''}</li>"
-        for each in (prediction, *prediction.alternatives)
-    )
-    return f"<h2>Hypotheses</h2><ol>{''.join(items)}</ol>"
+def _embed(name: str, data: dict[str, Any]) -> str:
+    """Return data as an element of a page. No text in it can end the element."""
+    text = to_json(data, ensure_ascii=False).replace("<", r"\u003c")
+    return f"{_OPEN_TAG.format(name=name)}{text}{_CLOSE_TAG}"
 
 
-def _render_rank(prediction: Prediction) -> str:
-    """Render the score by which the hypotheses are sorted, unless it is the log-probability."""
-    rank = prediction.ranking_score
-    return "" if rank is None or rank == prediction.score else f", ranking score {rank:.4f}"
-
-
-def _render_steps(steps: Sequence[Step]) -> str:
-    if not steps:
-        return ""
-    rows = (
-        f'<tr><td class="number">{number}</td><td>{_render_token(step.token)}</td>'
-        f'<td class="number">{_to_percent(step.log_prob)}</td><td class="number">{step.entropy:.2f}</td>'
-        f"<td>{', '.join(f'{_render_token(each.token)} {_to_percent(each.log_prob)}' for each in step.top)}</td></tr>"
-        for number, step in enumerate(steps, 1)
-    )
-    header = "".join(f"<th>{name}</th>" for name in ("step", "token", "probability", "entropy", "most likely tokens"))
-    return f'<h2>Steps</h2><table class="steps"><tr>{header}</tr>{"".join(rows)}</table>'
-
-
-def _render_beam(steps: Sequence[Sequence[BeamNode]]) -> str:
-    """List the candidates of each step, with the tokens from the start of the hypothesis on."""
-    beam: dict[int | None, tuple[str, ...]] = {}
-    lists = []
-    for number, nodes in enumerate(steps, 1):
-        paths = [(*beam.get(node.parent, ()), node.token) for node in nodes]
-        items = (
-            f'<li class="{markup.escape(node.outcome)}"><bdi>{" ".join(map(_render_token, path))}</bdi> '
-            f"({markup.escape(node.outcome)}, {node.score:.3f})</li>"
-            for node, path in zip(nodes, paths, strict=True)
-        )
-        beam = {node.slot: path for node, path in zip(nodes, paths, strict=True) if node.outcome == "kept"}
-        counts = quantity(len(nodes), "candidate")
-        lists.append(f"<details><summary>step {number}: {counts}</summary><ol>{''.join(items)}</ol></details>")
-    return f"<h2>Beam</h2>{''.join(lists)}"
-
-
-def _render_attention(prediction: Prediction, style: Style) -> Iterator[str]:
-    for name, head, title in _maps(prediction):
-        view = prediction.view(attention=name, head=head, title="", style=style)
-        yield f"<h2>{markup.escape(title)}</h2>{view.to_html()}"
-
-
-def _maps(prediction: Prediction) -> Iterator[tuple[str, int, str]]:
-    """Yield the name, the head and a title of each map: one for each attention and head."""
-    for name, weights in prediction.attentions.items():
-        if weights.ndim == 2:
-            yield name, 1, name
-        else:
-            yield from ((name, head, f"{name}, head {head}") for head in range(1, len(weights) + 1))
-
-
-def _render_states(states: Iterable[CellStates]) -> str:
-    """List the recorded states, which the document contains."""
-    items = [
-        f"<li>{markup.escape(each.name)} ({markup.escape(each.direction)}): "
-        f"{', '.join(markup.escape(part) for part in (*each.states, *each.gates))}</li>"
-        for each in states
-        if not each.hypothesis
-    ]
-    return f"<h2>Recorded states and gates</h2><ul>{''.join(items)}</ul>" if items else ""
-
-
-def _render_token(token: str) -> str:
-    return f"<bdi>{markup.escape(label(token))}</bdi>"
-
-
-def _to_percent(log_prob: float) -> str:
-    percent = 100 * math.exp(log_prob)
-    return f"{percent:.1f}%" if percent >= 0.05 or percent == 0 else "&lt;0.1%"
+def _hash(code: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii")
+    return f"'sha256-{digest}'"

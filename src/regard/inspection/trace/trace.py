@@ -1,12 +1,16 @@
 """Trace: a prediction with all attention weights of the model and how it was computed, as a JSON document or an HTML
-page.
+page; and what edits changed, compared with the prediction without them.
 """
 
 import html as markup
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from regard.decoding.search import AttentionWeights
 from regard.decoding.tracing import (
     AttentionInputs,
     BeamNode,
@@ -19,23 +23,38 @@ from regard.errors import ConfigError, DataError, check_output_folder, check_pat
 from regard.formatting import quantity, to_json
 from regard.inspection.attribution.attribution import Attribution
 from regard.inspection.prediction import Prediction
-from regard.inspection.trace.changes import Changes
 from regard.inspection.trace.document import (
     FORMAT,
     Document,
     from_finite,
-    parse_document,
     read_arrays,
     read_prediction,
     to_finite,
     write_arrays,
     write_prediction,
 )
-from regard.inspection.trace.page import render_page, render_title
+from regard.inspection.trace.page import parse_document, render_trace
 from regard.inspection.views.pictures import Style
 from regard.regular_files import read_regular
 
 EXTENSIONS = (".json", ".html")
+
+DECIMALS = 6
+"""Total variation is rounded, because an attention with edits rounds differently from one without."""
+
+
+class Changes(NamedTuple):
+    """The best prediction without the edits, and how it differs."""
+
+    text: str
+    tokens: list[str]
+    score: float
+    first_step: int | None
+    """The first step at which the tokens differ; None if they are the same."""
+    variation: dict[str, list[float]]
+    """The total variation of the weights of each attention, ½ Σ_j |a_j − a'_j|, at each step of both, averaged over
+    heads. An attention with another number of keys than before is left out.
+    """
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -167,7 +186,11 @@ class Trace:
             f"<li>{markup.escape(name)}: {' × '.join(map(str, weights.shape))}</li>"
             for name, weights in self.prediction.attentions.items()
         )
-        title = render_title(self.prediction)
+        prediction = self.prediction
+        title = (
+            f"<bdi>{markup.escape(prediction.source)}</bdi> → <bdi>{markup.escape(prediction.text)}</bdi>, "
+            f"log-probability {prediction.score:.4f}"
+        )
         return f"<p>{title}</p>{self.prediction.view(style=self.style).to_html()}<ul>{shapes}</ul>"
 
     @property
@@ -198,10 +221,10 @@ class Trace:
         }
 
     def to_html(self) -> str:
-        """Return an HTML page that works offline: steps, beam, a view of each attention and head, and the document."""
-        return render_page(
-            self.prediction, self.steps, self.beam, self.states, (self.edits, self.changes), self.document, self.style
-        )
+        """Return an HTML page that works offline: the page of the explorer, with the steps, the beam, every attention
+        and head, and the document.
+        """
+        return render_trace(self.document, self.style)
 
     def save(self, path: str | Path) -> None:
         """Write the trace to a file.
@@ -254,3 +277,25 @@ def _write_changes(changes: Changes) -> Document:
 
 def _read_changes(entry: Document) -> Changes:
     return Changes(**{**entry, "score": from_finite(entry["score"])})
+
+
+def compare_predictions(before: Prediction, after: Prediction) -> Changes:
+    """Compare the best predictions without and with edits."""
+    pairs = zip(before.tokens, after.tokens, strict=False)
+    common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    is_same = common == len(before.tokens) == len(after.tokens)
+    variation = {}
+    for name, weights in after.attentions.items():
+        is_target = after.roles[name] == "decoder-self"
+        if is_target or weights.shape[-1] == before.attentions[name].shape[-1]:
+            variation[name] = _total_variation(before.attentions[name], weights)
+    return Changes(before.text, before.tokens, before.score, None if is_same else common, variation)
+
+
+def _total_variation(before: AttentionWeights, after: AttentionWeights) -> list[float]:
+    """Return the total variation of each row that both have. Keys beyond those of the other are not visible in it."""
+    rows, columns = np.minimum(before.shape[-2:], after.shape[-2:])
+    difference = np.abs(before[..., :rows, :columns] - after[..., :rows, :columns]).sum(-1, dtype=np.float64) / 2
+    average_T = difference.mean(0) if difference.ndim == 2 else difference
+    rounded: list[float] = np.round(average_T, DECIMALS).tolist()
+    return rounded
