@@ -18,7 +18,7 @@ from regard.decoding.edits import KINDS
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError
 from regard.evaluation.alignment import AlignmentSettings
-from regard.ops.dropout import Dropout
+from regard.ops.layers import Dropout
 from regard.runs.settings import RunSettings
 
 SCHEMAS = (RunSettings, SearchSettings, AlignmentSettings, *KINDS.values())

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.attention import attention as dispatch
-from regard.ops import additive_score
-from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, reference_dot_product_attention
+from regard.ops import attention as attention_ops
+from regard.ops.attention import ScoreBias, dot_product_attention, reference_dot_product_attention
 from regard.ops.reference_mode import reference_mode
 
 FUSED = {
@@ -104,10 +104,10 @@ def test_chunked_additive_score_equals_the_reference(heads: int, max_elements: i
     keys = torch.randn(2, heads, 7, 4, dtype=torch.float64, requires_grad=True)
     v = torch.randn(heads, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(2, heads, 5, 7, dtype=torch.float64)
-    expected = additive_score.reference_additive_scores(query, keys, v)
+    expected = attention_ops.reference_additive_scores(query, keys, v)
     direct = (torch.tanh(query.unsqueeze(3) + keys.unsqueeze(2)) * v.view(1, heads, 1, 1, 4)).sum(-1)
     torch.testing.assert_close(expected, direct)
-    actual = additive_score.additive_scores(query, keys, v, max_elements)
+    actual = attention_ops.additive_scores(query, keys, v, max_elements)
     torch.testing.assert_close(actual, expected)
     gradients = torch.autograd.grad((expected * weight).sum(), (query, keys, v))
     for ours, reference in zip(torch.autograd.grad((actual * weight).sum(), (query, keys, v)), gradients, strict=True):
@@ -126,8 +126,8 @@ def test_chunked_additive_score_bounds_the_memory_for_the_backward_pass() -> Non
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        additive_score.additive_scores(query, keys, v)
-    assert additive_score.CPU_CHUNK < 600 * 700 * 64
+        attention_ops.additive_scores(query, keys, v)
+    assert attention_ops.CPU_CHUNK < 600 * 700 * 64
     assert max(saved) <= 600 * 700
 
 
@@ -199,7 +199,7 @@ REFERENCE_CASES = [("scaled_dot", 2), ("additive", 1), ("additive", 2), ("concat
 def test_reference_mode_uses_the_equation_with_the_same_outputs_and_gradients(
     score: str, heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(additive_score, "CPU_CHUNK", 10)
+    monkeypatch.setattr(attention_ops, "CPU_CHUNK", 10)
     calls, chunked = count_fused_calls(monkeypatch), count_chunked_calls(monkeypatch)
     torch.manual_seed(0)
     attention = regard.Attention(4, 4, score=score, heads=heads).double()
@@ -223,19 +223,19 @@ def test_reference_mode_uses_the_equation_with_the_same_outputs_and_gradients(
 
 def count_chunked_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    inner = additive_score._Chunked.apply
+    inner = attention_ops._Chunked.apply
 
     def counted(*arguments: object) -> object:
         calls.append(1)
         return inner(*arguments)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(additive_score._Chunked, "apply", counted)
+    monkeypatch.setattr(attention_ops._Chunked, "apply", counted)
     return calls
 
 
 @pytest.mark.parametrize(("score", "heads"), REFERENCE_CASES)
 def test_second_derivatives_in_reference_mode(score: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(additive_score, "CPU_CHUNK", 10)
+    monkeypatch.setattr(attention_ops, "CPU_CHUNK", 10)
     torch.manual_seed(0)
     attention = regard.Attention(4, 4, score=score, heads=heads).double()
     allowed = torch.arange(3) < torch.tensor([[3], [2]])
@@ -252,7 +252,7 @@ def test_second_derivatives_in_reference_mode(score: str, heads: int, monkeypatc
 
 def test_second_derivatives_of_the_chunked_score_need_the_reference_mode() -> None:
     query, keys, v = (torch.randn(*shape, requires_grad=True) for shape in ((1, 1, 4, 2), (1, 1, 3, 2), (1, 2)))
-    scores = additive_score.additive_scores(query, keys, v, max_elements=6)
+    scores = attention_ops.additive_scores(query, keys, v, max_elements=6)
     with pytest.raises(regard.ConfigError, match="reference_mode"):
         torch.autograd.grad(scores.sum(), query, create_graph=True)
 

@@ -13,7 +13,7 @@ from regard.data.corpora import Pairs
 from regard.evaluation.metrics import EvaluationSet
 from regard.evaluation.settings import Accuracy, Loss, MetricValues, PhonemeErrorRate, parse_metric
 from regard.evaluation.validation import compute_losses, evaluate, validate
-from regard.ops import chunked_loss
+from regard.ops import losses
 from regard.runs.folder import RunFolder
 from regard.runs.progress import RunProgress, Schedule
 from regard.runs.settings import TrainingSettings
@@ -104,7 +104,7 @@ def test_progress_is_restored_from_json() -> None:
 def test_losses_equal_the_scores_of_the_model(
     model: regard.Model, monkeypatch: pytest.MonkeyPatch, max_logits: int
 ) -> None:
-    monkeypatch.setitem(chunked_loss.MAX_LOGITS, model.predictor.device.type, max_logits)
+    monkeypatch.setitem(losses.MAX_LOGITS, model.predictor.device.type, max_logits)
     losses_N2 = compute_losses(model.predictor, Pairs(SOURCES, TARGETS), batch_size=3)
     assert (-losses_N2[:, 0]).tolist() == pytest.approx(model.score(SOURCES, TARGETS), rel=1e-5)
     assert losses_N2[:, 1].tolist() == [len(target) + 1 for target in TARGETS]

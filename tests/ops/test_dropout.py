@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.ops.dropout import Dropout
+from regard.ops.layers import Dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

@@ -12,7 +12,7 @@ from regard.data.tokens.tokenizers import END
 from regard.errors import ConfigError
 from regard.models.seq2seq import build_model
 from regard.ops import triton
-from regard.ops.layer_norm import LayerNorm
+from regard.ops.layers import LayerNorm
 from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import Consistency, NoConsistency, RDrop, SimCut
 from regard.training.objective import Objective, flatten_with_ignore_index
@@ -20,9 +20,8 @@ from tests_shared import ModelOnly, make_distillation
 
 pytest.importorskip("triton")
 
-from regard.ops.triton.consistency import consistency_loss
-from regard.ops.triton.cross_entropy import cross_entropy
 from regard.ops.triton.layer_norm import layer_norm
+from regard.ops.triton.losses import consistency_loss, cross_entropy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from regard.ops.triton import consistency, cross_entropy, layer_norm
+from regard.ops.triton import layer_norm, losses
 from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
 from regard.recurrent.settings import VARIANTS
 
@@ -53,12 +53,12 @@ for size in (256, 1000):
     tile = {"D": size, **layer_norm._tile(size)}
     compile_for_gpu(layer_norm._forward, "*bf16", tile)
     compile_for_gpu(layer_norm._backward, "*fp32", tile)
-    compile_for_gpu(cross_entropy._forward, "*bf16", {"V": 10 * size, "BLOCK": cross_entropy.BLOCK})
-    compile_for_gpu(cross_entropy._backward, "*fp32", {"V": 10 * size, "BLOCK": cross_entropy.BLOCK})
-    both = {"V": 10 * size, "BLOCK": consistency.BLOCK}
+    compile_for_gpu(losses._cross_entropy_forward, "*bf16", {"V": 10 * size, "BLOCK": losses.BLOCK})
+    compile_for_gpu(losses._cross_entropy_backward, "*fp32", {"V": 10 * size, "BLOCK": losses.BLOCK})
+    both = {"V": 10 * size, "BLOCK": losses.PAIR_BLOCK}
     kinds = KINDS | dict.fromkeys("abcd", "fp32")
-    compile_for_gpu(consistency._forward, "*bf16", both, kinds, num_warps=consistency.WARPS)
-    compile_for_gpu(consistency._backward, "*fp32", both, kinds, num_warps=consistency.WARPS)
+    compile_for_gpu(losses._consistency_forward, "*bf16", both, kinds, num_warps=losses.PAIR_WARPS)
+    compile_for_gpu(losses._consistency_backward, "*fp32", both, kinds, num_warps=losses.PAIR_WARPS)
 """
 
 

@@ -10,7 +10,7 @@ import regard
 from regard.config import resolve
 from regard.data.batching import Batch
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.ops import chunked_loss
+from regard.ops import losses
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, Teachers
 from regard.training import objective as objective_module
@@ -75,7 +75,7 @@ def test_a_chunked_loss_has_the_same_value_and_gradients(monkeypatch: pytest.Mon
         0.1, 0.3, distillation=make_distillation(make_model(1), make_model(2, model="transformer-tiny"))
     )
     expected = compute_all(student, objective)
-    monkeypatch.setitem(chunked_loss.MAX_LOGITS, "cpu", 2 * V)
+    monkeypatch.setitem(losses.MAX_LOGITS, "cpu", 2 * V)
     for result, reference in zip(compute_all(student, objective), expected, strict=True):
         torch.testing.assert_close(result, reference, rtol=1e-5, atol=1e-7)
 

@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 from regard.models.contracts import Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import RecurrentModel
-from regard.ops import chunked_loss
+from regard.ops import losses
 from regard.ops.reference_mode import reference_mode
 from regard.runs.settings import Consistency, NoConsistency, RDrop, RunSettings, SimCut
 from regard.training.objective import Objective, drop_words
@@ -99,7 +99,7 @@ def test_a_chunked_loss_has_the_same_value_and_gradients(kind: Consistency, monk
     objective = Objective(0.1, 0.2, kind)
     torch.manual_seed(0)
     loss, expected = objective(model, batch(0, 1, 2)).item(), named_gradients(model, objective)
-    monkeypatch.setitem(chunked_loss.MAX_LOGITS, "cpu", 2 * V)
+    monkeypatch.setitem(losses.MAX_LOGITS, "cpu", 2 * V)
     torch.manual_seed(0)
     assert objective(model, batch(0, 1, 2)).item() == pytest.approx(loss)
     for name, gradient in named_gradients(model, objective).items():
@@ -116,7 +116,7 @@ def test_second_derivatives_of_the_loss_need_the_reference_mode(monkeypatch: pyt
             return torch.autograd.grad(gradient.square().sum(), weight)[0]
 
     expected = second_derivative()
-    monkeypatch.setitem(chunked_loss.MAX_LOGITS, "cpu", 2 * V)
+    monkeypatch.setitem(losses.MAX_LOGITS, "cpu", 2 * V)
     torch.testing.assert_close(second_derivative(), expected)
     with pytest.raises(ConfigError, match="reference_mode"):
         torch.autograd.grad(Objective()(model, batch(0, 1, 2)), weight, create_graph=True)
@@ -180,7 +180,7 @@ def test_r_drop_adds_a_quarter_of_alpha_times_both_divergences_to_the_average_lo
 def test_a_consistency_loss_with_weight_zero_can_be_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model().train()
     expected = named_gradients(model, Objective())
-    monkeypatch.setitem(chunked_loss.MAX_LOGITS, "cpu", 2 * V)
+    monkeypatch.setitem(losses.MAX_LOGITS, "cpu", 2 * V)
     for name, gradient in named_gradients(model, Objective(consistency=SimCut(alpha=0.0, cut=0.0))).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-8)
 

@@ -28,10 +28,9 @@ from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean, quantity
-from regard.ops.dispatch import Dispatch, first_available
-from regard.ops.dot_product_attention import ScoreBias, dot_product_attention, dot_product_weights
-from regard.ops.dropout import Dropout
-from regard.ops.reference_mode import in_reference_mode
+from regard.ops.attention import ScoreBias, dot_product_attention, dot_product_weights
+from regard.ops.layers import Dropout
+from regard.ops.reference_mode import Dispatch, first_available, in_reference_mode
 from regard.registry import Choice
 
 Part = str | Mapping[str, Any] | Choice
@@ -377,7 +376,7 @@ def dispatch_attention(score: Score, scope: Scope, select: Selection, *, weights
     """Choose the implementation of an attention from its parts; no tensor is needed.
 
     fused       PyTorch's fused attention, for scores equivalent to a dot product, if no weights are requested
-    chunked     the additive score in chunks of bounded memory (`ops/additive_score.py`)
+    chunked     the additive score in chunks of bounded memory (`ops/attention.py`)
     reference   the equation
     """
     return first_available(

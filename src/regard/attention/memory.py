@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.selections import SampledSlot
-from regard.ops.dot_product_attention import ScoreBias
+from regard.ops.attention import ScoreBias
 
 
 class PreparedMemory(NamedTuple):

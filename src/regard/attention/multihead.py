@@ -14,7 +14,7 @@ from regard.attention.hooks import Reading, find_hooks
 from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection
 from regard.attention.memory import Attended, Past, PreparedMemory
 from regard.attention.positions import rotate
-from regard.ops.dot_product_attention import ScoreBias
+from regard.ops.attention import ScoreBias
 
 
 class PackedProjection(NamedTuple):

@@ -16,7 +16,7 @@ from regard.attention import settings
 from regard.attention.mechanisms import MECHANISMS, Mechanism, add_mechanism
 from regard.config import TRAINING_ONLY
 from regard.errors import ConfigError, DataError
-from regard.ops.additive_score import additive_scores
+from regard.ops.attention import additive_scores
 from regard.quantities import Length, PositiveWeight, Width
 
 HiddenWidth = Annotated[Width | None, Field(description="width of the hidden layer; default: that of the query")]
@@ -42,7 +42,7 @@ class Score(nn.Module, ABC):
     equation: str = ""
     """The score as text, for `regard explain`."""
     chunkable: bool = False
-    """Whether the score is computed in chunks of bounded memory, with `ops/additive_score.py`."""
+    """Whether the score is computed in chunks of bounded memory, with `ops/attention.py`."""
     equal_sizes: bool = False
     """Whether queries and keys must have the same size."""
     uses_past: bool = False

@@ -37,8 +37,8 @@ from regard.decoding.weights import BatchWeights, RecordedDecoder
 from regard.errors import ConfigError, ModelError
 from regard.models.contracts import Decoder, Memory, reorder
 from regard.models.seq2seq import Seq2Seq
-from regard.ops.chunked_loss import rows_per_chunk
 from regard.ops.hooks import mark_recorded
+from regard.ops.losses import rows_per_chunk
 from regard.ops.reference_mode import full_precision
 
 log = logging.getLogger(__name__)

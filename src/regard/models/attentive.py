@@ -31,7 +31,7 @@ from regard.models.embedding import embed
 from regard.models.readout import CopyAttention, Readout
 from regard.models.settings import RecurrentModel
 from regard.ops.cost import CostPart
-from regard.ops.dropout import Dropout
+from regard.ops.layers import Dropout
 from regard.recurrent import layers
 
 

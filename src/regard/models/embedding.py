@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.errors import ConfigError
 from regard.models.encoder_settings import TransformerLayers
-from regard.ops.dropout import Dropout
+from regard.ops.layers import Dropout
 
 
 def embed(embedding: nn.Embedding, tokens: Tensor) -> Tensor:

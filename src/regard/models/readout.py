@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.models.contracts import Decoded, LossTerm
 from regard.ops.cost import CostPart
-from regard.ops.dropout import Dropout
+from regard.ops.layers import Dropout
 
 
 class CopyAttention(NamedTuple):

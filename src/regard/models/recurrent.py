@@ -26,7 +26,7 @@ from regard.models.encoder_settings import RecurrentEncoderSettings
 from regard.models.readout import Readout
 from regard.models.settings import FixedModel
 from regard.ops.cost import CostPart
-from regard.ops.dropout import Dropout
+from regard.ops.layers import Dropout
 from regard.recurrent import layers
 
 

@@ -39,8 +39,7 @@ from regard.models.embedding import Embedding
 from regard.models.encoder_settings import TransformerBlocks, TransformerEncoderSettings
 from regard.models.settings import TransformerModel
 from regard.ops.cost import CostPart
-from regard.ops.dropout import Dropout
-from regard.ops.layer_norm import LayerNorm
+from regard.ops.layers import Dropout, LayerNorm
 
 
 def build_norm(settings: TransformerBlocks) -> nn.Module:

@@ -1,10 +1,10 @@
-"""Reference mode: compute with the reference implementations instead of the fast paths."""
+"""The choice of an implementation: the fastest path that supports a case, or in reference mode the reference."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,3 +73,21 @@ def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gra
         return backward(*args)
 
     return checked
+
+
+class Dispatch(NamedTuple):
+    """The implementation that is used, and the reason why each faster one is not."""
+
+    path: str
+    rejected: dict[str, str]
+
+
+def first_available(unsupported_reasons: Mapping[str, Callable[[], str | None]], otherwise: str) -> Dispatch:
+    """Return the first path that has no reason to be unsupported, else `otherwise`. List the fastest path first."""
+    rejected: dict[str, str] = {}
+    for path, unsupported_reason in unsupported_reasons.items():
+        reason = unsupported_reason()
+        if reason is None:
+            return Dispatch(path, rejected)
+        rejected[path] = reason
+    return Dispatch(otherwise, rejected)

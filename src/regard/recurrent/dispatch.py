@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from regard.ops import reference_mode
-from regard.ops.dispatch import Dispatch, first_available
 from regard.ops.hooks import hooks_of
+from regard.ops.reference_mode import Dispatch, first_available
 from regard.ops.triton import dtype_unsupported_reason, triton_unsupported_reason
 from regard.recurrent.cells import Cell, State
 from regard.recurrent.fast.cudnn import scan_torch

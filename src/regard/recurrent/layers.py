@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.ops.cost import CostPart
-from regard.ops.dropout import Dropout
+from regard.ops.layers import Dropout
 from regard.recurrent import cells, dispatch, scan
 from regard.recurrent.cells import Cell
 from regard.recurrent.settings import RecurrentSettings

@@ -14,9 +14,7 @@ from regard.errors import ConfigError
 from regard.models.contracts import Decoded, Source, Tokens
 from regard.models.ensemble import average_distributions
 from regard.models.seq2seq import Seq2Seq
-from regard.ops.chunked_loss import chunked_loss
-from regard.ops.consistency import consistency_loss
-from regard.ops.cross_entropy import IGNORE_INDEX, cross_entropy
+from regard.ops.losses import IGNORE_INDEX, chunked_loss, consistency_loss, cross_entropy
 from regard.runs.settings import Consistency, NoConsistency, TrainingSettings
 from regard.training.distillation import Distillation
 from regard.training.machine import uses_bfloat16

@@ -7,7 +7,7 @@ from itertools import groupby
 from regard.attention.attention import Attention, dispatch_attention
 from regard.formatting import quantity
 from regard.models.seq2seq import Seq2Seq
-from regard.ops.dispatch import Dispatch
+from regard.ops.reference_mode import Dispatch
 from regard.recurrent.cells import Cell
 from regard.recurrent.dispatch import dispatch_layer
 from regard.recurrent.layers import Stack

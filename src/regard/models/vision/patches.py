@@ -12,7 +12,7 @@ from regard.models.contracts import Grid
 from regard.models.transformer import EncoderLayer, build_norm, init_weights
 from regard.models.vision.encoder import Backbone, GridPositions, flatten_grid
 from regard.models.vision.settings import PatchEncoderSettings
-from regard.ops.dropout import Dropout
+from regard.ops.layers import Dropout
 
 
 @final
