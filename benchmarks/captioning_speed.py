@@ -22,7 +22,7 @@ from regard.decoding.rules import MinLength
 from regard.decoding.search import SpecialTokens, choose_most_likely, decode_stepwise
 from regard.models.contracts import Source, Tokens
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.models.vision.settings import ImageEncoderSettings
+from regard.models.settings import ImageEncoderSettings
 from regard.models.vision.sources import Pixels
 from regard.runs.settings import RunSettings
 from regard.training.objective import Objective

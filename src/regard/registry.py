@@ -96,9 +96,6 @@ class Registry(Generic[T]):
 
         def register(build: B) -> B:
             self.builders[settings.model_fields["kind"].default] = build
-            if isinstance(build, type):
-                for name in self.facts:
-                    setattr(build, name, getattr(settings, name))
             return build
 
         return register

@@ -13,8 +13,8 @@ import regard
 from regard.data.features import CachedFeatures, cache_features, hash_weights
 from regard.data.images.reader import ImageReader
 from regard.models.contracts import FrozenPart
-from regard.models.vision.building import build_efficientnet_encoder
-from regard.models.vision.settings import EfficientNetEncoderSettings
+from regard.models.seq2seq import build_efficientnet_encoder
+from regard.models.settings import EfficientNetEncoderSettings
 from regard.models.vision.sources import Features, Pixels
 
 Image = NDArray[np.uint8]

@@ -13,7 +13,7 @@ from regard.data.settings import CharTokenizer
 from regard.data.source_readers import TextReader, build_reader, find_reader, register_reader
 from regard.data.sources import LazySources
 from regard.data.tokens.tokenizers import PAD, TokenizedText, Tokenizer, TokenizerPair
-from regard.models.encoder_settings import EncoderSettings, RecurrentEncoderSettings
+from regard.models.settings import EncoderSettings, RecurrentEncoderSettings
 
 TOKENIZER = Tokenizer.characters(["abc def"])
 

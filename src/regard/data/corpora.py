@@ -27,7 +27,7 @@ from regard.data.settings import (
 )
 from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.formatting import quantity
-from regard.models.encoder_settings import TEXT
+from regard.models.settings import TEXT
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model
 from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings, differences
 from regard.data.lines import STANDARD_INPUT
 from regard.formatting import short_path
-from regard.models.encoder_settings import TEXT
+from regard.models.settings import TEXT
 from regard.quantities import (
     Column,
     CorpusSize,

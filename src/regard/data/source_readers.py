@@ -20,8 +20,7 @@ from regard.data.tokens.tokenizers import UNKNOWN, TokenizedText, Tokenizer, Tok
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import is_encodable, quote
 from regard.models.contracts import Grid, Tokens
-from regard.models.encoder_settings import TEXT, EncoderSettings
-from regard.models.vision.settings import IMAGE
+from regard.models.settings import IMAGE, TEXT, EncoderSettings
 
 
 @final

@@ -10,7 +10,7 @@ from regard.config import to_yaml
 from regard.errors import ConfigError
 from regard.explorer.served_model import summarize_model
 from regard.inspection.trace.page import render_page
-from regard.models.encoder_settings import TEXT
+from regard.models.settings import TEXT
 
 try:
     import anywidget

@@ -39,8 +39,7 @@ from regard.formatting import quantity, to_json
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace.trace import Trace
 from regard.inspection.views import curves
-from regard.models.encoder_settings import TEXT
-from regard.models.vision.settings import IMAGE
+from regard.models.settings import IMAGE, TEXT
 from regard.runs.folder import RunFolder, open_model
 from regard.runs.pairs import HeldOutPairs, read_held_out
 from regard.runs.stored_checkpoint import Checkpoint

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.positions import LearnedPositions, sinusoidal_positions
 from regard.errors import ConfigError
-from regard.models.encoder_settings import TransformerLayers
+from regard.models.settings import TransformerLayers
 from regard.ops.layers import Dropout
 
 

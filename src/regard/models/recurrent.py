@@ -22,9 +22,8 @@ from regard.models.contracts import (
     repeat_for_hypotheses,
 )
 from regard.models.embedding import embed
-from regard.models.encoder_settings import RecurrentEncoderSettings
 from regard.models.readout import Readout
-from regard.models.settings import FixedModel
+from regard.models.settings import FixedModel, RecurrentEncoderSettings
 from regard.ops.cost import CostPart
 from regard.ops.layers import Dropout
 from regard.recurrent import layers

@@ -3,17 +3,35 @@
 from collections.abc import Callable
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from regard.arguments import check_type
 from regard.errors import ConfigError
 from regard.models.attentive import AttentiveDecoder, BahdanauDecoder, ConditionalDecoder, LuongDecoder
 from regard.models.contracts import Decoded, Decoder, Encoder, Source
-from regard.models.encoder_settings import EncoderSettings, RecurrentEncoderSettings, TransformerEncoderSettings
 from regard.models.recurrent import FixedDecoder, RecurrentEncoder
-from regard.models.settings import FixedModel, ModelSettings, RecurrentModel, RegisteredModel, TransformerModel
+from regard.models.settings import (
+    ConvolutionalEncoderSettings,
+    EfficientNetEncoderSettings,
+    EncoderSettings,
+    FixedModel,
+    ModelSettings,
+    PatchEncoderSettings,
+    PretrainedEncoderSettings,
+    RecurrentEncoderSettings,
+    RecurrentModel,
+    RegisteredModel,
+    TimmEncoderSettings,
+    TransformerEncoderSettings,
+    TransformerModel,
+)
 from regard.models.transformer import TransformerDecoder, TransformerEncoder
-from regard.models.vision import building as _image_encoders  # noqa: F401 - registers the image encoders
+from regard.models.vision.convolutional import ConvolutionalNetwork
+from regard.models.vision.efficientnet import EfficientNetLite0
+from regard.models.vision.encoder import ImageEncoder, PretrainedBackbone
+from regard.models.vision.patches import PatchTransformer
+from regard.models.vision.timm_models import TimmBackbone
 
 
 @final
@@ -48,6 +66,34 @@ ModelSettings.registry.implement(FixedModel)(FixedDecoder)
 ModelSettings.registry.implement(TransformerModel)(TransformerDecoder)
 EncoderSettings.registry.implement(RecurrentEncoderSettings)(RecurrentEncoder)
 EncoderSettings.registry.implement(TransformerEncoderSettings)(TransformerEncoder)
+
+
+_DTYPES = {"none": None, "float16": torch.float16, "float32": torch.float32}
+
+
+@EncoderSettings.registry.implement(ConvolutionalEncoderSettings)
+def build_convolutional_encoder(settings: ConvolutionalEncoderSettings) -> ImageEncoder:
+    return ImageEncoder(ConvolutionalNetwork(settings), positions=settings.positions)
+
+
+@EncoderSettings.registry.implement(PatchEncoderSettings)
+def build_patch_encoder(settings: PatchEncoderSettings) -> ImageEncoder:
+    return ImageEncoder(PatchTransformer(settings))
+
+
+@EncoderSettings.registry.implement(EfficientNetEncoderSettings)
+def build_efficientnet_encoder(settings: EfficientNetEncoderSettings) -> ImageEncoder:
+    return _build_pretrained(EfficientNetLite0(settings), settings)
+
+
+@EncoderSettings.registry.implement(TimmEncoderSettings)
+def build_timm_encoder(settings: TimmEncoderSettings) -> ImageEncoder:
+    return _build_pretrained(TimmBackbone(settings), settings)
+
+
+def _build_pretrained(backbone: PretrainedBackbone, settings: PretrainedEncoderSettings) -> ImageEncoder:
+    dtype = _DTYPES[settings.cache] if settings.frozen else None
+    return ImageEncoder(backbone, size=settings.size, positions=settings.positions, cache_dtype=dtype)
 
 
 def register_encoder(name: str, encoder: Callable[..., Encoder[Any]]) -> None:

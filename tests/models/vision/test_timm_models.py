@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.models.vision.building import build_timm_encoder
-from regard.models.vision.settings import TimmEncoderSettings
+from regard.models.seq2seq import build_timm_encoder
+from regard.models.settings import TimmEncoderSettings
 from regard.models.vision.sources import Pixels
 
 

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from regard.config import MAY_CHANGE_ON_RESUME, Settings
 from regard.data.settings import DataSettings, Files, FilesChoice
-from regard.models.vision.settings import IMAGE
+from regard.models.settings import IMAGE
 from regard.quantities import CorpusSize, Count, Fraction, ImageSize, PositiveFraction, Seed
 
 BadImages = Literal["error", "skip"]

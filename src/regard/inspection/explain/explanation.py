@@ -18,9 +18,8 @@ from regard.inspection.explain import cost as costs
 from regard.inspection.explain.cost import Lengths, ModelCost, compute_cost
 from regard.inspection.explain.cost_plot import Measurement, draw_cost
 from regard.inspection.explain.kernels import describe_kernels
-from regard.models.encoder_settings import TEXT
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.models.settings import ModelSettings
+from regard.models.settings import TEXT, ModelSettings
 from regard.ops.cost import Cost
 from regard.registry import import_plugins
 from regard.runs.folder import RunFolder

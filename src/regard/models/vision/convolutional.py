@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.contracts import Grid
+from regard.models.settings import ConvolutionalEncoderSettings
 from regard.models.vision.encoder import Backbone, flatten_grid
-from regard.models.vision.settings import ConvolutionalEncoderSettings
 
 _GROUP = 8
 """The number of channels that are normalized together."""

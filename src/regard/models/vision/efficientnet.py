@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.models.contracts import Grid
+from regard.models.settings import STAGES, EfficientNetEncoderSettings
 from regard.models.vision.encoder import PretrainedBackbone
-from regard.models.vision.settings import STAGES, EfficientNetEncoderSettings
 
 
 class _Stage(NamedTuple):

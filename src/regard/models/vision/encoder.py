@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention.positions import LearnedPositions, sinusoidal_grid_positions
 from regard.errors import DataError
 from regard.models.contracts import Encoder, FrozenPart, Grid, Memory
-from regard.models.vision.settings import IMAGE, Positions
+from regard.models.settings import IMAGE, Positions
 from regard.models.vision.sources import Features, ImageSource, Pixels
 from regard.ops.cost import CostPart
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.contracts import Grid
+from regard.models.settings import PatchEncoderSettings
 from regard.models.transformer import EncoderLayer, build_norm, init_weights
 from regard.models.vision.encoder import Backbone, GridPositions, flatten_grid
-from regard.models.vision.settings import PatchEncoderSettings
 from regard.ops.layers import Dropout
 
 

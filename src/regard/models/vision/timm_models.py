@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.models.contracts import Grid
+from regard.models.settings import TimmEncoderSettings
 from regard.models.vision.encoder import PretrainedBackbone
-from regard.models.vision.settings import TimmEncoderSettings
 
 
 @final

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from regard.config import flatten, resolve
 from regard.data.settings import BPETokenizer
 from regard.formatting import quantity
-from regard.models.encoder_settings import RecurrentEncoderSettings
-from regard.models.settings import RecurrentModel
+from regard.models.settings import RecurrentEncoderSettings, RecurrentModel
 from regard.runs.folder import INIT_FROM
 from regard.runs.settings import RunSettings
 from regard.training.planning.autoconfig import MIN_STEPS, VOCABULARIES, ChosenSettings
