@@ -11,6 +11,7 @@ import regard
 from regard.config import Settings, resolve
 from regard.data.batching import Batch, EncodedCorpus, EncodedTexts
 from regard.data.ragged import Ragged
+from regard.data.settings import CharSide
 from regard.data.source_readers import build_reader
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
 from regard.decoding.predictor import Predictor
@@ -56,7 +57,7 @@ def build_untrained(
     torch.manual_seed(1)
     overrides = {f"model.{key}": value for key, value in changes.items()}
     settings = resolve(RunSettings, {"data": {"kind": data}, "model": dict(base)}, overrides)
-    tokenizer = Tokenizer.characters(["abcdefghijklm"])
+    tokenizer = Tokenizer.of(CharSide(), ["abcdefghijklm"])
     network = build_model(settings.model, len(tokenizer), len(tokenizer)).eval()
     with torch.no_grad():
         for name, parameter in network.named_parameters():

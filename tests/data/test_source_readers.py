@@ -9,13 +9,13 @@ from toy_captions import PictureReader
 
 import regard
 from regard.data import source_readers
-from regard.data.settings import CharTokenizer
+from regard.data.settings import CharSide, CharTokenizer
 from regard.data.source_readers import TextReader, build_reader, find_reader, register_reader
 from regard.data.sources import LazySources
 from regard.data.tokens.tokenizers import PAD, TokenizedText, Tokenizer, TokenizerPair
 from regard.models.settings import EncoderSettings, RecurrentEncoderSettings
 
-TOKENIZER = Tokenizer.characters(["abc def"])
+TOKENIZER = Tokenizer.of(CharSide(), ["abc def"])
 
 
 def test_a_text_is_labeled_with_its_tokens_and_their_spans() -> None:
@@ -51,8 +51,8 @@ def test_long_texts_are_truncated_with_a_warning(caplog: pytest.LogCaptureFixtur
 
 def test_readers_are_compatible_if_their_tokenizers_are_equal() -> None:
     reader = TextReader(TOKENIZER, 100)
-    assert reader.is_compatible(TextReader(Tokenizer.characters(["def abc"]), 10))
-    assert not reader.is_compatible(TextReader(Tokenizer.characters(["xyz"]), 100))
+    assert reader.is_compatible(TextReader(Tokenizer.of(CharSide(), ["def abc"]), 10))
+    assert not reader.is_compatible(TextReader(Tokenizer.of(CharSide(), ["xyz"]), 100))
 
 
 def test_parts_without_a_token_are_found() -> None:

@@ -38,7 +38,7 @@ def test_a_word_is_deleted_with_what_separates_it(text: str, deleted: list[str])
 
 
 def test_every_token_of_a_masked_word_is_unknown() -> None:
-    reader = TextReader(Tokenizer.characters(["abcdef "]), 100)
+    reader = TextReader(Tokenizer.of(CharSide(), ["abcdef "]), 100)
 
     def edit(*edits: Any) -> TextItem:
         [item] = reader.read(["ab cd ef"])

@@ -54,10 +54,6 @@ class RunFolder:
     def events(self) -> Path:
         return self.path / "events.jsonl"
 
-    @property
-    def card(self) -> Path:
-        return self.path / "card.md"
-
     def exists(self) -> bool:
         """Whether this is a run. Raise ModelError if it has another format than this version of regard reads, or if it
         contains links or special files, before any of them is opened.

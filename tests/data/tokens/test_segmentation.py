@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data.ragged import Ragged
-from regard.data.settings import BPESide, BPETokenizer, Sampling, UnigramTokenizer
+from regard.data.settings import BPESide, BPETokenizer, CharSide, Sampling, UnigramTokenizer
 from regard.data.tokens import pretokenization
 from regard.data.tokens.segmentation import SampledSide, SegmentationTable, choose_segmentations, number_words
 from regard.data.tokens.tokenizers import SPECIALS, UNKNOWN, Tokenizer, TokenizerPair
@@ -231,7 +231,7 @@ def test_a_table_that_contains_a_pickle_is_rejected_without_running_it(tmp_path:
 
 def test_a_tokenizer_that_does_not_support_the_sampling_is_rejected() -> None:
     with pytest.raises(ConfigError, match="WordLevel tokenizer"):
-        SegmentationTable.sample(Tokenizer.characters(["abc"]), ["a"], Sampling(1, dropout=0.1), 0)
+        SegmentationTable.sample(Tokenizer.of(CharSide(), ["abc"]), ["a"], Sampling(1, dropout=0.1), 0)
     with pytest.raises(ConfigError, match="use dropout for BPE"):
         SegmentationTable.sample(_bpe(), ["a"], Sampling(1, alpha=0.1), 0)
 

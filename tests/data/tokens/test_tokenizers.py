@@ -62,7 +62,7 @@ def collapse_spaces(text: str) -> str:
 @given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1))
 def test_characters_round_trip_after_nfc(texts: list[str]) -> None:
     if any(texts):
-        tokenizer = Tokenizer.characters(texts)
+        tokenizer = Tokenizer.of(CharSide(), texts)
         for text, tokens in zip(texts, tokenizer.encode(texts), strict=True):
             assert tokenizer.decode(tokens.ids) == unicodedata.normalize("NFC", text)
             assert UNKNOWN not in tokens.ids
@@ -138,7 +138,7 @@ def test_symbols_are_found_anywhere_in_the_text() -> None:
 
 
 def test_spans_of_characters() -> None:
-    tokenizer = Tokenizer.characters(["3 mai 五月"])
+    tokenizer = Tokenizer.of(CharSide(), ["3 mai 五月"])
     [tokens] = tokenizer.encode(["五 mai!"])
     assert tokens.offsets == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
     assert tokens.ids[5] == UNKNOWN
@@ -489,7 +489,7 @@ def test_text_is_read_once_and_not_stored(kind: str, monkeypatch: pytest.MonkeyP
 def test_a_forked_child_can_tokenize_without_a_warning() -> None:
     code = (
         "import os\nfrom regard.data.tokens.tokenizers import Tokenizer\n"
-        "t = Tokenizer.characters(['abc'])\nt.ids(['abc'] * 1000)\npid = os.fork()\n"
+        "t = Tokenizer.of(CharSide(), ['abc'])\nt.ids(['abc'] * 1000)\npid = os.fork()\n"
         "if pid == 0:\n    t.ids(['abc'] * 1000)\n    os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}

@@ -11,6 +11,7 @@ import torch
 import regard
 from regard.config import resolve
 from regard.data.images.reader import ImageReader
+from regard.data.settings import CharSide
 from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings
@@ -214,7 +215,7 @@ def captioner(request: pytest.FixtureRequest) -> regard.Model:
     encoder = {**(patches if request.param == "patches" else {"kind": "cnn", "channels": [6, 12]}), **size}
     tree = {"data": {"kind": "scenes"}, "model": {"kind": "recurrent", "encoder": encoder, "decoder": {"hidden": 16}}}
     settings = resolve(RunSettings, tree, {})
-    tokenizer = Tokenizer.characters(["abcdef"])
+    tokenizer = Tokenizer.of(CharSide(), ["abcdef"])
     network = build_model(settings.model, 1, len(tokenizer)).eval()
     return regard.Model(Predictor(network, ImageReader(8, 12), tokenizer, DecodingSettings(), 20), settings, step=0)
 

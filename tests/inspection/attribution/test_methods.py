@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import regard
 from regard.attention.interventions import ZeroValues, intervene
 from regard.config import resolve
+from regard.data.settings import CharSide
 from regard.data.source_readers import TextReader
 from regard.data.tokens.tokenizers import PAD, START, UNKNOWN, Tokenizer
 from regard.decoding.predictor import Predictor
@@ -29,7 +30,7 @@ from tests_shared import thin
 
 ALPHABET = "abcdefghij 0123456789-"
 SOURCE, TARGET, OTHER = "3 feb 2009", "2009-02", "2009-12"
-TOKENIZER = Tokenizer.characters([ALPHABET])
+TOKENIZER = Tokenizer.of(CharSide(), [ALPHABET])
 
 RECURRENT = {"kind": "recurrent", "embedding": 6, "encoder": {"hidden": 8}, "decoder": {"hidden": 16}}
 TRANSFORMER = {"kind": "transformer", "size": 8, "heads": 2, "layers": 2, "feedforward": 12}

@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 
 from regard.data.ragged import Ragged, compute_offsets
-from regard.data.settings import CharSide, SentencePieceSide, Side, TokenizerSettings, sides
+from regard.data.settings import SentencePieceSide, Side, TokenizerSettings, sides
 from regard.data.tokens import pretokenization
 from regard.data.tokens.bpe_learner import split_by_length
 from regard.data.tokens.sentencepiece import build_tokenizer, read_model
@@ -81,11 +81,6 @@ class Tokenizer:
         )
         """The ids of words that have been encoded, if words are segmented independently."""
         self._decomposes = pretokenization.decomposes(inner)
-
-    @classmethod
-    def characters(cls, texts: Iterable[str]) -> "Tokenizer":
-        """Learn a tokenizer with one token for each character that occurs in the texts, after NFC normalization."""
-        return cls(learn(CharSide(), texts))
 
     @classmethod
     def of(cls, options: Side, texts: Iterable[str]) -> "Tokenizer":
