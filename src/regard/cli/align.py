@@ -4,11 +4,18 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
-from regard.cli.options import QuantityType, accept_changes_option, reader_options, reader_settings, resolve_files
+from regard.cli.options import (
+    QuantityType,
+    accept_changes_option,
+    reader_options,
+    reader_settings,
+    resolve_files,
+    setting_option,
+)
 from regard.errors import check_output_folder
 from regard.evaluation.alignment import (
     SYMMETRIZATIONS,
@@ -18,7 +25,7 @@ from regard.evaluation.alignment import (
     score_alignments,
 )
 from regard.formatting import table, to_json
-from regard.quantities import BatchSize, Heads, Layers, PositiveFraction
+from regard.quantities import BatchSize
 from regard.runs.folder import open_model
 
 if TYPE_CHECKING:
@@ -58,23 +65,18 @@ _DEFAULTS = AlignmentSettings()
     "--method", type=click.Choice(get_args(Method)), default=_DEFAULTS.method, show_default=True,
     help="How to convert weights to links.",
 )  # fmt: skip
-@click.option(
-    "--threshold",
-    metavar="X",
-    type=QuantityType(PositiveFraction),
-    help=f"Minimum weight of a link. [default: {_DEFAULTS.threshold:g}]",
+@setting_option(AlignmentSettings, "threshold", "X", f"Minimum weight of a link. [default: {_DEFAULTS.threshold:g}]")
+@setting_option(
+    AlignmentSettings, "max_entropy", "X", f"Maximum entropy, from 0 to 1. [default: {_DEFAULTS.max_entropy:g}]"
 )
-@click.option(
-    "--max-entropy",
-    metavar="X",
-    type=QuantityType(PositiveFraction),
-    help=f"Maximum entropy, from 0 to 1. [default: {_DEFAULTS.max_entropy:g}]",
-)
-@click.option("--layer", metavar="N", type=QuantityType(Layers), help="Layer, from 1.")
-@click.option("--head", metavar="N", type=QuantityType(Heads), help="Head, from 1.")
+@setting_option(AlignmentSettings, "layer", "N", "Layer, from 1.")
+@setting_option(AlignmentSettings, "head", "N", "Head, from 1.")
 @click.option("--attention", metavar="NAME", help="Attention by name, instead of --layer; --rank prints the names.")
 @click.option(
-    "--shift", is_flag=True, help="Use the weights of the step that reads a token, not of the one that predicts it."
+    "--shift",
+    is_flag=True,
+    default=None,
+    help="Use the weights of the step that reads a token, not of the one that predicts it.",
 )
 @click.option(
     "--tokens/--words", default=None,
@@ -102,12 +104,6 @@ def command(
     reverse: str | None,
     symmetrize: Symmetrization,
     method: Method,
-    threshold: float | None,
-    max_entropy: float | None,
-    layer: int | None,
-    head: int | None,
-    attention: str | None,
-    shift: bool,
     tokens: bool | None,
     gold: str | None,
     one_based: bool,
@@ -116,6 +112,7 @@ def command(
     as_json: bool,
     output: Path | None,
     accept_changes: bool,
+    **others: Any,
 ) -> None:
     """Align the words of pairs, using the attention weights with which MODEL predicts the given targets.
 
@@ -153,16 +150,9 @@ def command(
         raise click.UsageError("--one-based needs --gold.")
     if output:
         check_output_folder(output, "-o")
-    values = {
-        "threshold": threshold,
-        "max_entropy": max_entropy,
-        "layer": layer,
-        "head": head,
-        "attention": attention,
-        "shift": shift or None,
-        "tokens": False if gold and tokens is None else tokens,
-    }
-    options = {"method": method, **{name: value for name, value in values.items() if value is not None}}
+    others["tokens"] = False if gold and tokens is None else tokens
+    # What is not given is chosen later, for example from guided alignment.
+    options = {"method": method, **{name: value for name, value in others.items() if value is not None}}
     paths = (model, *([reverse] if reverse else ()))
     opened = [open_model(path, accept_changes=accept_changes) for path in paths]
 
@@ -177,8 +167,8 @@ def command(
             "note: one side of most pairs is a single word, so tokens are aligned. To align words, use --words.",
             err=True,
         )
-    loaded, *others = (Model.from_checkpoint(*located) for located in opened)
-    backward = others[0] if others else None
+    loaded, *reversed_model = (Model.from_checkpoint(*located) for located in opened)
+    backward = reversed_model[0] if reversed_model else None
     if rank:
         read = Pairs.of(stream)
         aligner = build_aligner(loaded, options, batch_size)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from regard.cli.options import QuantityType, search_option
+from regard.cli.options import QuantityType, setting_option
+from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, check_output_folder
 from regard.formatting import to_json
 from regard.overrides import parse_overrides
@@ -32,7 +33,7 @@ PLOT_FORMATS = (".svg", ".png", ".pdf")
 @click.option(
     "--target", metavar="M", type=QuantityType(Length), help="Number of target steps, including the end token."
 )
-@search_option("beam", "K", "Size of the beam.", show_default=True)
+@setting_option(SearchSettings, "beam", "K", "Size of the beam.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: formulas, values, implementations.")
 @click.option(
     "--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import click
 
-from regard.cli.options import accept_changes_option, search_option
+from regard.cli.options import accept_changes_option, setting_option
 from regard.data.lines import parse_lines
+from regard.decoding.settings import SearchSettings
 from regard.errors import DataError, ModelError
 from regard.formatting import quantity, quote, to_json
 from regard.runs.folder import RunFolder, open_model
@@ -127,7 +128,7 @@ class NumberOr(click.ParamType[int | str]):
     help="With --method, explain why the first token that differs from this target is predicted rather than the token "
     "of this target. Give one for each text.",
 )
-@search_option("beam", "K", "Beam size; 1 is greedy search.", show_default=True)
+@setting_option(SearchSettings, "beam", "K", "Beam size; 1 is greedy search.", show_default=True)
 @click.option(
     "--attention",
     metavar="ROLE|NAME",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 
+from regard.config import Settings
 from regard.decoding.settings import SearchSettings
 from regard.formatting import quote
 from regard.overrides import parse_overrides
@@ -40,21 +41,21 @@ class QuantityType(click.ParamType[Any]):
             self.fail(f"{quote(value)}: {error.errors()[0]['msg'].lower()}.", param, ctx)
 
 
-def search_option(name: str, metavar: str, text: str, *, show_default: bool = False) -> Callable[[F], F]:
-    """Return an option for a setting of the search, with its range and, if it is shown, its default."""
-    field = SearchSettings.model_fields[name]
-    quantity = QuantityType(Annotated[(field.annotation, *field.metadata)])
-    default = field.default if show_default else None
-    return click.option(
-        f"--{name}", metavar=metavar, type=quantity, default=default, show_default=show_default, help=text
-    )
+def setting_option(
+    schema: type[Settings], name: str, metavar: str, text: str, *, show_default: bool = False
+) -> Callable[[F], F]:
+    """Return an option for a setting, with its range and, if it is shown, its default."""
+    field = schema.model_fields[name]
+    quantity = QuantityType(Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation)
+    flag, default = f"--{name.replace('_', '-')}", field.default if show_default else None
+    return click.option(flag, metavar=metavar, type=quantity, default=default, show_default=show_default, help=text)
 
 
 def search_options(beam: str) -> Callable[[F], F]:
     """Return the options --beam, with this help, and --set, for commands whose default is the search of validation."""
     text = "Set a search setting; see regard predict -h."
     settings = click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help=text)
-    return lambda function: search_option("beam", "K", beam)(settings(function))
+    return lambda function: setting_option(SearchSettings, "beam", "K", beam)(settings(function))
 
 
 def parse_search_options(beam: int | None, settings: Sequence[str]) -> dict[str, Any]:

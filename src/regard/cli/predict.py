@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
-from regard.cli.options import QuantityType, accept_changes_option, ensemble_option, search_option
+from regard.cli.options import QuantityType, accept_changes_option, ensemble_option, setting_option
 from regard.config import resolve
 from regard.data.lines import parse_lines
 from regard.data.pharaoh import format_links
@@ -52,8 +52,8 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
-@search_option("beam", "K", "Beam size; 1 is greedy search. [default: the value of --nbest]")
-@search_option("nbest", "N", "Predictions per text.", show_default=True)
+@setting_option(SearchSettings, "beam", "K", "Beam size; 1 is greedy search. [default: the value of --nbest]")
+@setting_option(SearchSettings, "nbest", "N", "Predictions per text.", show_default=True)
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a search setting, listed above.")
 @click.option("--prefix", metavar="TEXT", help="Start every prediction with TEXT.")
 @click.option("--must-contain", metavar="PHRASE", multiple=True, help="Force every prediction to contain PHRASE.")
