@@ -20,14 +20,6 @@ from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
 from regard.formatting import quantity
 
-_FIXABLE = (
-    problem_kinds.SWAPPED,
-    problem_kinds.MOJIBAKE,
-    problem_kinds.CONTROL,
-    problem_kinds.UNNORMALIZED,
-    problem_kinds.SPACES,
-)
-
 
 def clean(surveys: Sequence[Survey], findings: Sequence[Finding], folder: Path) -> dict[Path, Counter[str]]:
     """Write each split to a folder as TSV. Return counts of the pairs written, fixed and removed, by file.
@@ -56,7 +48,7 @@ def _write(survey: Survey, findings: Sequence[Finding], path: Path) -> Counter[s
     fixed: dict[int, set[ProblemKind]] = {}
     for finding in findings:
         for index in finding.rows_M.tolist():
-            if finding.kind in _FIXABLE:
+            if finding.kind.is_fixable:
                 fixed.setdefault(index, set()).add(finding.kind)
             elif finding.severity != "note":
                 removed.setdefault(index, finding.kind)

@@ -102,18 +102,6 @@ def locate_problem(kind: ProblemKind, text: str) -> int:
     return 0
 
 
-_MARKS = {
-    problem_kinds.EMPTY: Mark.EMPTY,
-    problem_kinds.MOJIBAKE: Mark.MOJIBAKE,
-    problem_kinds.REPLACED: Mark.REPLACED,
-    problem_kinds.CONTROL: Mark.CONTROL,
-    problem_kinds.COPY: Mark.COPY,
-    problem_kinds.UNNORMALIZED: Mark.UNNORMALIZED,
-    problem_kinds.MARKUP: Mark.MARKUP,
-    problem_kinds.SPACES: Mark.SPACES,
-}
-
-
 def find_problems(surveys: Sequence[Survey], characters: Characters, limits: Limits) -> list[Finding]:
     """Find all problems, sorted by kind and then by split. The first survey must be that of the training data."""
     findings = [finding for survey in surveys for finding in _find_in_pairs(survey, limits)]
@@ -134,8 +122,9 @@ def find_problems(surveys: Sequence[Survey], characters: Characters, limits: Lim
 def _find_in_pairs(survey: Survey, limits: Limits) -> Iterator[Finding]:
     """Find problems that can be detected in each pair on its own."""
     yield Finding(problem_kinds.NO_PAIR, survey, _NONE, _hint(survey))
-    for kind, mark in _MARKS.items():
-        yield Finding(kind, survey, np.flatnonzero(survey.marks_N & np.uint8(mark)))
+    for kind in KINDS:
+        if kind.mark is not None:
+            yield Finding(kind, survey, np.flatnonzero(survey.marks_N & np.uint8(kind.mark)))
     source, target = survey.source, survey.target
     long_N = np.maximum(source.chars_N, target.chars_N) > limits.chars
     long_N |= np.maximum(source.words_N, target.words_N) > limits.words
