@@ -13,7 +13,6 @@ from regard.data.images.files import read_bytes
 from regard.data.images.settings import CaptionsData
 from regard.data.lines import read_lines
 from regard.data.pharaoh import read_alignments
-from regard.data.tokens.segmentation import SegmentationTable
 from regard.data.tokens.sentencepiece import read_model
 from regard.data.tokens.tokenizer_file import read_tokenizer
 from regard.errors import DataError, RegardError
@@ -27,7 +26,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "image": lambda path: read_bytes(str(path)),
     "sentencepiece": read_model,
     "tokenizer": read_tokenizer,
-    "segmentations": SegmentationTable.load,
     "trace": regard.Trace.load,
 }
 

@@ -239,7 +239,8 @@ def find_token_access(path: Path) -> list[str]:
             reads = node.attr in {"tokens_BT", "lengths_B", "valid_BT", "tokenized"} and owner == "source"
             found += [f"{node.lineno}: {ast.unparse(node)}"] if reads else []
         elif isinstance(node, ast.ImportFrom) and node.module == "regard.data.source_readers":
-            found.append(f"{node.lineno}: {ast.unparse(node)}")
+            named = {alias.name for alias in node.names} - {"build_reader", "find_reader"}
+            found += [f"{node.lineno}: {ast.unparse(node)}"] if named else []
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "hasattr"}:
             checked = ast.unparse(node.args[0]).rpartition(".")[2]
             found += [f"{node.lineno}: {ast.unparse(node)}"] if checked == "source" else []
