@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from regard.decoding.beam import BeamStep, _order_by_bank, beam_search, blockwise_topk
+from regard.decoding.beam import BeamCandidate, BeamStep, _order_by_bank, beam_search, blockwise_topk
 from regard.decoding.constraints import RequiredPhrases
 from regard.decoding.rules import (
     BannedPhrases,
@@ -173,7 +173,7 @@ def test_finished_sentences_that_are_still_in_the_batch_do_not_change_results() 
         assert [(h.tokens, h.truncated) for h in batched[row]] == [(h.tokens, h.truncated) for h in single]
         [single] = decode_stepwise(decoder, memory(row), SPECIAL, limit, choose_most_likely)
         assert [h.tokens for h in greedy[row]] == [h.tokens for h in single]
-        steps = sum(row in step.sentences for step in history)
+        steps = sum(row in step for step in history)
         assert steps <= int(limits[row])
 
 
@@ -194,6 +194,10 @@ def test_beam_search_ranks_at_least_as_high_as_greedy_search(seed: int) -> None:
     assert narrow.truncated or wide.rank >= narrow.score - 1e-5
 
 
+def kept_tokens(candidates: Sequence[BeamCandidate]) -> list[int]:
+    return [candidate.token for candidate in candidates if candidate.outcome == "kept"]
+
+
 def test_groups_choose_different_tokens() -> None:
     decoder = RandomDecoder(8, 1, sharpness=0.7)
     limits = torch.tensor([6])
@@ -204,8 +208,8 @@ def test_groups_choose_different_tokens() -> None:
         decoder, memory(1), SPECIAL, limits, beam_settings(4, 4, groups=4, diversity_penalty=50.0), history=diverse
     )
     for step in diverse:
-        assert len(set(step.tokens_BK[0])) == 4
-    assert any(len(set(step.tokens_BK[0])) < 4 for step in single)
+        assert len(set(kept_tokens(step[0]))) == 4
+    assert any(len(set(kept_tokens(step[0]))) < 4 for step in single)
     one_group = beam_settings(4, 4, groups=1, diversity_penalty=50.0)
     assert beam_search(decoder, memory(1), SPECIAL, limits, one_group) == expected
 
@@ -214,10 +218,10 @@ def test_the_history_holds_tokens_and_parents_of_each_step() -> None:
     history: list[BeamStep] = []
     limits = torch.tensor([5, 5])
     beam_search(RandomDecoder(6, 3), memory(1, 2), SPECIAL, limits, beam_settings(3, 1), history=history)
-    assert history[0].sentences == [0, 1]
-    for step in history:
-        assert all(len(tokens) == 3 for tokens in step.tokens_BK)
-        assert all(0 <= parent < 3 for parents in step.parents_BK for parent in parents)
+    assert list(history[0]) == [0, 1]
+    for candidates in (candidates for step in history for candidates in step.values()):
+        assert len(kept_tokens(candidates)) == 3
+        assert all(0 <= candidate.parent < 3 for candidate in candidates)
 
 
 @pytest.mark.parametrize(("width", "groups"), [(3, 1), (4, 2)])
@@ -231,10 +235,10 @@ def test_the_history_holds_every_candidate_with_its_outcome(width: int, groups: 
         beam: dict[int, tuple[list[int], float]] = {slot: ([], 0.0) for slot in range(width)}
         finished = {}
         for step in history:
-            if sentence not in step.sentences:
+            if sentence not in step:
                 continue
-            row, extended = step.sentences.index(sentence), {}
-            for candidate in step.candidates_B[row]:
+            extended = {}
+            for candidate in step[sentence]:
                 tokens, score = beam[candidate.parent]
                 assert candidate.score <= score + 1e-6  # log-probabilities only decrease
                 if candidate.outcome == "finished":
@@ -243,9 +247,6 @@ def test_the_history_holds_every_candidate_with_its_outcome(width: int, groups: 
                 elif candidate.outcome == "kept":
                     assert candidate.slot is not None
                     extended[candidate.slot] = ([*tokens, candidate.token], candidate.score)
-                    assert step.tokens_BK[row][candidate.slot] == candidate.token
-                    assert step.parents_BK[row][candidate.slot] == candidate.parent
-                    assert step.scores_BK[row][candidate.slot] == candidate.score
             beam = extended
         ended = [hypothesis for hypothesis in nbest[sentence] if not hypothesis.truncated]
         assert ended

@@ -43,16 +43,8 @@ class BeamCandidate(NamedTuple):
     """The same as the model computes it."""
 
 
-class BeamStep(NamedTuple):
-    """The hypotheses in the beam after a step: their sentences, last tokens, parents in the beam before, and scores;
-    and all candidates of the step, best first.
-    """
-
-    sentences: list[int]
-    tokens_BK: list[list[int]]
-    parents_BK: list[list[int]]
-    scores_BK: list[list[float]]
-    candidates_B: list[list[BeamCandidate]]
+BeamStep = dict[int, list[BeamCandidate]]
+"""The candidates of a step for each sentence that is not finished, by its index; best first."""
 
 
 def beam_search(
@@ -303,14 +295,13 @@ class _BeamTracker:
         parents_BKT = np.take_along_axis(self.tokens_BKT, parent.astype(np.int64)[..., None], axis=1)
         self.tokens_BKT = np.concatenate([parents_BKT, token.astype(np.int64)[..., None]], axis=2)
         if self.history is not None and candidates is not None:
-            active = ~self.done_B
-            tokens, parents = (part[active].astype(np.int64).tolist() for part in (token, parent))
-            sentences, scores = self.sentence_B[active].tolist(), adjusted[active].tolist()
-            described = [
-                _describe_candidates([part[row] for part in candidates], self.end, self.settings.group_width)
-                for row in np.flatnonzero(active)
-            ]
-            self.history.append(BeamStep(sentences, tokens, parents, scores, described))
+            width = self.settings.group_width
+            self.history.append(
+                {
+                    int(self.sentence_B[row]): _describe_candidates([part[row] for part in candidates], self.end, width)
+                    for row in np.flatnonzero(~self.done_B)
+                }
+            )
         at_limit_B = self.step >= self.limits_B
         self._add_truncated(at_limit_B & ~self.done_B, adjusted, score)
         self.done_B |= at_limit_B | self._decided(adjusted.reshape(rows, self.settings.groups, -1).max(-1))

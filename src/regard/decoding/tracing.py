@@ -198,7 +198,7 @@ def _describe_beam(history: Sequence[BeamStep], tokenizer: Tokenizer) -> list[li
             )
         ]
         for step in history
-        for candidates in step.candidates_B
+        for candidates in step.values()
     ]
 
 

@@ -12,9 +12,6 @@ from regard.inspection.trace.document import Document, write_prediction
 from regard.inspection.views.fonts import FORMATS, drawing_settings
 from regard.inspection.views.heatmap import POLICY, AttentionView
 
-ONE_FILE_FORMATS = (".pdf", ".html")
-"""The formats in which one file contains the figures of several predictions, on pages or below each other."""
-
 _LARGE = 20.0
 """Size in inches above which a figure has a lower resolution."""
 

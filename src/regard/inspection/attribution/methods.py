@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -106,6 +107,16 @@ class Attributor:
     """The number of target tokens."""
     previous: bool = False
     progress: Progress = field(default_factory=Progress)
+
+    def run(self, request: "AttributionRequest") -> Scores:
+        """Return the scores of the requested method."""
+        methods: dict[Method, Callable[[], Scores]] = {
+            "gradient_x_input": self.multiply_gradient,
+            "integrated_gradients": lambda: self.integrate_gradients(request.baseline, request.integration_steps),
+            "occlusion": self.occlude,
+            "value_zeroing": self.zero_values,
+        }
+        return methods[request.method]()
 
     def multiply_gradient(self) -> Scores:
         """Return Σ_d x_d ∂y/∂x_d for each embedding x of a token, or annotation of a cell (gradient × input)."""
@@ -360,13 +371,27 @@ def attribute_target(
     """Explain the tokens of a hypothesis. The hypothesis must have attention weights."""
     prediction = Prediction.from_nbest(item, [hypothesis], predictor.tokenizer, predictor.attention_roles)
     steps, other = _find_steps(predictor, hypothesis.tokens, request.contrast)
-    parts = _count_parts(prediction)
+    grid = prediction.layout
+    parts = len(prediction.source_tokens) if grid is None else grid.height * grid.width
     if request.method == "attention":
         scores = Scores(torch.from_numpy(prediction.attention))
     elif steps and parts:
+        tokens, to_tensor = [*hypothesis.tokens, END], partial(torch.tensor, device=predictor.device)
+        contrast_K = None if other is None else to_tensor([other])
+        attributor = Attributor(
+            predictor.model,
+            predictor.reader.collate([item]).to(predictor.device),
+            parts,
+            prediction.layout,
+            # A step does not depend on the tokens after it.
+            to_tensor([START, *tokens[: max(steps)]]).unsqueeze(0),
+            Explained(to_tensor(steps), to_tensor([tokens[step] for step in steps]), contrast_K),
+            len(predictor.tokenizer),
+            request.previous,
+            Progress(request.progress),
+        )
         with predictor.evaluation():
-            explained = _Target([*hypothesis.tokens, END], steps, other)
-            scores = _run(_build_attributor(predictor, item, prediction, explained, request), request)
+            scores = attributor.run(request)
     else:
         scores = Scores(torch.zeros(len(steps), parts))
     attribution = Attribution(
@@ -382,59 +407,9 @@ def attribute_target(
     return attribution.normalize() if request.normalize else attribution
 
 
-class _Target(NamedTuple):
-    """The tokens of a target with the end token, the explained steps, and the other token in a contrast."""
-
-    tokens: list[int]
-    steps: list[int]
-    other: int | None
-
-
-def _build_attributor(
-    predictor: Predictor, item: SourceItem, prediction: Prediction, target: _Target, request: AttributionRequest
-) -> Attributor:
-    def to_tensor(ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(ids, device=predictor.device)
-
-    return Attributor(
-        predictor.model,
-        predictor.reader.collate([item]).to(predictor.device),
-        _count_parts(prediction),
-        prediction.layout,
-        # A step does not depend on the tokens after it.
-        to_tensor([START, *target.tokens[: max(target.steps)]]).unsqueeze(0),
-        Explained(
-            to_tensor(target.steps),
-            to_tensor([target.tokens[step] for step in target.steps]),
-            None if target.other is None else to_tensor([target.other]),
-        ),
-        len(predictor.tokenizer),
-        request.previous,
-        Progress(request.progress),
-    )
-
-
-def _run(attributor: Attributor, request: AttributionRequest) -> Scores:
-    match request.method:
-        case "gradient_x_input":
-            return attributor.multiply_gradient()
-        case "integrated_gradients":
-            return attributor.integrate_gradients(request.baseline, request.integration_steps)
-        case "occlusion":
-            return attributor.occlude()
-        case _:
-            return attributor.zero_values()
-
-
 def _to_numpy(scores: torch.Tensor) -> AttentionWeights:
     array: AttentionWeights = scores.detach().float().cpu().numpy()
     return array
-
-
-def _count_parts(prediction: Prediction) -> int:
-    """Return the number of tokens of a text, or of cells of an image."""
-    layout = prediction.layout
-    return len(prediction.source_tokens) if layout is None else layout.height * layout.width
 
 
 def _label(predictor: Predictor, token: int) -> str:
