@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from regard.cli.options import (
-    QuantityType,
     accept_changes_option,
+    number_option,
     reader_options,
     reader_settings,
     resolve_files,
@@ -85,9 +85,7 @@ _DEFAULTS = AlignmentSettings()
 @click.option("--gold", metavar="FILE", help="Print the alignment error rate against this file in Pharaoh format.")
 @click.option("--one-based", is_flag=True, help="Words in the gold file are counted from 1.")
 @click.option("--rank", is_flag=True, help="Print a score for every layer and head, the best first.")
-@click.option(
-    "--batch-size", metavar="N", type=QuantityType(BatchSize), default=64, show_default=True, help="Pairs per batch."
-)
+@number_option("--batch-size", BatchSize, "N", "Pairs per batch.", 64)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per pair, or one with the scores.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),

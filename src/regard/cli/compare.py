@@ -8,8 +8,8 @@ import click
 from regard.cli.options import (
     IMAGES,
     MultiValueCommand,
-    QuantityType,
     accept_changes_option,
+    number_option,
     parse_search_options,
     reader_options,
     reader_settings,
@@ -73,16 +73,12 @@ def _is_value(word: str) -> bool:
     "--correction", type=click.Choice(["holm", "bh", "none"]), default="holm", show_default=True,
     help="Correct p-values for several comparisons: Holm, Benjamini–Hochberg, or none.",
 )  # fmt: skip
-@click.option(
-    "--resamples", metavar="N", type=QuantityType(Resamples),
-    help="Bootstrap resamples (default 1,000), or trials of randomization (default 10,000).",
-)  # fmt: skip
-@click.option("--seed", metavar="N", type=QuantityType(Seed), default=0, show_default=True, help="Seed of the test.")
+@number_option(
+    "--resamples", Resamples, "N", "Bootstrap resamples (default 1,000), or trials of randomization (default 10,000)."
+)
+@number_option("--seed", Seed, "N", "Seed of the test.", 0)
 @search_options("Beam size. By default that of the validation of each run.")
-@click.option(
-    "--batch-size", metavar="N", type=QuantityType(BatchSize), default=64, show_default=True,
-    help="Texts per batch. It affects the measured speed.",
-)  # fmt: skip
+@number_option("--batch-size", BatchSize, "N", "Texts per batch. It affects the measured speed.", 64)
 @click.option(
     "--alignments", metavar="GOLD",
     help="Gold alignments of the pairs in Pharaoh format: print the alignment error rate (AER) of the runs.",

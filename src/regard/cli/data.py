@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.options import QuantityType, file_settings, reader_options, reader_settings
+from regard.cli.options import file_settings, number_option, reader_options, reader_settings
 from regard.config import presets, resolve
 from regard.data.settings import SPLITS, Files, FilesData
 from regard.errors import ConfigError
@@ -63,30 +63,9 @@ def input_options(function: Any) -> Any:
 @command.command(epilog=CHECK_EXAMPLES)
 @input_options
 @click.option("--ignore", metavar="NAME", multiple=True, help="Ignore the problem with this name.")
-@click.option(
-    "--max-chars",
-    metavar="N",
-    type=QuantityType(Count),
-    default=1_000,
-    show_default=True,
-    help="Flag texts with more characters.",
-)
-@click.option(
-    "--max-words",
-    metavar="N",
-    type=QuantityType(Count),
-    default=200,
-    show_default=True,
-    help="Flag texts with more words.",
-)
-@click.option(
-    "--examples",
-    metavar="N",
-    type=QuantityType(OptionalCount),
-    default=3,
-    show_default=True,
-    help="Examples printed per problem.",
-)
+@number_option("--max-chars", Count, "N", "Flag texts with more characters.", 1_000)
+@number_option("--max-words", Count, "N", "Flag texts with more words.", 200)
+@number_option("--examples", OptionalCount, "N", "Examples printed per problem.", 3)
 @click.option(
     "--fix", metavar="FOLDER", type=click.Path(path_type=Path), help="Write a cleaned copy, as TSV, to FOLDER."
 )

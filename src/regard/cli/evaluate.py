@@ -10,10 +10,10 @@ import click
 from regard.cli.options import (
     IMAGES,
     MultiValueCommand,
-    QuantityType,
     accept_changes_option,
     ensemble_option,
     file_settings,
+    number_option,
     parse_search_options,
     reader_options,
     reader_settings,
@@ -94,13 +94,11 @@ class Limit(NamedTuple):
 @click.option(
     "--train", metavar="FILE", help="Count word frequencies in FILE instead of in the training data of the run."
 )
-@click.option("--worst", metavar="N", type=QuantityType(Count), help="Print the N worst sentences.")
+@number_option("--worst", Count, "N", "Print the N worst sentences.")
 @click.option(
     "--worst-by", metavar="METRIC", help="Metric that ranks sentences; by default the first that uses predictions."
 )
-@click.option(
-    "--batch-size", metavar="N", type=QuantityType(BatchSize), default=256, show_default=True, help="Texts per batch."
-)
+@number_option("--batch-size", BatchSize, "N", "Texts per batch.", 256)
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write predictions to FILE."
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from regard.cli.options import QuantityType, setting_option
+from regard.cli.options import number_option, setting_option
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, check_output_folder
 from regard.formatting import to_json
@@ -25,14 +25,12 @@ PLOT_FORMATS = (".svg", ".png", ".pdf")
 @click.command(epilog=EXAMPLES)
 @click.argument("config", metavar="PRESET|FILE.yaml|MODEL")
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option(
-    "--source", metavar="N", type=QuantityType(Length),
-    help="Number of source positions at which the formulas are evaluated. [default: the average of the training data "
-    "of a run, otherwise 25]",
+@number_option(
+    "--source", Length, "N",
+    "Number of source positions at which the formulas are evaluated. [default: the average of the training data of a "
+    "run, otherwise 25]",
 )  # fmt: skip
-@click.option(
-    "--target", metavar="M", type=QuantityType(Length), help="Number of target steps, including the end token."
-)
+@number_option("--target", Length, "M", "Number of target steps, including the end token.")
 @setting_option(SearchSettings, "beam", "K", "Size of the beam.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: formulas, values, implementations.")
 @click.option(

@@ -24,7 +24,7 @@ IMAGES = (
 )
 
 
-class QuantityType(click.ParamType[Any]):
+class _QuantityType(click.ParamType[Any]):
     """The type of an option with a number: a type of `regard.quantities`, so that it has a range."""
 
     name = "number"
@@ -41,14 +41,23 @@ class QuantityType(click.ParamType[Any]):
             self.fail(f"{quote(value)}: {error.errors()[0]['msg'].lower()}.", param, ctx)
 
 
+def number_option(flag: str, quantity: Any, metavar: str, text: str, default: float | None = None) -> Callable[[F], F]:
+    """Return an option with a number in the range of a type of `regard.quantities`. A default is shown."""
+    shown = default is not None
+    return click.option(
+        flag, metavar=metavar, type=_QuantityType(quantity), default=default, show_default=shown, help=text
+    )
+
+
 def setting_option(
     schema: type[Settings], name: str, metavar: str, text: str, *, show_default: bool = False
 ) -> Callable[[F], F]:
     """Return an option for a setting, with its range and, if it is shown, its default."""
     field = schema.model_fields[name]
-    quantity = QuantityType(Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation)
-    flag, default = f"--{name.replace('_', '-')}", field.default if show_default else None
-    return click.option(flag, metavar=metavar, type=quantity, default=default, show_default=show_default, help=text)
+    quantity = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    return number_option(
+        f"--{name.replace('_', '-')}", quantity, metavar, text, field.default if show_default else None
+    )
 
 
 def search_options(beam: str) -> Callable[[F], F]:

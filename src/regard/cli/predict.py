@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
-from regard.cli.options import QuantityType, accept_changes_option, ensemble_option, setting_option
+from regard.cli.options import accept_changes_option, ensemble_option, number_option, setting_option
 from regard.config import resolve
 from regard.data.lines import parse_lines
 from regard.data.pharaoh import format_links
@@ -59,9 +59,7 @@ Examples:
 @click.option("--must-contain", metavar="PHRASE", multiple=True, help="Force every prediction to contain PHRASE.")
 @click.option("--banned", metavar="PHRASE", multiple=True, help="Prevent predictions from containing PHRASE.")
 @ensemble_option
-@click.option(
-    "--batch-size", metavar="N", type=QuantityType(BatchSize), default=64, show_default=True, help="Texts per batch."
-)
+@number_option("--batch-size", BatchSize, "N", "Texts per batch.", 64)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per prediction: text, score, tokens.")
 @click.option("--attention", is_flag=True, help="Include attention weights; needs --json.")
 @click.option("--align", is_flag=True, help="Add word alignments in Pharaoh format, after a tab; see regard align -h.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.cli.options import IMAGES, QuantityType, file_settings, reader_options, reader_settings
+from regard.cli.options import IMAGES, file_settings, number_option, reader_options, reader_settings
 from regard.data.pair_files import EXTENSIONS
 from regard.overrides import parse_overrides
 from regard.quantities import Minutes, RunCount
@@ -54,16 +54,12 @@ Examples:
     "held out for testing.",
 )
 @reader_options
-@click.option(
-    "--minutes",
-    metavar="M",
-    type=QuantityType(Minutes),
-    help="Deadline of each run, in minutes. The schedule is rescaled to the speed measured while training. With "
-    "--pairs, the default is at most 10.",
-)
-@click.option(
-    "--seeds", metavar="N", type=QuantityType(RunCount), default=1, help="Train N runs with consecutive seeds."
-)
+@number_option(
+    "--minutes", Minutes, "M",
+    "Deadline of each run, in minutes. The schedule is rescaled to the speed measured while training. With --pairs, "
+    "the default is at most 10.",
+)  # fmt: skip
+@number_option("--seeds", RunCount, "N", "Train N runs with consecutive seeds.")
 @click.option(
     "--from", "start", metavar="RUN",
     help="Fine-tune: start from the best weights of RUN, with its tokenizers and its model settings. Without other "
@@ -91,7 +87,7 @@ def command(
     columns: tuple[str, str] | None,
     header: bool | None,
     minutes: float | None,
-    seeds: int,
+    seeds: int | None,
     start: str | None,
     accept_changes: bool,
     out: str | None,
@@ -112,7 +108,7 @@ def command(
                 f"{word} is not a KEY=VALUE setting. Pass training data with --pairs, or --source and --target, "
                 "and other data with --dev and --test."
             )
-    held_out, reader = {"dev": dev, "test": test}, reader_settings(columns, header)
+    held_out, reader, runs = {"dev": dev, "test": test}, reader_settings(columns, header), seeds or 1
     data = (
         _caption_settings(images, pairs, source or target, held_out, reader)
         if images
@@ -140,7 +136,7 @@ def command(
             with stop.imports():
                 folder.reject_foreign()
             stop.resumed = bool(folder.all_checkpoints())
-            settings = _choose_settings(data, overrides, folder, minutes, started, stop, several=seeds > 1)
+            settings = _choose_settings(data, overrides, folder, minutes, started, stop, several=runs > 1)
         with stop.imports():
             from regard.training import loop
             from regard.training.planning import trials
@@ -150,12 +146,12 @@ def command(
             _print_suggestion(find, search(settings))
             return
 
-    if seeds == 1:
+    if runs == 1:
         loop.train(settings, folder, started)
         click.echo(folder.path)
         return
     results = []
-    for seed in range(settings.seed, settings.seed + seeds):
+    for seed in range(settings.seed, settings.seed + runs):
         seed_folder = RunFolder(folder.path / f"seed-{seed}")
         results.append(loop.train(settings.model_copy(update={"seed": seed}), seed_folder).best)
         click.echo(seed_folder.path)
