@@ -110,7 +110,9 @@ def _write(
                 "shapes": {name: list(tensor.shape) for name, tensor in model.items()},
                 "settings": describe_settings(settings),
                 "tokenizers": {file: hashlib.sha256(content).hexdigest() for file, content in tokenizers.items()},
-                "tokenizer_parts": {file: hash_tokenizer_parts(content) for file, content in tokenizers.items()},
+                "tokenizer_parts": {
+                    file: hash_tokenizer_parts(content, root.path / file) for file, content in tokenizers.items()
+                },
             }
             folder.write_synced("manifest.json", to_json(manifest, indent=1).encode())
             folder.sync()

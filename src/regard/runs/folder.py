@@ -192,7 +192,8 @@ def open_models(
 def _check_same_tokenizers(first: RunFolder, other: RunFolder) -> None:
     """Raise ModelError if the models use different vocabularies, so that token ids do not match."""
     files, other_files = (
-        {path.name: _hash_tokenizer(path) for path in run.path.glob("tokenizer*.json")} for run in (first, other)
+        {path.name: hash_tokenizer_parts(read_regular(path), path) for path in run.path.glob("tokenizer*.json")}
+        for run in (first, other)
     )
     for name in sorted({*files, *other_files}):
         if files.get(name) != other_files.get(name):
@@ -200,13 +201,6 @@ def _check_same_tokenizers(first: RunFolder, other: RunFolder) -> None:
                 f"{other.path / name} differs from that of {first.path}. The models of an ensemble must have the same "
                 "tokenizers: train them on the same data with the same tokenizer settings."
             )
-
-
-def _hash_tokenizer(path: Path) -> Mapping[str, str]:
-    try:
-        return hash_tokenizer_parts(read_regular(path))
-    except ValueError as error:
-        raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
 
 
 def locate(

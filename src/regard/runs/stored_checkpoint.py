@@ -227,8 +227,17 @@ class Checkpoint:
         return None if undamaged else f"{file} is damaged: its SHA-256 is not the one in the manifest"
 
     def find_changed_settings(self, settings: RunSettings) -> dict[str, tuple[Any, Any]]:
-        """Return the saved and the current value of each changed setting that predictions depend on, by dotted key."""
-        return find_changed_settings(self._manifest.settings, settings)
+        """Return the saved and the current value of each changed setting that predictions depend on, by dotted key.
+
+        A setting that was not saved did not exist when the checkpoint was written, and its default has no effect. It is
+        compared with its default.
+        """
+        saved, now = self._manifest.settings, describe_settings(settings)
+        changed = {key: (value, now.get(key)) for key, value in saved.items() if now.get(key) != value}
+        if changed or not saved:
+            return changed
+        added = (setting for setting in _flatten(settings.model, "model.") if setting.key not in saved)
+        return {setting.key: (setting.default, setting.value) for setting in added if not setting.is_default}
 
     def find_changed_tokenizers(self) -> list[str]:
         """Return what has changed in each tokenizer since the model was saved. Raise ModelError if one is damaged."""
@@ -242,10 +251,8 @@ class Checkpoint:
             if saved is None:  # an older checkpoint
                 changes.append(f"{name} is not the same file")
                 continue
-            try:
-                parts = find_changed_parts(saved, content)
-            except ValueError as error:
-                raise ModelError(f"{path} is damaged: {error}. Copy it again from the original run folder.") from None
+            now = hash_tokenizer_parts(content, path)
+            parts = sorted(part for part in saved.keys() | now.keys() if saved.get(part) != now.get(part))
             if parts:
                 changes.append(f"{name} has a different {' and '.join(shorten(part) for part in parts[:5])}")
         return changes
@@ -344,20 +351,6 @@ def _flatten(settings: Settings, prefix: str) -> Iterator[_Setting]:
             yield _Setting(f"{prefix}{name}", dumped[name], default, value == default)
 
 
-def find_changed_settings(saved: Mapping[str, Any], settings: RunSettings) -> dict[str, tuple[Any, Any]]:
-    """Return both values of each setting that differs from the saved one, by dotted key.
-
-    A setting that was not saved did not exist when the checkpoint was written, and its default has no effect. It is
-    compared with its default.
-    """
-    now = describe_settings(settings)
-    changed = {key: (value, now.get(key)) for key, value in saved.items() if now.get(key) != value}
-    if changed or not saved:
-        return changed
-    added = (setting for setting in _flatten(settings.model, "model.") if setting.key not in saved)
-    return {setting.key: (setting.default, setting.value) for setting in added if not setting.is_default}
-
-
 def contains_settings(tree: Any, saved: Mapping[str, Any]) -> bool:
     """Whether the content of config.yaml contains the saved settings, each in its place."""
     for key, value in saved.items():
@@ -378,28 +371,21 @@ def list_differences(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 @lru_cache(maxsize=4)
-def hash_tokenizer_parts(content: bytes) -> Mapping[str, str]:
+def hash_tokenizer_parts(content: bytes, path: Path) -> Mapping[str, str]:
     """Return a hash of each part of a tokenizer file, which does not depend on white space and the order of keys.
 
-    Raise ValueError if the content is not valid.
+    Raise ModelError if the content is not valid.
     """
-    document = parse_json(content)
-    if not isinstance(document, dict):
-        raise ValueError("it is not a JSON object")
-    parts: dict[str, Any] = {}
-    for name, part in document.items():
-        nested = name == "model" and isinstance(part, dict)
-        parts |= {f"{name}.{key}": value for key, value in part.items()} if nested else {name: part}
     try:
+        document = parse_json(content)
+        if not isinstance(document, dict):
+            raise ValueError("it is not a JSON object")
+        parts: dict[str, Any] = {}
+        for name, part in document.items():
+            nested = name == "model" and isinstance(part, dict)
+            parts |= {f"{name}.{key}": value for key, value in part.items()} if nested else {name: part}
         canonical = {name: to_json(part, sort_keys=True) for name, part in parts.items()}
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    except (ValueError, RecursionError) as error:
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ModelError(f"{path} is damaged: {problem}. Copy it again from the original run folder.") from None
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in canonical.items()}
-
-
-def find_changed_parts(saved: Mapping[str, str], content: bytes) -> list[str]:
-    """Return the names of the parts of a tokenizer that differ from the saved ones. Raise ValueError if the content is
-    not valid.
-    """
-    now = hash_tokenizer_parts(content)
-    return sorted(name for name in saved.keys() | now.keys() if saved.get(name) != now.get(name))
