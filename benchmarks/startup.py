@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py
 
-Prints the CPU time of each command (the shortest of five runs), and its ratio to that of `import torch`. Help and error
-messages do not import torch; the tests check that.
+Prints the CPU time of each command (the shortest of five runs), and its ratio to that of `import torch`. Help, and
+messages about unknown names and damaged models, do not import torch; the tests check that.
 """
 
 import os

@@ -138,9 +138,5 @@ def _tie_embeddings(encoder: Encoder[Any], decoder: Decoder) -> None:
             f"model.tied: all requires token embeddings, which {type(encoder).__name__} or {type(decoder).__name__} "
             "does not have. Set model.tied=decoder."
         )
-    if source.weight.shape[0] != target.weight.shape[0]:
-        raise ConfigError(
-            "model.tied: all requires that source and target share one vocabulary. Set tokenizer.shared=true, or "
-            "model.tied=decoder."
-        )
+    assert source.weight.shape[0] == target.weight.shape[0], "the settings require a shared vocabulary"
     source.weight = target.weight
