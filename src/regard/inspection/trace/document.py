@@ -11,6 +11,7 @@ import numpy as np
 from regard.attention.attention import Role
 from regard.data.sources import SourceItem, Span
 from regard.decoding.tracing import Array, AttentionInputs
+from regard.formatting import replace_nonfinite
 from regard.inspection.prediction import Prediction
 from regard.inspection.views.pictures import PixelArray
 from regard.models.contracts import Grid
@@ -32,17 +33,19 @@ def write_prediction(prediction: Prediction, inputs: Sequence[AttentionInputs] =
         "format": FORMAT,
         "model": {},
         "source": _write_source(prediction),
-        "hypotheses": [
-            {
-                "text": each.text,
-                "tokens": each.tokens,
-                "score": to_finite(each.score),
-                "ranking_score": to_finite(each.score if each.ranking_score is None else each.ranking_score),
-                "truncated": each.truncated,
-                "looped": each.looped,
-            }
-            for each in (prediction, *prediction.alternatives)
-        ],
+        "hypotheses": replace_nonfinite(
+            [
+                {
+                    "text": each.text,
+                    "tokens": each.tokens,
+                    "score": each.score,
+                    "ranking_score": each.score if each.ranking_score is None else each.ranking_score,
+                    "truncated": each.truncated,
+                    "looped": each.looped,
+                }
+                for each in (prediction, *prediction.alternatives)
+            ]
+        ),
         "steps": [],
         "beam": None,
         "attention": _write_attention(prediction, inputs),
@@ -156,12 +159,8 @@ def read_prediction(document: Document) -> Prediction:
     return predictions[0]
 
 
-def to_finite(value: float) -> float | None:
-    """JSON has no −∞, the logarithm of 0: it becomes null."""
-    return value if math.isfinite(value) else None
-
-
 def from_finite(value: float | None) -> float:
+    """JSON has no −∞, the logarithm of 0: it is null."""
     return -math.inf if value is None else float(value)
 
 

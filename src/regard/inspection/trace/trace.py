@@ -6,7 +6,7 @@ import html as markup
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from regard.decoding.tracing import (
     Step,
 )
 from regard.errors import ConfigError, DataError, check_output_folder, check_path
-from regard.formatting import quantity, to_json
+from regard.formatting import quantity, replace_nonfinite, to_json
 from regard.inspection.attribution.attribution import Attribution
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace.document import (
@@ -29,7 +29,6 @@ from regard.inspection.trace.document import (
     from_finite,
     read_arrays,
     read_prediction,
-    to_finite,
     write_arrays,
     write_prediction,
 )
@@ -137,7 +136,7 @@ class Trace:
         if document["format"] != FORMAT:
             found = document["format"]
             raise ValueError(f"it has the format {found}, and this version of regard reads format {FORMAT}")
-        beam, prediction = document["beam"], read_prediction(document)
+        beam, prediction, changes = document["beam"], read_prediction(document), document.get("changes")
         return cls(
             prediction,
             document["model"],
@@ -161,7 +160,7 @@ class Trace:
             attributions=[Attribution.from_document(entry, prediction) for entry in document.get("attributions", [])],
             edits=document["edits"],
             # Documents of this format that were written before there were edits have no such field.
-            changes=None if document.get("changes") is None else _read_changes(document["changes"]),
+            changes=None if changes is None else Changes(**{**changes, "score": from_finite(changes["score"])}),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -196,11 +195,14 @@ class Trace:
     @property
     def document(self) -> Document:
         """The trace as `save` writes it to a JSON file."""
-        return {
+        document = {
             **write_prediction(self.prediction, self.inputs),
             "model": self.model,
-            "steps": [[_write_step(step) for step in steps] for steps in self.steps],
-            "beam": None if self.beam is None else [list(map(_write_node, nodes)) for nodes in self.beam],
+            "steps": [
+                [{**step._asdict(), "top": [each._asdict() for each in step.top]} for step in steps]
+                for steps in self.steps
+            ],
+            "beam": None if self.beam is None else [[node._asdict() for node in nodes] for nodes in self.beam],
             "mechanisms": {
                 name: {**mechanism._asdict(), "parameters": write_arrays(mechanism.parameters)}
                 for name, mechanism in self.mechanisms.items()
@@ -217,8 +219,9 @@ class Trace:
             "attributions": [attribution.document for attribution in self.attributions],
             "settings": self.settings,
             "edits": self.edits,
-            "changes": None if self.changes is None else _write_changes(self.changes),
+            "changes": None if self.changes is None else self.changes._asdict(),
         }
+        return cast(Document, replace_nonfinite(document))
 
     def to_html(self) -> str:
         """Return an HTML page that works offline: the page of the explorer, with the steps, the beam, every attention
@@ -252,31 +255,14 @@ def _describe_slots(prediction: Prediction) -> str:
     return quantity(len(prediction.source_tokens), "token")
 
 
-def _write_step(step: Step) -> Document:
-    top = [{**candidate._asdict(), "log_prob": to_finite(candidate.log_prob)} for candidate in step.top]
-    return {**step._asdict(), "log_prob": to_finite(step.log_prob), "top": top}
-
-
 def _read_step(entry: Document) -> Step:
     top = [Candidate(**{**each, "log_prob": from_finite(each["log_prob"])}) for each in entry["top"]]
     return Step(**{**entry, "log_prob": from_finite(entry["log_prob"]), "top": top})
 
 
-def _write_node(node: BeamNode) -> Document:
-    return {**node._asdict(), "score": to_finite(node.score), "log_prob": to_finite(node.log_prob)}
-
-
 def _read_node(entry: Document) -> BeamNode:
     values = {name: from_finite(entry[name]) for name in ("score", "log_prob")}
     return BeamNode(**{**entry, **values})
-
-
-def _write_changes(changes: Changes) -> Document:
-    return {**changes._asdict(), "score": to_finite(changes.score)}
-
-
-def _read_changes(entry: Document) -> Changes:
-    return Changes(**{**entry, "score": from_finite(entry["score"])})
 
 
 def compare_predictions(before: Prediction, after: Prediction) -> Changes:
