@@ -99,21 +99,7 @@ def _write(
             if optimizer:
                 add(OPTIMIZER, serialize(optimizer))
             add("state.json", to_json(progress.to_json(), indent=1).encode())
-            tokenizers = {
-                file: root.read(file)
-                for file in root.names()
-                if file.startswith("tokenizer") and file.endswith(".json")
-            }
-            manifest = {
-                "format": FORMAT,
-                "files": files,
-                "shapes": {name: list(tensor.shape) for name, tensor in model.items()},
-                "settings": describe_settings(settings),
-                "tokenizers": {file: hashlib.sha256(content).hexdigest() for file, content in tokenizers.items()},
-                "tokenizer_parts": {
-                    file: hash_tokenizer_parts(content, root.path / file) for file, content in tokenizers.items()
-                },
-            }
+            manifest = _describe(files, model, settings, root)
             folder.write_synced("manifest.json", to_json(manifest, indent=1).encode())
             folder.sync()
         old = _hide(checkpoints, name)
@@ -121,6 +107,24 @@ def _write(
         checkpoints.sync()
         checkpoints.remove(old)
     return Checkpoint(locked.path / "checkpoints" / name)
+
+
+def _describe(
+    files: Mapping[str, str], model: Mapping[str, Tensor], settings: RunSettings, root: Directory
+) -> dict[str, Any]:
+    """Return the manifest of a checkpoint: what its files must contain, and what its predictions depend on."""
+    names = [name for name in root.names() if name.startswith("tokenizer") and name.endswith(".json")]
+    tokenizers = {name: root.read(name) for name in names}
+    return {
+        "format": FORMAT,
+        "files": files,
+        "shapes": {name: list(tensor.shape) for name, tensor in model.items()},
+        "settings": describe_settings(settings),
+        "tokenizers": {name: hashlib.sha256(content).hexdigest() for name, content in tokenizers.items()},
+        "tokenizer_parts": {
+            name: hash_tokenizer_parts(content, root.path / name) for name, content in tokenizers.items()
+        },
+    }
 
 
 def prune(

@@ -104,8 +104,8 @@ class Deadline:
     _steps: int = field(default=0, init=False)
     _busy: float = field(default=0.0, init=False)
     """The duration of the steps since the last check, in seconds."""
-    _seconds_per_step: float | None = field(default=None, init=False)
-    """A moving average, in which recent steps have a larger weight."""
+    seconds_per_step: float | None = field(default=None, init=False)
+    """A moving average, in which recent steps have a larger weight; None before the first check."""
     _validation_seconds: float | None = field(default=None, init=False)
     """The duration of the last validation and its checkpoint."""
     _checked: float = field(default=0.0, init=False)
@@ -135,11 +135,6 @@ class Deadline:
             f"The shortest useful deadline is --minutes {loading / _MAX_LOADING / 60 + 0.05:.1f}."
         )
 
-    @property
-    def seconds_per_step(self) -> float | None:
-        """The measured speed; None before the first check."""
-        return self._seconds_per_step
-
     def is_news(self, before: int, end: int) -> bool:
         """Whether the number of steps, which was `before`, differs enough from the one last reported to report it."""
         self._reported = self._reported or before
@@ -166,11 +161,11 @@ class Deadline:
         """Rescale the schedule after `step` to end on time, or return it unchanged if it already does."""
         recent = self._busy / self._steps
         threads = self._choose_threads(schedule.current.threads, recent)
-        if self._seconds_per_step is None or threads != schedule.current.threads:
+        if self.seconds_per_step is None or threads != schedule.current.threads:
             speed = recent
         else:
-            speed = 0.7 * recent + 0.3 * self._seconds_per_step
-        self._seconds_per_step = speed
+            speed = 0.7 * recent + 0.3 * self.seconds_per_step
+        self.seconds_per_step = speed
         self._steps, self._busy, self._checked = 0, 0.0, self.clock()
         validation = self.validation_steps * speed if self._validation_seconds is None else self._validation_seconds
         left = max(0.0, self.left)
@@ -197,7 +192,7 @@ class Deadline:
         """
         if self.threads == 1:
             return None
-        before, average = self._seconds_on_all_threads, self._seconds_per_step
+        before, average = self._seconds_on_all_threads, self.seconds_per_step
         if before is None and average is not None and recent > _SLOWDOWN * average:
             self._seconds_on_all_threads = recent
             return 1

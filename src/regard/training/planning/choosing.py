@@ -79,6 +79,16 @@ def choose(
         held_out = describe_held_out(files)
     for reason in filter(None, [*chosen.reasons, held_out]):
         report(reason)
+    fitted = _fit_to_time(chosen, overrides, minutes, started, report)
+    for reason in fitted.reasons[len(chosen.reasons) :]:
+        report(reason)
+    return fitted
+
+
+def _fit_to_time(
+    chosen: ChosenSettings, overrides: Mapping[str, Any], minutes: float | None, started: float, report: Report
+) -> ChosenSettings:
+    """Measure the speed of training, and fit the sizes and the schedule to the available time."""
     seconds = 60 * (minutes or budget.DEFAULT_MINUTES)
     deadline, share = started + seconds, min(_MAX_MEASUREMENT, _MEASUREMENT_SHARE * seconds)
     corpus = load_corpus(chosen.settings.data).sample(_MEASURED_PAIRS)
@@ -90,10 +100,7 @@ def choose(
             speed = speed.with_batches(after / before)
         else:
             speed = measure_speed(shrunk.settings, corpus, share, report)
-    fitted = budget.fit_schedule(shrunk, speed, minutes, deadline - time.monotonic(), overrides)
-    for reason in fitted.reasons[len(chosen.reasons) :]:
-        report(reason)
-    return fitted
+    return budget.fit_schedule(shrunk, speed, minutes, deadline - time.monotonic(), overrides)
 
 
 def choose_or_reuse(
