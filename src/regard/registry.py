@@ -20,7 +20,7 @@ from functools import cache
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
@@ -29,7 +29,6 @@ from regard.config import Settings, checks_names_only
 from regard.errors import ArgumentTypeError, ConfigError, RegardError
 from regard.formatting import add_article
 
-T = TypeVar("T")
 B = TypeVar("B", bound=Callable[..., Any])
 
 ENTRY_POINTS = "regard.plugins"
@@ -43,12 +42,12 @@ _importing: ContextVar[str | None] = ContextVar("importing", default=None)
 
 
 @dataclass(eq=False)
-class Registry(Generic[T]):
+class Registry:
     """All parts of one type, for example all scores: the settings, the builder and the plugin of each `kind`.
 
     `module` registers the built-in parts; it is imported when one of them is needed. `provided` are the names of the
-    values that the caller of `build` can provide; a builder receives those that it has a parameter for. `facts` are
-    the names of class attributes that settings and builders share.
+    values that the caller of `build_part` can provide; a builder receives those that it has a parameter for. `facts`
+    are the names of the attributes of the built class that its settings have too.
     """
 
     noun: str
@@ -58,7 +57,7 @@ class Registry(Generic[T]):
     default: str | None = None
     """The kind that is used for a mapping without `kind`."""
     settings: dict[str, type["Choice"]] = field(default_factory=dict)
-    builders: dict[str, Callable[..., T]] = field(default_factory=dict)
+    builders: dict[str, Callable[..., Any]] = field(default_factory=dict)
     plugins: dict[str, str] = field(default_factory=dict)
     """The plugin that registered each kind that is not built in."""
 
@@ -80,17 +79,6 @@ class Registry(Generic[T]):
         """All names that are known: those of built-in parts first."""
         return list(dict.fromkeys((*self.built_in, *self.settings)))
 
-    def build(self, choice: "Choice", /, **provided: Any) -> T:
-        """Build a part from its settings. The builder receives its options, and the values in `provided` that it has
-        parameters for. A builder with a parameter `settings` receives the settings instead of the options.
-        """
-        importlib.import_module(self.module)
-        build = self.builders[choice.kind]
-        context = {"settings": choice, **provided}
-        names = _parameters(build)
-        options = {} if "settings" in names else choice.options(names)
-        return build(**{name: value for name, value in context.items() if name in names}, **options)
-
     def implement(self, settings: type["Choice"]) -> Callable[[B], B]:
         """Return a decorator that registers the builder of settings that are declared as a class."""
 
@@ -100,7 +88,7 @@ class Registry(Generic[T]):
 
         return register
 
-    def register(self, base: type["Choice"], kind: str, build: Callable[..., T], **facts: Any) -> None:
+    def register(self, base: type["Choice"], kind: str, build: Callable[..., Any], **facts: Any) -> None:
         """Register a part under a new name. Its options are the parameters of `build` that are not provided."""
         if not isinstance(kind, str) or not callable(build):
             raise ArgumentTypeError(
@@ -150,7 +138,7 @@ class Choice(Settings):
     kinds, each with a default for `kind`.
     """
 
-    registry: ClassVar[Registry[Any]]
+    registry: ClassVar[Registry]
 
     kind: str
 
@@ -217,6 +205,17 @@ class Choice(Settings):
         namespace = {"__module__": __name__, "model_config": ConfigDict(extra="allow")}
         created: type[Choice] = metaclass(cls.__name__, (cls,), namespace)
         return created
+
+    def build_part(self, **provided: Any) -> Any:
+        """Build the part. The builder receives its options, and the values in `provided` that it has parameters for. A
+        builder with a parameter `settings` receives the settings instead of the options.
+        """
+        importlib.import_module(self.registry.module)
+        build = self.registry.builders[self.kind]
+        names = _parameters(build)
+        context = {"settings": self, **provided}
+        options = {} if "settings" in names else self.options(names)
+        return build(**{name: value for name, value in context.items() if name in names}, **options)
 
     def options(self, names: frozenset[str]) -> dict[str, Any]:
         """Return the options that a builder with parameters of these names receives."""

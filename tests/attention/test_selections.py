@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention.selections import Hard, HardMonotonic, StraightThrough, build_selection
+from regard.attention.selections import Hard, HardMonotonic, StraightThrough
 from regard.attention.settings import Selection as SelectionSettings
 
 
@@ -20,14 +20,14 @@ def all_visible(scores: Tensor) -> Tensor:
 def test_sparsemax_has_hand_computed_values() -> None:
     # τ = (1 + 0.6 − 1) / 2 = 0.3: weights 0.7 and 0.3, the third below the threshold.
     scores = torch.tensor([[[[1.0, 0.6, 0.1]]]])
-    weights = build_selection(SelectionSettings.parse("sparsemax"))(scores, all_visible(scores)).weights_BHTS
+    weights = SelectionSettings.parse("sparsemax").build_part()(scores, all_visible(scores)).weights_BHTS
     assert weights.flatten().tolist() == pytest.approx([0.7, 0.3, 0.0])
 
 
 def test_entmax_satisfies_its_optimality_condition() -> None:
     """a_j = [e_j / 2 − τ]₊² for one τ, and the weights sum to 1."""
     scores = torch.tensor([[[[1.3, 0.6, -0.2, -9.0]]]], dtype=torch.float64)
-    weights = build_selection(SelectionSettings.parse("entmax15"))(scores, all_visible(scores)).weights_BHTS.flatten()
+    weights = SelectionSettings.parse("entmax15").build_part()(scores, all_visible(scores)).weights_BHTS.flatten()
     support = weights > 0
     thresholds = scores.flatten()[support] / 2 - weights[support].sqrt()
     assert weights.sum() == pytest.approx(1.0)

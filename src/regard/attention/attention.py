@@ -21,9 +21,9 @@ from regard.attention import equation
 from regard.attention.hooks import AttentionHooks, Reading, find_hooks
 from regard.attention.mechanisms import find_mechanism, mechanisms
 from regard.attention.memory import Attended, Past, PreparedMemory
-from regard.attention.scopes import Scope, build_scope, check_self_attention
-from regard.attention.scores import InnerProduct, Score, build_score
-from regard.attention.selections import Selected, Selection, build_selection, join_samples
+from regard.attention.scopes import Scope, check_self_attention
+from regard.attention.scores import InnerProduct, Score
+from regard.attention.selections import Selected, Selection, join_samples
 from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
 from regard.errors import ArgumentTypeError, ConfigError
@@ -100,9 +100,10 @@ class Attention(nn.Module):
             _check_part(name, options[name], kind)
         tree = {name: option for name, option in options.items() if not isinstance(option, nn.Module)}
         settings = resolve(AttentionSettings, tree, {})
-        self.score = score if isinstance(score, Score) else build_score(settings.score, query_size, key_size, heads)
-        self.scope = scope if isinstance(scope, Scope) else build_scope(settings.scope, query_size)
-        self.select = select if isinstance(select, Selection) else build_selection(settings.select)
+        sizes = {"query_size": query_size, "key_size": key_size, "heads": heads}
+        self.score: Score = score if isinstance(score, Score) else settings.score.build_part(**sizes)
+        self.scope: Scope = scope if isinstance(scope, Scope) else settings.scope.build_part(query_size=query_size)
+        self.select: Selection = select if isinstance(select, Selection) else settings.select.build_part()
         if self.score.heads != heads:
             raise ConfigError(
                 f"The score has {quantity(self.score.heads, 'head')}, but the attention has {heads}. Use the same "

@@ -220,13 +220,8 @@ def register_scope(name: str, scope: Callable[..., Scope]) -> None:
         add_mechanism(Mechanism(name, MECHANISMS["bahdanau"].equation, citation, "additive", scope=name))
 
 
-def build_scope(choice: settings.Scope, query_size: int) -> Scope:
-    scope: Scope = choice.registry.build(choice, query_size=query_size)
-    return scope
-
-
 def _build_all_of(scopes: Annotated[tuple[settings.Scope, ...], Field(min_length=1)], query_size: int) -> AllOf:
-    return AllOf([build_scope(scope, query_size) for scope in scopes])
+    return AllOf([scope.build_part(query_size=query_size) for scope in scopes])
 
 
 def check_self_attention(scope: Scope, queries: int, slots: int) -> None:

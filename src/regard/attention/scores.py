@@ -355,11 +355,6 @@ def register_score(name: str, score: Callable[..., Score]) -> None:
         add_mechanism(Mechanism(name, equation, f"registered by {registry.plugins.get(name, __name__)}", name))
 
 
-def build_score(choice: settings.Score, query_size: int, key_size: int, heads: int) -> Score:
-    score: Score = choice.registry.build(choice, query_size=query_size, key_size=key_size, heads=heads)
-    return score
-
-
 register_score("dot", _build_dot)
 register_score("scaled_dot", _build_scaled_dot)
 register_score("general", General)

@@ -240,11 +240,6 @@ def register_selection(name: str, selection: Callable[..., Selection]) -> None:
         add_mechanism(Mechanism(name, MECHANISMS["bahdanau"].equation, citation, "additive", select=name))
 
 
-def build_selection(choice: settings.Selection) -> Selection:
-    selection: Selection = choice.registry.build(choice)
-    return selection
-
-
 register_selection("softmax", Softmax)
 register_selection("hard", Hard)
 register_selection("hard_exact", HardExact)

@@ -14,7 +14,7 @@ from regard.registry import Choice, Registry, default_choice
 class Score(Choice):
     """A score: how well a query matches a key. Its class attributes are described in `regard.Score`."""
 
-    registry: ClassVar[Registry[Any]] = Registry(
+    registry: ClassVar[Registry] = Registry(
         "score",
         "regard.attention.scores",
         provided=frozenset({"query_size", "key_size", "heads"}),
@@ -30,7 +30,7 @@ class Score(Choice):
 class Scope(Choice):
     """A scope: which slots are visible to a query. Its class attributes are described in `regard.Scope`."""
 
-    registry: ClassVar[Registry[Any]] = Registry(
+    registry: ClassVar[Registry] = Registry(
         "scope",
         "regard.attention.scopes",
         provided=frozenset({"query_size"}),
@@ -49,7 +49,7 @@ class Scope(Choice):
 class Selection(Choice):
     """A selection: how scores become weights. Its class attributes are described in `regard.Selection`."""
 
-    registry: ClassVar[Registry[Any]] = Registry(
+    registry: ClassVar[Registry] = Registry(
         "selection", "regard.attention.selections", facts=("is_softmax", "marginal", "uses_past", "restricts_slots")
     )
     is_softmax: ClassVar[bool] = False

@@ -182,7 +182,7 @@ def _pairs_hash(pairs: Iterable[tuple[RawSource, str]], hash_source: Callable[[R
 
 def load_corpus(settings: DataSettings) -> Corpus:
     """Load the corpus that the settings describe."""
-    corpus: Corpus = settings.registry.build(settings)
+    corpus: Corpus = settings.build_part()
     return corpus
 
 

@@ -148,7 +148,7 @@ FilesChoice = Annotated[Files, BeforeValidator(_path)]
 class DataSettings(Choice):
     """Where the pairs come from: a corpus of any kind."""
 
-    registry: ClassVar[Registry[Any]] = Registry("corpus", "regard.data.corpora")
+    registry: ClassVar[Registry] = Registry("corpus", "regard.data.corpora")
     source_kind: ClassVar[str] = TEXT
     """The kind of the sources."""
 

@@ -180,7 +180,7 @@ def percentile_interval(values_R: Statistics, level: float = 0.95) -> tuple[floa
 def compute_statistics(metric: Metric, outputs: ModelOutputs) -> MetricStatistics:
     if not outputs.evaluation_set.sources:
         raise DataError("There are no pairs to evaluate the model on. Pass at least one source with its reference.")
-    statistics: MetricStatistics = metric.registry.build(metric, outputs=outputs)
+    statistics: MetricStatistics = metric.build_part(outputs=outputs)
     return statistics
 
 

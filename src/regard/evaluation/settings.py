@@ -34,7 +34,7 @@ class Metric(Choice):
     Values are in percent, except for `loss` (nats), `perplexity`, `accuracy` (0 to 1) and `cider` (0 to 10).
     """
 
-    registry: ClassVar[Registry[Any]] = Registry(
+    registry: ClassVar[Registry] = Registry(
         "metric",
         "regard.evaluation.metrics",
         provided=frozenset({"outputs"}),

@@ -119,13 +119,12 @@ def register_decoder(name: str, decoder: Callable[..., Decoder]) -> None:
 def build_model(settings: ModelSettings, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """Build the model that the settings describe, with randomly initialized weights."""
     choice = settings.encoder_settings
-    encoder: Encoder[Any] = choice.registry.build(
-        choice,
+    encoder: Encoder[Any] = choice.build_part(
         vocabulary=source_vocabulary,
         embedding=settings.embedding_size,
         dropout=settings.embedding_dropout,
     )
-    decoder: Decoder = settings.registry.build(settings, vocabulary=target_vocabulary, memory_size=encoder.size)
+    decoder: Decoder = settings.build_part(vocabulary=target_vocabulary, memory_size=encoder.size)
     if settings.ties_source_embedding:
         _tie_embeddings(encoder, decoder)
     return Seq2Seq(encoder, decoder)

@@ -23,7 +23,7 @@ IMAGE = "image"
 class EncoderSettings(Choice):
     """An encoder of any kind."""
 
-    registry: ClassVar[Registry[Any]] = Registry(
+    registry: ClassVar[Registry] = Registry(
         "encoder",
         "regard.models.seq2seq",
         provided=frozenset({"vocabulary", "embedding", "dropout"}),
@@ -354,7 +354,7 @@ class TimmEncoderSettings(PretrainedEncoderSettings):
 class ModelSettings(Choice):
     """A model of any kind: an encoder, and the settings of a decoder."""
 
-    registry: ClassVar[Registry[Any]] = Registry(
+    registry: ClassVar[Registry] = Registry(
         "decoder", "regard.models.seq2seq", provided=frozenset({"vocabulary", "memory_size"}), default="recurrent"
     )
 

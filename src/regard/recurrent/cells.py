@@ -349,8 +349,7 @@ def register_cell(name: str, cell: Callable[..., Cell]) -> None:
 def build_cell(stack: RecurrentSettings, input_size: int) -> Cell:
     """Build the cell that the settings describe."""
     choice = stack.cell
-    cell: Cell = choice.registry.build(
-        choice,
+    cell: Cell = choice.build_part(
         input_size=input_size,
         hidden_size=stack.hidden,
         layer_norm=stack.layer_norm,

@@ -1,6 +1,6 @@
 """Settings of recurrent networks: the cell, and the stack of layers built from it."""
 
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -93,7 +93,7 @@ switch, except simplified, which changes two.
 class Cell(Choice):
     """A recurrent cell. Its class attributes are described in `regard.Cell`."""
 
-    registry: ClassVar[Registry[Any]] = Registry(
+    registry: ClassVar[Registry] = Registry(
         "cell",
         "regard.recurrent.cells",
         provided=frozenset({"input_size", "hidden_size", "layer_norm", "lstm_variant"}),
