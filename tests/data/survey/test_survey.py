@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from regard.data.corpora import Pairs
 from regard.data.settings import Files
 from regard.data.survey import problem_kinds, problems
-from regard.data.survey.monotonicity import correlate_order
 from regard.data.survey.problems import Finding, Limits, find_problems
 from regard.data.survey.scripts import Characters, Trait
-from regard.data.survey.statistics import bars, compute_statistics
+from regard.data.survey.statistics import bars, compute_statistics, correlate_order
 from regard.data.survey.survey import Mark, Split, Survey, detect_tags, fix_mojibake, survey_split
 
 texts = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12), min_size=1)

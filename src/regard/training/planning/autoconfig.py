@@ -8,10 +8,9 @@ from typing import Any, Literal, NamedTuple
 from regard.config import resolve
 from regard.data.corpora import count_pairs
 from regard.data.settings import FilesData
-from regard.data.survey.monotonicity import correlate_order
 from regard.data.survey.problems import describe_unreadable
 from regard.data.survey.scripts import Characters
-from regard.data.survey.statistics import compute_statistics, usual_length
+from regard.data.survey.statistics import compute_statistics, correlate_order, usual_length
 from regard.data.survey.survey import RowSample, Split, without_warnings
 from regard.data.tokens.pretokenization import TAB
 from regard.errors import DataError
