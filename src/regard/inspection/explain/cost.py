@@ -136,7 +136,12 @@ class ModelCost:
 
 
 def compute_cost(model: Seq2Seq) -> ModelCost:
-    """Compute the cost of a model. Its weights may be on the device `meta`."""
+    """Compute the cost of a model. Its weights may be on the device `meta`.
+
+    The encoder and the decoder run at a few lengths. Each time, the multiply-adds of each part are counted, and a
+    polynomial in the lengths is fitted to the counts; the same for the bytes that a model keeps. Parts of identical
+    layers become one row of the table.
+    """
     slots = model.encoder.fixed_slots
     with ShapeCache():
         return ModelCost(compute_parts(model), _count_weights(model, slots), _measure_memory(model, slots), slots)
