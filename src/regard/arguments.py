@@ -166,29 +166,7 @@ def check_sequence(name: str, tensor: Tensor, size: int) -> None:
         raise ConfigError(f"{name} must have the shape (rows, steps, {size}), not {tuple(tensor.shape)}.")
 
 
-def check_rows(query_BTD: Tensor, keys_BSD: Tensor) -> None:
-    """Raise an error unless query and keys have the same number of rows."""
-    if query_BTD.shape[0] != keys_BSD.shape[0]:
-        raise ConfigError(
-            f"query has {query_BTD.shape[0]} rows, but keys has {keys_BSD.shape[0]}. Pass the same number of rows."
-        )
-
-
-def check_values(keys: Tensor, values: Tensor) -> None:
-    """Raise an error if the memory has no slots, or if there is not one value for each key."""
-    check_tensors(values=values)
-    if keys.shape[1] == 0:
-        raise ConfigError(
-            f"keys have the shape {tuple(keys.shape)}: the memory is empty, so there is nothing to attend to. "
-            "Pass at least one slot per row, and mask slots with `allowed`."
-        )
-    if values.dim() != 3 or values.shape[:2] != keys.shape[:2]:
-        raise ConfigError(
-            f"values has the shape {tuple(values.shape)}, but keys has {tuple(keys.shape)}. Pass one value per key."
-        )
-
-
-def check_mask(allowed: Tensor | None, keys_BSD: Tensor, queries: int | None = None) -> None:
+def _check_mask(allowed: Tensor | None, keys_BSD: Tensor, queries: int | None = None) -> None:
     """Raise an error unless the mask is boolean and of shape (B, S) or (B, T, S).
 
     If the number of queries is not known yet, any T is accepted.
@@ -229,16 +207,25 @@ def check_inputs(
     if query is not None:
         check_sequence("query", query, query_size)
     check_sequence("keys", keys, key_size)
-    if query is not None:
-        check_rows(query, keys)
-    given = {"keys": keys, "values": keys if values is None else values}
-    check_values(**given)
-    if given["values"].shape[-1] % heads:
-        size = given["values"].shape[-1]
-        raise ConfigError(f"values has the size {size}, which is not divisible by {heads} heads.")
-    if query is not None:
-        given = {"query": query, **given}
+    if query is not None and query.shape[0] != keys.shape[0]:
+        raise ConfigError(
+            f"query has {query.shape[0]} rows, but keys has {keys.shape[0]}. Pass the same number of rows."
+        )
+    values = keys if values is None else values
+    check_tensors(values=values)
+    if keys.shape[1] == 0:
+        raise ConfigError(
+            f"keys have the shape {tuple(keys.shape)}: the memory is empty, so there is nothing to attend to. "
+            "Pass at least one slot per row, and mask slots with `allowed`."
+        )
+    if values.dim() != 3 or values.shape[:2] != keys.shape[:2]:
+        raise ConfigError(
+            f"values has the shape {tuple(values.shape)}, but keys has {tuple(keys.shape)}. Pass one value per key."
+        )
+    if values.shape[-1] % heads:
+        raise ConfigError(f"values has the size {values.shape[-1]}, which is not divisible by {heads} heads.")
+    given = {"keys": keys, "values": values} if query is None else {"query": query, "keys": keys, "values": values}
     name, first = next(iter(given.items()))
     owner = f"the {name} is" if weight is None else "the attention is"
     check_floating(first if weight is None else weight, owner, **given)
-    check_mask(allowed, keys, None if query is None else query.shape[1])
+    _check_mask(allowed, keys, None if query is None else query.shape[1])

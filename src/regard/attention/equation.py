@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from regard.arguments import check_floating, check_mask, check_rows, check_sequence, check_tensors, check_values
+from regard.arguments import check_floating, check_inputs, check_tensors
 from regard.errors import ArgumentTypeError, ConfigError
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
@@ -96,12 +96,9 @@ def attend(
     function = SCORES[score] if isinstance(score, str) else score
     given = keys_BSD if values_BSD is None else values_BSD
     check_tensors(query=query_BTD, keys=keys_BSD, values=given)
-    check_sequence("query", query_BTD, query_BTD.shape[-1] if query_BTD.dim() else 0)
-    check_sequence("keys", keys_BSD, query_BTD.shape[-1] if isinstance(score, str) else keys_BSD.shape[-1])
-    check_rows(query_BTD, keys_BSD)
-    check_values(keys_BSD, given)
-    check_floating(query_BTD, "the query is", query=query_BTD, keys=keys_BSD, values=given)
-    check_mask(allowed, keys_BSD, query_BTD.shape[1])
+    query_size, key_size = (tensor.shape[-1] if tensor.dim() else 0 for tensor in (query_BTD, keys_BSD))
+    sizes = query_size, query_size if isinstance(score, str) else key_size, 1
+    check_inputs(query_BTD, keys_BSD, values_BSD, allowed, sizes, None)
     allowed_BTS = per_query(allowed)
     keys = zero_masked_slots(keys_BSD, allowed_BTS)
     values = keys if values_BSD is None else zero_masked_slots(values_BSD, allowed_BTS)
