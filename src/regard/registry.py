@@ -3,6 +3,9 @@
 A part has a `kind`, settings and a builder. The settings are derived from the signature of the builder: each parameter
 that the caller does not provide is an option. Built-in parts are registered like those of plugins, when the module that
 defines them is imported. Their names are known before, because this module may import torch, which takes seconds.
+
+Settings with a role of their own, such as those of encoders and metrics, are declared as classes instead. Their
+builders receive the settings.
 """
 
 import importlib
@@ -20,7 +23,7 @@ from functools import cache
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
@@ -28,8 +31,6 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 from regard.config import Settings, checks_names_only
 from regard.errors import ArgumentTypeError, ConfigError, RegardError
 from regard.formatting import add_article
-
-B = TypeVar("B", bound=Callable[..., Any])
 
 ENTRY_POINTS = "regard.plugins"
 """The entry point group of installed plugins."""
@@ -78,15 +79,6 @@ class Registry:
     def names(self) -> list[str]:
         """All names that are known: those of built-in parts first."""
         return list(dict.fromkeys((*self.built_in, *self.settings)))
-
-    def implement(self, settings: type["Choice"]) -> Callable[[B], B]:
-        """Return a decorator that registers the builder of settings that are declared as a class."""
-
-        def register(build: B) -> B:
-            self.builders[settings.model_fields["kind"].default] = build
-            return build
-
-        return register
 
     def register(self, base: type["Choice"], kind: str, build: Callable[..., Any], **facts: Any) -> None:
         """Register a part under a new name. Its options are the parameters of `build` that are not provided."""

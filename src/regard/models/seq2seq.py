@@ -15,16 +15,12 @@ from regard.models.settings import (
     ConvolutionalEncoderSettings,
     EfficientNetEncoderSettings,
     EncoderSettings,
-    FixedModel,
     ModelSettings,
     PatchEncoderSettings,
     PretrainedEncoderSettings,
-    RecurrentEncoderSettings,
     RecurrentModel,
     RegisteredModel,
     TimmEncoderSettings,
-    TransformerEncoderSettings,
-    TransformerModel,
 )
 from regard.models.transformer import TransformerDecoder, TransformerEncoder
 from regard.models.vision.convolutional import ConvolutionalNetwork
@@ -51,7 +47,6 @@ class Seq2Seq(nn.Module):
         return decoded
 
 
-@ModelSettings.registry.implement(RecurrentModel)
 def _build_attentive_decoder(settings: RecurrentModel, vocabulary: int, memory_size: int) -> AttentiveDecoder:
     decoders: dict[str, Callable[[RecurrentModel, int, int], AttentiveDecoder]] = {
         "bahdanau": BahdanauDecoder,
@@ -62,31 +57,21 @@ def _build_attentive_decoder(settings: RecurrentModel, vocabulary: int, memory_s
     return decoders[settings.decoder.order](settings, vocabulary, memory_size)
 
 
-ModelSettings.registry.implement(FixedModel)(FixedDecoder)
-ModelSettings.registry.implement(TransformerModel)(TransformerDecoder)
-EncoderSettings.registry.implement(RecurrentEncoderSettings)(RecurrentEncoder)
-EncoderSettings.registry.implement(TransformerEncoderSettings)(TransformerEncoder)
-
-
 _DTYPES = {"none": None, "float16": torch.float16, "float32": torch.float32}
 
 
-@EncoderSettings.registry.implement(ConvolutionalEncoderSettings)
 def build_convolutional_encoder(settings: ConvolutionalEncoderSettings) -> ImageEncoder:
     return ImageEncoder(ConvolutionalNetwork(settings), positions=settings.positions)
 
 
-@EncoderSettings.registry.implement(PatchEncoderSettings)
 def build_patch_encoder(settings: PatchEncoderSettings) -> ImageEncoder:
     return ImageEncoder(PatchTransformer(settings))
 
 
-@EncoderSettings.registry.implement(EfficientNetEncoderSettings)
 def build_efficientnet_encoder(settings: EfficientNetEncoderSettings) -> ImageEncoder:
     return _build_pretrained(EfficientNetLite0(settings), settings)
 
 
-@EncoderSettings.registry.implement(TimmEncoderSettings)
 def build_timm_encoder(settings: TimmEncoderSettings) -> ImageEncoder:
     return _build_pretrained(TimmBackbone(settings), settings)
 
@@ -139,3 +124,18 @@ def _tie_embeddings(encoder: Encoder[Any], decoder: Decoder) -> None:
         )
     assert source.weight.shape[0] == target.weight.shape[0], "the settings require a shared vocabulary"
     source.weight = target.weight
+
+
+ModelSettings.registry.builders |= {
+    "recurrent": _build_attentive_decoder,
+    "fixed": FixedDecoder,
+    "transformer": TransformerDecoder,
+}
+EncoderSettings.registry.builders |= {
+    "recurrent": RecurrentEncoder,
+    "transformer": TransformerEncoder,
+    "cnn": build_convolutional_encoder,
+    "patches": build_patch_encoder,
+    "efficientnet_lite0": build_efficientnet_encoder,
+    "timm": build_timm_encoder,
+}
