@@ -1,8 +1,6 @@
 """Compare runs, or the outputs of other systems, on the same sentences."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -152,18 +150,17 @@ def compare(
     return compare_systems(opened, read, evaluation_set, options)
 
 
-@dataclass(frozen=True)
-class ComparisonOptions:
+class ComparisonOptions(NamedTuple):
     """How to compare; see `compare`."""
 
-    metrics: list[Metric] | None = None
-    baseline: str | None = None
-    test: SignificanceTest = field(default_factory=SignificanceTest)
-    correction: CorrectionName = "holm"
-    batch_size: int = 64
-    device: torch.device = field(default_factory=partial(torch.device, "cpu"))
-    search: dict[str, Any] = field(default_factory=dict)
-    gold: Sequence[GoldLinks] | None = None
+    metrics: list[Metric] | None
+    baseline: str | None
+    test: SignificanceTest
+    correction: CorrectionName
+    batch_size: int
+    device: torch.device
+    search: dict[str, Any]
+    gold: Sequence[GoldLinks] | None
     """The gold alignments of the first references."""
 
 
@@ -270,18 +267,10 @@ def compare_systems(
     warn_if_tokenized(evaluation_set, metrics)
     systems = []
     for run in runs:
-        system = evaluate_run(
-            run,
-            evaluation_set,
-            metrics,
-            search=options.search,
-            gold=options.gold,
-            batch_size=options.batch_size,
-            device=options.device,
-        )
+        system = _evaluate_run(run, evaluation_set, metrics, options)
         report(system)
         systems.append(system)
-    systems += [evaluate_outputs(name, list(texts), evaluation_set, metrics) for name, texts in outputs.items()]
+    systems += [_evaluate_outputs(name, list(texts), evaluation_set, metrics) for name, texts in outputs.items()]
     numbers = SystemComparison(
         systems, evaluation_set, metrics, systems[names.index(baseline)], options.test, options.correction
     )
@@ -365,19 +354,13 @@ def name_paths(paths: Sequence[str | Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def evaluate_run(
-    run: OpenedRun,
-    evaluation_set: EvaluationSet,
-    metrics: list[Metric],
-    *,
-    search: dict[str, Any],
-    gold: Sequence[GoldLinks] | None = None,
-    batch_size: int = 64,
-    device: torch.device,
+def _evaluate_run(
+    run: OpenedRun, evaluation_set: EvaluationSet, metrics: list[Metric], options: ComparisonOptions
 ) -> System:
-    """Predict the sources, and measure speed, size and attention. `gold` aligns sources with first references."""
-    model = Model.from_checkpoint(run.folder, run.checkpoint, device)
+    """Predict the sources, and measure speed, size and attention."""
+    model = Model.from_checkpoint(run.folder, run.checkpoint, options.device)
     sources, references = evaluation_set.sources, evaluation_set.references
+    batch_size, search, gold = options.batch_size, options.search, options.gold
     # The first batch includes the time for initialization, so it is not timed.
     model.evaluate(sources[:batch_size], references[:batch_size], metrics=metrics, **search)
     result = model.evaluate(sources, references, metrics=metrics, batch_size=batch_size, **search)
@@ -393,7 +376,7 @@ def evaluate_run(
         settings=model.settings.model_dump(mode="json"),
         search=result.search,
         parameters=sum(parameter.numel() for parameter in model.network.parameters()),
-        disk_bytes=measure_model_files(run.folder, run.checkpoint),
+        disk_bytes=_measure_model_files(run.folder, run.checkpoint),
         sentences_per_second=evaluation_set.distinct_sources / result.seconds if decoded else None,
         tokens_per_second=result.tokens_per_second if decoded else None,
         attention_entropy=entropy,
@@ -401,7 +384,7 @@ def evaluate_run(
     )
 
 
-def evaluate_outputs(name: str, texts: list[str], evaluation_set: EvaluationSet, metrics: list[Metric]) -> System:
+def _evaluate_outputs(name: str, texts: list[str], evaluation_set: EvaluationSet, metrics: list[Metric]) -> System:
     """Compute the metrics of a list of outputs."""
     outputs = ModelOutputs(evaluation_set, texts, np.zeros((0, 2)))
     return System(name, texts, {metric: compute_statistics(metric, outputs) for metric in metrics})
@@ -413,7 +396,7 @@ def _compute_aer(model: Model, pairs: Pairs, gold: Sequence[GoldLinks]) -> float
     return score_alignments([alignment.links for alignment in alignments], gold).aer
 
 
-def measure_model_files(folder: RunFolder, checkpoint: Checkpoint) -> int:
+def _measure_model_files(folder: RunFolder, checkpoint: Checkpoint) -> int:
     """Return the bytes that are needed to use a model: weights, settings and tokenizers, without the optimizer."""
     files = [folder.config, *folder.path.glob("tokenizer*"), *checkpoint.path.iterdir()]
     return sum(file.stat().st_size for file in files if file.is_file() and file.name != "optimizer.safetensors")
