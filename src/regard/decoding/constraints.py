@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.arguments import check_text, check_texts
 from regard.config import resolve
+from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.rules import ConstraintProgress, Generated, Rule
 from regard.decoding.settings import CONSTRAINTS, SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError, is_iterable
@@ -140,8 +141,78 @@ class Constraints(NamedTuple):
             [self.prefix_ids[row] for row in rows] if self.prefix_ids else (),
         )
 
+    def tokenize(self, tokenizer: Tokenizer, max_length: int) -> "TokenConstraints":
+        """Return the constraints as token ids. Reject texts that no prediction can contain."""
+        banned = tuple(tuple(phrase) for phrase in tokenizer.ids(self.banned) if phrase)
+        return TokenConstraints(
+            self.prefix_ids or _tokenize_required("prefix", self.prefixes, banned, tokenizer),
+            [_tokenize_phrases(phrases, banned, tokenizer, max_length) for phrases in self.phrases],
+            banned,
+        )
+
 
 NO_CONSTRAINTS = Constraints()
+
+
+_Banned = tuple[tuple[int, ...], ...]
+
+
+class TokenConstraints(NamedTuple):
+    """`Constraints` as token ids."""
+
+    prefixes: Sequence[Sequence[int]]
+    phrases: list[list[list[int]]]
+    banned: _Banned
+
+    def extend_limits(self, limits_B: Tensor) -> Tensor:
+        """Raise the length limits to fit the required tokens and END. An empty source keeps its limit of 0."""
+        required = [0] * len(limits_B)
+        for row, prefix in enumerate(self.prefixes):
+            required[row] += len(prefix)
+        for row, phrases in enumerate(self.phrases):
+            required[row] += sum(map(len, phrases))
+        if not any(required):
+            return limits_B
+        return torch.where(
+            limits_B > 0, limits_B.clamp_min(torch.tensor(required, device=limits_B.device) + 1), limits_B
+        )
+
+
+def _tokenize_phrases(
+    phrases: Sequence[str], banned: _Banned, tokenizer: Tokenizer, max_length: int
+) -> list[list[int]]:
+    """Tokenize the phrases that a prediction must contain. Reject more tokens than a text of the model can have."""
+    tokenized = [ids for ids in _tokenize_required("must_contain", phrases, banned, tokenizer) if ids]
+    required = sum(map(len, tokenized))
+    if required > max_length:
+        raise ConfigError(
+            f"must_contain: the phrases have {required:,} tokens, but a text of this model has at most "
+            f"{max_length:,} (tokenizer.max_length). Use shorter or fewer phrases."
+        )
+    return tokenized
+
+
+def _tokenize_required(option: str, texts: Sequence[str], banned: _Banned, tokenizer: Tokenizer) -> list[list[int]]:
+    """Tokenize texts that predictions must contain. Reject a text with unknown tokens, or with a banned phrase."""
+    tokenized = tokenizer.ids(texts)
+    for text, ids in zip(texts, tokenized, strict=True):
+        if UNKNOWN in ids:
+            unknown = UnknownTokens.of(tokenizer.find_unknown([text])[0])
+            raise ConfigError(
+                f"{option}: the model has no token for {unknown} in {text!r}, so no prediction can contain this "
+                "text. Use a text that consists of known tokens."
+            )
+        excluded = next((phrase for phrase in banned if _contains(ids, phrase)), None)
+        if excluded is not None:
+            raise ConfigError(
+                f"{option}: {text!r} contains {tokenizer.decode(list(excluded))!r}, which is banned, so no "
+                "prediction satisfies both. Remove one of them."
+            )
+    return tokenized
+
+
+def _contains(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
+    return any(tuple(tokens[start : start + len(phrase)]) == phrase for start in range(len(tokens)))
 
 
 def parse_search(options: Mapping[str, Any], texts: int | None = None) -> tuple[SearchSettings, Constraints]:

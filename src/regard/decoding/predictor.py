@@ -20,7 +20,7 @@ from regard.data.sampler import batch_by_length
 from regard.data.sources import SourceItem, SourceReader
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.beam import BeamStep, beam_search
-from regard.decoding.constraints import NO_CONSTRAINTS, Constraints, RequiredPhrases
+from regard.decoding.constraints import NO_CONSTRAINTS, Constraints, RequiredPhrases, TokenConstraints
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
 from regard.decoding.search import (
     Hypothesis,
@@ -34,7 +34,7 @@ from regard.decoding.search import (
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions, trace_hypotheses
 from regard.decoding.weights import BatchWeights, RecordedDecoder
-from regard.errors import ConfigError, ModelError
+from regard.errors import ModelError
 from regard.models.contracts import Decoder, Memory, reorder
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.hooks import mark_recorded
@@ -239,9 +239,9 @@ class Predictor:
         search = task.search
         limits_B = (length_B * self.limits.max_length_ratio + self.limits.max_length_extra).long()
         limits_B = torch.where(length_B > 0, limits_B, 0)
-        tokenized = self._tokenize_constraints(task.constraints)
-        limits_B = _extend_limits(limits_B, tokenized)
-        rules = _build_rules(search, tokenized, limits_B)
+        constraints = task.constraints.tokenize(self.tokenizer, self.max_length)
+        limits_B = constraints.extend_limits(limits_B)
+        rules = _build_rules(search, constraints, limits_B)
         inputs = (decoder, memory, SPECIAL_TOKENS, limits_B)
         if search.sample or search.mbr_samples:
             generators = [np.random.default_rng([search.seed, index]) for index in task.indices]
@@ -256,47 +256,6 @@ class Predictor:
             nbest = beam_search(*inputs, search, rules, task.history)
         _check_finite(nbest)
         return nbest
-
-    def _tokenize_constraints(self, constraints: Constraints) -> "_TokenizedConstraints":
-        banned = tuple(tuple(phrase) for phrase in self.tokenizer.ids(constraints.banned) if phrase)
-        return _TokenizedConstraints(
-            constraints.prefix_ids or self._tokenize_required("prefix", constraints.prefixes, banned),
-            [self._tokenize_phrases(phrases, banned) for phrases in constraints.phrases],
-            banned,
-        )
-
-    def _tokenize_phrases(self, phrases: Sequence[str], banned: "_Banned") -> list[list[int]]:
-        """Tokenize the phrases that a prediction must contain. Reject more tokens than a text of the model can have."""
-        tokenized = [ids for ids in self._tokenize_required("must_contain", phrases, banned) if ids]
-        required = sum(map(len, tokenized))
-        if required > self.max_length:
-            raise ConfigError(
-                f"must_contain: the phrases have {required:,} tokens, but a text of this model has at most "
-                f"{self.max_length:,} (tokenizer.max_length). Use shorter or fewer phrases."
-            )
-        return tokenized
-
-    def _tokenize_required(self, option: str, texts: Sequence[str], banned: "_Banned") -> list[list[int]]:
-        """Tokenize texts that predictions must contain. Reject a text with unknown tokens, or with a banned phrase."""
-        tokenized = self.tokenizer.ids(texts)
-        for text, ids in zip(texts, tokenized, strict=True):
-            if UNKNOWN in ids:
-                unknown = UnknownTokens.of(self.tokenizer.find_unknown([text])[0])
-                raise ConfigError(
-                    f"{option}: the model has no token for {unknown} in {text!r}, so no prediction can contain this "
-                    "text. Use a text that consists of known tokens."
-                )
-            excluded = next((phrase for phrase in banned if _contains(ids, phrase)), None)
-            if excluded is not None:
-                raise ConfigError(
-                    f"{option}: {text!r} contains {self.tokenizer.decode(list(excluded))!r}, which is banned, so no "
-                    "prediction satisfies both. Remove one of them."
-                )
-        return tokenized
-
-
-def _contains(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
-    return any(tuple(tokens[start : start + len(phrase)]) == phrase for start in range(len(tokens)))
 
 
 def target_log_probs(model: Seq2Seq, batch: Batch) -> Tensor:
@@ -328,9 +287,6 @@ def _check_finite(nbest: Sequence[Sequence[Hypothesis]]) -> None:
     """Raise ModelError if the model computes NaN. A beam of NaN contains no hypothesis at all."""
     if not all(hypotheses and not math.isnan(hypotheses[0].score) for hypotheses in nbest):
         raise ModelError(DIVERGED)
-
-
-_Banned = tuple[tuple[int, ...], ...]
 
 
 class _Task(NamedTuple):
@@ -367,27 +323,7 @@ class _Encoded(NamedTuple):
         return _Encoded(reorder(self.memory, rows_N), replace(self.encoding, calls=calls), self.length_B[rows_N])
 
 
-class _TokenizedConstraints(NamedTuple):
-    """`Constraints` as token ids."""
-
-    prefixes: Sequence[Sequence[int]]
-    phrases: list[list[list[int]]]
-    banned: _Banned
-
-
-def _extend_limits(limits_B: Tensor, constraints: _TokenizedConstraints) -> Tensor:
-    """Raise the length limits to fit the required tokens and END. An empty source keeps its limit of 0."""
-    required = [0] * len(limits_B)
-    for row, prefix in enumerate(constraints.prefixes):
-        required[row] += len(prefix)
-    for row, phrases in enumerate(constraints.phrases):
-        required[row] += sum(map(len, phrases))
-    if not any(required):
-        return limits_B
-    return torch.where(limits_B > 0, limits_B.clamp_min(torch.tensor(required, device=limits_B.device) + 1), limits_B)
-
-
-def _build_rules(search: SearchSettings, constraints: _TokenizedConstraints, limits_B: Tensor) -> list[Rule]:
+def _build_rules(search: SearchSettings, constraints: TokenConstraints, limits_B: Tensor) -> list[Rule]:
     """Build the rules in order: required phrases and prefixes are last, because they override the others."""
     rules: list[Rule] = []
     if search.min_length:
