@@ -20,7 +20,6 @@ from tests_shared import ModelOnly, make_distillation
 
 pytest.importorskip("triton")
 
-from regard.ops.triton.layer_norm import layer_norm
 from regard.ops.triton.losses import consistency_loss, cross_entropy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,36 +41,6 @@ def assert_all_close(actual: list[Tensor], expected: list[Tensor], rtol: float, 
         torch.testing.assert_close(ours, reference, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 8), (3, 5, 24), (7, 256), (2, 300), (1, 3000)])
-def test_layer_norm_equals_torch(shape: tuple[int, ...]) -> None:
-    x, weight, bias = (
-        random_tensor(*shape, scale=3.0),
-        random_tensor(shape[-1], seed=1),
-        random_tensor(shape[-1], seed=2),
-    )
-    inputs = [x, weight, bias]
-    actual = output_and_gradients(layer_norm(x + 5, weight, bias, 1e-5, torch.float32), inputs)
-    expected = output_and_gradients(nn.functional.layer_norm(x + 5, shape[-1:], weight, bias, 1e-5), inputs)
-    assert_all_close(actual, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_layer_norm_gradient_with_more_rows_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.ops.triton.layer_norm.MAX_PROGRAMS", 3)
-    x, weight, bias = random_tensor(29, 1024), random_tensor(1024, seed=1), random_tensor(1024, seed=2)
-    actual = output_and_gradients(layer_norm(x, weight, bias, 1e-5, torch.float32), [x, weight, bias])
-    expected = output_and_gradients(nn.functional.layer_norm(x, (1024,), weight, bias, 1e-5), [x, weight, bias])
-    assert_all_close(actual, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_layer_norm_returns_the_requested_dtype() -> None:
-    x, weight, bias = random_tensor(4, 32), random_tensor(32, seed=1), random_tensor(32, seed=2)
-    output = layer_norm(x, weight, bias, 1e-5, torch.float16)
-    assert output.dtype == torch.float16
-    expected = nn.functional.layer_norm(x, (32,), weight, bias, 1e-5)
-    torch.testing.assert_close(output.float(), expected, rtol=1e-3, atol=1e-3)
-    assert torch.autograd.grad(output.float().square().sum(), x)[0].dtype == torch.float32
-
-
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("training", [True, False])
 def test_layer_norm_casts_its_output_to_the_autocast_dtype(device: str, training: bool) -> None:
@@ -89,20 +58,6 @@ def test_layer_norm_does_not_cast_float64() -> None:
     norm = LayerNorm(8, autocast_output=True).double()
     with torch.autocast("cpu", torch.bfloat16):
         assert norm(torch.randn(2, 8, dtype=torch.float64)).dtype == torch.float64
-
-
-def test_layer_norm_uses_the_kernel_only_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = _enable_kernels(monkeypatch)
-    norm = LayerNorm(24).to(DEVICE)
-    with torch.no_grad():
-        norm.weight.copy_(random_tensor(24, seed=1))
-        norm.bias.copy_(random_tensor(24, seed=2))
-    inputs = [random_tensor(5, 24, scale=1e-3), norm.weight, norm.bias]  # so small that ε matters
-    actual = output_and_gradients(norm.train()(inputs[0]), inputs)
-    assert len(checked) == 1
-    expected = output_and_gradients(norm.eval()(inputs[0]), inputs)
-    assert len(checked) == 1
-    assert_all_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -240,14 +195,13 @@ def test_cross_entropy_of_nan_is_nan() -> None:
     assert cross_entropy(logits, torch.tensor([2], device=DEVICE), 0.0, -100).isnan().all()
 
 
-@pytest.mark.parametrize("kernel", ["cross_entropy", "consistency_loss", "layer_norm"])
+@pytest.mark.parametrize("kernel", ["cross_entropy", "consistency_loss"])
 def test_double_backward_raises_with_the_remedy(kernel: str) -> None:
-    x, weight, bias = random_tensor(2, 8), random_tensor(8, seed=1), random_tensor(8, seed=2)
+    x = random_tensor(2, 8)
     targets = torch.tensor([1, 2], device=DEVICE)
     outputs = {
         "cross_entropy": lambda: cross_entropy(x, targets, 0.1, -100),
         "consistency_loss": lambda: consistency_loss(x, x, targets, (1, 1, 1, 1), 0.1, -100),
-        "layer_norm": lambda: layer_norm(x, weight, bias, 1e-5, torch.float32),
     }
     output = outputs[kernel]()
     with pytest.raises(ConfigError, match="reference_mode"):

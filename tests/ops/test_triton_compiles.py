@@ -11,15 +11,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from regard.ops.triton import layer_norm, losses
+from regard.ops.triton import losses
 from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
 from regard.recurrent.settings import VARIANTS
 
 SIZES = {"group_0", "T", "N", "B", "H", "programs", "ignore_index", "a_row"}
 KINDS = {
-    "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "targets": "*i64", "eps": "fp32", "smoothing": "fp32",
-    **dict.fromkeys(("losses", "log_sums", "d_losses", "means", "rstds", "statistics"), "*fp32"),
-    **dict.fromkeys(("d_weights", "d_biases"), "*fp32"),
+    "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "targets": "*i64", "smoothing": "fp32",
+    **dict.fromkeys(("losses", "log_sums", "d_losses", "statistics"), "*fp32"),
 }
 
 
@@ -50,9 +49,6 @@ for kernel in ("gru_forward", "gru_backward", "lstm_forward", "lstm_backward"):
     for element in ("*fp32", "*bf16"):
         compile_for_gpu(getattr(triton_step, f"_{kernel}"), element, {"H": 320, "BLOCK": triton_step.BLOCK})
 for size in (256, 1000):
-    tile = {"D": size, **layer_norm._tile(size)}
-    compile_for_gpu(layer_norm._forward, "*bf16", tile)
-    compile_for_gpu(layer_norm._backward, "*fp32", tile)
     compile_for_gpu(losses._cross_entropy_forward, "*bf16", {"V": 10 * size, "BLOCK": losses.BLOCK})
     compile_for_gpu(losses._cross_entropy_backward, "*fp32", {"V": 10 * size, "BLOCK": losses.BLOCK})
     both = {"V": 10 * size, "BLOCK": losses.PAIR_BLOCK}

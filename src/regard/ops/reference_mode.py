@@ -18,8 +18,7 @@ _enabled: ContextVar[bool] = ContextVar("reference_mode", default=False)
 
 @contextmanager
 def reference_mode() -> Iterator[None]:
-    """Within the block, compute attention, recurrent layers, losses and layer normalization with their reference
-    implementations.
+    """Within the block, compute attention, recurrent layers and losses with their reference implementations.
 
     They are slower, and support second derivatives.
     """
