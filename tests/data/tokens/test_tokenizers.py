@@ -488,7 +488,7 @@ def test_text_is_read_once_and_not_stored(kind: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_a_forked_child_can_tokenize_without_a_warning() -> None:
     code = (
-        "import os\nfrom regard.data.tokens.tokenizers import Tokenizer\n"
+        "import os\nfrom regard.data.settings import CharSide\nfrom regard.data.tokens.tokenizers import Tokenizer\n"
         "t = Tokenizer.of(CharSide(), ['abc'])\nt.ids(['abc'] * 1000)\npid = os.fork()\n"
         "if pid == 0:\n    t.ids(['abc'] * 1000)\n    os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"
     )
