@@ -74,7 +74,7 @@ class HookRemoval(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if node.attr == "need_weights":
+        if node.attr == "change_weights":
             self.removed += 1
             return ast.copy_location(ast.Constant(False), node)
         return self.generic_visit(node)

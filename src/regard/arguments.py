@@ -1,7 +1,7 @@
 """Checks of arguments, where users pass them. An error names the argument, its value, and what is expected.
 
-A wrong type raises ArgumentTypeError (also a TypeError), a wrong value, shape, dtype or device ConfigError (also a
-ValueError).
+A wrong type raises ArgumentTypeError, which is a TypeError. A wrong value, shape, dtype or device raises ConfigError,
+which is a ValueError.
 
 B rows, T queries, S memory slots, D width.
 """
@@ -18,7 +18,9 @@ from regard.quantities import MAX_SEED
 
 
 def check_type(name: str, value: Any, types: Any, expected: str) -> Any:
-    """Return a value of a type, or of one of several. `expected` describes it in the message."""
+    """Return the value, which must be an instance of the type, or of one of several. `expected` describes it in the
+    message.
+    """
     if not isinstance(value, types):
         raise ArgumentTypeError(f"{name} must be {expected}, not {type(value).__name__}.")
     return value
@@ -198,7 +200,7 @@ def check_inputs(
     sizes: tuple[int, int, int],
     weight: Tensor | None,
 ) -> None:
-    """Raise an error that names the argument, its shape, dtype or device, and the expected one.
+    """Check the inputs of an attention. An error names the argument, its shape, dtype or device, and the expected one.
 
     `sizes` are those of the query and of the keys, and the number of heads. The dtype and the device are those of a
     weight of the attention; if it has none, those of the first argument.

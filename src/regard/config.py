@@ -42,7 +42,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of_kind(cls, kind: str) -> type["Settings"]:
-        """Return the class of a kind, with its options; it is imported if necessary."""
+        """Return the settings class of a kind. Import the part if necessary."""
         return cls.kinds().get(kind, cls)
 
 
@@ -65,8 +65,8 @@ TRAINING_ONLY: JsonDict = {"training_only": True}
 def resolve(
     schema: type[S], source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any], name: str = "settings"
 ) -> S:
-    """Return the settings of a preset, a file or a mapping, with dotted-key overrides applied. Messages call a mapping
-    `name`.
+    """Return the settings of a preset, a file or a mapping, with dotted-key overrides applied. Messages refer to a
+    mapping as `name`.
 
     The source is validated before the overrides are applied, so that an error in a file is reported with its line and
     an error in an override with the override. What can be validated without torch is validated first.

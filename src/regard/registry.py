@@ -2,9 +2,9 @@
 
 A part has a `kind`, settings and a builder. The settings are derived from the signature of the builder: each parameter
 that the caller does not provide is an option. Built-in parts are registered like those of plugins, when the module that
-defines them is imported. Their names are known before, because this module may import torch, which takes seconds.
+defines them is imported. Their names are read from its source before, because it may import torch, which takes seconds.
 
-Settings with a role of their own, such as those of encoders and metrics, are declared as classes instead. Their
+Settings that other code uses directly, such as those of encoders and metrics, are declared as classes instead. Their
 builders receive the settings.
 """
 
@@ -48,7 +48,7 @@ class Registry:
 
     `module` registers the built-in parts; it is imported when one of them is needed. `provided` are the names of the
     values that the caller of `build_part` can provide; a builder receives those that it has a parameter for. `facts`
-    are the names of the attributes of the built class that its settings have too.
+    are the class attributes of a part that are copied to its settings class.
     """
 
     noun: str

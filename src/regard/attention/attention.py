@@ -210,7 +210,7 @@ class Attention(nn.Module):
         return self._attend(query_BKD, keys, past, weights=weights).one_query_per_row()
 
     def _attend(self, query_BTD: Tensor, memory: PreparedMemory, past: Past, *, weights: bool) -> Attended:
-        """The equation: score, scope, selection, weighted sum. Hooks observe or change what is in between."""
+        """The equation: score, scope, selection, weighted sum. Hooks observe or change the intermediate results."""
         hooks, reading = find_hooks(self), Reading(self.score, self.scope, self.select, query_BTD, memory, past)
         if self.fused and not weights:
             return self._attend_fused(reading, hooks)
@@ -260,7 +260,9 @@ class Attention(nn.Module):
     @property
     def fused(self) -> bool:
         """Whether the fused path is used, unless weights are requested."""
-        reason = fused_unsupported_reason(self.score, self.scope, self.select, is_changed=find_hooks(self).need_weights)
+        reason = fused_unsupported_reason(
+            self.score, self.scope, self.select, is_changed=find_hooks(self).change_weights
+        )
         return reason is None
 
     def _next_past(self, reading: Reading, hooks: AttentionHooks, weights_BHTS: Tensor | None = None) -> Past:

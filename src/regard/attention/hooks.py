@@ -2,7 +2,7 @@
 
     memory     the values of a memory, when it is prepared
     inputs     the queries, the memory and the past, before anything is computed from them
-    scores     the slots that the selection can choose from, given the scores
+    scores     the scores, and the visible slots, which a hook can change
     weights    the weights that the context is computed from
     context    the context of each head
 
@@ -50,10 +50,10 @@ class Reading(NamedTuple):
 
 
 class AttentionHook:
-    """What happens at each point. By default, nothing changes."""
+    """Base class of hooks, with one method for each point. By default, they change nothing."""
 
-    needs_weights: ClassVar[bool] = False
-    """Whether the hook acts on scores, weights or context, which a fused kernel does not store."""
+    changes_weights: ClassVar[bool] = False
+    """Whether the hook changes visible slots, weights or context, so that the fused path cannot be used."""
 
     def on_memory(self, keys_BSD: Tensor, values_BSD: Tensor, values_BHSD: Tensor) -> Tensor:
         """Return the values of each head, given the keys and values of the memory."""
@@ -69,7 +69,7 @@ class AttentionHook:
         return allowed_BHTS
 
     def on_weights(self, reading: Reading, weights_BHTS: Tensor, allowed_BHTS: Tensor | None) -> Tensor:
-        """Return the weights, given those of the selection, and the visible slots unless the path is fused."""
+        """Return the weights, given those of the selection. `allowed_BHTS` is None on the fused path."""
         del reading, allowed_BHTS
         return weights_BHTS
 
@@ -85,8 +85,8 @@ class AttentionHooks(tuple[AttentionHook, ...]):
     __slots__ = ()
 
     @property
-    def need_weights(self) -> bool:
-        return any(hook.needs_weights for hook in self)
+    def change_weights(self) -> bool:
+        return any(hook.changes_weights for hook in self)
 
     def on_memory(self, keys_BSD: Tensor, values_BSD: Tensor, values_BHSD: Tensor) -> Tensor:
         for hook in self:

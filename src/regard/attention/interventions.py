@@ -45,7 +45,7 @@ class ZeroValues(Intervention):
 class HeadIntervention(Settings, Intervention):
     """A change of one head or all heads of an attention, for one query or all queries."""
 
-    needs_weights: ClassVar[bool] = True
+    changes_weights: ClassVar[bool] = True
 
     attention: str = Field(description="the name of the attention in the model")
     head: OptionalCount | None = Field(None, description="the head, from 0; null for all heads")

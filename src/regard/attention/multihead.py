@@ -70,7 +70,7 @@ class MultiHeadAttention(nn.Module):
         role: `encoder-self`, `decoder-self` or `cross`; labels recorded weights.
 
     Raises:
-        ConfigError: A name is unknown, or a value is out of range or does not suit the others.
+        ConfigError: A name is unknown, or a value is out of range or does not match the others.
         ArgumentTypeError: An argument has the wrong type.
 
     >>> attention = regard.MultiHeadAttention(512, heads=8)

@@ -190,4 +190,4 @@ _TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     int: ((int,), "an integer"),
     float: ((int, float), "a number"),
 }
-"""The types that a setting accepts, and what they are called. A bool is not a number."""
+"""For each annotation, the accepted types and their name in messages. A bool is not a number."""

@@ -81,7 +81,7 @@ class AttentiveDecoder(Decoder, ABC):
 
     With a gate, the context is scaled by β_t = σ(w · q_t + b), where q_t is the query: the state before the step in
     Bahdanau's order, as in Xu et al. (2015). The doubly stochastic penalty λ Σ_j (1 − Σ_t a_tj)² of the same paper is a
-    loss term. The paper's output layer is linear, where this one has a tanh.
+    loss term. The paper's output layer is linear; this one has a tanh.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class AttentiveDecoder(Decoder, ABC):
         self.stepwise = True
         """Whether a step depends on the context of the previous one, so that steps cannot run in parallel."""
         self.feed_size = 0
-        """The width of the vector that a step receives from the previous one besides its state."""
+        """The width of the vector that a step receives from the previous one in addition to the recurrent state."""
         self.readout_uses_token = readout_uses_token
         self.readout = Readout(
             hidden + embedding if readout_uses_token else hidden,
@@ -296,7 +296,7 @@ class BahdanauDecoder(AttentiveDecoder):
         s_t = f(s_{t−1}, [y_{t−1}; c_t])
         p(y_t) = softmax(V tanh(U [s_t; y_{t−1}; c_t]))
 
-    The output layer uses tanh, where the paper uses maxout.
+    The output layer uses tanh; the paper uses maxout.
     """
 
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:
@@ -320,7 +320,7 @@ class ConditionalDecoder(AttentiveDecoder):
         s'_t = f(s_{t−1}, y_{t−1})                     c_t = attention(s'_t, h)
         s_t = g(s'_t, c_t)                             p(y_t) = softmax(V tanh(U [s_t; y_{t−1}; c_t]))
 
-    With several layers, g continues from the state of the last.
+    If f has several layers, g starts from the state of the last layer.
     """
 
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:

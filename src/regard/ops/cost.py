@@ -78,7 +78,7 @@ class Cost:
 
     @property
     def attention_terms(self) -> "Cost":
-        """The terms of degree 2 in the lengths: a pair of positions is compared for each of them."""
+        """The terms of degree 2 in the lengths, which come from comparing pairs of positions."""
         return Cost({exponents: c for exponents, c in self.terms.items() if exponents[0] + exponents[1] > 1})
 
     def __str__(self) -> str:

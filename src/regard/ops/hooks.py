@@ -42,7 +42,7 @@ def active_hooks() -> dict[nn.Module, list[Any]]:
 
 @dataclass
 class Recorder:
-    """What is recorded of one module. Modules with other points than `record` extend it."""
+    """The recorded tensors of one module. A module with hook points of its own has a subclass."""
 
     parts: Parts = field(default_factory=dict)
     detailed: bool = False
@@ -98,7 +98,7 @@ class ObservedModule(nn.Module):
     """A module that lets recordings observe what it computes on the way to its result."""
 
     def observe(self, **values: Tensor) -> None:
-        """Show values to `observe_values`. Otherwise, this has no effect."""
+        """Pass values to the enclosing `observe_values` block. Without one, this has no effect."""
         observed = _observed.get()
         if observed is not None:
             observed |= values

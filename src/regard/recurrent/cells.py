@@ -32,7 +32,8 @@ class Cell(ObservedModule, ABC):
     together, and defines `step`.
 
     With layer normalization (Ba et al. 2016), W x and R h are each normalized over all gates before they are added. A
-    GRU that resets before the product has two products with R, for r and z and for n; each is normalized on its own.
+    GRU that resets before the product multiplies by R twice, once for r and z and once for n; each product is
+    normalized separately.
     """
 
     state_parts: tuple[str, ...] = ("h",)
@@ -229,7 +230,8 @@ class LSTMCell(Cell):
 
     p are the peepholes; g and h are tanh or the identity. With gate recurrence, each gate also receives the products of
     all gates of the previous step with additional matrices. The rows of the matrices are the learned gates in the order
-    i, f, o, followed by z. Layer normalization also normalizes c before h; it does not normalize the gate recurrence.
+    i, f, o, followed by z. Layer normalization also normalizes c before the activation h; it does not
+    normalize the gate recurrence.
     """
 
     state_parts = ("h", "c")

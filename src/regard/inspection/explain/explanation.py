@@ -29,7 +29,7 @@ DEFAULT_LENGTH = 25
 """The length of a source and of a target, unless it is given or the run has recorded those of its data."""
 
 ASSUMED_VOCABULARY = 1000
-"""The number of tokens of a config, which is known only after the data is read."""
+"""The vocabulary size that is assumed before the data is read."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The JSON document of a trace, `docs/trace.md` describes every field: arrays, and a prediction with its weights."""
+"""The JSON document of a trace: arrays, and a prediction with its weights. `docs/trace.md` describes every field."""
 
 import base64
 import math
@@ -26,8 +26,8 @@ Document = dict[str, Any]
 
 
 def write_prediction(prediction: Prediction, inputs: Sequence[AttentionInputs] = ()) -> Document:
-    """Return the document of a prediction with its attention weights, and what these are computed from. The fields of
-    a trace about which nothing is known are empty.
+    """Return the document of a prediction with its attention weights, and what these are computed from. Fields that
+    only a trace can fill are empty.
     """
     return {
         "format": FORMAT,

@@ -1,4 +1,6 @@
-"""The page of the explorer as one HTML file: its bundle inlined, with the documents of traces. It makes no request."""
+"""The page of the explorer as one HTML file: its bundle inlined, with the documents of traces. It makes no network
+requests.
+"""
 
 import base64
 import hashlib

@@ -279,7 +279,7 @@ def compare_predictions(before: Prediction, after: Prediction) -> Changes:
 
 
 def _total_variation(before: AttentionWeights, after: AttentionWeights) -> list[float]:
-    """Return the total variation of each row that both have. Keys beyond those of the other are not visible in it."""
+    """Return the total variation of each row that both have. If one has more keys, the missing weights count as 0."""
     rows, columns = np.minimum(before.shape[-2:], after.shape[-2:])
     difference = np.abs(before[..., :rows, :columns] - after[..., :rows, :columns]).sum(-1, dtype=np.float64) / 2
     average_T = difference.mean(0) if difference.ndim == 2 else difference

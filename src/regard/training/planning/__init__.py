@@ -1,1 +1,1 @@
-"""Planning: what settings fit the data, the machine and the available time."""
+"""Planning: which settings fit the data, the machine and the available time."""
