@@ -43,7 +43,7 @@ SMALL = {
 
 
 def thin(values: Iterable[Any], every: int = 3) -> list[Any]:
-    """Return the parameters of a test: `make test` runs every third of them, and `make test-all` runs all."""
+    """Return the parameters of a test: `make test` runs the first of every few, and `make test-all` runs all."""
     slow = pytest.mark.slow
     return [pytest.param(value, marks=slow) if number % every else value for number, value in enumerate(values)]
 

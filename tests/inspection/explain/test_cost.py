@@ -125,7 +125,7 @@ class Search(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", thin(TEXT_MODELS), ids=str)
+@pytest.mark.parametrize("settings", thin(TEXT_MODELS, every=10), ids=str)
 def test_multiply_adds_of_a_forward_pass_agree_with_the_counter(settings: dict[str, Any]) -> None:
     model = build(settings)
     forward = sum_costs(part.forward for part in compute_parts(model))
@@ -135,7 +135,7 @@ def test_multiply_adds_of_a_forward_pass_agree_with_the_counter(settings: dict[s
         assert forward(source, target) == counted
 
 
-@pytest.mark.parametrize("settings", thin(TEXT_MODELS), ids=str)
+@pytest.mark.parametrize("settings", thin(TEXT_MODELS, every=10), ids=str)
 def test_multiply_adds_of_greedy_decoding_agree_with_the_counter(settings: dict[str, Any]) -> None:
     model = build(settings)
     search = sum_costs(part.search for part in compute_parts(model))
@@ -168,7 +168,7 @@ def test_the_cost_of_a_captioner_depends_on_the_target_only(settings: dict[str, 
         assert cost.forward(999, target) == counted
 
 
-@pytest.mark.parametrize("settings", thin([*TEXT_MODELS, *CAPTIONERS]), ids=str)
+@pytest.mark.parametrize("settings", thin([*TEXT_MODELS, *CAPTIONERS], every=10), ids=str)
 def test_parameters_of_the_parts_are_those_of_the_model(settings: dict[str, Any]) -> None:
     model = build(settings)
     parts = compute_parts(model)
