@@ -6,7 +6,7 @@ is a union discriminated by `kind`, and a bare name is shorthand: `score: additi
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import resources
 from pathlib import Path
@@ -69,35 +69,43 @@ def resolve(
     mapping as `name`.
 
     The source is validated before the overrides are applied, so that an error in a file is reported with its line and
-    an error in an override with the override. What can be validated without torch is validated first.
+    an error in an override with the override. What can be validated without torch is validated first; if that is
+    everything, it is validated once.
     """
     tree, locate = _read(source, name)
-    _check_without_torch(schema, tree, overrides, locate)
-    return _resolve(schema, tree, overrides, locate)
+    with _deferring_options() as deferred:
+        settings = _resolve(schema, tree, overrides, locate)
+    return _resolve(schema, tree, overrides, locate) if deferred else settings
 
 
 def check_without_torch(schema: type[Settings], source: str | Path) -> None:
     """Validate a preset or a file, except for the options of parts that are known only when torch has been imported."""
     tree, locate = _read(source, str(source))
-    _check_without_torch(schema, tree, {}, locate)
+    with _deferring_options():
+        _resolve(schema, tree, {}, locate)
 
 
-def _check_without_torch(
-    schema: type[Settings], tree: Tree, overrides: Mapping[str, Any], locate: Callable[[KeyPath], str]
-) -> None:
-    token = _names_only.set(True)
+_deferred: ContextVar[list[str] | None] = ContextVar("deferred", default=None)
+
+
+@contextmanager
+def _deferring_options() -> Iterator[list[str]]:
+    """Validate only the names of parts that have not been imported, and collect these names."""
+    deferred: list[str] = []
+    token = _deferred.set(deferred)
     try:
-        _resolve(schema, tree, overrides, locate)
+        yield deferred
     finally:
-        _names_only.reset(token)
+        _deferred.reset(token)
 
 
-_names_only: ContextVar[bool] = ContextVar("names_only", default=False)
-
-
-def checks_names_only() -> bool:
-    """Whether a part that has not been imported is checked only by its name."""
-    return _names_only.get()
+def defer_options(kind: str) -> bool:
+    """Return whether the options of a part that has not been imported can be validated later, and note its name."""
+    deferred = _deferred.get()
+    if deferred is None:
+        return False
+    deferred.append(kind)
+    return True
 
 
 def _read(source: str | Path | Mapping[str, Any], name: str) -> tuple[Tree, Callable[[KeyPath], str]]:

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from regard.config import Settings, checks_names_only
+from regard.config import Settings, defer_options
 from regard.errors import ArgumentTypeError, ConfigError, RegardError
 from regard.formatting import add_article
 
@@ -171,7 +171,7 @@ class Choice(Settings):
             raise PydanticCustomError("missing_kind", "kind is missing")
         schema: type[Choice] | None = None
         if isinstance(kind, str):
-            is_deferred = checks_names_only() and kind in registry.built_in and kind not in registry.settings
+            is_deferred = kind not in registry.settings and kind in registry.built_in and defer_options(kind)
             schema = cls._accepting_any_options() if is_deferred else registry.find(kind)
         if schema is None:
             # Pydantic cannot format a string with lone surrogates.
