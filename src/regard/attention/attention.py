@@ -16,6 +16,7 @@ from regard.arguments import (
     check_integer,
     check_sequence,
     check_tensors,
+    check_type,
 )
 from regard.attention import equation
 from regard.attention.hooks import AttentionHooks, Reading, find_hooks
@@ -26,7 +27,7 @@ from regard.attention.scores import InnerProduct, Score
 from regard.attention.selections import Selected, Selection, join_samples
 from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
 from regard.config import resolve
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.errors import ConfigError
 from regard.formatting import did_you_mean, quantity
 from regard.ops.attention import ScoreBias, dot_product_attention, dot_product_weights
 from regard.ops.layers import Dropout
@@ -46,10 +47,8 @@ _OPTIONS = ("score", "scope", "select", "heads", "dropout", "role")
 
 def _check_part(name: str, part: object, kind: type[nn.Module]) -> None:
     """Raise an error for a module that is not of this kind."""
-    if isinstance(part, nn.Module) and not isinstance(part, kind):
-        raise ArgumentTypeError(
-            f"{name} must be a name, a mapping or a regard.{kind.__name__}, not {type(part).__name__}."
-        )
+    if isinstance(part, nn.Module):
+        check_type(name, part, kind, f"a name, a mapping or a regard.{kind.__name__}")
 
 
 @final
@@ -139,8 +138,7 @@ class Attention(nn.Module):
 
         >>> regard.Attention.named("luong-local-p", query_size=512, key_size=512)
         """
-        if not isinstance(name, str):
-            raise ArgumentTypeError(f"name must be the name of a mechanism, not {type(name).__name__}.")
+        check_type("name", name, str, "the name of a mechanism")
         unknown = next((change for change in changes if change not in _OPTIONS), None)
         if unknown is not None:
             raise ConfigError(
@@ -157,8 +155,7 @@ class Attention(nn.Module):
     def from_settings(
         cls, settings: AttentionSettings, query_size: int, key_size: int, *, role: Role = "cross"
     ) -> "Attention":
-        if not isinstance(settings, AttentionSettings):
-            raise ArgumentTypeError(f"settings must be AttentionSettings, not {type(settings).__name__}.")
+        check_type("settings", settings, AttentionSettings, "AttentionSettings")
         return cls(query_size, key_size, **dict(settings), role=role)
 
     @property
@@ -231,7 +228,7 @@ class Attention(nn.Module):
             allowed = reading.restrict().allowed_BTS
             mask = None if allowed is None else ScoreBias.from_mask(allowed, memory.values_BHSD.dtype)
         if hooks:
-            self.observe_fused(reading, mask)
+            self.observe_fused(reading, mask, hooks)
         if mask is memory.score_bias and mask is not None:
             # A row without visible slots attends to its slots, which are all zero, so `nonempty` is not needed.
             mask = mask._replace(nonempty=None)
@@ -247,12 +244,12 @@ class Attention(nn.Module):
             dot_product_attention(query_BHTD, prepared, values_BHSD, mask, scale=scale, dropout=dropout)
         )
 
-    def observe_fused(self, reading: Reading, mask: ScoreBias | None) -> None:
-        """Compute the weights of the fused path for the hooks of this attention. The context still comes from the fused
+    def observe_fused(self, reading: Reading, mask: ScoreBias | None, hooks: AttentionHooks) -> None:
+        """Compute the weights of the fused path for hooks of this attention. The context still comes from the fused
         path, so that observing it does not change it.
         """
         assert isinstance(self.score, InnerProduct)
-        hooks, query_BHTD = find_hooks(self), self.score.query(reading.query_BTD)
+        query_BHTD = self.score.query(reading.query_BTD)
         hooks.on_inputs(reading)
         weights_BHTS = dot_product_weights(query_BHTD, reading.memory.prepared, mask, scale=self.score.factor)
         hooks.on_weights(reading, weights_BHTS, None)
@@ -366,13 +363,11 @@ def _check_reading(query_BTD: Tensor, keys: object, past: object, size: int) -> 
 
 
 def _check_memory(keys: object) -> None:
-    if not isinstance(keys, PreparedMemory):
-        raise ArgumentTypeError(f"keys must be what `prepare` returned, not {type(keys).__name__}.")
+    check_type("keys", keys, PreparedMemory, "what `prepare` returned")
 
 
 def _check_past(past: object) -> None:
-    if not isinstance(past, Past):
-        raise ArgumentTypeError(f"past must be what `begin` or the last step returned, not {type(past).__name__}.")
+    check_type("past", past, Past, "what `begin` or the last step returned")
 
 
 def dispatch_attention(score: Score, scope: Scope, select: Selection, *, weights: bool) -> Dispatch:

@@ -14,8 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from regard.arguments import check_floating, check_inputs, check_tensors
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.arguments import check_floating, check_inputs, check_tensors, check_type
+from regard.errors import ConfigError
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -86,8 +86,7 @@ def attend(
 
     >>> context, weights = regard.attend(query, memory, score="dot", allowed=mask)
     """
-    if not callable(score) and not isinstance(score, str):
-        raise ArgumentTypeError(f"score must be a name or a function, not {type(score).__name__}.")
+    check_type("score", score, (str, Callable), "a name or a function")
     if isinstance(score, str) and score not in SCORES:
         raise ConfigError(
             f"'{score}' is not a score without parameters. Choose one of {', '.join(SCORES)}, or use regard.Attention "

@@ -43,11 +43,6 @@ class Reading(NamedTuple):
         tensors = (allowed_BTS, scope.bias_BTS, scope.factor_BTS)
         return ScopeOutput(*(None if tensor is None else tensor.unsqueeze(1) for tensor in tensors))
 
-    def compare(self) -> Tensor:
-        """Return the score of each query and slot, (B, H, T, S)."""
-        scores_BHTS: Tensor = self.score(self.query_BTD, self.memory.prepared, self.past.weights_BHS)
-        return scores_BHTS
-
 
 class AttentionHook:
     """Base class of hooks, with one method for each point. By default, they change nothing."""

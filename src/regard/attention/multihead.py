@@ -189,10 +189,11 @@ class MultiHeadAttention(nn.Module):
             mask = None if step.bias_BKS is None else ScoreBias(step.bias_BKS.unsqueeze(1), None)
             query_BKD = query.reshape(-1, step.block, query.shape[-1])
             context_N1D = attention.read_fused(query_BKD, *step.used_slots(layer), mask).view_as(x_N1D)
-            if find_hooks(attention):
+            hooks = find_hooks(attention)
+            if hooks:
                 past, memory = self._gather(layer, step)
                 reading = Reading(score, attention.scope, attention.select, query, memory, past)
-                attention.observe_fused(reading, None)
+                attention.observe_fused(reading, None, hooks)
         else:
             past, memory = self._gather(layer, step)
             context_N1D = attention.read(query, memory, past).context_BTD

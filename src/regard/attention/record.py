@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from regard.arguments import check_flag
+from regard.arguments import check_flag, check_type
 from regard.attention.attention import Attention, Role
 from regard.attention.hooks import AttentionHook, Reading
 from regard.errors import ArgumentTypeError, ConfigError
@@ -37,7 +37,8 @@ class AttentionRecorder(Recorder, AttentionHook):
         self.record({"position": reading.positions()})
         if not self.detailed:
             return
-        scope, scores_BHTS, past = reading.restrict(), reading.compare(), reading.past
+        scope, past = reading.restrict(), reading.past
+        scores_BHTS = reading.score(reading.query_BTD, reading.memory.prepared, past.weights_BHS)
         belief_BHS = past.belief_BHS
         if reading.select.uses_past and belief_BHS is None:
             # At the first step every slot can be reached, as from the first slot.
@@ -142,8 +143,7 @@ def record(
     """
     if not isinstance(model, HasModules) or isinstance(model, type):
         raise ArgumentTypeError(f"model must be a regard.Model or a torch.nn.Module, not {type(model).__name__}.")
-    if not callable(chosen):
-        raise ArgumentTypeError(f"chosen must be a function of a name, not {type(chosen).__name__}.")
+    check_type("chosen", chosen, Callable, "a function of a name")
     check_flag("queries", queries)
     check_flag("states", states)
     recording = Recording()

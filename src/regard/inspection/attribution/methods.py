@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.arguments import check_flag, check_integer
+from regard.arguments import check_flag, check_integer, check_type
 from regard.attention.attention import Attention, Role
 from regard.attention.interventions import ZeroValues, intervene
 from regard.data.sources import SourceItem
@@ -343,8 +343,7 @@ class AttributionRequest(NamedTuple):
         check_integer("integration_steps", self.integration_steps, maximum=_MAX_INTEGRATION_STEPS)
         check_flag("previous", self.previous)
         check_flag("normalize", self.normalize)
-        if self.progress is not None and not callable(self.progress):
-            raise ArgumentTypeError(f"progress must be a function, not {type(self.progress).__name__}.")
+        check_type("progress", self.progress, Callable | None, "a function")
         if self.baseline != "zero" and self.method != "integrated_gradients":
             raise ConfigError(f"The method {self.method} has no baseline. Use the method integrated_gradients.")
         if self.contrast is not None and self.method in ("value_zeroing", "attention"):

@@ -1,7 +1,7 @@
 """Settings of a run on a dataset of pairs: choose them, or reuse those of a run that was started before."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from regard.arguments import check_device, check_type
@@ -11,7 +11,7 @@ from regard.data.images.settings import CaptionsData
 from regard.data.pair_files import resolve_data, resolve_files
 from regard.data.preparation import Report
 from regard.data.settings import FilesData
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.errors import ConfigError
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings, TrainingSettings, with_deadline
 from regard.training.planning import autoconfig, budget, caption_autoconfig
@@ -61,8 +61,7 @@ def choose(
     >>> regard.train(chosen.settings.model_dump(), out="runs/pairs")
     """
     check_type("data", data, Mapping, "a mapping of settings, such as {'train': 'pairs.tsv'}")
-    if not callable(report):
-        raise ArgumentTypeError(f"report must be a function of a text, not {type(report).__name__}.")
+    check_type("report", report, Callable, "a function of a text")
     started = time.monotonic() if started is None else started
     check_type("started", started, int | float, "a reading of time.monotonic()")
     overrides = with_deadline({} if overrides is None else overrides, minutes)
