@@ -49,7 +49,7 @@ from regard.decoding.settings import SearchOptions
 from regard.evaluation.alignment import AlignmentScore, flip
 from regard.evaluation.breakdown import find_lines, group_by_length
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, compute_statistics
-from regard.evaluation.settings import Bleu, Perplexity
+from regard.evaluation.settings import parse_metric
 from regard.evaluation.significance import Difference, SeedDifference, compare_over_seeds, compare_pair, correct
 from regard.evaluation.validation import compute_losses
 from regard.formatting import table
@@ -260,12 +260,12 @@ class Results:
 
 def _build_bleu(results: Results, run: Mapping[str, Any]) -> MetricStatistics:
     outputs = ModelOutputs(results.evaluation_set, run["predictions"], np.zeros((0, 2)))
-    return compute_statistics(Bleu(tokenize="none"), outputs)
+    return compute_statistics(parse_metric("bleu:tokenize=none"), outputs)
 
 
 def _build_perplexity(results: Results, run: Mapping[str, Any]) -> MetricStatistics:
     outputs = ModelOutputs(results.evaluation_set, [], np.asarray(run["losses"], np.float64))
-    return compute_statistics(Perplexity(), outputs)
+    return compute_statistics(parse_metric("perplexity"), outputs)
 
 
 def _build_aer(_: Results, run: Mapping[str, Any]) -> MetricStatistics | None:

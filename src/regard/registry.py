@@ -4,7 +4,7 @@ A part has a `kind`, settings and a builder. The settings are derived from the s
 that the caller does not provide is an option. Built-in parts are registered like those of plugins, when the module that
 defines them is imported. Their names are read from its source before, because it may import torch, which takes seconds.
 
-Settings that other code uses directly, such as those of encoders and metrics, are declared as classes instead. Their
+Settings that other code uses directly, such as those of encoders, are declared as classes instead. Their
 builders receive the settings.
 """
 
@@ -226,12 +226,12 @@ def _with_kind(detail: Any, kind: str) -> InitErrorDetails:
     return InitErrorDetails(type=detail["type"], loc=loc, input=value, ctx=context)
 
 
-def default_choice(value: Any) -> Any:
+def default_choice(value: Any, description: str | None = None) -> Any:
     """Return the default of a settings field that holds a part, directly or in a group: a name or a mapping.
 
     It is validated when it is used, not when the class is defined, because this may import torch.
     """
-    return Field(value, validate_default=True)
+    return Field(value, validate_default=True, description=description)
 
 
 @cache

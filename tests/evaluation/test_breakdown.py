@@ -20,8 +20,9 @@ from regard.evaluation.breakdown import (
     split_words,
 )
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, compute_statistics
-from regard.evaluation.settings import Accuracy, Bleu, CharacterErrorRate, Metric
+from regard.evaluation.settings import Metric, parse_metric
 
+ACCURACY, CORPUS_BLEU, CER = map(parse_metric, ("accuracy", "bleu", "cer"))
 SOURCES = ["a dog runs in the park today", "the cat sleeps on a mat now", "zebra and the cat", "the the the the the"]
 REFERENCES = ["ein Hund rennt", "die Katze schläft", "Zebra und Katze", "die die"]
 PREDICTIONS = ["ein Hund rennt", "die Katze rennt", "Hund und Katze", "die"]
@@ -86,7 +87,7 @@ def test_lines_are_grouped_by_frequency_and_by_unseen_words(evaluation_set: Eval
 
 def test_values_of_groups_are_those_of_the_subsets(evaluation_set: EvaluationSet) -> None:
     """Also for BLEU, which is not an average over sentences."""
-    statistics = compute(evaluation_set, Accuracy(), Bleu())
+    statistics = compute(evaluation_set, ACCURACY, CORPUS_BLEU)
     breakdown = compute_breakdown("unseen", statistics, evaluation_set, PREDICTIONS, WordCounts.of(TRAINING))
     assert [group.sentences for group in breakdown.groups] == [2, 1, 1]
     assert [group.values["accuracy"] for group in breakdown.groups] == [0.0, 1.0, 0.0]
@@ -97,7 +98,7 @@ def test_values_of_groups_are_those_of_the_subsets(evaluation_set: EvaluationSet
 
 def test_a_breakdown_with_one_group_says_why_there_is_no_table(evaluation_set: EvaluationSet) -> None:
     counts = WordCounts.of((source, "") for source in evaluation_set.sources)
-    breakdown = compute_breakdown("unseen", compute(evaluation_set, Accuracy()), evaluation_set, PREDICTIONS, counts)
+    breakdown = compute_breakdown("unseen", compute(evaluation_set, ACCURACY), evaluation_set, PREDICTIONS, counts)
     assert str(breakdown) == "No breakdown by source words not in the training data: the only group is 0 (4 sentences)."
 
 
@@ -131,11 +132,11 @@ def test_rows_of_statistics_belong_to_lines() -> None:
 
 
 def test_the_worst_sentences_come_first(evaluation_set: EvaluationSet) -> None:
-    statistics = compute(evaluation_set, Accuracy(), CharacterErrorRate(), Bleu())
-    by_accuracy = find_worst(Accuracy(), statistics[Accuracy()], evaluation_set, PREDICTIONS, 3)
+    statistics = compute(evaluation_set, ACCURACY, CER, CORPUS_BLEU)
+    by_accuracy = find_worst(ACCURACY, statistics[ACCURACY], evaluation_set, PREDICTIONS, 3)
     # All three are wrong, so the edit distance decides: 4 of 7, 5 of 15 and 6 of 17 characters.
     assert [sentence.line for sentence in by_accuracy] == [4, 2, 3]
-    by_cer = find_worst(CharacterErrorRate(), statistics[CharacterErrorRate()], evaluation_set, PREDICTIONS, 10)
+    by_cer = find_worst(CER, statistics[CER], evaluation_set, PREDICTIONS, 10)
     assert [sentence.line for sentence in by_cer] == [4, 2, 3, 1]
     assert by_cer[0].prediction == "die"
     assert by_cer[0].references == ["die die"]
@@ -143,20 +144,20 @@ def test_the_worst_sentences_come_first(evaluation_set: EvaluationSet) -> None:
     assert "line 4: cer 57.14%" in str(by_cer[0])
     assert by_cer[-1].value == 0.0
     # A correct sentence of three words has BLEU 100, although it contains no 4-gram.
-    by_bleu = find_worst(Bleu(), statistics[Bleu()], evaluation_set, PREDICTIONS, 4)
+    by_bleu = find_worst(CORPUS_BLEU, statistics[CORPUS_BLEU], evaluation_set, PREDICTIONS, 4)
     assert by_bleu[-1].line == 1
     assert by_bleu[-1].value == pytest.approx(BLEU(effective_order=True).sentence_score("a b c", ["a b c"]).score)
 
 
 def test_frequency_needs_training_data(evaluation_set: EvaluationSet) -> None:
     with pytest.raises(ConfigError, match="needs the training data"):
-        compute_breakdown("frequency", compute(evaluation_set, Accuracy()), evaluation_set, PREDICTIONS, None)
+        compute_breakdown("frequency", compute(evaluation_set, ACCURACY), evaluation_set, PREDICTIONS, None)
 
 
 def test_sources_that_are_not_text_have_no_unseen_words() -> None:
     images = EvaluationSet([0, 1, 2, 3], [[reference] for reference in REFERENCES])
     counts = WordCounts.of([(0, "ein Hund")])
-    statistics = compute(images, Accuracy())
+    statistics = compute(images, ACCURACY)
     with pytest.raises(DataError, match="needs sources that are text"):
         compute_breakdown("unseen", statistics, images, PREDICTIONS, counts)
     breakdown = compute_breakdown("frequency", statistics, images, PREDICTIONS, counts)

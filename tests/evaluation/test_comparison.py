@@ -7,10 +7,10 @@ import pytest
 
 from regard.evaluation.comparison import System, SystemComparison, name_group
 from regard.evaluation.metrics import EvaluationSet, ModelOutputs, compute_statistics
-from regard.evaluation.settings import Accuracy, CharacterErrorRate, Metric
+from regard.evaluation.settings import parse_metrics
 from regard.evaluation.significance import CorrectionName, SignificanceTest, compare_pair
 
-METRICS: list[Metric] = [Accuracy(), CharacterErrorRate()]
+METRICS = parse_metrics(["accuracy", "cer"])
 COUNT = 60
 REFERENCES = [f"reference {number}" for number in range(COUNT)]
 

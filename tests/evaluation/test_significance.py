@@ -13,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, compute_statistics
-from regard.evaluation.settings import Bleu
+from regard.evaluation.settings import parse_metric
 from regard.evaluation.significance import (
     SignificanceTest,
     compare_over_seeds,
@@ -52,7 +52,7 @@ def average(values: NDArray[np.float64]) -> MetricStatistics:
 
 def bleu_statistics(predictions: list[str], references: list[str]) -> MetricStatistics:
     evaluation_set = EvaluationSet.from_lists(list(range(len(references))), references)
-    return compute_statistics(Bleu(), ModelOutputs(evaluation_set, predictions, np.zeros((0, 2))))
+    return compute_statistics(parse_metric("bleu"), ModelOutputs(evaluation_set, predictions, np.zeros((0, 2))))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import regard
 from regard.data.corpora import Pairs
 from regard.evaluation.metrics import EvaluationSet
-from regard.evaluation.settings import Accuracy, Loss, MetricValues, PhonemeErrorRate, parse_metric
+from regard.evaluation.settings import MetricValues, parse_metric
 from regard.evaluation.validation import compute_losses, evaluate, validate
 from regard.ops import losses
 from regard.runs.folder import RunFolder
@@ -33,18 +33,18 @@ def metric_values(loss: float, **values: float) -> MetricValues:
 
 
 def test_higher_or_lower_is_better_and_the_loss_breaks_ties() -> None:
-    assert metric_values(2, accuracy=0.6).better_than(metric_values(1, accuracy=0.5), Accuracy())
-    assert metric_values(1, accuracy=0.5).better_than(metric_values(2, accuracy=0.5), Accuracy())
-    assert not metric_values(1, accuracy=0.5).better_than(metric_values(1, accuracy=0.5), Accuracy())
-    assert metric_values(2, per=10).better_than(metric_values(1, per=20), PhonemeErrorRate())
-    assert not metric_values(2, per=10).better_than(metric_values(1, per=10), PhonemeErrorRate())
-    assert metric_values(1).better_than(metric_values(2), Loss())
-    assert metric_values(1).better_than(None, Loss())
+    assert metric_values(2, accuracy=0.6).better_than(metric_values(1, accuracy=0.5), parse_metric("accuracy"))
+    assert metric_values(1, accuracy=0.5).better_than(metric_values(2, accuracy=0.5), parse_metric("accuracy"))
+    assert not metric_values(1, accuracy=0.5).better_than(metric_values(1, accuracy=0.5), parse_metric("accuracy"))
+    assert metric_values(2, per=10).better_than(metric_values(1, per=20), parse_metric("per"))
+    assert not metric_values(2, per=10).better_than(metric_values(1, per=10), parse_metric("per"))
+    assert metric_values(1).better_than(metric_values(2), parse_metric("loss"))
+    assert metric_values(1).better_than(None, parse_metric("loss"))
 
 
 def test_nan_is_worse_than_any_number() -> None:
-    assert not metric_values(math.nan).better_than(metric_values(9), Loss())
-    assert metric_values(9).better_than(metric_values(math.nan), Loss())
+    assert not metric_values(math.nan).better_than(metric_values(9), parse_metric("loss"))
+    assert metric_values(9).better_than(metric_values(math.nan), parse_metric("loss"))
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from regard.evaluation.alignment import score_alignments
 from regard.evaluation.attention_statistics import compute_attention_entropy
 from regard.evaluation.comparison import System, SystemComparison
 from regard.evaluation.metrics import EvaluationSet, ModelOutputs, compute_statistics, warn_if_tokenized
-from regard.evaluation.settings import Bleu, Chrf, Metric, parse_metrics
+from regard.evaluation.settings import Metric, parse_metrics
 from regard.evaluation.significance import (
     CORRECTIONS,
     TESTS,
@@ -314,7 +314,7 @@ def _choose_metrics(
     requested: list[Metric] | None, runs: Sequence[OpenedRun], outputs: Mapping[str, Sequence[str]]
 ) -> list[Metric]:
     if requested is None:
-        defaults = runs[0].folder.settings().training.default_metrics if runs else [Bleu(), Chrf()]
+        defaults = runs[0].folder.settings().training.default_metrics if runs else parse_metrics(["bleu", "chrf"])
         return [metric for metric in defaults if metric.needs_predictions]
     for metric in requested:
         if outputs and not metric.needs_predictions:

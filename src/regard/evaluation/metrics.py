@@ -12,33 +12,19 @@ import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from regard.arguments import check_integer, check_seed
 from regard.data.corpora import Pairs, RawSource, identify
 from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.evaluation.captions import CiderScorer, Words, compute_rouge_l, tokenize_caption
-from regard.evaluation.settings import (
-    Accuracy,
-    Bleu,
-    CharacterErrorRate,
-    Chrf,
-    Cider,
-    Loss,
-    Metric,
-    Perplexity,
-    PhonemeErrorRate,
-    References,
-    RougeL,
-    SequenceErrorRate,
-    Ter,
-    WordErrorRate,
-    check_format,
-)
+from regard.evaluation.settings import Metric
 from regard.formatting import quantity
+from regard.quantities import Count, OptionalCount
 from regard.version import __version__
 
 log = logging.getLogger(__name__)
@@ -46,6 +32,14 @@ log = logging.getLogger(__name__)
 Statistics = NDArray[np.float64]
 
 RESAMPLES = 1_000
+
+References = Annotated[
+    Literal["by_line", "by_source", "auto"],
+    Field(
+        description="by_line: each line has its own references; by_source: lines with the same source share their "
+        "references; auto: by_source if every source has the same number of references, and more than one"
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -207,53 +201,80 @@ def register_metric(
 
     >>> regard.register_metric("length", compute_length, format_spec=".1f", unit=" words")
     """
+    try:
+        format(0.5, format_spec)
+    except (TypeError, ValueError):
+        raise ConfigError(f"format_spec must be a format for numbers, such as '.2f', not {format_spec!r}.") from None
     Metric.registry.register(
         Metric,
         name,
         compute,
         higher_is_better=higher_is_better,
         needs_predictions=needs_predictions,
-        format_spec=check_format(format_spec),
+        format_spec=format_spec,
         unit=unit,
     )
 
 
-def _compute_loss(settings: Loss | Perplexity, outputs: ModelOutputs) -> MetricStatistics:
-    def average(totals: list[float]) -> float:
-        nats = totals[0] / totals[1]
-        if settings.kind == "loss":
-            return nats
-        return math.exp(nats) if nats < 700 else math.inf
-
-    return MetricStatistics(outputs.losses_N2, average, _signature("token", outputs.evaluation_set, "by_line"))
+def _compute_loss(outputs: ModelOutputs) -> MetricStatistics:
+    """−log p of the references in nats, averaged over all their tokens."""
+    return _average_losses(outputs, lambda nats: nats)
 
 
-def _compute_matches(settings: Accuracy | SequenceErrorRate, outputs: ModelOutputs) -> MetricStatistics:
-    def share(totals: list[float]) -> float:
-        correct = totals[0] / totals[1]
-        return correct if settings.kind == "accuracy" else 100 * (1 - correct)
+def _compute_perplexity(outputs: ModelOutputs) -> MetricStatistics:
+    """exp(loss). Values are comparable only between models with the same vocabulary."""
+    return _average_losses(outputs, lambda nats: math.exp(nats) if nats < 700 else math.inf)
 
+
+def _average_losses(outputs: ModelOutputs, of_average: Callable[[float], float]) -> MetricStatistics:
+    signature = _signature("token", outputs.evaluation_set, "by_line")
+    return MetricStatistics(outputs.losses_N2, lambda totals: of_average(totals[0] / totals[1]), signature)
+
+
+def _compute_accuracy(outputs: ModelOutputs) -> MetricStatistics:
+    """The share of sources whose prediction equals one of their references, from 0 to 1."""
     rows = [
         (_normalize(outputs.predictions[line]) in map(_normalize, references), 1)
         for line, references in outputs.evaluation_set.group_references().items()
     ]
-    return MetricStatistics(np.array(rows, dtype=np.float64), share, _signature("sequence", outputs.evaluation_set))
+    signature = _signature("sequence", outputs.evaluation_set)
+    return MetricStatistics(np.array(rows, dtype=np.float64), lambda totals: totals[0] / totals[1], signature)
 
 
-_UNITS = {"wer": "word", "per": "symbol", "cer": "character"}
+def _compute_ser(outputs: ModelOutputs) -> MetricStatistics:
+    """The share of sources whose prediction equals none of their references, in percent: 100 (1 − accuracy).
+
+    Papers on grapheme-to-phoneme conversion call this WER, because each of their sequences is a word.
+    """
+    return replace(_compute_accuracy(outputs), compute_value=lambda totals: 100 * (1 - totals[0] / totals[1]))
 
 
-def _compute_edits(
-    settings: WordErrorRate | PhonemeErrorRate | CharacterErrorRate, outputs: ModelOutputs
-) -> MetricStatistics:
+def _compute_wer(outputs: ModelOutputs) -> MetricStatistics:
+    """100 Σ edits / Σ reference length, over space-separated words (as in speech recognition).
+
+    Edits are insertions, deletions and substitutions, so the rate can exceed 100. Edits and length are those of the
+    closest reference of each source; if several are equally close, of the longest.
+    """
+    return _compute_edits(outputs, str.split, "word")
+
+
+def _compute_per(outputs: ModelOutputs) -> MetricStatistics:
+    """The same as `wer`, for text whose space-separated symbols are phonemes."""
+    return _compute_edits(outputs, str.split, "symbol")
+
+
+def _compute_cer(outputs: ModelOutputs) -> MetricStatistics:
+    """The same as `wer` over characters, including spaces."""
+    return _compute_edits(outputs, str, "character")
+
+
+def _compute_edits(outputs: ModelOutputs, split: Callable[[str], Sequence[str]], unit: str) -> MetricStatistics:
     from rapidfuzz.distance.Levenshtein import distance
 
-    def split(text: str) -> Sequence[str]:
-        return _normalize(text) if settings.kind == "cer" else _normalize(text).split()
-
-    def count_edits(prediction: Sequence[str], references: Iterable[Sequence[str]]) -> tuple[int, int]:
+    def count_edits(prediction: str, references: Iterable[str]) -> tuple[int, int]:
         """Return the edit distance to the closest reference and its length; the longest breaks ties."""
-        edits, length = min((distance(prediction, reference), -len(reference)) for reference in references)
+        predicted, expected = split(_normalize(prediction)), [split(_normalize(text)) for text in references]
+        edits, length = min((distance(predicted, tokens), -len(tokens)) for tokens in expected)
         return edits, -length
 
     def rate(totals: list[float]) -> float:
@@ -261,11 +282,10 @@ def _compute_edits(
         return 100 * edits / length if length else 100.0 * bool(edits)
 
     rows = [
-        count_edits(split(outputs.predictions[line]), map(split, references))
+        count_edits(outputs.predictions[line], references)
         for line, references in outputs.evaluation_set.group_references().items()
     ]
-    signature = _signature(_UNITS[settings.kind], outputs.evaluation_set)
-    return MetricStatistics(np.array(rows, dtype=np.float64), rate, signature)
+    return MetricStatistics(np.array(rows, dtype=np.float64), rate, _signature(unit, outputs.evaluation_set))
 
 
 def _normalize(text: str) -> str:
@@ -284,23 +304,41 @@ def _count_references(evaluation_set: EvaluationSet, by: References) -> int | st
     return counts.pop() if len(counts) == 1 else "var"
 
 
-def _compute_bleu(settings: Bleu, outputs: ModelOutputs) -> MetricStatistics:
+def _compute_bleu(
+    outputs: ModelOutputs,
+    tokenize: Annotated[
+        Literal["13a", "none", "intl", "char", "zh", "coco"],
+        Field(description="a tokenizer of sacrebleu, or coco: lowercase words without punctuation"),
+    ] = "13a",
+    lowercase: bool = False,
+    max_order: Annotated[Count, Field(le=4, description="maximum n-gram order: 4 is BLEU-4")] = 4,
+    smooth: Annotated[
+        Literal["exp", "floor", "add-k", "none"], Field(description="smoothing if no n-gram of some order matches")
+    ] = "exp",
+    references: References = "by_line",
+) -> MetricStatistics:
+    """Corpus BLEU (Papineni et al. 2002), computed by sacrebleu (Post 2018).
+
+    With `tokenize: none`, words are split at spaces only. This is the value in papers that tokenize both sides
+    beforehand; it is not comparable with the value under `13a` on untokenized text. BLEU-1 to BLEU-4 of papers on
+    captioning are `max_order: 1` to `4` with `tokenize: coco`, `smooth: none` and `references: by_source`.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
-    coco = settings.tokenize == "coco"
+    coco = tokenize == "coco"
     scorer = BLEU(
-        settings.lowercase or coco,
+        lowercase or coco,
         # Turn off sacrebleu's warning about tokenized text, which would repeat at every validation: see
         # `warn_if_tokenized`.
         force=True,
-        tokenize="none" if coco else settings.tokenize,
-        smooth_method=settings.smooth,
-        max_ngram_order=settings.max_order,
+        tokenize="none" if coco else tokenize,
+        smooth_method=smooth,
+        max_ngram_order=max_order,
     )
     if coco:
         scorer.tokenizer, scorer.tokenizer_signature = _CocoTokenizer(), _CocoTokenizer().signature()
-    statistics = _compute_with_sacrebleu(scorer, outputs, settings.references)
-    order = "" if settings.max_order == 4 else f"|order:{settings.max_order}"
+    statistics = _compute_with_sacrebleu(scorer, outputs, references)
+    order = "" if max_order == 4 else f"|order:{max_order}"
     # As sacrebleu does for one sentence, ignore n-gram orders that are longer than the sentence.
     sentence_scorer = copy(scorer)
     sentence_scorer.effective_order = True
@@ -326,7 +364,11 @@ def warn_if_tokenized(evaluation_set: EvaluationSet, metrics: Iterable[Metric]) 
     endings = [
         reference.endswith((" .", " ?", " !")) for references in evaluation_set.references for reference in references
     ]
-    tokenizing = [metric for metric in metrics if isinstance(metric, Bleu) and metric.tokenize not in {"none", "coco"}]
+    tokenizing = [
+        metric
+        for metric in metrics
+        if metric.kind == "bleu" and metric.model_dump()["tokenize"] not in {"none", "coco"}
+    ]
     if tokenizing and sum(endings) > len(endings) / 2:
         log.warning(
             "The references look tokenized, and %s tokenizes them again. Use bleu:tokenize=none to split them at "
@@ -335,18 +377,30 @@ def warn_if_tokenized(evaluation_set: EvaluationSet, metrics: Iterable[Metric]) 
         )
 
 
-def _compute_chrf(settings: Chrf, outputs: ModelOutputs) -> MetricStatistics:
+def _compute_chrf(
+    outputs: ModelOutputs,
+    word_order: Annotated[OptionalCount, Field(le=4, description="also count word n-grams up to this order")] = 0,
+    lowercase: bool = False,
+    references: References = "by_line",
+) -> MetricStatistics:
+    """Corpus chrF (Popović 2015), computed by sacrebleu; chrF++ with `word_order: 2`."""
     from sacrebleu.metrics.chrf import CHRF
 
-    scorer = CHRF(word_order=settings.word_order, lowercase=settings.lowercase)
-    return _compute_with_sacrebleu(scorer, outputs, settings.references)
+    return _compute_with_sacrebleu(CHRF(word_order=word_order, lowercase=lowercase), outputs, references)
 
 
-def _compute_ter(settings: Ter, outputs: ModelOutputs) -> MetricStatistics:
+def _compute_ter(
+    outputs: ModelOutputs,
+    normalized: Annotated[bool, Field(description="separate punctuation from words first")] = False,
+    case_sensitive: bool = False,
+    references: References = "by_line",
+) -> MetricStatistics:
+    """Translation edit rate (Snover et al. 2006), computed by sacrebleu: insertions, deletions, substitutions and
+    shifts of words.
+    """
     from sacrebleu.metrics.ter import TER
 
-    scorer = TER(normalized=settings.normalized, case_sensitive=settings.case_sensitive)
-    return _compute_with_sacrebleu(scorer, outputs, settings.references)
+    return _compute_with_sacrebleu(TER(normalized=normalized, case_sensitive=case_sensitive), outputs, references)
 
 
 def _compute_with_sacrebleu(scorer: Any, outputs: ModelOutputs, by: References) -> MetricStatistics:
@@ -363,42 +417,59 @@ def _compute_with_sacrebleu(scorer: Any, outputs: ModelOutputs, by: References) 
     )
 
 
-def _compute_rouge_l(settings: RougeL, outputs: ModelOutputs) -> MetricStatistics:
-    captions = _tokenize_captions(settings, outputs)
-    values = [100 * compute_rouge_l(prediction, references) for prediction, references in captions]
-    return MetricStatistics.average(values, _caption_signature(settings, outputs))
+CaptionTokenization = Annotated[
+    Literal["coco", "none"],
+    Field(description="coco: lowercase words without punctuation; none: split at spaces only"),
+]
 
 
-def _compute_cider(settings: Cider, outputs: ModelOutputs) -> MetricStatistics:
-    captions = _tokenize_captions(settings, outputs)
+def _compute_rouge_l(
+    outputs: ModelOutputs, tokenize: CaptionTokenization = "coco", references: References = "by_source"
+) -> MetricStatistics:
+    """ROUGE-L (Lin 2004) as in the COCO caption evaluation, averaged over the sources.
+
+    F_β, with β = 1.2, of the longest common subsequence of words. Precision and recall are each the maximum over the
+    references.
+    """
+    captions, signature = _tokenize_captions(outputs, tokenize, references)
+    return MetricStatistics.average([100 * compute_rouge_l(*caption) for caption in captions], signature)
+
+
+def _compute_cider(
+    outputs: ModelOutputs, tokenize: CaptionTokenization = "coco", references: References = "by_source"
+) -> MetricStatistics:
+    """CIDEr-D (Vedantam et al. 2015) as in the COCO caption evaluation, averaged over the sources: 0 to 10.
+
+    The tf-idf weighted cosine of n-grams of up to 4 words, clipped, with a Gaussian penalty on the difference in length
+    (σ = 6). Document frequencies are counted in the references of the evaluation set, so values on different sets are
+    not comparable. A confidence interval resamples the sources, and keeps these frequencies. Papers print 100 times
+    this value.
+    """
+    captions, signature = _tokenize_captions(outputs, tokenize, references)
     scorer = CiderScorer([references for _, references in captions])
-    values = [scorer.score(prediction, references) for prediction, references in captions]
-    return MetricStatistics.average(values, _caption_signature(settings, outputs))
+    return MetricStatistics.average([scorer.score(*caption) for caption in captions], signature)
 
 
-def _tokenize_captions(settings: RougeL | Cider, outputs: ModelOutputs) -> list[tuple[Words, list[Words]]]:
-    """Return the words of each prediction, and of its references."""
-    split: Callable[[str], Words] = tokenize_caption if settings.tokenize == "coco" else str.split
-    grouped = outputs.evaluation_set.group_references(settings.references)
-    return [(split(outputs.predictions[line]), list(map(split, references))) for line, references in grouped.items()]
+def _tokenize_captions(
+    outputs: ModelOutputs, tokenize: CaptionTokenization, by: References
+) -> tuple[list[tuple[Words, list[Words]]], str]:
+    """Return the words of each prediction and of its references, and the signature of the metric."""
+    split: Callable[[str], Words] = tokenize_caption if tokenize == "coco" else str.split
+    grouped = outputs.evaluation_set.group_references(by)
+    captions = [(split(outputs.predictions[line]), list(map(split, texts))) for line, texts in grouped.items()]
+    count = _count_references(outputs.evaluation_set, by)
+    return captions, f"nrefs:{count}|tok:{tokenize}|version:regard-{__version__}"
 
 
-def _caption_signature(settings: RougeL | Cider, outputs: ModelOutputs) -> str:
-    count = _count_references(outputs.evaluation_set, settings.references)
-    return f"nrefs:{count}|tok:{settings.tokenize}|version:regard-{__version__}"
-
-
-Metric.registry.builders |= {
-    "loss": _compute_loss,
-    "perplexity": _compute_loss,
-    "accuracy": _compute_matches,
-    "ser": _compute_matches,
-    "wer": _compute_edits,
-    "per": _compute_edits,
-    "cer": _compute_edits,
-    "bleu": _compute_bleu,
-    "chrf": _compute_chrf,
-    "ter": _compute_ter,
-    "rouge_l": _compute_rouge_l,
-    "cider": _compute_cider,
-}
+register_metric("loss", _compute_loss, needs_predictions=False, format_spec=".4f")
+register_metric("perplexity", _compute_perplexity, needs_predictions=False)
+register_metric("accuracy", _compute_accuracy, higher_is_better=True, format_spec=".2%")
+register_metric("ser", _compute_ser, unit="%")
+register_metric("wer", _compute_wer, unit="%")
+register_metric("per", _compute_per, unit="%")
+register_metric("cer", _compute_cer, unit="%")
+register_metric("bleu", _compute_bleu, higher_is_better=True)
+register_metric("chrf", _compute_chrf, higher_is_better=True)
+register_metric("ter", _compute_ter)
+register_metric("rouge_l", _compute_rouge_l, higher_is_better=True)
+register_metric("cider", _compute_cider, higher_is_better=True, format_spec=".4f")

@@ -25,7 +25,7 @@ from regard.data.settings import (
 )
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.evaluation.settings import Accuracy, Chrf, Loss, Metric
+from regard.evaluation.settings import Metric, parse_metrics
 from regard.models.settings import TEXT, ModelSettings
 from regard.overrides import reject_ambiguous_kinds
 from regard.quantities import (
@@ -242,7 +242,9 @@ class TrainingSettings(Settings):
         description="on a GPU, capture a CUDA graph for each batch shape, and replay it",
     )
     validate_every: Count = Field(100, description="number of steps between validations")
-    metric: Metric = Field(Accuracy(), description="metric that chooses the best checkpoint; the loss breaks ties")
+    metric: Metric = default_choice(
+        "accuracy", description="metric that chooses the best checkpoint; the loss breaks ties"
+    )
     extra_metrics: Annotated[tuple[Metric, ...], BeforeValidator(as_list)] = Field(
         (), json_schema_extra=MAY_CHANGE_ON_RESUME, description="more metrics to compute in validation"
     )
@@ -303,12 +305,12 @@ class TrainingSettings(Settings):
     @property
     def metrics(self) -> list[Metric]:
         """The metrics of validation, without duplicates. The loss is always included, since it breaks ties."""
-        return list(dict.fromkeys([self.metric, *self.extra_metrics, Loss()]))
+        return parse_metrics([self.metric, *self.extra_metrics, "loss"])
 
     @property
     def default_metrics(self) -> list[Metric]:
         """The default metrics of `regard evaluate`."""
-        return list(dict.fromkeys([self.metric, *self.extra_metrics, Accuracy(), Chrf(), Loss()]))
+        return parse_metrics([self.metric, *self.extra_metrics, "accuracy", "chrf", "loss"])
 
 
 def check_overrides(overrides: Any) -> dict[str, Any]:
@@ -345,7 +347,7 @@ class RunSettings(Settings):
     data: DataSettings
     tokenizer: TokenizerChoice = CharTokenizer()
     model: ModelSettings = default_choice("recurrent")
-    training: TrainingSettings = TrainingSettings()
+    training: TrainingSettings = default_choice({})
     decoding: DecodingSettings = DecodingSettings()
 
     def within(self, run: Path) -> Self:
