@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import resources
+from os.path import abspath
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, get_args
 
@@ -32,7 +33,14 @@ class Settings(BaseModel):
 
     def absolute(self) -> Self:
         """Return the settings with absolute paths, so that they are valid in any working directory."""
-        return self.model_copy(update={name: value.absolute() for name, value in self if isinstance(value, Settings)})
+        update: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, Settings):
+                update[name] = value.absolute()
+            elif value and PATH in field.metadata:
+                update[name] = abspath(value) if isinstance(value, str) else tuple(map(abspath, value))
+        return self.model_copy(update=update)
 
     @classmethod
     def kinds(cls) -> Mapping[str, type["Settings"]]:
@@ -52,6 +60,16 @@ def _expand_name(value: Any) -> Any:
 
 BY_NAME = BeforeValidator(_expand_name)
 """Annotation of a choice that also accepts its bare name."""
+
+
+def _path_to_str(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_path_to_str(path) for path in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+PATH = BeforeValidator(_path_to_str)
+"""Annotation of a setting that is a path, or several: `absolute` makes it absolute."""
 
 _MAX_PROBLEMS, _MAX_MESSAGE, _MAX_PLUGINS = 3, 2_000, 10
 

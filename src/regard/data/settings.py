@@ -7,19 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings, differences
+from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, PATH, Settings, differences
 from regard.data.lines import STANDARD_INPUT
 from regard.formatting import short_path
 from regard.models.settings import TEXT
 from regard.quantities import (
     Column,
-    CorpusSize,
     Count,
     Fraction,
-    HeldOutFraction,
     Length,
     PositiveWeight,
-    Seed,
     VocabularySize,
 )
 from regard.registry import Choice, Registry
@@ -146,62 +143,21 @@ FilesChoice = Annotated[Files, BeforeValidator(_path)]
 
 
 class DataSettings(Choice):
-    """Where the pairs come from: a corpus of any kind."""
+    """Where the pairs come from: a corpus of any kind. A corpus is a function that loads it, and its parameters are the
+    settings. The settings that other modules use, too, are declared as classes.
+    """
 
     registry: ClassVar[Registry] = Registry("corpus", "regard.data.corpora")
     source_kind: ClassVar[str] = TEXT
     """The kind of the sources."""
 
-
-class DatesData(DataSettings):
-    """Dates as written in dozens of languages → YYYY-MM-DD. Built in; a pure function of the seed."""
-
-    kind: Literal["dates"] = "dates"
-    train: CorpusSize = 20_000
-    dev: CorpusSize = 500
-    test: CorpusSize = 1_000
-    seed: Seed = 0
-
-
-class SequencesData(DataSettings):
-    """Strings of letters to copy, reverse or sort. Built in; a pure function of the seed."""
-
-    kind: Literal["sequences"] = "sequences"
-    task: Literal["copy", "reverse", "sort"] = "reverse"
-    letters: Count = Field(26, ge=2, le=26, description="size of the alphabet")
-    shortest: Length = Field(5, le=10_000)
-    longest: Length = Field(30, le=10_000)
-    train: CorpusSize = 20_000
-    dev: CorpusSize = 500
-    test: CorpusSize = 1_000
-    seed: Seed = 0
+    def check_options(self) -> None:
+        """Raise a ValueError if the options cannot be combined. `register_corpus` can replace this function."""
 
     @model_validator(mode="after")
-    def _has_enough_strings(self) -> Self:
-        if self.shortest > self.longest:
-            raise ValueError(f"shortest: {self.shortest} is greater than longest, {self.longest}.")
-        lengths = range(self.shortest, min(self.longest, self.shortest + 12) + 1)
-        strings = sum(self.letters**length for length in lengths)
-        if strings < 4 * (self.train + self.dev + self.test):
-            raise ValueError(
-                f"letters: there are only {strings} strings of these lengths. Increase letters or longest, or decrease "
-                "train."
-            )
+    def _check_options(self) -> Self:
+        self.check_options()
         return self
-
-
-class PronounceData(DataSettings):
-    """English words → phonemes (HH AH L OW), from CMUdict. All pronunciations of a word are in the same split."""
-
-    kind: Literal["pronounce"] = "pronounce"
-    path: str | None = Field(None, description="a dictionary in the format of CMUdict; by default the package cmudict")
-    stress: bool = Field(False, description="keep the stress marks of vowels (AH0, OW1)")
-    letters_only: bool = Field(True, description="ignore words with other characters, such as a.m. and can't")
-    dev: HeldOutFraction = Field(0.05, description="share of the words for validation")
-    test: HeldOutFraction = Field(0.1, description="share of the words for testing")
-
-    def absolute(self) -> Self:
-        return self.model_copy(update={"path": os.path.abspath(self.path)}) if self.path else self
 
 
 SplitName = Literal["train", "dev", "test"]
@@ -245,10 +201,10 @@ class FilesData(DataSettings):
         """Whether the language is a tag of each source."""
         return not isinstance(self.language, str)
 
-    @model_validator(mode="after")
-    def _languages_are_valid_tags(self) -> Self:
+    def check_options(self) -> None:
+        """Languages must be valid tags."""
         if isinstance(self.language, str):
-            return self
+            return
         if not self.language or any(not re.fullmatch(r"[^\s;]+", name) for name in self.language):
             raise ValueError("language: give at least one, without white space or ';', which separate tags.")
         for split in SPLITS:
@@ -259,7 +215,6 @@ class FilesData(DataSettings):
                     f"{split}: {fixed[0]} would be read once for each language, with every tag. Write {{language}} in "
                     "the file name."
                 )
-        return self
 
 
 TAGS = "treat text after a tab in a source as tags (V;PST), one token each"
@@ -355,14 +310,13 @@ class SentencePieceSide(Settings):
     """A unigram or BPE tokenizer from a .model file of SentencePiece."""
 
     kind: Literal["sentencepiece"] = "sentencepiece"
-    path: str = Field(description="the .model file; it is read when training starts, and not needed later")
+    path: Annotated[str, PATH] = Field(
+        description="the .model file; it is read when training starts, and not needed later"
+    )
     tags: bool = Field(False, description=TAGS)
     dropout: Fraction = Field(0.0, description="for a BPE model: BPE-dropout in training")
     alpha: PositiveWeight | None = Field(None, description="for a unigram model: sample segmentations with p^alpha")
     segmentations: Count = SEGMENTATIONS
-
-    def absolute(self) -> Self:
-        return self.model_copy(update={"path": os.path.abspath(self.path)})
 
     @property
     def sampling(self) -> Sampling | None:

@@ -1,6 +1,5 @@
 """The settings of training, and of a run."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, Settings
+from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, PATH, Settings
 from regard.data.images import settings as _image_corpora  # noqa: F401 - registers the settings of image corpora
 from regard.data.settings import (
     CharTokenizer,
@@ -111,22 +110,15 @@ Consistency = NoConsistency | RDrop | SimCut
 ConsistencyChoice = Annotated[Consistency, Field(discriminator="kind"), BY_NAME]
 
 
-def path_to_str(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
-
-
 class Teachers(Settings):
     """Knowledge distillation (Hinton et al. 2015): the loss is (1 − λ) times the cross-entropy plus λ Σ_t
     KL(p_t ‖ q_t), where p is the average of the teachers' distributions and q the student's.
     """
 
-    runs: Annotated[tuple[Annotated[str, BeforeValidator(path_to_str)], ...], BeforeValidator(as_list)] = Field(
+    runs: Annotated[tuple[str, ...], PATH, BeforeValidator(as_list)] = Field(
         min_length=1, description="the run folders of the teachers; they must have the student's tokenizers"
     )
     weight: PositiveFraction = Field(0.5, description="λ, the weight of the teachers relative to the data")
-
-    def absolute(self) -> Self:
-        return self.model_copy(update={"runs": tuple(map(os.path.abspath, self.runs))})
 
     @property
     def loss_weights(self) -> LossWeights:
@@ -145,7 +137,7 @@ class GuidedAlignment(Settings):
     the weights of one attention head, and g_t is uniform over the source tokens that are aligned with target token t.
     """
 
-    file: Annotated[str, BeforeValidator(path_to_str)] = Field(
+    file: Annotated[str, PATH] = Field(
         json_schema_extra=MAY_CHANGE_ON_RESUME,
         description="word alignments in Pharaoh format, with a line for each pair of the training files",
     )
@@ -158,9 +150,6 @@ class GuidedAlignment(Settings):
         False, description="supervise the step that reads a token, not the one that predicts it (Chen et al. 2020)"
     )
     one_based: bool = Field(False, description="words in the file are counted from 1")
-
-    def absolute(self) -> Self:
-        return self.model_copy(update={"file": os.path.abspath(self.file)})
 
     def find_layer(self, model: ModelSettings) -> int | None:
         """Return the supervised layer of a model; None if the number of its layers is not known."""
@@ -216,7 +205,7 @@ class TrainingSettings(Settings):
     guided_alignment: GuidedAlignmentChoice | None = Field(
         None, description="word alignments of the training pairs, which supervise one attention head"
     )
-    init_from: Annotated[str | None, BeforeValidator(path_to_str)] = Field(
+    init_from: Annotated[str | None, PATH] = Field(
         None,
         description="a run to fine-tune: start from its best weights, with its tokenizers and its model settings",
     )
@@ -297,10 +286,6 @@ class TrainingSettings(Settings):
                 "teachers: distillation and a consistency loss cannot be combined. Set training.consistency=none."
             )
         return self
-
-    def absolute(self) -> Self:
-        initial = {"init_from": os.path.abspath(self.init_from)} if self.init_from else {}
-        return super().absolute().model_copy(update=initial)
 
     @property
     def metrics(self) -> list[Metric]:

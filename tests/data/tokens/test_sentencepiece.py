@@ -11,7 +11,7 @@ import sentencepiece
 
 from regard.data import preparation
 from regard.data.corpora import Corpus, Pairs
-from regard.data.settings import DatesData, PairTokenizer, Sampling, SentencePieceTokenizer, sampling_by_side
+from regard.data.settings import DataSettings, PairTokenizer, Sampling, SentencePieceTokenizer, sampling_by_side
 from regard.data.tokens.segmentation import SegmentationTable
 from regard.data.tokens.tokenizers import SPECIALS, Tokenizer, TokenizerPair
 from regard.errors import DataError
@@ -152,7 +152,7 @@ def test_a_changed_model_file_is_not_taken_from_the_cache(tmp_path: Path, monkey
             input=str(tmp_path / "lines.txt"), model_prefix=str(tmp_path / "my"), vocab_size=vocabulary, minloglevel=2
         )
         request = preparation.PreparationRequest(
-            corpus, corpus.fingerprint(), DatesData(), SentencePieceTokenizer(path=str(path)), 0
+            corpus, corpus.fingerprint(), DataSettings.parse("dates"), SentencePieceTokenizer(path=str(path)), 0
         )
         sizes.append(len(preparation.prepare(request, None, str).tokenizers.source))
     assert sizes == [151, 91]  # with <pad>, which SentencePiece models do not have by default

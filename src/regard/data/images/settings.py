@@ -1,11 +1,11 @@
 """Settings of corpora of images: captions of image files, and the built-in scenes."""
 
 import os
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from regard.config import MAY_CHANGE_ON_RESUME, Settings
+from regard.config import MAY_CHANGE_ON_RESUME, PATH, Settings
 from regard.data.settings import DataSettings, Files, FilesChoice
 from regard.models.settings import IMAGE
 from regard.quantities import CorpusSize, Count, Fraction, ImageSize, PositiveFraction, Seed
@@ -40,7 +40,9 @@ class CaptionsData(DataSettings):
 
     kind: Literal["captions"] = "captions"
     folder: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="folder of the files below")
-    images: str = Field(json_schema_extra=MAY_CHANGE_ON_RESUME, description="a folder or a zip file of images")
+    images: Annotated[str, PATH] = Field(
+        json_schema_extra=MAY_CHANGE_ON_RESUME, description="a folder or a zip file of images"
+    )
     captions: FilesChoice | None = Field(
         None, description="the caption file; without it, the name of each image is its caption"
     )
@@ -77,13 +79,11 @@ class CaptionsData(DataSettings):
         """Make paths absolute. Paths inside `folder` stay relative to it."""
         if self.folder:
             return self.model_copy(update={"folder": os.path.abspath(self.folder)})
-        return super().absolute().model_copy(update={"images": os.path.abspath(self.images)})
+        return super().absolute()
 
-    @model_validator(mode="after")
-    def _has_one_test_set(self) -> Self:
+    def check_options(self) -> None:
         if self.test is not None and self.test_every is not None:
             raise ValueError("test_every: the test images are already set by test. Set one of them.")
-        return self
 
 
 class ScenesData(DataSettings):
