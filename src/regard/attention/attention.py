@@ -25,7 +25,7 @@ from regard.attention.memory import Attended, Past, PreparedMemory
 from regard.attention.scopes import Scope, check_self_attention
 from regard.attention.scores import InnerProduct, Score
 from regard.attention.selections import Selected, Selection, join_samples
-from regard.attention.settings import RESTRICTS_SLOTS, AttentionSettings
+from regard.attention.settings import AttentionSettings, check_scope
 from regard.config import resolve
 from regard.errors import ConfigError
 from regard.formatting import did_you_mean, quantity
@@ -108,8 +108,7 @@ class Attention(nn.Module):
                 f"The score has {quantity(self.score.heads, 'head')}, but the attention has {heads}. Use the same "
                 "number."
             )
-        if self.select.restricts_slots and not self.scope.is_global:
-            raise ConfigError(f"The selection {type(self.select).__name__} {RESTRICTS_SLOTS}")
+        check_scope(f"The selection {type(self.select).__name__}", self.select, self.scope)
         self.query_size, self.key_size = query_size, key_size
         self.heads = heads
         self.settings: dict[str, dict[str, Any]] = {

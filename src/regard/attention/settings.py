@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from regard.attention.mechanisms import find_mechanism, mechanisms
 from regard.config import TRAINING_ONLY, Settings
+from regard.errors import ConfigError
 from regard.formatting import did_you_mean
 from regard.quantities import DropoutProbability, Heads
 from regard.registry import Choice, Registry, default_choice
@@ -110,8 +111,7 @@ class AttentionSettings(Settings):
                 raise ValueError(
                     f"{self.select.kind} needs weights that sum to 1, so it does not support dropout. Use dropout: 0."
                 )
-        if self.select.restricts_slots and not all(scope.is_global or scope.self_only for scope in self.scope.parts()):
-            raise ValueError(f"{self.select.kind} {RESTRICTS_SLOTS}")
+        check_scope(self.select.kind, self.select, *self.scope.parts())
         if not self.score.reads_keys and any(scope.learned for scope in self.scope.parts()):
             raise ValueError(
                 f"the score {self.score.kind} and the scope {self.scope.kind} both depend only on the query, so the "
@@ -120,6 +120,15 @@ class AttentionSettings(Settings):
         return self
 
 
-RESTRICTS_SLOTS = "restricts the visible slots itself, so it cannot be combined with another scope. Use scope: global."
+def check_scope(name: str, select: Any, *scopes: Any) -> None:
+    """Raise ConfigError if a selection cannot be combined with a scope. They are settings or modules, which declare the
+    same facts. `name` is that of the selection, for the message.
+    """
+    if select.restricts_slots and not all(scope.is_global for scope in scopes):
+        raise ConfigError(
+            f"{name} restricts the visible slots itself, so it cannot be combined with another scope. Use scope: "
+            "global."
+        )
+
 
 AttentionChoice = Annotated[AttentionSettings, BeforeValidator(_expand_mechanism)]
