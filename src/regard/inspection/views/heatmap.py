@@ -60,9 +60,46 @@ class AttentionView(ABC):
         return self.to_html()
 
 
+class ColoredView(AttentionView):
+    """A view of maps in colors that share a scale, with a label for each row and column."""
+
+    labels: Labels
+    appearance: Appearance
+
+    @property
+    @abstractmethod
+    def limit(self) -> float:
+        """The weight of the strongest color."""
+
+    @property
+    def characters(self) -> str:
+        return self.title + self.labels.characters
+
+    @property
+    def scale(self) -> str:
+        start = self.appearance.find_start(self.limit)
+        return "" if (start, self.limit) == (0, 1) else f"colors from {start:g} to {self.limit:g}"
+
+    @property
+    def colors(self) -> drawing.Colors:
+        """The colors of a figure."""
+        appearance, limit = self.appearance, self.limit
+        return drawing.Colors(appearance.build_color_map(), limit, appearance.find_start(limit), appearance.quantity)
+
+    def add_scale(self, table: str) -> str:
+        """Return a table as HTML, with the title above and the scale of the colors below."""
+        limit, start = self.limit, self.appearance.find_start(self.limit)
+        colors_N3 = self.appearance.to_rgb(np.linspace(start, limit, 9), limit)
+        colors = ",".join(f"#{bytes(color).hex()}" for color in colors_N3.tolist())
+        bar = f'<span style="{_SCALE};background:linear-gradient(to right,{colors})"></span>'
+        name = self.appearance.quantity.split()[-1]
+        scale = f'<div style="font:11px sans-serif;margin:6px 0">{name} {start:g}{bar}{limit:g}</div>'
+        return f"{to_html_title(self.title)}{table}{scale}"
+
+
 @final
 @dataclass(frozen=True, eq=False)
-class HeatMap(AttentionView):
+class HeatMap(ColoredView):
     """Attention weights with a column for each source token and a row for each target token."""
 
     weights_TS: AttentionWeights
@@ -71,12 +108,8 @@ class HeatMap(AttentionView):
     appearance: Appearance = field(default_factory=Appearance)
 
     @property
-    def characters(self) -> str:
-        return self.title + self.labels.characters
-
-    @property
-    def scale(self) -> str:
-        return describe_scale(self.appearance, self._limit)
+    def limit(self) -> float:
+        return self.appearance.find_limit([self.weights_TS])
 
     def to_text(self, width: int = 100) -> str:
         return "\n".join(line.plain.rstrip() for line in self._draw_lines(width, color=False))
@@ -91,23 +124,17 @@ class HeatMap(AttentionView):
         upright = max(map(cell_len, labels.columns), default=0) <= 3
         header = "".join(f"<th{'' if upright else _VERTICAL}><bdi>{column}</bdi></th>" for column in columns)
         body = []
-        colors_TS3 = self.appearance.to_rgb(self.weights_TS, self._limit)
+        colors_TS3 = self.appearance.to_rgb(self.weights_TS, self.limit)
         for row, weights_S, colors_S3 in zip(rows, self.weights_TS.tolist(), colors_TS3.tolist(), strict=True):
             cells = "".join(
                 f'<td title="{row} ← {column}: {weight:.3f}" style="background:#{bytes(color).hex()}"></td>'
                 for column, weight, color in zip(columns, weights_S, colors_S3, strict=True)
             )
             body.append(f'<tr><th style="text-align:right"><bdi>{row}</bdi></th>{cells}</tr>')
-        table = f'<table class="regard">{_CSS}<tr><th></th>{header}</tr>{"".join(body)}</table>'
-        return f"{to_html_title(self.title)}{table}{to_html_scale(self.appearance, self._limit)}"
+        return self.add_scale(f'<table class="regard">{_CSS}<tr><th></th>{header}</tr>{"".join(body)}</table>')
 
     def build_figure(self) -> Any:
-        colors = build_colors(self.appearance, self._limit)
-        return drawing.build_heat_map(self.weights_TS, self.labels.drawn, self.title, colors)
-
-    @property
-    def _limit(self) -> float:
-        return self.appearance.find_limit([self.weights_TS])
+        return drawing.build_heat_map(self.weights_TS, self.labels.drawn, self.title, self.colors)
 
     def _draw_lines(self, width: int, *, color: bool) -> Iterator[Text]:
         """Draw a header of source tokens and a line for each target token. Split a source that is too wide."""
@@ -127,7 +154,7 @@ class HeatMap(AttentionView):
 
     def _draw_cells(self, columns: slice, width: int, *, color: bool) -> Iterator[Text]:
         """Draw the cells of each row, for some of the columns."""
-        limit, weights_TC = self._limit, self.weights_TS[:, columns]
+        limit, weights_TC = self.limit, self.weights_TS[:, columns]
         if not color:
             yield from (
                 Text("".join(_shade_cell(weight / limit, width) for weight in row)) for row in weights_TC.tolist()
@@ -165,31 +192,9 @@ def shade(level: float) -> str:
     return _SHADES[round(max(0.0, min(1.0, level)) * (len(_SHADES) - 1))]
 
 
-def build_colors(appearance: Appearance, limit: float) -> drawing.Colors:
-    """Return the colors of a figure, given the weight of the strongest color."""
-    return drawing.Colors(appearance.build_color_map(), limit, appearance.find_start(limit), appearance.quantity)
-
-
-def describe_scale(appearance: Appearance, limit: float) -> str:
-    """Describe the scale of the colors, if it is not from 0 to 1."""
-    start = appearance.find_start(limit)
-    return "" if (start, limit) == (0, 1) else f"colors from {start:g} to {limit:g}"
-
-
 def to_html_title(title: str) -> str:
     """Return a title as HTML; nothing if it is empty."""
     return f'<div style="font:13px sans-serif;margin:4px 0">{markup.escape(title)}</div>' if title else ""
-
-
-def to_html_scale(appearance: Appearance, limit: float) -> str:
-    """Return the scale of the colors as HTML."""
-    start = appearance.find_start(limit)
-    colors = [f"#{bytes(color).hex()}" for color in appearance.to_rgb(np.linspace(start, limit, 9), limit).tolist()]
-    name = appearance.quantity.split()[-1]
-    style = f"{_SCALE};background:linear-gradient(to right,{','.join(colors)})"
-    return (
-        f'<div style="font:11px sans-serif;margin:6px 0">{name} {start:g}<span style="{style}"></span>{limit:g}</div>'
-    )
 
 
 def _pad(text: str, width: int) -> str:

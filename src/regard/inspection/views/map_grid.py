@@ -12,14 +12,7 @@ from rich.text import Text
 from regard.decoding.search import AttentionWeights
 from regard.inspection.views import drawing
 from regard.inspection.views.appearance import Appearance
-from regard.inspection.views.heatmap import (
-    AttentionView,
-    build_colors,
-    describe_scale,
-    shade,
-    to_html_scale,
-    to_html_title,
-)
+from regard.inspection.views.heatmap import ColoredView, shade
 from regard.inspection.views.labels import Labels
 from regard.inspection.views.maps import AttentionMap
 from regard.inspection.views.pictures import PixelArray, arrange, draw_half_blocks, to_data_uri
@@ -41,7 +34,7 @@ class _Place(NamedTuple):
 
 @final
 @dataclass(frozen=True, eq=False)
-class MapGrid(AttentionView):
+class MapGrid(ColoredView):
     """A map for each layer (rows) and head (columns)."""
 
     maps: Sequence[AttentionMap]
@@ -50,15 +43,11 @@ class MapGrid(AttentionView):
     appearance: Appearance = field(default_factory=Appearance)
 
     @property
-    def characters(self) -> str:
-        return self.title + self.labels.characters
-
-    @property
-    def scale(self) -> str:
-        return describe_scale(self.appearance, self._limit)
+    def limit(self) -> float:
+        return self.appearance.find_limit([part.weights_TS for part in self.maps])
 
     def to_text(self, width: int = 100) -> str:
-        limit = self._limit
+        limit = self.limit
         blocks = [
             [Text(part.name), *(Text("".join(shade(weight / limit) for weight in row)) for row in weights_TS.tolist())]
             for part, weights_TS in ((part, abs(_shrink(part.weights_TS))) for part in self.maps)
@@ -66,7 +55,7 @@ class MapGrid(AttentionView):
         return "\n".join(line.plain.rstrip() for line in arrange(blocks, width))
 
     def to_color(self, width: int = 100) -> Text:
-        colors = partial(self.appearance.to_rgb, limit=self._limit, terminal=True)
+        colors = partial(self.appearance.to_rgb, limit=self.limit, terminal=True)
         blocks = [
             [Text(part.name), *draw_half_blocks(_pad_to_even(colors(_shrink(part.weights_TS))))] for part in self.maps
         ]
@@ -74,7 +63,7 @@ class MapGrid(AttentionView):
 
     def to_html(self) -> str:
         """Draw each map as a small image."""
-        colors = partial(self.appearance.to_rgb, limit=self._limit)
+        colors = partial(self.appearance.to_rgb, limit=self.limit)
         panels: dict[int, list[str]] = {}
         for place, part in self._places():
             rows, columns = part.weights_TS.shape
@@ -87,19 +76,13 @@ class MapGrid(AttentionView):
                 'border:1px solid #ccc"></td>'
             )
         body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in panels.values())
-        table = f'<table style="font:12px sans-serif;border-collapse:collapse">{body}</table>'
-        return f"{to_html_title(self.title)}{table}{to_html_scale(self.appearance, self._limit)}"
+        return self.add_scale(f'<table style="font:12px sans-serif;border-collapse:collapse">{body}</table>')
 
     def build_figure(self) -> Any:
         panels = [
             drawing.GridPanel(part.weights_TS, *place, *self._titles(place, part)) for place, part in self._places()
         ]
-        colors = build_colors(self.appearance, self._limit)
-        return drawing.build_grid(panels, self.labels.drawn, self.title, colors)
-
-    @property
-    def _limit(self) -> float:
-        return self.appearance.find_limit([part.weights_TS for part in self.maps])
+        return drawing.build_grid(panels, self.labels.drawn, self.title, self.colors)
 
     @property
     def _is_table(self) -> bool:
