@@ -179,11 +179,6 @@ class Prediction:
         """The number of maps in `attentions`: one for each attention and head."""
         return sum(1 if weights.ndim == 2 else len(weights) for weights in self.attentions.values())
 
-    @property
-    def slot_labels(self) -> list[str]:
-        """The labels of the columns of `attention`."""
-        return self.label_slots(self.attention.shape[1])
-
     def label_slots(self, count: int) -> list[str]:
         """Return labels for `count` memory slots: the tokens of the source, or the rows and columns of a grid, or
         numbers.
