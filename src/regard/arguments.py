@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentTypeError, ConfigError, is_iterable
-from regard.formatting import did_you_mean, quote
+from regard.formatting import did_you_mean, quantity, quote
 from regard.quantities import MAX_SEED
 
 
@@ -211,7 +211,7 @@ def check_inputs(
     check_sequence("keys", keys, key_size)
     if query is not None and query.shape[0] != keys.shape[0]:
         raise ConfigError(
-            f"query has {query.shape[0]} rows, but keys has {keys.shape[0]}. Pass the same number of rows."
+            f"query has {quantity(query.shape[0], 'row')}, but keys has {keys.shape[0]}. Pass the same number of rows."
         )
     values = keys if values is None else values
     check_tensors(values=values)
@@ -227,7 +227,8 @@ def check_inputs(
     if values.shape[-1] % heads:
         raise ConfigError(f"values has the size {values.shape[-1]}, which is not divisible by {heads} heads.")
     given = {"keys": keys, "values": values} if query is None else {"query": query, "keys": keys, "values": values}
-    name, first = next(iter(given.items()))
-    owner = f"the {name} is" if weight is None else "the attention is"
-    check_floating(first if weight is None else weight, owner, **given)
+    like, owner = (keys, "the keys are") if query is None else (query, "the query is")
+    if weight is not None:
+        like, owner = weight, "the attention is"
+    check_floating(like, owner, **given)
     _check_mask(allowed, keys, None if query is None else query.shape[1])

@@ -167,13 +167,19 @@ SHAPED_QUERY, SHAPED_KEYS = torch.randn(2, 3, 4), torch.randn(2, 5, 6)
         ((SHAPED_KEYS, SHAPED_KEYS), r"query must have the shape \(rows, steps, 4\), not \(2, 5, 6\)"),
         ((SHAPED_QUERY, SHAPED_KEYS[0]), r"keys must have the shape \(rows, steps, 6\), not \(5, 6\)"),
         ((SHAPED_QUERY, SHAPED_KEYS[:1]), "query has 2 rows, but keys has 1"),
+        ((SHAPED_QUERY[:1], SHAPED_KEYS), "query has 1 row, but keys has 2"),
         ((SHAPED_QUERY, SHAPED_KEYS, SHAPED_KEYS[:, :4]), r"values has the shape \(2, 4, 6\)"),
     ],
-    ids=["query size", "keys dimensions", "keys rows", "values length"],
+    ids=["query size", "keys dimensions", "keys rows", "query row", "values length"],
 )
 def test_wrong_shapes_are_reported(arguments: tuple[Tensor, ...], message: str) -> None:
     with pytest.raises(regard.ConfigError, match=message):
         regard.Attention(4, 6)(*arguments)
+
+
+def test_values_of_another_dtype_than_the_keys_are_reported() -> None:
+    with pytest.raises(regard.ConfigError, match=r"values is torch\.float64, but the keys are torch\.float32"):
+        regard.Attention(4, 4, score="dot").prepare(torch.randn(2, 5, 4), torch.randn(2, 5, 4).double())
 
 
 @pytest.mark.parametrize("select", ["sparsemax", "entmax15"])
