@@ -43,7 +43,7 @@ OptionalCount = Annotated[int, _NUMBER, Field(ge=0, le=10**9)]
 """A number of steps, …; zero turns something off."""
 BatchSize = Annotated[int, _NUMBER, Field(gt=0, le=10_000_000)]
 """The number of pairs or of tokens in a batch."""
-BeamWidth = Annotated[int, _NUMBER, Field(gt=0, le=10_000)]
+BeamSize = Annotated[int, _NUMBER, Field(gt=0, le=10_000)]
 """The number of hypotheses of a source."""
 SampleCount = Annotated[int, _NUMBER, Field(ge=0, le=10_000)]
 """The number of samples of a source; 0 turns sampling off."""

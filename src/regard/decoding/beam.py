@@ -71,7 +71,7 @@ def beam_search(
     tracker = _BeamTracker(limits_B.cpu().numpy(), settings, special.end, history)
     batch = SearchBatch.begin(decoder, memory, special, rules, limits_B, settings.beam)
     device = limits_B.device
-    adjusted_BGK = torch.full((len(limits_B), settings.groups, settings.group_width), -torch.inf, device=device)
+    adjusted_BGK = torch.full((len(limits_B), settings.groups, settings.group_size), -torch.inf, device=device)
     adjusted_BGK[..., 0] = 0.0
     score_BGK = adjusted_BGK.clone()
     transfer: _HostTransfer | None = None
@@ -93,7 +93,7 @@ def beam_search(
         log_p_NV, adjusted_NV = next_log_p or batch.next_log_p()
         next_tokens = _NextTokens(log_p_NV, adjusted_NV, batch.progress(log_p_NV.shape[1]))
         candidates = _select_candidates(next_tokens, adjusted_BGK, score_BGK, settings, special.end)
-        active, finished = _split_finished(candidates, special.end, settings.group_width)
+        active, finished = _split_finished(candidates, special.end, settings.group_size)
         first_B = torch.arange(len(adjusted_BGK), device=device) * settings.beam
         batch.append(active.token.flatten(), (first_B.view(-1, 1, 1) + active.parent).flatten())
         adjusted_BGK, score_BGK = active.adjusted, active.score
@@ -295,7 +295,7 @@ class _BeamTracker:
         parents_BKT = np.take_along_axis(self.tokens_BKT, parent.astype(np.int64)[..., None], axis=1)
         self.tokens_BKT = np.concatenate([parents_BKT, token.astype(np.int64)[..., None]], axis=2)
         if self.history is not None and candidates is not None:
-            width = self.settings.group_width
+            width = self.settings.group_size
             self.history.append(
                 {
                     int(self.sentence_B[row]): _describe_candidates([part[row] for part in candidates], self.end, width)
@@ -328,14 +328,14 @@ class _BeamTracker:
         for row, index in np.argwhere(at_limit_B[:, None] & (adjusted_BK > -np.inf)):
             rank, score = float(adjusted_BK[row, index]) / penalty, float(score_BK[row, index])
             truncated = Hypothesis(self.tokens_BKT[row, index].tolist(), score, True, rank)
-            self._insert(row, index // self.settings.group_width, truncated)
+            self._insert(row, index // self.settings.group_size, truncated)
 
     def _insert(self, row: int, group: int, hypothesis: Hypothesis) -> None:
         """Insert a hypothesis into the sorted finished hypotheses of a group, which are limited in number."""
         ranked = self.finished[self.sentence_B[row]][group]
         ranked.append(hypothesis)
         ranked.sort(key=lambda other: other.sort_key)
-        del ranked[max(self.settings.group_width, self.settings.nbest) :]
+        del ranked[max(self.settings.group_size, self.settings.nbest) :]
         if len(ranked) >= self.settings.nbest and not ranked[self.settings.nbest - 1].truncated:
             self.threshold_BG[row, group] = ranked[self.settings.nbest - 1].rank
 

@@ -9,7 +9,7 @@ from regard.config import MAY_CHANGE_ON_RESUME, Settings
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
 from regard.quantities import (
-    BeamWidth,
+    BeamSize,
     Factor,
     FractionBelowOne,
     OptionalCount,
@@ -26,17 +26,17 @@ from regard.quantities import (
 class SearchFields(Settings):
     """The settings of a search, each with its range. The command line, Python and the explorer accept these."""
 
-    beam: BeamWidth = Field(
-        1, description="beam width; 1 is greedy search. By default the smallest width that fits nbest and groups"
+    beam: BeamSize = Field(
+        1, description="beam size; 1 is greedy search. By default the smallest size that fits nbest and groups"
     )
-    nbest: BeamWidth = Field(1, description="predictions for each source, best first")
+    nbest: BeamSize = Field(1, description="predictions for each source, best first")
     length_penalty: Weight = Field(
         0.6, description="α: beam search ranks hypotheses by log p / ((5 + length) / 6)^α; 0 ranks them by log p"
     )
     coverage_penalty: Weight = Field(
         0.0, description="β: penalty for source tokens that receive little attention, applied to finished hypotheses"
     )
-    groups: BeamWidth = Field(1, description="groups of diverse beam search; they split the beam equally")
+    groups: BeamSize = Field(1, description="groups of diverse beam search; they split the beam equally")
     diversity_penalty: Weight = Field(
         0.5, description="penalty on a token for each hypothesis of an earlier group that has it at the same step"
     )
@@ -87,8 +87,8 @@ class SearchSettings(SearchFields):
         return self.beam > 1 and not self.sample and not self.mbr_samples
 
     @property
-    def group_width(self) -> int:
-        """The beam width of each group."""
+    def group_size(self) -> int:
+        """The beam size of each group."""
         return self.beam // self.groups
 
     @model_validator(mode="before")
@@ -106,7 +106,7 @@ class SearchSettings(SearchFields):
     def _check_combination(self) -> Self:
         if self.beam % self.groups:
             raise ValueError(
-                f"groups: the beam width {self.beam} is not divisible by {self.groups} groups. Change one of them."
+                f"groups: the beam size {self.beam} is not divisible by {self.groups} groups. Change one of them."
             )
         if self.sample and self.beam > 1:
             raise ValueError(

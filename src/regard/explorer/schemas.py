@@ -22,7 +22,7 @@ from regard.decoding.settings import SearchFields
 from regard.errors import RegardError
 from regard.formatting import did_you_mean, to_json
 from regard.inspection.attribution.attribution import METHODS, Baseline, Method
-from regard.quantities import BeamWidth, OptionalLength, SampleCount
+from regard.quantities import BeamSize, OptionalLength, SampleCount
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +91,9 @@ class SearchRequest(SearchFields):
 
     model_config = Request.model_config
 
-    beam: Annotated[BeamWidth, Field(le=MAX_BEAM)] = 1
-    nbest: Annotated[BeamWidth, Field(le=MAX_BEAM)] = 1
-    groups: Annotated[BeamWidth, Field(le=MAX_BEAM)] = 1
+    beam: Annotated[BeamSize, Field(le=MAX_BEAM)] = 1
+    nbest: Annotated[BeamSize, Field(le=MAX_BEAM)] = 1
+    groups: Annotated[BeamSize, Field(le=MAX_BEAM)] = 1
     mbr_samples: Annotated[SampleCount, Field(le=MAX_BEAM)] = 0
     min_length: Annotated[OptionalLength, Field(le=MAX_TEXT)] = 0
     prefix: Text = ""
