@@ -200,7 +200,7 @@ def _find_evaluation_set(runs: Sequence[OpenedRun], pairs: Any, sources: Any, re
     if isinstance(pairs, str | Path):
         return read_evaluation_set(runs, resolve(Files, {"path": str(pairs)}, {}))
     if pairs is not None:
-        return EvaluationSet.from_lists(_check_pairs(pairs), None)
+        return EvaluationSet.from_pairs(Pairs.of(_check_pairs(pairs)))
     return read_evaluation_set(runs)
 
 
@@ -402,11 +402,11 @@ def _measure_model_files(folder: RunFolder, checkpoint: Checkpoint) -> int:
     return sum(file.stat().st_size for file in files if file.is_file() and file.name != "optimizer.safetensors")
 
 
-def _check_pairs(pairs: Any) -> list[tuple[Any, str]]:
+def _check_pairs(pairs: Any) -> list[Any]:
     """Return (source, reference) pairs as a list."""
     listed = check_list("pairs", pairs, "a path or a list of pairs (source, reference)")
     for index, pair in enumerate(listed):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ConfigError(f"pairs[{index}] must be a pair (source, reference), not {pair!r}.")
         check_text(f"pairs[{index}][1]", pair[1])
-    return [(source, reference) for source, reference in listed]
+    return listed

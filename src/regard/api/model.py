@@ -22,7 +22,7 @@ from regard.arguments import (
     check_type,
 )
 from regard.config import resolve
-from regard.data.corpora import RawSource
+from regard.data.corpora import Pairs, RawSource
 from regard.data.sources import SourceReader, check_items, check_source, check_sources
 from regard.decoding.constraints import describe_search, parse_search
 from regard.decoding.edits import Edit, TraceTask, apply_edits, check_steps, describe_edit, parse_edits
@@ -548,7 +548,7 @@ class Model:
         training = self.settings.training
         metrics = training.default_metrics if metrics is None else parse_metrics(check_metrics(metrics))
         options = resolve(SearchSettings, training.validation_search.model_dump(), dict(search))
-        evaluation_set = EvaluationSet.from_lists(*_check_evaluation(sources, references, self.predictor.reader))
+        evaluation_set = _check_evaluation_set(sources, references, self.predictor.reader)
         warn_if_tokenized(evaluation_set, metrics)
         return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)
 
@@ -690,9 +690,9 @@ def _check_target(target: Any, search: Mapping[str, Any], verb: str) -> str:
     return check_text("target", target)
 
 
-def _check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tuple[list[Any], list[Any] | None]:
-    """Return sources and references, or pairs and None, as lists. Raise ArgumentTypeError for a value
-    that is not a source or a text.
+def _check_evaluation_set(sources: Any, references: Any, reader: SourceReader) -> EvaluationSet:
+    """Return sources and references, or pairs, as an evaluation set. Raise ArgumentTypeError for a value that is not a
+    source or a text.
     """
     if references is None:
         pairs = check_list("sources", sources, "a list of (source, reference) pairs if references is None")
@@ -704,10 +704,10 @@ def _check_evaluation(sources: Any, references: Any, reader: SourceReader) -> tu
                 )
             check_text(f"sources[{index}][1]", pair[1])
         check_items("sources", [source for source, _ in pairs], reader)
-        return pairs, None
+        return EvaluationSet.from_pairs(Pairs.of(pairs))
     items = check_list("sources", sources, f"a list of {reader.noun}s")
     check_items("sources", items, reader)
-    return items, check_references(references)
+    return EvaluationSet.from_lists(items, check_references(references))
 
 
 def _longest(trace: Trace) -> int:

@@ -54,13 +54,9 @@ class EvaluationSet:
         return cls(list(pairs.sources), [[target] for target in pairs.targets])
 
     @classmethod
-    def from_lists(cls, sources: Sequence[Any], references: Sequence[Any] | None) -> "EvaluationSet":
-        """Build from a list of pairs, or from sources and, for each, a reference or a list of references."""
-        if references is None:
-            if isinstance(sources, str) or any(isinstance(pair, str) or len(pair) != 2 for pair in sources):
-                raise ConfigError("Pass sources and references, or a list of pairs (source, reference).")
-            return cls([source for source, _ in sources], [[reference] for _, reference in sources])
-        if isinstance(sources, str) or isinstance(references, str) or len(sources) != len(references):
+    def from_lists(cls, sources: Sequence[RawSource], references: Sequence[str | Sequence[str]]) -> "EvaluationSet":
+        """Build from sources and, for each, a reference or a list of references."""
+        if len(sources) != len(references):
             raise ConfigError(
                 f"Got {quantity(len(sources), 'source')} and {quantity(len(references), 'reference')}. Pass two lists "
                 "of the same length, with a reference or a list of references for each source."
