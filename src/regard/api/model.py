@@ -30,7 +30,7 @@ from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import CONSTRAINTS, PredictionOptions, SearchOptions, SearchSettings, check_search
 from regard.decoding.tracing import TraceOptions
-from regard.errors import ArgumentTypeError, ConfigError, ModelError, check_choice, is_iterable
+from regard.errors import ArgumentTypeError, ConfigError, ModelError, check_choice
 from regard.evaluation.aligner import Aligner, Pair, choose_unit
 from regard.evaluation.alignment import (
     SYMMETRIZATIONS,
@@ -636,10 +636,8 @@ def align_pairs(
 
 def _check_pairs(pairs: Any) -> list[Pair]:
     """Return pairs as a list. Raise ArgumentTypeError, with the index, for an item that is not a pair of texts."""
-    if isinstance(pairs, str | bytes) or not is_iterable(pairs):
-        raise ArgumentTypeError(f"pairs must be a list of (source, target) pairs, not {type(pairs).__name__}.")
     checked = []
-    for index, pair in enumerate(pairs):
+    for index, pair in enumerate(check_list("pairs", pairs, "a list of (source, target) pairs")):
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
             raise ArgumentTypeError(f"pairs[{index}] must be a pair of texts (source, target), not {pair!r}.")
         checked.append((pair[0], pair[1]))

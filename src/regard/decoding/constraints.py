@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from regard.arguments import check_text, check_texts
+from regard.arguments import check_list, check_text, check_texts
 from regard.config import resolve
 from regard.data.tokens.tokenizers import UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.rules import ConstraintProgress, Generated, Rule
 from regard.decoding.settings import CONSTRAINTS, SearchSettings
-from regard.errors import ArgumentTypeError, ConfigError, is_iterable
+from regard.errors import ConfigError
 from regard.formatting import quantity
 
 PADDING = -1
@@ -257,9 +257,7 @@ def _per_text(name: str, value: Any, texts: int | None) -> Sequence[Any]:
         raise ConfigError(
             f"{name}={value!r} is one value for a list of {quantity(texts, 'text')}. Pass a list, one for each text."
         )
-    if not is_iterable(value):
-        raise ArgumentTypeError(f"{name} must be a list with one value for each text, not {type(value).__name__}.")
-    values = list(value)
+    values = check_list(name, value, "a list with one value for each text")
     if values and len(values) != texts:
         raise ConfigError(
             f"{name} has {quantity(len(values), 'value')} for {quantity(texts, 'text')}. Pass one for each."

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, final, get_args
 import torch
 from pydantic import Field, StrictInt
 
-from regard.arguments import check_type
+from regard.arguments import check_list, check_type
 from regard.attention.attention import Attention
 from regard.attention.interventions import (
     AblateHead,
@@ -26,7 +26,7 @@ from regard.decoding.predictor import GREEDY, SPECIAL_TOKENS, Predictor
 from regard.decoding.search import Hypothesis
 from regard.decoding.settings import SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions
-from regard.errors import ArgumentTypeError, ConfigError
+from regard.errors import ConfigError
 from regard.formatting import did_you_mean, quantity
 from regard.models.contracts import Grid
 from regard.quantities import OptionalCount
@@ -72,9 +72,8 @@ KINDS: dict[str, type[Any]] = {each.model_fields["kind"].default: each for each 
 
 def parse_edits(edits: Any) -> list[Edit]:
     """Return edits as objects. Raise ConfigError for an edit that is not valid, with its index."""
-    if isinstance(edits, str | Mapping) or not isinstance(edits, Sequence):
-        raise ArgumentTypeError(f"edits must be a list of edits, not {type(edits).__name__}.")
-    return [_parse_edit(f"edits[{index}]", edit) for index, edit in enumerate(edits)]
+    listed = check_list("edits", edits, "a list of edits")
+    return [_parse_edit(f"edits[{index}]", edit) for index, edit in enumerate(listed)]
 
 
 def _parse_edit(name: str, edit: Any) -> Edit:
