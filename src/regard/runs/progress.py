@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from regard.evaluation.settings import MetricValues
+from regard.quantities import Count, OptionalCount, Position, Threads
 from regard.runs.settings import TrainingSettings
 
 
@@ -19,12 +20,12 @@ from regard.runs.settings import TrainingSettings
 class Segment:
     """A linear part of a schedule, from `position` at `step` to the end of the schedule at the step `end`."""
 
-    step: int
-    position: float
-    end: int
-    thinning: int = 1
+    step: OptionalCount
+    position: Position
+    end: Count
+    thinning: Count = 1
     """Only every n-th validation is run."""
-    threads: int | None = None
+    threads: Threads | None = None
     """The number of CPU threads, if it is lower than in the settings."""
 
 
@@ -32,7 +33,7 @@ class Segment:
 class Schedule:
     """A piecewise linear map from steps to positions of a schedule of `length` positions."""
 
-    length: int
+    length: Count
     segments: tuple[Segment, ...]
 
     @classmethod
@@ -88,23 +89,25 @@ class Schedule:
 
 @dataclass
 class RunProgress:
-    """The state of a run besides its tensors, saved as state.json in each checkpoint."""
+    """The state of a run besides its tensors, saved as state.json in each checkpoint. A saved state that does not have
+    these types, or is out of their ranges, is damaged.
+    """
 
     data: dict[str, str]
     """A hash of each input of training: data files, and the weights of teachers and of the initial model."""
     schedule: Schedule
     """Maps steps to positions of the schedule, with all revisions so far."""
-    step: int = 0
-    best_step: int | None = None
+    step: OptionalCount = 0
+    best_step: OptionalCount | None = None
     best: MetricValues | None = None
     best_name: str | None = None
     """The folder of the best checkpoint, unless it is `step-N`."""
-    validations_since_best: int = 0
-    plateau_validations: int = 0
+    validations_since_best: OptionalCount = 0
+    plateau_validations: OptionalCount = 0
     """Validations since the best one or since the last reduction of the learning rate."""
-    lr_reductions: int = 0
+    lr_reductions: OptionalCount = 0
     """The number of reductions of the learning rate at a plateau."""
-    micro_batches: int = 1
+    micro_batches: Count = 1
     """The number of micro-batches that a batch is split into; doubled when memory runs out."""
     eager: bool = False
     """Whether memory ran out with CUDA graphs, so that they are not used any more."""

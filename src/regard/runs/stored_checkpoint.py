@@ -11,19 +11,20 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, conlist, create_model
 from safetensors import SafetensorError, safe_open
 
 from regard.config import MAY_CHANGE_ON_RESUME, TRAINING_ONLY, Settings
 from regard.errors import ModelError
 from regard.formatting import is_encodable, parse_json, quote, shorten, to_json
-from regard.quantities import Count, OptionalCount, Threads
+from regard.quantities import OptionalCount, Position
 from regard.regular_files import open_regular, read_regular
+from regard.runs.progress import RunProgress, Schedule, Segment
 from regard.runs.settings import RunSettings
 from regard.yaml_reader import read_yaml
 
@@ -64,7 +65,6 @@ def _has_described_size(file: BinaryIO) -> bool:
 
 
 _Dimension = Annotated[int, Field(ge=0, le=2**40)]
-_Position = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class _Stored(BaseModel):
@@ -86,19 +86,6 @@ class Manifest(_Stored):
     """The settings that predictions depend on. Missing in older checkpoints."""
 
 
-class _StoredSegment(_Stored):
-    step: OptionalCount
-    position: _Position
-    end: Count
-    thinning: Count = 1
-    threads: Threads | None = None
-
-
-class _StoredSchedule(_Stored):
-    length: Count
-    segments: Annotated[list[_StoredSegment], Field(min_length=1)]
-
-
 class _StoredBest(_Stored):
     """The best validation: its step, and its values by the label of the metric."""
 
@@ -111,26 +98,28 @@ class _StoredBest(_Stored):
 
 
 class _StoredLengths(_Stored):
-    source: _Position
-    target: _Position
+    source: Position
+    target: Position
 
 
-class StoredState(_Stored):
-    """The state of a run; see `RunProgress`. Keys may be missing: a model of another version can be used."""
+def _derive_stored(declared: type[Any], **replaced: Any) -> Any:
+    """Return the stored form of a dataclass: its fields, except for those that are replaced."""
+    types = get_type_hints(declared, include_extras=True)
+    values = {field.name: ... if field.default is MISSING else field.default for field in fields(declared)}
+    declarations = {name: (types[name], value) for name, value in values.items()} | replaced
+    return create_model(f"Stored{declared.__name__}", __base__=_Stored, **declarations)
 
-    data: dict[str, str] = {}
-    schedule: _StoredSchedule | None = None
-    step: OptionalCount = 0
-    best_step: OptionalCount | None = None
-    best: _StoredBest = _StoredBest()
-    best_name: str | None = None
-    validations_since_best: OptionalCount = 0
-    plateau_validations: OptionalCount = 0
-    lr_reductions: OptionalCount = 0
-    micro_batches: Count = 1
-    eager: bool = False
-    average_tried: bool = False
-    average_lengths: _StoredLengths | None = None
+
+_StoredSchedule = _derive_stored(Schedule, segments=(conlist(_derive_stored(Segment), min_length=1), ...))
+
+_StoredState = _derive_stored(
+    RunProgress,
+    # Keys may be missing: a model of another version can be used.
+    data=(dict[str, str], {}),
+    schedule=(_StoredSchedule | None, None),
+    best=(_StoredBest, _StoredBest()),
+    average_lengths=(_StoredLengths | None, None),
+)
 
 
 class UnreadableError(ModelError):
@@ -198,7 +187,7 @@ class Checkpoint:
                 if problem is not None:
                     return problem
             file = self.path / "state.json"
-            StoredState.model_validate(self.state)
+            _StoredState.model_validate(self.state)
         except FileNotFoundError:
             return f"{file if self.path.is_dir() else self.path} is missing"
         except OSError as error:
