@@ -8,6 +8,7 @@ from regard.cli.options import number_option, setting_option
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, check_output_folder
 from regard.formatting import to_json
+from regard.inspection.views.fonts import FORMATS
 from regard.overrides import parse_overrides
 from regard.quantities import Length
 
@@ -19,8 +20,6 @@ Examples:
   regard explain runs/dates --json
   regard explain runs/dates --plot cost.svg"""
 
-PLOT_FORMATS = (".svg", ".png", ".pdf")
-
 
 @click.command(epilog=EXAMPLES)
 @click.argument("config", metavar="PRESET|FILE.yaml|MODEL")
@@ -31,7 +30,7 @@ PLOT_FORMATS = (".svg", ".png", ".pdf")
     "run, otherwise 25]",
 )  # fmt: skip
 @number_option("--target", Length, "M", "Number of target steps, including the end token.")
-@setting_option(SearchSettings, "beam", "K", "Size of the beam.", show_default=True)
+@setting_option(SearchSettings, "beam", "K", "Beam size.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: formulas, values, implementations.")
 @click.option(
     "--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
@@ -67,6 +66,6 @@ def command(
 
 def _check_plot(path: Path) -> None:
     """Report a path that cannot be written before anything is measured."""
-    if path.suffix.lower() not in PLOT_FORMATS:
-        raise ConfigError(f"--plot {path}: use one of the extensions {', '.join(PLOT_FORMATS)}.")
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--plot {path}: use one of the extensions {', '.join(FORMATS)}.")
     check_output_folder(path, "--plot")

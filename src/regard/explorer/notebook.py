@@ -58,7 +58,7 @@ def explore(model: Model, sources: str | Sequence[str], *, beam: int = 4, height
     Args:
         model: A model that reads texts.
         sources: A text, or several, which the page lists as examples.
-        beam: The size of the beam.
+        beam: The beam size.
         height: The height of the widget in pixels.
 
     Raises:

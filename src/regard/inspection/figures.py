@@ -9,7 +9,7 @@ from regard.errors import ConfigError, check_output_folder
 from regard.formatting import to_json
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace.document import Document, write_prediction
-from regard.inspection.views.fonts import FORMATS, drawing_settings
+from regard.inspection.views.fonts import FORMATS, drawing_settings, save_figure
 from regard.inspection.views.heatmap import POLICY, AttentionView
 
 _LARGE = 20.0
@@ -79,9 +79,8 @@ def save_all(figures: Sequence[Figure], path: str | Path) -> list[Path]:
 def draw(view: AttentionView, path: Path) -> None:
     """Draw attention weights to a file. Text stays text in SVG and PDF."""
     with drawing_settings(view.characters):
-        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
         figure = view.build_figure()
-        figure.savefig(path, dpi=_choose_dpi(figure), bbox_inches="tight", pad_inches=0.1, metadata=metadata)
+        save_figure(figure, path, dpi=_choose_dpi(figure), bbox_inches="tight", pad_inches=0.1)
 
 
 def _draw_pages(views: Sequence[AttentionView], path: Path) -> None:

@@ -31,7 +31,7 @@ ADAM_TENSORS = 3
 
 
 class Lengths(NamedTuple):
-    """The lengths of a pair, in positions as the model reads them, and the size of the beam."""
+    """The lengths of a pair, in positions as the model reads them, and the beam size."""
 
     source: int
     target: int

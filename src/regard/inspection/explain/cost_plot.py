@@ -14,7 +14,7 @@ from regard.errors import ConfigError, DataError
 from regard.formatting import format_count, quantity
 from regard.inspection.explain.cost import ModelCost
 from regard.inspection.views.appearance import CATEGORY_COLORS
-from regard.inspection.views.fonts import FORMATS, drawing_settings
+from regard.inspection.views.fonts import FORMATS, drawing_settings, save_figure
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.models.settings import ModelSettings
 from regard.ops.cost import Cost
@@ -101,8 +101,7 @@ def draw_cost(settings: ModelSettings, vocabularies: tuple[int, int], cost: Mode
     measurement = measure_times(build_model(settings, *vocabularies).eval())
     title = settings.architecture
     with drawing_settings(title):
-        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        build_figure(cost, title, measurement).savefig(path, dpi=160, bbox_inches="tight", metadata=metadata)
+        save_figure(build_figure(cost, title, measurement), path, dpi=160, bbox_inches="tight")
     return measurement
 
 

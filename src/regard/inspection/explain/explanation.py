@@ -250,7 +250,7 @@ def explain(
         source: The number of source positions at which formulas are evaluated. By default, the average of the training
             data of a run, otherwise 25.
         target: The number of target steps, including the end token. The default is as for `source`.
-        beam: The size of the beam.
+        beam: The beam size.
         imports: Plugins to import: modules or .py files that register parts, such as scores and cells.
 
     Returns:

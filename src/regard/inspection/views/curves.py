@@ -9,7 +9,7 @@ from typing import Any, Literal
 from regard.errors import ConfigError, ModelError
 from regard.evaluation.attention_diagnostics import STATISTICS
 from regard.inspection.views.appearance import CATEGORY_COLORS
-from regard.inspection.views.fonts import FORMATS, drawing_settings
+from regard.inspection.views.fonts import FORMATS, drawing_settings, save_figure
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
 
@@ -139,8 +139,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     check_extension(path)
     # The labels of a logarithmic scale are mathematics.
     with drawing_settings("".join(run_names(panels)), {"font.size": 9, "text.parse_math": True}):
-        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        build_figure(panels).savefig(path, dpi=160, metadata=metadata)
+        save_figure(build_figure(panels), path, dpi=160)
 
 
 def build_figure(panels: Sequence[Panel]) -> Any:

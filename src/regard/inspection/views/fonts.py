@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -162,3 +163,10 @@ def _package(character: str) -> str:
         return "fonts-symbola"
     wide = unicodedata.east_asian_width(character) in {"W", "F"}
     return "fonts-noto-cjk" if wide else "fonts-noto-core"
+
+
+def save_figure(figure: Any, path: Path, **options: Any) -> None:
+    """Save a figure in the format that the extension of the file selects. An SVG file does not contain the date, so
+    that the same figure is the same file.
+    """
+    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {}, **options)
