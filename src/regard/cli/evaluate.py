@@ -24,16 +24,14 @@ from regard.config import resolve
 from regard.data.settings import Files
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, check_output_folder
-from regard.evaluation.settings import Metric, metric_names, parse_metric, parse_metrics
+from regard.evaluation.settings import BREAKDOWNS, BreakdownName, Metric, metric_names, parse_metric, parse_metrics
 from regard.formatting import replace_nonfinite, to_json
 from regard.quantities import BatchSize, Count
 from regard.runs.folder import RunFolder, open_models
 
 if TYPE_CHECKING:
-    from regard.evaluation.breakdown import Breakdown, BreakdownName
+    from regard.evaluation.breakdown import Breakdown
     from regard.evaluation.validation import Evaluation
-
-BREAKDOWNS = ("length", "frequency", "unseen")
 
 EXAMPLES = """\b
 Examples:
@@ -220,12 +218,12 @@ def _parse_limit(option: str, text: str, requested: Sequence[Metric]) -> Limit:
     return Limit(metric, value)
 
 
-def _parse_breakdowns(names: Sequence[str]) -> "list[BreakdownName]":
+def _parse_breakdowns(names: Sequence[str]) -> list[BreakdownName]:
     return list(BREAKDOWNS if "all" in names else dict.fromkeys(names))  # type: ignore[arg-type] # checked by click
 
 
 def _compute_breakdowns(
-    result: "Evaluation", by: "Sequence[BreakdownName]", folder: RunFolder, train: str | None
+    result: "Evaluation", by: Sequence[BreakdownName], folder: RunFolder, train: str | None
 ) -> "list[Breakdown]":
     """Compute breakdowns, and count the words of the training data if one of them needs this."""
     from regard.evaluation.breakdown import WordCounts, compute_breakdown

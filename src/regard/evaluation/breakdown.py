@@ -11,18 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard.data.corpora import RawSource, are_texts
 from regard.errors import ConfigError, DataError
 from regard.evaluation.metrics import EvaluationSet, MetricStatistics
-from regard.evaluation.settings import Metric
+from regard.evaluation.settings import BreakdownName, Metric
 from regard.formatting import quantity, table
-
-BreakdownName = Literal["length", "frequency", "unseen"]
-BREAKDOWNS: tuple[BreakdownName, ...] = get_args(BreakdownName)
 
 FREQUENCIES = (0, 1, 2, 3, 4, 5, 10, 100, 1000)
 """The first frequency of each bucket, as in compare-mt (Neubig et al. 2019)."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from regard.decoding.settings import SearchSettings
 from regard.evaluation.breakdown import Grouping, GroupValues, compute_group_values, find_lines, group_by_length
-from regard.evaluation.metrics import EvaluationSet, MetricStatistics, Statistics, percentile_interval
+from regard.evaluation.metrics import EvaluationSet, Interval, MetricStatistics, Statistics, percentile_interval
 from regard.evaluation.settings import Metric
 from regard.evaluation.significance import (
     CorrectionName,
@@ -31,8 +31,6 @@ from regard.evaluation.significance import (
     correct,
 )
 from regard.formatting import to_json
-
-Interval = tuple[float, float]
 
 SIGNIFICANT = 0.05
 """Corrected p-values below this level are marked."""

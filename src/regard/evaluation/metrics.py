@@ -30,6 +30,7 @@ from regard.version import __version__
 log = logging.getLogger(__name__)
 
 Statistics = NDArray[np.float64]
+Interval = tuple[float, float]
 
 RESAMPLES = 1_000
 
@@ -128,9 +129,7 @@ class MetricStatistics:
     def value(self) -> float:
         return self.compute_value(self.statistics_NK.sum(0).tolist())
 
-    def confidence_interval(
-        self, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-    ) -> tuple[float, float]:
+    def confidence_interval(self, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
         """Compute a confidence interval by bootstrap resampling of the sentences (Efron 1979; Koehn 2004).
 
         The resamples depend only on the seed and the number of sentences, so two models evaluated on the same set are
@@ -160,7 +159,7 @@ class MetricStatistics:
         return np.array([compute(row) for row in self.statistics_NK.tolist()])
 
 
-def percentile_interval(values_R: Statistics, level: float = 0.95) -> tuple[float, float]:
+def percentile_interval(values_R: Statistics, level: float = 0.95) -> Interval:
     """Return the interval that contains this share of resampled values, with equal shares below and above."""
     with np.errstate(invalid="ignore"):  # ∞ − ∞, of values that are not finite
         low, high = np.quantile(values_R, [(1 - level) / 2, (1 + level) / 2])

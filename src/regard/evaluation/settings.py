@@ -7,7 +7,7 @@ command line: `bleu:tokenize=none,lowercase=true`.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import yaml
 
@@ -15,6 +15,10 @@ from regard.config import Settings, resolve
 from regard.formatting import quantity
 from regard.overrides import parse_overrides
 from regard.registry import Choice, Registry
+
+BreakdownName = Literal["length", "frequency", "unseen"]
+BREAKDOWNS: tuple[BreakdownName, ...] = get_args(BreakdownName)
+"""By what the sentences of a breakdown are grouped; see `breakdown.py`."""
 
 
 class Metric(Choice):

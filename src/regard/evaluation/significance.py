@@ -29,7 +29,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.evaluation.metrics import RESAMPLES, MetricStatistics, Statistics, percentile_interval
+from regard.evaluation.metrics import RESAMPLES, Interval, MetricStatistics, Statistics, percentile_interval
 
 TestName = Literal["bootstrap", "randomization"]
 CorrectionName = Literal["holm", "bh", "none"]
@@ -70,7 +70,7 @@ class Difference:
 
     value: float
     """The value of the system minus that of the baseline."""
-    interval: tuple[float, float]
+    interval: Interval
     """95 % confidence interval, from bootstrap resamples."""
     p_value: float
     """The probability of a difference at least this large in either direction if the systems are equally good."""
@@ -235,7 +235,7 @@ class SeedDifference:
 
     value: float
     """The average of the system minus that of the baseline."""
-    interval: tuple[float, float]
+    interval: Interval
     """95 % confidence interval."""
     p_value: float
     test: str

@@ -16,19 +16,17 @@ from regard.data.sampler import batch_by_length
 from regard.decoding.predictor import Predictor, target_log_probs
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, DivergedError, ModelError
-from regard.evaluation.breakdown import (
-    Breakdown,
-    BreakdownName,
-    ScoredSentence,
-    WordCounts,
-    compute_breakdown,
-    find_worst,
+from regard.evaluation.breakdown import Breakdown, ScoredSentence, WordCounts, compute_breakdown, find_worst
+from regard.evaluation.metrics import (
+    EvaluationSet,
+    Interval,
+    MetricStatistics,
+    ModelOutputs,
+    Statistics,
+    compute_statistics,
 )
-from regard.evaluation.metrics import EvaluationSet, MetricStatistics, ModelOutputs, Statistics, compute_statistics
-from regard.evaluation.settings import Metric, MetricValues
+from regard.evaluation.settings import BreakdownName, Metric, MetricValues
 from regard.formatting import quantity, replace_nonfinite, table
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from regard.errors import ConfigError, check_output_folder, check_path
 from regard.evaluation.breakdown import GroupValues
-from regard.evaluation.comparison import SIGNIFICANT, Interval, SeedGroup, System, SystemComparison, Tested
+from regard.evaluation.comparison import SIGNIFICANT, SeedGroup, System, SystemComparison, Tested
+from regard.evaluation.metrics import Interval
 from regard.evaluation.settings import Metric
 from regard.evaluation.significance import CORRECTION_TITLES
 from regard.formatting import format_bytes, quantity, replace_nonfinite, to_json
