@@ -66,3 +66,9 @@ def test_splits_share_no_source(seeds: tuple[int, int, int]) -> None:
     assert not train & dev
     assert not train & test
     assert not dev & test
+
+
+def test_sampled_dates_know_how_they_are_written() -> None:
+    written = dates.sample_dates("dev", 50, seed=1)
+    assert dates.sample("dev", 50, seed=1) == [(text, date.date.isoformat()) for text, date in written.items()]
+    assert all(text == date.text for text, date in written.items())

@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from babel import Locale
 from babel.dates import DateTimePattern, get_date_format
@@ -35,26 +35,44 @@ _SPLITS = {"test": range(15), "dev": range(15, 25), "train": range(25, 100)}
 """The hash classes (0 to 99) of the source strings of each split."""
 
 
+class WrittenDate(NamedTuple):
+    """A date and the way it is written: the locale, the format, and whether in the digits of the language."""
+
+    date: datetime.date
+    locale: str
+    format: Format
+    native: bool = False
+
+    @property
+    def text(self) -> str:
+        return write(self.date, self.locale, self.format, native=self.native)
+
+
 def sample(split: str, size: int, seed: int) -> list[tuple[str, str]]:
     """Sample `size` distinct pairs (source, target). Splits share no source string, whatever their seeds."""
-    pairs: dict[str, str] = {}
-    for source, target in _sample_pairs(random.Random(f"{split} {seed}")):
-        if len(pairs) == size:
+    return [(source, written.date.isoformat()) for source, written in sample_dates(split, size, seed).items()]
+
+
+def sample_dates(split: str, size: int, seed: int) -> dict[str, WrittenDate]:
+    """Return the dates of `sample` by their source."""
+    dates: dict[str, WrittenDate] = {}
+    for written in _sample_all(random.Random(f"{split} {seed}")):
+        if len(dates) == size:
             break
+        source = written.text
         if _hash_class(source) in _SPLITS[split]:
-            pairs[source] = target
-    return list(pairs.items())
+            dates[source] = written
+    return dates
 
 
-def _sample_pairs(generator: random.Random) -> Iterator[tuple[str, str]]:
+def _sample_all(generator: random.Random) -> Iterator[WrittenDate]:
     days = (LAST - FIRST).days + 1
     while True:
         date = FIRST + datetime.timedelta(generator.randrange(days))
         locale = LOCALES[generator.randrange(len(LOCALES))]
         formats = unambiguous_formats(locale)
         format_ = formats[generator.randrange(len(formats))]
-        native = generator.random() < 0.5
-        yield write(date, locale, format_, native=native), date.isoformat()
+        yield WrittenDate(date, locale, format_, native=generator.random() < 0.5)
 
 
 def write(date: datetime.date, locale: str, format_: Format, *, native: bool = False) -> str:
