@@ -1,48 +1,65 @@
-"""How well do attention weights align words? Alignment error rate (AER) by mechanism, and with guided alignment.
+"""How well do attention weights align? One table: models by tasks, most of them with a known alignment.
 
-    python benchmarks/alignment.py --data ../shared/data                          # everything: needs a GPU
-    python benchmarks/alignment.py --data ../shared/data bahdanau transformer     # only these
-    python benchmarks/alignment.py --data ../shared/data --both                   # train English → German, too
-    python benchmarks/alignment.py --data ../shared/data bahdanau --set training.steps=20
+    python benchmarks/alignment.py --data ../shared/data --jobs 8              # everything: needs a GPU
+    python benchmarks/alignment.py --data ../shared/data --tasks dates reverse --models bahdanau transformer
+    python benchmarks/alignment.py --data ../shared/data --tasks multi30k --set training.steps=20
+    python benchmarks/alignment.py --report                                    # print and draw finished runs
 
-All models are trained on Multi30k German → English (`multi30k/tok`), and align the hand-aligned sentences of
-`gold-alignments` (`deen.src-tgt.gz`, `deen.gold.gz`), in lower case. The gold sentences are from Europarl, so all
-models align text of another domain.
+Every model is trained for every task, and aligns its test set. Accuracy is the share of the target symbols that have a
+known origin and whose largest weight is on it. Links are those of `regard align`: of the supervised head, else of the
+average over the heads of the last layer.
 
-The guided models are trained with alignments of the training pairs by a statistical aligner, which is part of this
-file: IBM Model 1 with a preference for the diagonal, after fast_align (Dyer et al. 2013, with a fixed tension), trained
-in both directions and symmetrized by grow-diag-final-and. As is usual for such aligners, the sentences to align are
-part of its training data. It is also the baseline of the table. No model sees the gold links.
+dates, transliteration, reverse, permute   known by construction, see `known_alignments.py`; guided models are trained
+                                           with the known links of the training pairs
+scenes     captions of images with known boxes: the share of objects whose cell with the largest weight is on the
+           object, see `pointing.py`
+multi30k   German → English. The standard is silver: the links of a statistical aligner (`statistical_aligner.py`) that
+           it finds in both directions are sure, and the links of one direction are possible. Guided models are trained
+           with the same aligner's links (grow-diag-final-and). The models also align hand-aligned sentences
+           (`gold-alignments`) in lower case. These are from Europarl: another domain.
 
-AER is that of the supervised head, else of the average over the heads of the last layer. "best head" has the lowest AER
-of all layers and heads, chosen on the same sentences. With --both, "symmetrized" is the AER of both directions,
-combined by grow-diag-final. Runs are stored in runs/alignment and reused; existing runs are resumed.
+A model can read the right symbol at another place: the state of an encoder contains its neighbors, and a decoder may
+attend a step early or late. If the accuracy is higher for the slot before (−1) or after (+1) the right one, or for the
+weights of the step that reads a symbol (next step), it is printed in parentheses. An asterisk marks a model that has
+not learned the task: less than 90 % of its outputs are correct. "best head" is the head of a Transformer with the
+lowest alignment error rate (AER) on the dev set.
+
+Runs and results are stored in runs/alignment and reused; existing runs are resumed.
 """
 
 import argparse
 import gzip
-import json
-import subprocess
+import multiprocessing
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 import regard
+from alignment_report import draw, format_europarl, format_table
+from alignment_scores import (
+    Pair,
+    Quality,
+    Result,
+    Standard,
+    measure_accuracy,
+    measure_chance,
+    score_aligner,
+    score_captions,
+    to_file_name,
+)
+from known_alignments import BUILDERS, build_standard
 from regard.api.model import build_aligner
 from regard.data.corpora import read_pairs
-from regard.data.pharaoh import GoldLinks, Links, format_links, read_alignments
-from regard.data.settings import Files
-from regard.evaluation.alignment import AlignmentScore, flip, score_alignments, symmetrize
-from regard.formatting import table
+from regard.data.images.scenes import sample
+from regard.data.images.settings import ScenesData
+from regard.data.pharaoh import GoldLinks, format_links, read_alignments
+from regard.data.settings import SPLITS, Files
+from regard.evaluation.alignment import score_alignments, symmetrize
 from regard.overrides import parse_overrides
-
-Pair = tuple[str, str]
-Ints = NDArray[np.int64]
+from statistical_aligner import align_both_ways, align_statistically
 
 SETTINGS: dict[str, Any] = {
     "tokenizer": {"kind": "bpe", "vocabulary": 8000, "shared": True, "split": "spaces", "max_length": 256},
@@ -68,106 +85,86 @@ SETTINGS: dict[str, Any] = {
         "tied": "all",
     },
 }
-LUONG = {"model.decoder.order": "luong"}
-TRANSFORMER = {
+TRANSFORMER: dict[str, Any] = {
     "model": {
         "kind": "transformer", "size": 256, "heads": 4, "layers": 4, "feedforward": 1024, "dropout": 0.2, "tied": "all",
     },
     "training.learning_rate": 0.001,
 }  # fmt: skip
-GUIDED = {"training.guided_alignment": {"file": "train.links", "weight": 0.3}}
-
-MODELS: dict[str, dict[str, Any]] = {
-    "bahdanau": {"model.attention": "bahdanau"},
-    "conditional": {"model.attention": "bahdanau", "model.decoder.order": "conditional"},
-    "luong-dot": {"model.attention": "luong-dot", **LUONG},
-    "luong-general": {"model.attention": "luong-general", **LUONG},
-    "luong-concat": {"model.attention": "luong-concat", **LUONG},
-    "luong-local-m": {"model.attention": "luong-local-m", **LUONG},
-    "luong-local-p": {"model.attention": "luong-local-p", **LUONG},
-    "graves-content": {"model.attention": "graves-content"},
-    "chorowski": {"model.attention": "chorowski"},
-    "sparsemax": {"model.attention": "sparsemax"},
-    "entmax15": {"model.attention": "entmax15"},
-    "exact-hard": {"model.attention": "exact-hard", **LUONG},
-    "transformer": TRANSFORMER,
-    "bahdanau, guided": {"model.attention": "bahdanau", **GUIDED},
-    "luong-general, guided": {"model.attention": "luong-general", **LUONG, **GUIDED},
-    "transformer, guided": {**TRANSFORMER, **GUIDED},
-    "transformer, guided, shifted": {
-        **TRANSFORMER, "training.guided_alignment": {**GUIDED["training.guided_alignment"], "shift": True},
+LUONG = {"model.decoder.order": "luong"}
+SYMBOLS: dict[str, Any] = {
+    "tokenizer": {"kind": "word", "shared": False},
+    "training": {
+        "steps": 1000,
+        "batch_size": 64,
+        "learning_rate": 0.006,
+        "warmup": 100,
+        "validate_every": 250,
+        "save_every": 250,
+    },
+    "model": {
+        "kind": "recurrent",
+        "embedding": 64,
+        "encoder": {"cell": "gru", "hidden": 64},
+        "decoder": {"cell": "gru", "hidden": 128},
+        "dropout": 0.0,
+    },
+}
+SMALL_TRANSFORMER: dict[str, Any] = {
+    "model": {
+        "kind": "transformer", "size": 128, "heads": 4, "layers": 2, "feedforward": 256, "norm": "pre",
+        "positions": "rotary", "dropout": 0.0,
+    },
+    "training.steps": 2000,
+    "training.learning_rate": 0.002,
+}  # fmt: skip
+CAPTIONING_TRANSFORMER: dict[str, Any] = {
+    "model": {
+        "kind": "transformer", "size": 128, "heads": 4, "decoder_layers": 2, "feedforward": 256, "norm": "pre",
+        "encoder": {"kind": "cnn", "height": 64, "width": 64, "channels": [64, 128], "positions": "learned"},
     },
 }  # fmt: skip
-"""The settings in which each model differs from `SETTINGS`."""
+TRANSFORMERS = {"multi30k": TRANSFORMER, "scenes": CAPTIONING_TRANSFORMER}
 
 
-class Cells(NamedTuple):
-    """All pairs of a source position and a target position, in all sentence pairs. Source word 0 is the empty word."""
+class Row(NamedTuple):
+    """A model of the table."""
 
-    source: Ints
-    target: Ints
-    group: Ints
-    """The number of the target position, over all sentence pairs."""
-    prior: NDArray[np.float64]
-    i: Ints
-    """The source position; −1 for the empty word."""
+    overrides: dict[str, Any]
+    """The settings in which it differs from the other models of a task."""
+    transformer: bool = False
+    guided: dict[str, Any] | None = None
+    """The settings of guided alignment, if it is supervised."""
+    sequences_only: bool = False
+    """Whether it requires sources of one dimension: a window, or a convolution over the weights."""
 
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[Ints, Ints]], tension: float = 4.0, p_empty: float = 0.08) -> "Cells":
-        """List the cells of pairs of word ids, with the prior probability of each source position."""
-        columns: list[list[NDArray[Any]]] = [[] for _ in cls._fields]
-        groups = 0
-        for source, target in pairs:
-            slots, words = len(source), len(target)
-            i, j = np.arange(slots), np.arange(words)
-            distance = np.abs((i[None] + 1) / (slots + 1) - (j[:, None] + 1) / (words + 1))
-            near = np.exp(-tension * distance)
-            near *= (1 - p_empty) / near.sum(1, keepdims=True)
-            values = (
-                np.broadcast_to(np.concatenate([[0], source]), (words, slots + 1)),
-                np.broadcast_to(target[:, None], (words, slots + 1)),
-                np.broadcast_to(groups + j[:, None], (words, slots + 1)),
-                np.concatenate([np.full((words, 1), p_empty), near], axis=1),
-                np.broadcast_to(np.concatenate([[-1], i]), (words, slots + 1)),
-            )
-            for column, value in zip(columns, values, strict=True):
-                column.append(value.ravel())
-            groups += words
-        return cls(*(np.concatenate(column) for column in columns))
+    def learns(self, task: str) -> bool:
+        """Whether the model can be trained for a task. Guided alignment requires sources of words."""
+        return task != "scenes" or not (self.sequences_only or self.guided is not None)
 
 
-def align_statistically(pairs: Sequence[Pair], iterations: int = 8) -> list[Links]:
-    """Align words with IBM Model 1 and a diagonal prior, trained by expectation maximization on the same pairs."""
-    numbers: tuple[dict[str, int], dict[str, int]] = ({"": 0}, {})
-    encoded = []
-    for pair in pairs:
-        source, target = (
-            np.array([side.setdefault(word, len(side)) for word in text.split()], np.int64)
-            for side, text in zip(numbers, pair, strict=True)
-        )
-        encoded.append((source, target))
-    cells = Cells.of(encoded)
-    keys, cell_of = np.unique(cells.source * len(numbers[1]) + cells.target, return_inverse=True)
-    source_of = keys // len(numbers[1])
-    probability = np.ones(len(keys))
-    for _ in range(iterations):
-        weights = probability[cell_of] * cells.prior
-        weights /= np.bincount(cells.group, weights)[cells.group]
-        counts = np.bincount(cell_of, weights) + 0.01  # smoothing, so that rare words do not explain everything
-        probability = counts / np.bincount(source_of, counts)[source_of]
-    weights = probability[cell_of] * cells.prior
-    # The last cell of a group after sorting by weight has the largest weight.
-    order = np.lexsort((weights, cells.group))
-    best = order[np.flatnonzero(np.diff(cells.group[order], append=-1))]
-    positions = iter(cells.i[best].tolist())
-    return [frozenset((i, j) for j, i in enumerate(next(positions) for _ in target) if i >= 0) for _, target in encoded]
-
-
-def align_both_ways(pairs: Sequence[Pair]) -> list[Links]:
-    """Align in both directions, and symmetrize."""
-    forward = align_statistically(pairs)
-    backward = align_statistically([(target, source) for source, target in pairs])
-    return [symmetrize(one, flip(other), "grow-diag-final-and") for one, other in zip(forward, backward, strict=True)]
+MODELS = {
+    "bahdanau": Row({"model.attention": "bahdanau"}),
+    "conditional": Row({"model.attention": "bahdanau", "model.decoder.order": "conditional"}),
+    "luong-dot": Row({"model.attention": "luong-dot", **LUONG}),
+    "luong-general": Row({"model.attention": "luong-general", **LUONG}),
+    "luong-concat": Row({"model.attention": "luong-concat", **LUONG}),
+    "luong-local-m": Row({"model.attention": "luong-local-m", **LUONG}, sequences_only=True),
+    "luong-local-p": Row({"model.attention": "luong-local-p", **LUONG}, sequences_only=True),
+    "graves-content": Row({"model.attention": "graves-content"}),
+    "chorowski": Row({"model.attention": "chorowski"}, sequences_only=True),
+    "sparsemax": Row({"model.attention": "sparsemax"}),
+    "entmax15": Row({"model.attention": "entmax15"}),
+    "exact-hard": Row({"model.attention": "exact-hard", **LUONG}),
+    "transformer": Row({}, transformer=True),
+    "bahdanau, guided": Row({"model.attention": "bahdanau"}, guided={}),
+    "luong-general, guided": Row({"model.attention": "luong-general", **LUONG}, guided={}),
+    "transformer, guided": Row({}, transformer=True, guided={}),
+    "transformer, guided, shifted": Row({}, transformer=True, guided={"shift": True}),
+}
+CHANCE, STATISTICAL, BEST_HEAD = "chance", "statistical aligner", "transformer, best head"
+TASKS = ("multi30k", "scenes", *BUILDERS)
+"""The tasks. The longest runs are first."""
 
 
 def read_gold(folder: Path) -> tuple[list[Pair], list[GoldLinks]]:
@@ -188,80 +185,160 @@ def data_settings(folder: Path, source: str, target: str) -> dict[str, Any]:
     return {"kind": "files", "folder": str(folder.resolve()), **files}
 
 
-def train(name: str, args: argparse.Namespace, *, reverse: bool = False) -> Path:
-    """Train one model in its own process, unless it is trained already."""
-    out: Path = args.out / f"{name.replace(', ', '-')}{'-reverse' if reverse else ''}"
-    overrides = dict(MODELS[name])
-    if "training.guided_alignment" in overrides:
-        links = args.out / ("train.en-de.links" if reverse else "train.de-en.links")
-        overrides["training.guided_alignment"] = {**overrides["training.guided_alignment"], "file": str(links)}
-    overrides |= parse_overrides(args.set)
-    languages = ("en", "de") if reverse else ("de", "en")
-    settings = {"data": data_settings(args.data / "multi30k/tok", *languages), **SETTINGS}
-    program = "import json, sys, regard; s, o, out = json.loads(sys.argv[1]); regard.train(s, o, out=out, quiet=True)"
-    arguments = json.dumps([settings, overrides, str(out)])
-    subprocess.run([sys.executable, "-c", program, arguments], check=True)
-    return out
-
-
-def write_training_alignments(args: argparse.Namespace, gold_pairs: Sequence[Pair]) -> list[Links]:
-    """Align the training pairs statistically, and write their links for both directions. Return those of the gold
-    pairs.
+def write_silver_standard(folder: Path, data: Path) -> None:
+    """Align Multi30k and the hand-aligned sentences with the statistical aligner. Write the links of the training
+    pairs, the silver standard of dev and test, and the score of the aligner on the hand-aligned sentences.
     """
-    files = data_settings(args.data / "multi30k/tok", "de", "en")
-    folder, train_files = Path(files["folder"]), files["train"]
-    pairs = read_pairs(Files(**{side: str(folder / name) for side, name in train_files.items()}))
-    links = align_both_ways([*pairs, *gold_pairs])
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name, change in (("de-en", frozenset), ("en-de", flip)):
-        lines = (format_links(change(linked)) + "\n" for linked in links[: len(pairs)])
-        (args.out / f"train.{name}.links").write_text("".join(lines), "utf-8")
-    return links[len(pairs) :]
-
-
-def describe_score(score: AlignmentScore) -> list[str]:
-    return [f"{score.aer:.1%}", f"{score.precision:.1%}", f"{score.recall:.1%}"]
-
-
-def build_row(name: str, args: argparse.Namespace, pairs: Sequence[Pair], gold: Sequence[GoldLinks]) -> list[str]:
-    """Return the row of a trained model in the table."""
-    model = regard.load(args.out / name.replace(", ", "-"))
-    score = score_alignments([alignment.links for alignment in model.align(pairs)], gold)
-    best = build_aligner(model, {}).rank_heads(pairs, gold)[0]
-    head = (
-        f"{best.score.aer:.1%} (layer {best.head.layer}, {f'head {best.head.head}' if best.head.head else 'average'})"
+    files = data_settings(data / "multi30k/tok", "de", "en")
+    parts: dict[str, list[Pair]] = {
+        split: list(read_pairs(Files(**{side: f"{files['folder']}/{name}" for side, name in files[split].items()})))
+        for split in SPLITS
+    }
+    parts["europarl"], gold = read_gold(data / "gold-alignments")
+    aligned = zip(*align_both_ways([pair for pairs in parts.values() for pair in pairs]), strict=True)
+    both = {name: [next(aligned) for _ in pairs] for name, pairs in parts.items()}
+    train, europarl = (
+        [symmetrize(*each, "grow-diag-final-and") for each in both[name]] for name in ("train", "europarl")
     )
-    bleu = f"{model.scores['bleu']:.1f}" if model.scores else "–"
-    row = [name, bleu, *describe_score(score), head]
-    if args.both:
-        reverse = regard.load(args.out / f"{name.replace(', ', '-')}-reverse")
-        symmetrized = score_alignments([alignment.links for alignment in model.align(pairs, reverse=reverse)], gold)
-        row.append(f"{symmetrized.aer:.1%}")
-    return row
+    (folder / "train.links").write_text("".join(f"{format_links(links)}\n" for links in train), "utf-8")
+    for split in ("dev", "test"):
+        silver = [GoldLinks(forward & backward, forward | backward) for forward, backward in both[split]]
+        Standard(parts[split], silver).write(folder, split)
+    Standard(parts["europarl"], gold).write(folder, "europarl")
+    Result(scores={"europarl": score_alignments(europarl, gold).to_json()}).write(folder.parent, STATISTICAL)
+
+
+def prepare(task: str, out: Path, data: Path) -> None:
+    """Write the pairs and links of a task, and the results of the baselines, unless they exist."""
+    folder = out / task / "data"
+    if (out / task / f"{CHANCE}.json").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if task == "scenes":
+        boxes = [(box, scene.pixels[..., 0].size) for scene in sample(ScenesData(), "test") for box in scene.boxes]
+        areas = [(box.bottom - box.top) * (box.right - box.left) / size for box, size in boxes]
+        Result(sum(areas) / len(areas)).write(folder.parent, CHANCE)
+        return
+    if task == "multi30k":
+        write_silver_standard(folder, data)
+    else:
+        for split in SPLITS:
+            build_standard(task, split, data).write(folder, split)
+        train, test = (Standard.read(folder, split) for split in ("train", "test"))
+        links = align_statistically([*train.pairs, *test.pairs])[len(train.pairs) :]
+        Result(measure_accuracy(links, test.gold)).write(folder.parent, STATISTICAL)
+    Result(measure_chance(Standard.read(folder, "test"))).write(folder.parent, CHANCE)
+
+
+class Run(NamedTuple):
+    """A model that is trained for a task."""
+
+    name: str
+    task: str
+    folder: Path
+    """The folder of the task."""
+    settings: str | dict[str, Any]
+    overrides: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str, task: str, out: Path, data: Path, overrides: dict[str, Any]) -> "Run":
+        row, folder = MODELS[name], (out / task).resolve()
+        changes = dict(row.overrides)
+        settings: str | dict[str, Any]
+        if task == "scenes":
+            settings = "scenes"
+            changes |= {"training.steps": 1000} | ({} if row.transformer else {"model.decoder.hidden": 128})
+        elif task == "multi30k":
+            settings = {"data": data_settings(data / "multi30k/tok", "de", "en"), **SETTINGS}
+            changes |= {"training.steps": 1500, "training.warmup": 150}
+        else:
+            files = {split: {"path": str(folder / f"data/{split}.tsv"), "header": False} for split in SPLITS}
+            settings = {"data": {"kind": "files", **files}, **SYMBOLS}
+        if row.transformer:
+            changes |= TRANSFORMERS.get(task, SMALL_TRANSFORMER)
+        if row.guided is not None:
+            guided = {"file": str(folder / "data/train.links"), "weight": 0.3, **row.guided}
+            changes["training.guided_alignment"] = guided
+        return cls(name, task, folder, settings, changes | overrides)
+
+    def train_and_score(self) -> None:
+        """Train the model, or resume it. Align the test set, and write the results."""
+        folder = self.folder / to_file_name(self.name)
+        regard.train(self.settings, self.overrides, out=folder, quiet=True)
+        model = regard.load(folder)
+        for name, result in self._score(model):
+            result.write(self.folder, name)
+
+    def _score(self, model: regard.Model) -> Iterator[tuple[str, Result]]:
+        """Yield the results of the rows that the model belongs to."""
+        if self.task == "scenes":
+            yield self.name, score_captions(model)
+            return
+        aligner, data = build_aligner(model, {}), self.folder / "data"
+        if self.task == "multi30k":
+            quality = Quality(bleu=model.scores["bleu"] if model.scores else None)
+        else:
+            quality = Quality(measure_correct(model, Standard.read(data, "test").pairs))
+        if self.name == "transformer":
+            best = aligner.rank_heads(*Standard.read(data, "dev"))[0].head
+            yield BEST_HEAD, score_aligner(replace(aligner, head=best), data, quality)
+        yield self.name, score_aligner(aligner, data, quality)
+
+
+def measure_correct(model: regard.Model, pairs: list[Pair]) -> float:
+    """Return the share of correct predictions."""
+    predictions = model.predict([source for source, _ in pairs], attention=False, batch_size=256)
+    return sum(each.text == target for each, (_, target) in zip(predictions, pairs, strict=True)) / len(pairs)
+
+
+def run_all(runs: list[Run], jobs: int) -> list[str]:
+    """Train all models, several at a time. Return the runs that failed."""
+    failed = []
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        futures: dict[Future[None], str] = {pool.submit(run.train_and_score): f"{run.task}, {run.name}" for run in runs}
+        for number, future in enumerate(as_completed(futures), 1):
+            error = future.exception()
+            failed += [futures[future]] if error else []
+            message = f"failed: {error}" if error else "finished"
+            print(f"{number}/{len(runs)} {futures[future]} {message}", file=sys.stderr, flush=True)
+    return failed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(MODELS), help="default: all")
-    parser.add_argument("--data", type=Path, required=True, help="folder with multi30k and gold-alignments")
+    parser.add_argument("--data", type=Path, help="folder with multi30k, gold-alignments and transliteration")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK", help="default: all")
+    parser.add_argument(
+        "--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL", help="default: all"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/alignment"))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--both", action="store_true", help="also train English → German, and symmetrize")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of all runs"
+    )
+    parser.add_argument("--report", action="store_true", help="print and draw the results of finished runs only")
+    parser.add_argument("--figure", type=Path, default=Path("alignment.png"))
     args = parser.parse_args()
-    unknown = [name for name in args.names if name not in MODELS]
-    if unknown:
-        parser.error(f"{unknown[0]} is not a model. Available: {'; '.join(MODELS)}")
-    pairs, gold = read_gold(args.data / "gold-alignments")
-    baseline = score_alignments(write_training_alignments(args, pairs), gold)
-    directions = [(name, reverse) for name in args.names for reverse in ((False, True) if args.both else (False,))]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda run: train(run[0], args, reverse=run[1]), directions))
-    header = ["model", "dev BLEU", "AER", "precision", "recall", "best head", *(["symmetrized"] if args.both else [])]
-    padding = ["–"] * (len(header) - 5)
-    rows = [["statistical aligner", "–", *describe_score(baseline), *padding]]
-    rows += [build_row(name, args, pairs, gold) for name in args.names]
-    print(table(header, rows))
+    failed: list[str] = []
+    if not args.report:
+        if args.data is None:
+            parser.error("--data is required for training")
+        for task in args.tasks:
+            prepare(task, args.out, args.data)
+        overrides = parse_overrides(args.set)
+        pairs = [(name, task) for task in args.tasks for name in args.models if MODELS[name].learns(task)]
+        runs = [Run.of(name, task, args.out, args.data, overrides) for name, task in pairs]
+        failed = run_all([run for run in runs if Result.read(run.folder, run.name) is None], args.jobs)
+    rows = {
+        name: {task: result for task in TASKS if (result := Result.read(args.out / task, name))}
+        for name in (CHANCE, STATISTICAL, *MODELS, BEST_HEAD)
+    }
+    rows = {name: results for name, results in rows.items() if results}
+    print(format_table(rows))
+    print(f"\n{format_europarl(rows)}")
+    draw(rows, args.figure)
+    if failed:
+        raise SystemExit(f"{len(failed)} runs failed: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":
