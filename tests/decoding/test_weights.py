@@ -13,7 +13,7 @@ from regard.data.source_readers import TextReader
 from regard.data.tokens.tokenizers import START, TokenizerPair
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings, SearchSettings
-from regard.models.contracts import Encoder, Memory, Source, Tokens
+from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Source, Tokens
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq, build_model
 from tests_shared import ModelOnly
@@ -163,6 +163,46 @@ def test_weights_have_a_column_for_each_visible_slot(search: dict[str, Any]) -> 
             weights = hypothesis.attentions["decoder.attention"]
             assert weights.shape == (len(hypothesis.tokens), (source.length + 1) // 2)
             np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
+
+
+class RepeatingDecoder(Decoder):
+    """A decoder that calls its attention twice at each step, or once more when it begins."""
+
+    def __init__(self, inner: Decoder, *, at_begin: bool) -> None:
+        super().__init__()
+        self.inner, self.at_begin = inner, at_begin
+
+    def begin(self, memory: Memory) -> tuple[Any, Any]:
+        keys, state = self.inner.begin(memory)
+        if self.at_begin:
+            self.inner.step(torch.full((len(memory.allowed_BS),), START), state, keys)
+        return keys, state
+
+    def step(self, token_B: Tensor, state: Any, keys: Any) -> tuple[Tensor, Any]:
+        if not self.at_begin:
+            self.inner.step(token_B.flip(0), state, keys)
+        return self.inner.step(token_B, state, keys)
+
+    def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
+        decoded: Decoded = self.inner(tokens_BT, memory)
+        return decoded
+
+
+@pytest.mark.parametrize("at_begin", [True, False])
+def test_the_weights_of_a_step_are_those_of_its_last_call(at_begin: bool) -> None:
+    model = build(GRU)
+    repeating = Seq2Seq(model.encoder, RepeatingDecoder(model.decoder, at_begin=at_begin)).eval()
+    search = SearchSettings(loop_guard=False)
+    items = predictor_of(model).reader.read(TEXTS)
+    for [expected], [hypothesis] in zip(
+        predictor_of(model).predict(items, search, attention=True),
+        predictor_of(repeating).predict(items, search, attention=True),
+        strict=True,
+    ):
+        assert hypothesis[:4] == expected[:4]
+        np.testing.assert_allclose(
+            hypothesis.attentions["decoder.inner.attention"], expected.attentions["decoder.attention"], atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("search", SEARCHES[:2], ids=str)

@@ -9,14 +9,13 @@ from typing import NamedTuple, TypeVar
 
 from regard.attention.attention import Attention
 from regard.attention.record import record
-from regard.data.batching import pad
 from regard.data.corpora import RawSource
 from regard.data.sampler import batch_by_length
 from regard.data.sources import SourceItem
-from regard.data.tokens.tokenizers import START, TokenizedText
+from regard.data.tokens.tokenizers import TokenizedText
 from regard.decoding.predictor import MAX_LOGITS, Predictor
 from regard.decoding.search import AttentionWeights, Hypothesis
-from regard.decoding.weights import BatchWeights
+from regard.decoding.weights import BatchWeights, decode, encode, to_array
 from regard.errors import ConfigError
 from regard.models.seq2seq import Seq2Seq
 
@@ -94,11 +93,11 @@ def _decode_batch(
     if not pairs:
         return
     source = predictor.reader.collate([pair.source for pair in pairs]).to(predictor.device)
-    inputs = pad([[START, *pair.target.ids] for pair in pairs]).to(predictor.device)
-    with record(predictor.model, lambda name: name in attentions) as recording:
-        predictor.model(source, inputs.tokens_BT)
+    targets = [[Hypothesis(pair.target.ids, 0.0, truncated=False)] for pair in pairs]
+    memory = predictor.model.encoder(source)
+    _, decoding = decode(predictor.model, memory, targets, record(predictor.model, attentions.__contains__))
     longest = max(pair.source.length for pair in pairs)
-    weights = {name: recorded.float().cpu().numpy() for name, recorded in recording.weights.items()}
+    weights = {name: to_array(recorded) for name, recorded in decoding.weights.items()}
     for name, array in weights.items():
         if array.shape[-1] != longest:
             raise ConfigError(
@@ -130,10 +129,9 @@ def force_targets(
             if not filled:
                 continue
             source = predictor.reader.collate([items[row] for row in filled]).to(predictor.device)
-            with record(predictor.model) as encoding:
-                memory = predictor.model.encoder(source)
+            encoded = encode(predictor.model, source, record(predictor.model))
             nbest = [[forced[row]] for row in filled]
-            weights = BatchWeights.of_hypotheses(predictor.model, memory, encoding, nbest)
+            weights = BatchWeights.of_hypotheses(predictor.model, encoded, nbest)
             for row, [hypothesis] in zip(filled, weights.attach(nbest), strict=True):
                 forced[row] = hypothesis
     return items, forced

@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -33,9 +33,8 @@ from regard.decoding.search import (
 )
 from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions, trace_hypotheses
-from regard.decoding.weights import BatchWeights, RecordedDecoder
+from regard.decoding.weights import BatchWeights, Encoded, encode
 from regard.errors import ModelError
-from regard.models.contracts import Decoder, Memory, reorder
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.hooks import mark_recorded
 from regard.ops.losses import rows_per_chunk
@@ -196,9 +195,7 @@ class Predictor:
     ) -> list[list[Hypothesis]]:
         """Encode the sources and decode them. If a greedy hypothesis has a loop, score the tokens without the loop."""
         source = self.reader.collate(sources).to(self.device)
-        with record(self.model) if attention else nullcontext(Recording()) as encoding:
-            memory = self.model.encoder(source)
-        encoded = _Encoded(memory, encoding, source.length_hint_B)
+        encoded = encode(self.model, source, record(self.model) if attention else nullcontext(Recording()))
         discard_search = mark_recorded()
         nbest = self._decode(encoded, task, attention=attention)
         if task.guards_loops:
@@ -213,43 +210,44 @@ class Predictor:
                     nbest[row] = [hypothesis._replace(looped=True)]
         return nbest
 
-    def _decode(self, encoded: "_Encoded", task: "_Task", *, attention: bool) -> list[list[Hypothesis]]:
+    def _decode(self, encoded: Encoded, task: "_Task", *, attention: bool) -> list[list[Hypothesis]]:
         """Search, rank the hypotheses, and record their attention weights if requested."""
-        search, (memory, encoding, length_B) = task.search, encoded
+        search = task.search
         if attention and search.has_one_hypothesis and self.device.type == "cpu":
-            with record(self.model) as recording:
-                decoder = RecordedDecoder(self.model.decoder, recording)
-                nbest = self._search(length_B, decoder, memory, task)
-            if decoder.steps:  # a search over empty sources takes no step
-                return BatchWeights.of_search(decoder, memory, encoding).attach(nbest)
-            return BatchWeights.of_hypotheses(self.model, memory, encoding, nbest).attach(nbest)
-        nbest = self._search(length_B, self.model.decoder, memory, task)
+            sentences: list[Tensor] = []
+            with record(self.model) as decoding:
+                nbest = self._search(encoded, task, sentences)
+            weights = BatchWeights.of_search(encoded, decoding, sentences)
+            return (weights or BatchWeights.of_hypotheses(self.model, encoded, nbest)).attach(nbest)
+        nbest = self._search(encoded, task)
         if search.coverage_penalty:
-            weights = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest)
+            weights = BatchWeights.of_hypotheses(self.model, encoded, nbest)
             nbest = weights.rank_by_coverage(weights.attach(nbest) if attention else nbest, search.coverage_penalty)
         if search.mbr_samples:
             nbest = [rank_by_risk(samples, self.tokenizer.decode) for samples in nbest]
         nbest = [hypotheses[: search.nbest] for hypotheses in nbest]
         if attention and not search.coverage_penalty:
-            nbest = BatchWeights.of_hypotheses(self.model, memory, encoding, nbest).attach(nbest)
+            nbest = BatchWeights.of_hypotheses(self.model, encoded, nbest).attach(nbest)
         return nbest
 
-    def _search(self, length_B: Tensor, decoder: Decoder, memory: Memory, task: "_Task") -> list[list[Hypothesis]]:
-        """Run the strategy that is set in `search`, under the rules and constraints."""
-        search = task.search
+    def _search(self, encoded: Encoded, task: "_Task", sentences: list[Tensor] | None = None) -> list[list[Hypothesis]]:
+        """Run the strategy that is set in `search`, under the rules and constraints. If it chooses one token after
+        another, append the indices of the sentences of each step to `sentences`.
+        """
+        search, length_B = task.search, encoded.length_B
         limits_B = (length_B * self.limits.max_length_ratio + self.limits.max_length_extra).long()
         limits_B = torch.where(length_B > 0, limits_B, 0)
         constraints = task.constraints.tokenize(self.tokenizer, self.max_length)
         limits_B = constraints.extend_limits(limits_B)
         rules = _build_rules(search, constraints, limits_B)
-        inputs = (decoder, memory, SPECIAL_TOKENS, limits_B)
+        inputs = (self.model.decoder, encoded.memory, SPECIAL_TOKENS, limits_B)
         if search.sample or search.mbr_samples:
             generators = [np.random.default_rng([search.seed, index]) for index in task.indices]
             sampler = Sampler(generators, search)
-            nbest = decode_stepwise(*inputs, sampler, rules, search.mbr_samples or search.nbest)
+            nbest = decode_stepwise(*inputs, sampler, rules, search.mbr_samples or search.nbest, sentences)
             nbest = [sorted(samples, key=lambda sample: -sample.score) for samples in nbest]
         elif not search.uses_beam:
-            nbest = decode_stepwise(*inputs, choose_most_likely, rules)
+            nbest = decode_stepwise(*inputs, choose_most_likely, rules, history=sentences)
         else:
             if search.coverage_penalty:  # which ranks all hypotheses in the beam again
                 search = search.model_copy(update={"nbest": search.beam})
@@ -307,20 +305,6 @@ class _Task(NamedTuple):
         """Return the task of generating given tokens for some of the sources."""
         indices = [self.indices[row] for row in rows]
         return self._replace(constraints=Constraints(prefix_ids=tokens), indices=indices)
-
-
-class _Encoded(NamedTuple):
-    """Encoded sources: their memory, the recording of the encoder, and their lengths."""
-
-    memory: Memory
-    encoding: Recording
-    length_B: Tensor
-
-    def select(self, rows: Sequence[int]) -> "_Encoded":
-        """Return some of the sources."""
-        rows_N = torch.tensor(rows, device=self.length_B.device)
-        calls = {name: [weights[rows_N] for weights in calls] for name, calls in self.encoding.calls.items()}
-        return _Encoded(reorder(self.memory, rows_N), replace(self.encoding, calls=calls), self.length_B[rows_N])
 
 
 def _build_rules(search: SearchSettings, constraints: TokenConstraints, limits_B: Tensor) -> list[Rule]:

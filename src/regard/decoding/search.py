@@ -229,8 +229,11 @@ def decode_stepwise(
     choose: ChooseToken,
     rules: Sequence[Rule] = (),
     hypotheses: int = 1,
+    history: list[Tensor] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Choose one token after another with `choose`, independently for several hypotheses of each sentence."""
+    """Choose one token after another with `choose`, independently for several hypotheses of each sentence. If there is
+    a history, append the indices of the sentences of each step.
+    """
     results: dict[int, list[Hypothesis]] = {}
     limits_N = limits_B.repeat_interleave(hypotheses)
     batch = SearchBatch.begin(decoder, memory, special, rules, limits_B, hypotheses)
@@ -255,6 +258,8 @@ def decode_stepwise(
             rows_N = batch.keep_sentences((~finished_B).nonzero().squeeze(1))
             score_N, limits_N = score_N[rows_N], limits_N[rows_N]
             ended_N, truncated_N = ended_N[rows_N], truncated_N[rows_N]
+        if history is not None:
+            history.append(batch.sentence_B)
         log_p_NV, adjusted_NV = batch.next_log_p()
         token_N = torch.where(ended_N, special.end, choose(adjusted_NV, batch.sentence_B))
         score_N = score_N + torch.where(ended_N, 0.0, log_p_NV.gather(-1, token_N.unsqueeze(-1)).squeeze(-1))

@@ -5,26 +5,23 @@ N hypotheses, T target steps, S memory slots, D width, H heads or state width, V
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.attention.attention import Attention, Role
 from regard.attention.record import Recording, record
-from regard.data.batching import pad
-from regard.data.tokens.tokenizers import END, START, Tokenizer
+from regard.data.tokens.tokenizers import END, Tokenizer
 from regard.decoding.beam import BeamStep, Outcome
 from regard.decoding.search import Hypothesis
-from regard.decoding.weights import BatchWeights
-from regard.models.contracts import Encoder, Source, reorder
+from regard.decoding.weights import Array, BatchWeights, decode, encode, to_array
+from regard.models.contracts import Encoder, Source
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.hooks import Parts
 from regard.recurrent.layers import Stack
 
-Array = NDArray[Any]
 Direction = Literal["forward", "backward"]
 
 
@@ -128,19 +125,16 @@ class TracedSearch(NamedTuple):
 def trace_hypotheses(
     model: Seq2Seq,
     source: Source,
-    nbest: Sequence[Hypothesis],
+    nbest: list[Hypothesis],
     history: Sequence[BeamStep] | None,
     tokenizer: Tokenizer,
     options: TraceOptions,
 ) -> TracedSearch:
     """Run the model over the hypotheses for one source, and record it."""
-    with record(model, queries=options.queries, states=options.states) as encoding:
-        memory = model.encoder(source)
-    rows_N = torch.zeros(len(nbest), dtype=torch.long, device=memory.allowed_BS.device)
-    inputs = pad([[START, *hypothesis.tokens] for hypothesis in nbest]).to(rows_N.device)
-    with record(model, queries=options.queries, states=options.states) as decoding:
-        decoded = model.decoder(inputs.tokens_BT, reorder(memory, rows_N))
-    weights = BatchWeights.from_recordings(encoding, decoding, memory)
+    start_recording = partial(record, model, queries=options.queries, states=options.states)
+    encoded = encode(model, source, start_recording())
+    decoded, decoding = decode(model, encoded.memory, [nbest], start_recording())
+    weights = BatchWeights.of_pass(encoded, decoding)
     is_empty = not int(source.length_hint_B[0])
     steps = [
         []
@@ -151,12 +145,12 @@ def trace_hypotheses(
     lengths = [len(hypothesis.tokens) for hypothesis in nbest]
     [slots] = weights.slots_B
     return TracedSearch(
-        weights.attach([list(nbest)])[0],
+        weights.attach([nbest])[0],
         steps,
         None if history is None else _describe_beam(history, tokenizer),
         describe_mechanisms(model, parameters=options.queries),
-        list(_select_inputs(encoding, decoding, slots, lengths)),
-        list(_select_states(model, encoding, decoding, 0 if is_empty else None, lengths)),
+        list(_select_inputs(encoded.recording, decoding, slots, lengths)),
+        list(_select_states(model, encoded.recording, decoding, 0 if is_empty else None, lengths)),
     )
 
 
@@ -293,10 +287,3 @@ def _cut_states(name: str, hypothesis: int | None, parts: Parts, place: _CellPla
             arrays[kind][label] = to_array(rows_TH.flip(0) if place.is_reversed else rows_TH)
     direction: Direction = "backward" if place.is_reversed else "forward"
     return CellStates(name, hypothesis, place.layer, direction, arrays["previous"], arrays["state"], arrays["gate"])
-
-
-def to_array(tensor: Tensor) -> Array:
-    """Return a tensor as an array: float32, or the dtype of integers and masks."""
-    tensor = tensor.detach().float() if tensor.is_floating_point() else tensor.detach()
-    array: Array = np.ascontiguousarray(tensor.cpu().numpy())
-    return array

@@ -1,17 +1,20 @@
 """The attention weights of hypotheses.
 
-If each sentence has one hypothesis, they are recorded during the search. Otherwise, they are recorded in a pass of the
-decoder over the finished hypotheses; also on a GPU, because steps that are recorded cannot run as CUDA graphs.
+A model is recorded while it runs: the encoder when it encodes the sources, and the decoder in a pass over hypotheses or
+given targets (teacher forcing). If each sentence has one hypothesis, the search is recorded instead of such a pass, but
+not on a GPU, because steps that are recorded cannot run as CUDA graphs.
 
 B sentences, N hypotheses of all sentences, T target steps, S memory slots, H heads.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.attention.attention import Role
@@ -19,65 +22,46 @@ from regard.attention.record import Recording, record
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import START
 from regard.decoding.search import AttentionWeights, Hypothesis
-from regard.models.contracts import Decoded, Decoder, Grid, Keys, Memory, State, reorder
+from regard.models.contracts import Decoded, Grid, Memory, Source, reorder
 from regard.models.seq2seq import Seq2Seq
+
+Array = NDArray[Any]
 
 NBest = list[list[Hypothesis]]
 """The hypotheses of each sentence, best first."""
 
 
-class RecordedState(NamedTuple):
-    """The state of a decoder whose steps are recorded, and the sentence of each row."""
+class Encoded(NamedTuple):
+    """Encoded sources: their memory, the recording of the encoder, and their lengths."""
 
-    inner: State
-    sentence_N: Tensor
+    memory: Memory
+    recording: Recording
+    length_B: Tensor
+
+    def select(self, rows: Sequence[int]) -> "Encoded":
+        """Return some of the sources."""
+        rows_N = torch.tensor(rows, device=self.length_B.device)
+        calls = {name: [weights[rows_N] for weights in calls] for name, calls in self.recording.calls.items()}
+        return Encoded(reorder(self.memory, rows_N), replace(self.recording, calls=calls), self.length_B[rows_N])
 
 
-@final
-class RecordedDecoder(Decoder):
-    """A decoder that keeps the recorded weights of each of its steps, for a search with one hypothesis per sentence."""
+def encode(model: Seq2Seq, source: Source, recorded: AbstractContextManager[Recording]) -> Encoded:
+    """Run the encoder. `recorded` is the result of `record`, which selects what is recorded."""
+    with recorded as recording:
+        memory = model.encoder(source)
+    return Encoded(memory, recording, source.length_hint_B)
 
-    def __init__(self, decoder: Decoder, recording: Recording) -> None:
-        super().__init__()
-        self.decoder, self.recording = decoder, recording
-        self.steps: list[tuple[Tensor, dict[str, Tensor]]] = []
-        """The sentences of the rows, and the weights of each attention."""
 
-    def begin(self, memory: Memory) -> tuple[Keys, RecordedState]:
-        keys, state = self.decoder.begin(memory)
-        self._take_weights()
-        return keys, RecordedState(state, torch.arange(len(memory.allowed_BS)))
-
-    def step(self, token_B: Tensor, state: RecordedState, keys: Keys) -> tuple[Tensor, RecordedState]:
-        logits_BV, inner = self.decoder.step(token_B, state.inner, keys)
-        self.steps.append((state.sentence_N, self._take_weights()))
-        return logits_BV, RecordedState(inner, state.sentence_N)
-
-    def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
-        decoded: Decoded = self.decoder(tokens_BT, memory)
-        return decoded
-
-    def weights(self, sentences: int) -> dict[str, AttentionWeights]:
-        """Return the weights of all steps by name, with a row for each sentence."""
-        names = dict.fromkeys(name for _, weights in self.steps for name in weights)
-        return {name: self._stack(name, sentences) for name in names}
-
-    def _stack(self, name: str, sentences: int) -> AttentionWeights:
-        """Stack the weights of one attention. Self-attention has one more column at each step."""
-        parts = {step: weights[name] for step, (_, weights) in enumerate(self.steps) if name in weights}
-        *heads, _, columns = list(parts.values())[-1].shape[1:]
-        stacked = np.zeros((sentences, *heads, len(self.steps), columns), dtype=np.float32)
-        for step, part in parts.items():
-            rows = self.steps[step][0].numpy()
-            stacked[rows, ..., step, : part.shape[-1]] = _to_numpy(part)[..., 0, :]
-        return stacked
-
-    def _take_weights(self) -> dict[str, Tensor]:
-        """Remove the weights of the last call of each attention from the recording, and return them."""
-        weights = {name: calls[-1] for name, calls in self.recording.calls.items() if calls}
-        for calls in self.recording.calls.values():
-            calls.clear()
-        return weights
+def decode(
+    model: Seq2Seq, memory: Memory, nbest: NBest, recorded: AbstractContextManager[Recording]
+) -> tuple[Decoded, Recording]:
+    """Run the decoder over all hypotheses, which are the rows of its output."""
+    device = memory.allowed_BS.device
+    rows_N = torch.tensor([row for row, hypotheses in enumerate(nbest) for _ in hypotheses], device=device)
+    inputs = pad([[START, *hypothesis.tokens] for hypotheses in nbest for hypothesis in hypotheses]).to(device)
+    with recorded as recording:
+        decoded: Decoded = model.decoder(inputs.tokens_BT, reorder(memory, rows_N))
+    return decoded, recording
 
 
 @dataclass(frozen=True)
@@ -93,33 +77,37 @@ class BatchWeights:
     layout: Grid | None
 
     @classmethod
-    def of_hypotheses(cls, model: Seq2Seq, memory: Memory, encoding: Recording, nbest: NBest) -> "BatchWeights":
-        """Run the decoder over the hypotheses and record it. `encoding` is the recording of the encoder."""
-        device = memory.allowed_BS.device
-        rows_N = torch.tensor([row for row, hypotheses in enumerate(nbest) for _ in hypotheses], device=device)
-        inputs = pad([[START, *hypothesis.tokens] for hypotheses in nbest for hypothesis in hypotheses]).to(device)
-        with record(model) as decoding:
-            model.decoder(inputs.tokens_BT, reorder(memory, rows_N))
-        return cls.from_recordings(encoding, decoding, memory)
+    def of_hypotheses(cls, model: Seq2Seq, encoded: Encoded, nbest: NBest) -> "BatchWeights":
+        """Run the decoder over the hypotheses, and return the weights."""
+        return cls.of_pass(encoded, decode(model, encoded.memory, nbest, record(model))[1])
 
     @classmethod
-    def from_recordings(cls, encoding: Recording, decoding: Recording, memory: Memory) -> "BatchWeights":
-        """Return the recorded weights of the encoder, and of a decoder that ran over all hypotheses."""
+    def of_pass(cls, encoded: Encoded, decoding: Recording) -> "BatchWeights":
+        """Return the weights of a pass of the decoder over all hypotheses."""
+        return cls._of(encoded, decoding, {name: to_array(weights) for name, weights in decoding.weights.items()})
+
+    @classmethod
+    def of_search(cls, encoded: Encoded, decoding: Recording, sentences: Sequence[Tensor]) -> "BatchWeights | None":
+        """Return the weights of a search with one hypothesis per sentence. `sentences` are those of the rows, step by
+        step. Return None if an attention is not called equally often at each step, or if there are no steps.
+        """
+        if not sentences or any(len(calls) % len(sentences) for calls in decoding.calls.values()):
+            return None
+        rows = len(encoded.length_B)
+        weights = {name: _stack(calls, sentences, rows) for name, calls in decoding.calls.items() if calls}
+        return cls._of(encoded, decoding, weights)
+
+    @classmethod
+    def _of(cls, encoded: Encoded, decoding: Recording, weights: Mapping[str, AttentionWeights]) -> "BatchWeights":
+        roles = decoding.roles
+        encoder = encoded.recording.weights.items()
         return cls(
-            _select(encoding, ("encoder-self",)),
-            _select(decoding, ("decoder-self", "cross")),
-            decoding.roles,
-            memory.allowed_BS.sum(-1).tolist(),
-            memory.layout,
+            {name: to_array(part) for name, part in encoder if encoded.recording.roles[name] == "encoder-self"},
+            {name: part for name, part in weights.items() if roles[name] != "encoder-self"},
+            roles,
+            encoded.memory.allowed_BS.sum(-1).tolist(),
+            encoded.memory.layout,
         )
-
-    @classmethod
-    def of_search(cls, decoder: RecordedDecoder, memory: Memory, encoding: Recording) -> "BatchWeights":
-        """Return the weights that were recorded during a search."""
-        slots_B: list[int] = memory.allowed_BS.sum(-1).tolist()
-        roles = decoder.recording.roles
-        weights = {name: part for name, part in decoder.weights(len(slots_B)).items() if roles[name] != "encoder-self"}
-        return cls(_select(encoding, ("encoder-self",)), weights, roles, slots_B, memory.layout)
 
     def attach(self, nbest: NBest) -> NBest:
         """Return the hypotheses with their weights, truncated to their lengths."""
@@ -162,11 +150,18 @@ class BatchWeights:
         return reranked
 
 
-def _select(recording: Recording, roles: Sequence[Role]) -> dict[str, AttentionWeights]:
-    """Return the recorded weights of attentions with one of these roles."""
-    return {name: _to_numpy(weights) for name, weights in recording.weights.items() if recording.roles[name] in roles}
+def _stack(calls: Sequence[Tensor], sentences: Sequence[Tensor], rows: int) -> AttentionWeights:
+    """Stack the last call of each step, with a row for each sentence. Self-attention has one more slot at each step."""
+    calls_per_step = len(calls) // len(sentences)
+    *heads, _, slots = calls[-1].shape[1:]
+    stacked = np.zeros((rows, *heads, len(sentences), slots), dtype=np.float32)
+    for step, (sentence_N, call) in enumerate(zip(sentences, calls[calls_per_step - 1 :: calls_per_step], strict=True)):
+        stacked[sentence_N.numpy(), ..., step, : call.shape[-1]] = call.float().numpy()[..., 0, :]
+    return stacked
 
 
-def _to_numpy(weights: Tensor) -> AttentionWeights:
-    array: AttentionWeights = weights.float().cpu().numpy()
+def to_array(tensor: Tensor) -> Array:
+    """Return a tensor as an array: float32, or the dtype of integers and masks."""
+    tensor = tensor.detach().float() if tensor.is_floating_point() else tensor.detach()
+    array: Array = np.ascontiguousarray(tensor.cpu().numpy())
     return array

@@ -10,7 +10,8 @@ import numpy as np
 
 from regard.attention.attention import Role
 from regard.data.sources import SourceItem, Span
-from regard.decoding.tracing import Array, AttentionInputs
+from regard.decoding.tracing import AttentionInputs
+from regard.decoding.weights import Array
 from regard.formatting import replace_nonfinite
 from regard.inspection.prediction import Prediction
 from regard.inspection.views.pictures import PixelArray
