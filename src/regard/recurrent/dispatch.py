@@ -22,7 +22,7 @@ from regard.ops.reference_mode import Dispatch, first_available
 from regard.ops.triton import dtype_unsupported_reason, triton_unsupported_reason
 from regard.recurrent.cells import Cell, State
 from regard.recurrent.fast.cudnn import scan_torch
-from regard.recurrent.fast.kernels import KERNELS, stack_present
+from regard.recurrent.fast.kernels import KERNELS, LayerInput, stack_present
 from regard.recurrent.scan import CellInput, ScanOutput, record_scan, record_step, scan, select_last_valid
 
 FUSED_MAX_ROWS = 64
@@ -152,7 +152,7 @@ def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, f
         mask_NBH = stack_present((cell_input.mask_BH for cell_input in inputs), dtype)
         cells = [cell_input.cell for cell_input in inputs]
         kernels = KERNELS[type(cells[0])]
-        states = kernels.scan(cells, gates_TNBG, initial, mask_NBH, valid_TB1, fused=fused)
+        states = kernels.scan(cells, LayerInput(gates_TNBG, initial, mask_NBH, valid_TB1), fused=fused)
     outputs = []
     for index, cell_input in enumerate(inputs):
         parts = [part_TNBH[:, index].transpose(0, 1) for part_TNBH in states]

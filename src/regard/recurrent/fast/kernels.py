@@ -6,7 +6,7 @@ B rows, T steps, H state width, G width of all gates together, N cells run in pa
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,17 @@ from regard.recurrent.fast.analytic_lstm import LSTMWeights
 from regard.recurrent.settings import LSTMVariant
 
 C = TypeVar("C", bound=Cell)
+
+
+class LayerInput(NamedTuple):
+    """What the cells of a layer read that run in parallel: the projected input, the initial state, and optionally the
+    dropout mask on the state, and which steps are valid.
+    """
+
+    gates_TNBG: Tensor
+    state: State
+    mask_NBH: Tensor | None
+    valid_TB1: Tensor | None
 
 
 class CellKernels(ABC, Generic[C]):
@@ -48,16 +59,7 @@ class CellKernels(ABC, Generic[C]):
         cell.bias_input.copy_(bias_ih + bias_hh)
 
     @abstractmethod
-    def scan(
-        self,
-        cells: Sequence[C],
-        gates_TNBG: Tensor,
-        state: State,
-        mask_NBH: Tensor | None,
-        valid_TB1: Tensor | None,
-        *,
-        fused: bool,
-    ) -> tuple[Tensor, ...]:
+    def scan(self, cells: Sequence[C], layer: LayerInput, *, fused: bool) -> tuple[Tensor, ...]:
         """Return the state after each step, (T, N, B, …) for each of its tensors. The cells have the same options."""
 
     def step(self, cell: C, gates_BG: Tensor, state: State) -> State:
@@ -70,19 +72,11 @@ class RNNKernels(CellKernels[RNNCell]):
     def torch_kernel(self, cell: RNNCell) -> Callable[..., tuple[Tensor, ...]]:
         return torch.rnn_tanh if cell.activation == "tanh" else torch.rnn_relu
 
-    def scan(
-        self,
-        cells: Sequence[RNNCell],
-        gates_TNBG: Tensor,
-        state: State,
-        mask_NBH: Tensor | None,
-        valid_TB1: Tensor | None,
-        *,
-        fused: bool,
-    ) -> tuple[Tensor, ...]:
+    def scan(self, cells: Sequence[RNNCell], layer: LayerInput, *, fused: bool) -> tuple[Tensor, ...]:
         assert not fused
+        gates_TNBG, (h_NBH,), mask_NBH, valid_TB1 = layer
         R_NHH = stack_weights((cell.weight_state for cell in cells), gates_TNBG.dtype)
-        return (analytic.rnn_scan(cells[0].activation, gates_TNBG, state[0], R_NHH, mask_NBH, valid_TB1),)
+        return (analytic.rnn_scan(cells[0].activation, gates_TNBG, h_NBH, R_NHH, mask_NBH, valid_TB1),)
 
 
 @final
@@ -105,25 +99,16 @@ class GRUKernels(CellKernels[GRUCell]):
         cell.bias_state.copy_(bias_hh)
         super().load_torch_weights(cell, input_GD, state_GH, bias_ih, torch.zeros_like(bias_hh))
 
-    def scan(
-        self,
-        cells: Sequence[GRUCell],
-        gates_TNBG: Tensor,
-        state: State,
-        mask_NBH: Tensor | None,
-        valid_TB1: Tensor | None,
-        *,
-        fused: bool,
-    ) -> tuple[Tensor, ...]:
-        del valid_TB1  # the output of a GRU is bounded
+    def scan(self, cells: Sequence[GRUCell], layer: LayerInput, *, fused: bool) -> tuple[Tensor, ...]:
+        gates_TNBG, (h_NBH,), mask_NBH, _ = layer  # the output of a GRU is bounded, also after the end of a row
         dtype = gates_TNBG.dtype
         R_NGH = stack_weights((cell.weight_state for cell in cells), dtype)
         if fused:
             from regard.recurrent.fast import triton_gru
 
-            return (triton_gru.gru_scan(gates_TNBG, state[0], R_NGH, mask_NBH),)
+            return (triton_gru.gru_scan(gates_TNBG, h_NBH, R_NGH, mask_NBH),)
         bias_NG = stack_present((cell.bias_state for cell in cells), dtype)
-        return (analytic.gru_scan(gates_TNBG, state[0], R_NGH, bias_NG, mask_NBH),)
+        return (analytic.gru_scan(gates_TNBG, h_NBH, R_NGH, bias_NG, mask_NBH),)
 
     def step(self, cell: GRUCell, gates_BG: Tensor, state: State) -> State:
         if cell.bias_state is None:  # reset before the product with R
@@ -159,16 +144,8 @@ class LSTMKernels(CellKernels[LSTMCell]):
     ) -> None:
         super().load_torch_weights(cell, *map(_swap_last_gates, (input_GD, state_GH, bias_ih, bias_hh)))
 
-    def scan(
-        self,
-        cells: Sequence[LSTMCell],
-        gates_TNBG: Tensor,
-        state: State,
-        mask_NBH: Tensor | None,
-        valid_TB1: Tensor | None,
-        *,
-        fused: bool,
-    ) -> tuple[Tensor, ...]:
+    def scan(self, cells: Sequence[LSTMCell], layer: LayerInput, *, fused: bool) -> tuple[Tensor, ...]:
+        gates_TNBG, state, mask_NBH, valid_TB1 = layer
         dtype = gates_TNBG.dtype
         weights = LSTMWeights(
             stack_weights((cell.weight_state for cell in cells), dtype),
