@@ -6,6 +6,8 @@ N cells in parallel (the directions of a layer), B rows, T steps, H state width,
 projection of the input to the gates, R the recurrent matrix, `mask` an optional dropout mask on the state before R.
 """
 
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -25,6 +27,23 @@ def weight_gradient(d_TNBG: Tensor, x_TNBH: Tensor) -> Tensor:
     return flatten_steps(d_TNBG).transpose(1, 2) @ flatten_steps(x_TNBH)
 
 
+def allocate_states(a_TNBG: Tensor, initial_NBH: Tensor) -> Tensor:
+    """Return a tensor for the states before and after each step, (T + 1, N, B, H), with the initial states."""
+    states = a_TNBG.new_empty(len(a_TNBG) + 1, *initial_NBH.shape)
+    states[0] = initial_NBH
+    return states
+
+
+def iterate_steps(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the parts of each step."""
+    return zip(*(part.unbind(0) for part in parts), strict=True)
+
+
+def iterate_backward(steps: int, *parts: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Yield the parts of each step, the last step first. A part can be None."""
+    return zip(*(repeat(None, steps) if part is None else reversed(part.unbind(0)) for part in parts), strict=True)
+
+
 class _RNN(torch.autograd.Function):
     """h' = φ(a + R h)."""
 
@@ -32,10 +51,8 @@ class _RNN(torch.autograd.Function):
     def forward(
         ctx: Any, activation: str, a: Tensor, h_0: Tensor, R: Tensor, mask: Tensor | None, valid: Tensor | None
     ) -> Tensor:
-        h = a.new_empty(a.shape[0] + 1, *h_0.shape)
-        h[0] = h_0
-        R_T = R.transpose(1, 2)
-        for t, (a_t, before, after) in enumerate(zip(a.unbind(0), h[:-1].unbind(0), h[1:].unbind(0), strict=True)):
+        h, R_T = allocate_states(a, h_0), R.transpose(1, 2)
+        for t, (a_t, before, after) in enumerate(iterate_steps(a, h[:-1], h[1:])):
             torch.baddbmm(a_t, apply_mask(before, mask), R_T, out=after)
             after.tanh_() if activation == "tanh" else after.relu_()
             if valid is not None:
@@ -51,8 +68,7 @@ class _RNN(torch.autograd.Function):
         derivative = 1 - h[1:].square() if ctx.activation == "tanh" else (h[1:] > 0).to(h.dtype)
         d_a = torch.empty_like(derivative)
         d_h = torch.zeros_like(h[0])
-        per_step = zip(d_states.flip(0).unbind(0), derivative.flip(0).unbind(0), reversed(d_a.unbind(0)), strict=True)
-        for d_state, k, d_t in per_step:
+        for d_state, k, d_t in iterate_backward(len(d_a), d_states, derivative, d_a):
             torch.mul(d_h.add_(d_state), k, out=d_t)
             d_h = torch.bmm(d_t, R)
             if mask is not None:
@@ -60,21 +76,25 @@ class _RNN(torch.autograd.Function):
         return None, d_a, d_h, weight_gradient(d_a, apply_mask(h[:-1], mask)), None, None
 
 
+def _gru_derivatives(r: Tensor, z: Tensor, n: Tensor, before: Tensor, reset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the derivatives with respect to the inputs of n, z and r, for all steps at once: of the next state, and
+    for r of the product r ⊙ reset.
+    """
+    return (1 - z).mul_(1 - n * n), (before - n).mul_(z).mul_(1 - z), (1 - r).mul_(r).mul_(reset)
+
+
 class _GRU(torch.autograd.Function):
     """u = R h + b,  r = σ(a_r + u_r),  z = σ(a_z + u_z),  n = tanh(a_n + r ⊙ u_n),  h' = n + z ⊙ (h − n)."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, h_0: Tensor, R: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
-        steps, cells, rows, width = a.shape
-        size = width // 3
-        h, u = a.new_empty(steps + 1, cells, rows, size), torch.empty_like(a)
-        rz, n = a.new_empty(steps, cells, rows, 2 * size), a.new_empty(steps, cells, rows, size)
-        h[0] = h_0
+        size = h_0.shape[-1]
+        h, u = allocate_states(a, h_0), torch.empty_like(a)
+        rz, n = a.new_empty(*a.shape[:-1], 2 * size), torch.empty_like(h[1:])
         R_T, b_row = R.transpose(1, 2), b.unsqueeze(1)
         views = (h[:-1], h[1:], u, u[..., : 2 * size], u[..., 2 * size :], a[..., : 2 * size], a[..., 2 * size :])
         gates = (rz, rz[..., :size], rz[..., size:], n)
-        per_step = zip(*(part.unbind(0) for part in (*views, *gates)), strict=True)
-        for before, after, u_t, u_rz, u_n, a_rz, a_n, rz_t, r, z, n_t in per_step:
+        for before, after, u_t, u_rz, u_n, a_rz, a_n, rz_t, r, z, n_t in iterate_steps(*views, *gates):
             torch.baddbmm(b_row, apply_mask(before, mask), R_T, out=u_t)
             torch.add(a_rz, u_rz, out=rz_t).sigmoid_()
             torch.addcmul(a_n, r, u_n, out=n_t).tanh_()
@@ -88,16 +108,10 @@ class _GRU(torch.autograd.Function):
         R, h, u, rz, n, mask = ctx.saved_tensors
         size = n.shape[-1]
         r, z, u_n = rz[..., :size], rz[..., size:], u[..., 2 * size :]
-        # The derivative of each gate, for all steps at once.
-        to_n = (1 - z).mul_(1 - n * n)
-        to_z = (h[:-1] - n).mul_(z).mul_(1 - z)
-        to_r = (1 - r).mul_(r).mul_(u_n)
         d_u, d_n = torch.empty_like(u), torch.empty_like(n)
         d_h = torch.zeros_like(h[0])
-        parts = (d_states, to_n, to_z, to_r, r, z, d_n, d_u)
-        grads = (d_u[..., :size], d_u[..., size : 2 * size], d_u[..., 2 * size :])
-        per_step = zip(*(reversed(part.unbind(0)) for part in (*parts, *grads)), strict=True)
-        for d_state, k_n, k_z, k_r, r_t, z_t, dn_t, du_t, du_r, du_z, du_n in per_step:
+        parts = (d_states, *_gru_derivatives(r, z, n, h[:-1], u_n), r, z, d_n, d_u, *d_u.chunk(3, dim=-1))
+        for d_state, k_n, k_z, k_r, r_t, z_t, dn_t, du_t, du_r, du_z, du_n in iterate_backward(len(u), *parts):
             d_after = d_h.add_(d_state)
             torch.mul(d_after, k_n, out=dn_t)
             torch.mul(d_after, k_z, out=du_z)
@@ -117,13 +131,11 @@ class _ResetBeforeGRU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, h_0: Tensor, R: Tensor, mask: Tensor | None) -> Tensor:
-        steps, cells, rows, width = a.shape
-        size = width // 3
-        h, s = a.new_empty(steps + 1, cells, rows, size), torch.empty_like(a)
-        h[0] = h_0
+        size = h_0.shape[-1]
+        h, s = allocate_states(a, h_0), torch.empty_like(a)
         R_rz, R_n = R[:, : 2 * size].transpose(1, 2), R[:, 2 * size :].transpose(1, 2)
         views = (h[:-1], h[1:], s[..., : 2 * size], s[..., 2 * size :], a[..., : 2 * size], a[..., 2 * size :])
-        for before, after, rz, n, a_rz, a_n in zip(*(part.unbind(0) for part in views), strict=True):
+        for before, after, rz, n, a_rz, a_n in iterate_steps(*views):
             masked = apply_mask(before, mask)
             torch.baddbmm(a_rz, masked, R_rz, out=rz).sigmoid_()
             torch.baddbmm(a_n, rz[..., :size] * masked, R_n, out=n).tanh_()
@@ -139,15 +151,11 @@ class _ResetBeforeGRU(torch.autograd.Function):
         r, z, n = s.split(size, dim=-1)
         R_rz, R_n = R[:, : 2 * size], R[:, 2 * size :]
         masked = apply_mask(h[:-1], mask)
-        to_n = (1 - z).mul_(1 - n * n)
-        to_z = (h[:-1] - n).mul_(z).mul_(1 - z)
-        to_r = (1 - r).mul_(r).mul_(masked)
         d_a = torch.empty_like(s)
         d_h = torch.zeros_like(h[0])
-        parts = (d_states, to_n, to_z, to_r, r, z, d_a[..., : 2 * size])
-        grads = (d_a[..., :size], d_a[..., size : 2 * size], d_a[..., 2 * size :])
-        per_step = zip(*(reversed(part.unbind(0)) for part in (*parts, *grads)), strict=True)
-        for d_state, k_n, k_z, k_r, r_t, z_t, d_rz, d_r, d_z, d_n in per_step:
+        derivatives = _gru_derivatives(r, z, n, h[:-1], masked)
+        parts = (d_states, *derivatives, r, z, d_a[..., : 2 * size], *d_a.chunk(3, dim=-1))
+        for d_state, k_n, k_z, k_r, r_t, z_t, d_rz, d_r, d_z, d_n in iterate_backward(len(s), *parts):
             d_after = d_h.add_(d_state)
             torch.mul(d_after, k_n, out=d_n)
             torch.mul(d_after, k_z, out=d_z)

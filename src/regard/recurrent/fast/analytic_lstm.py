@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.ops.reference_mode import Gradients, differentiable_once
 from regard.recurrent.cells import apply_mask
-from regard.recurrent.fast.analytic import weight_gradient
+from regard.recurrent.fast.analytic import allocate_states, iterate_backward, iterate_steps, weight_gradient
 from regard.recurrent.settings import LSTMVariant
 
 
@@ -175,15 +175,13 @@ class _Scan(torch.autograd.Function):
         size = y_0.shape[-1]
         columns = _GateColumns(variant, size)
         s = torch.empty_like(a)
-        y, c = (a.new_empty(a.shape[0] + 1, *first.shape) for first in (y_0, c_0))
-        activated = a.new_empty(a.shape[0], *c_0.shape)
-        y[0], c[0], g = y_0, c_0, g_0
+        y, c, g = allocate_states(a, y_0), allocate_states(a, c_0), g_0
+        activated = torch.empty_like(c[1:])
         R_T = R.transpose(1, 2)
         Q_T = None if Q is None else Q.transpose(1, 2)
         p_row = None if p is None else p.unsqueeze(1)
         views = (a, s, y[:-1], c[:-1], y[1:], c[1:], activated)
-        per_step = zip(*(part.unbind(0) for part in views), strict=True)
-        for t, (a_t, s_t, y_before, c_before, y_t, c_t, activated_t) in enumerate(per_step):
+        for t, (a_t, s_t, y_before, c_before, y_t, c_t, activated_t) in enumerate(iterate_steps(*views)):
             torch.baddbmm(a_t, apply_mask(y_before, mask), R_T, out=s_t)
             if g is not None and Q_T is not None:
                 s_t[..., columns.gates].baddbmm_(g, Q_T)
@@ -204,13 +202,11 @@ class _Scan(torch.autograd.Function):
         variant: LSTMVariant = ctx.variant
         columns = _GateColumns(variant, y.shape[-1])
         derivatives = _compute_derivatives(variant, columns, s, c[:-1], activated)
-        per_step = zip(*(_unbind_reversed(part, len(s)) for part in derivatives), strict=True)
         p_row = None if p is None else p.unsqueeze(1)
         d_s = torch.empty_like(s)
         d_y, d_c = torch.zeros_like(y[0]), torch.zeros_like(c[0])
         d_g = None if g_0 is None else torch.zeros_like(g_0)
-        d_per_step = zip(*(_unbind_reversed(part, len(s)) for part in d_states), strict=True)
-        for d_t, (y_t, c_t, g_t), k in zip(reversed(d_s.unbind(0)), d_per_step, per_step, strict=True):
+        for d_t, y_t, c_t, g_t, *k in iterate_backward(len(s), d_s, *d_states, *derivatives):
             d_y = d_y if y_t is None else d_y + y_t
             d_c = d_c if c_t is None else d_c + c_t
             d_g = d_g if g_t is None or d_g is None else d_g + g_t
@@ -225,11 +221,6 @@ class _Scan(torch.autograd.Function):
         if g_0 is not None:
             d_Q = weight_gradient(d_s[..., columns.gates], torch.cat([g_0.unsqueeze(0), s[:-1, ..., columns.gates]]))
         return None, d_s, d_y, d_c, d_g, weight_gradient(d_s, apply_mask(y[:-1], mask)), d_p, d_Q, None, None
-
-
-def _unbind_reversed(part: Tensor | None, steps: int) -> list[Tensor] | list[None]:
-    """Split a tensor into steps, last step first."""
-    return [None] * steps if part is None else list(reversed(part.unbind(0)))
 
 
 class _Step(torch.autograd.Function):

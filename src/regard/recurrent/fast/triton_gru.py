@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.ops.reference_mode import Gradients, differentiable_once
 from regard.recurrent.cells import apply_mask
-from regard.recurrent.fast.analytic import weight_gradient
+from regard.recurrent.fast.analytic import allocate_states, weight_gradient
 from regard.recurrent.fast.triton_launch import (
     UNSPECIALIZED,
     contiguous_or,
@@ -142,8 +142,7 @@ class _Scan(torch.autograd.Function):
         steps, cells, rows, size = a.shape[0], *h_0.shape
         a, R = a.contiguous(), R.contiguous()
         s, q = torch.empty_like(a), a.new_empty(steps, *h_0.shape)
-        h = a.new_empty(steps + 1, *h_0.shape)
-        h[0] = h_0
+        h = allocate_states(a, h_0)
         tensors = (a, s, q, h, R, contiguous_or(mask, a.new_empty(1)))
         launch(_forward, tensors, (steps, cells, rows, size), HAS_MASK=mask is not None)
         ctx.save_for_backward(R, mask, s, q, h)

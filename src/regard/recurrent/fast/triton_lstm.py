@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.ops.reference_mode import Gradients, differentiable_once
 from regard.recurrent.cells import apply_mask
 from regard.recurrent.fast import analytic_lstm
-from regard.recurrent.fast.analytic import weight_gradient
+from regard.recurrent.fast.analytic import allocate_states, weight_gradient
 from regard.recurrent.fast.triton_launch import (
     UNSPECIALIZED,
     contiguous_or,
@@ -260,8 +260,7 @@ class _Scan(torch.autograd.Function):
         size = y_0.shape[-1]
         a, R = a.contiguous(), R.contiguous()
         s = a.new_empty(steps + 1, cells, rows, width)
-        y, c = (a.new_empty(steps + 1, *first.shape) for first in (y_0, c_0))
-        y[0], c[0] = y_0, c_0
+        y, c = allocate_states(a, y_0), allocate_states(a, c_0)
         if g_0 is not None:
             s[0, ..., : width - size] = g_0
         unused = a.new_empty(1)
