@@ -48,6 +48,17 @@ def test_scaled_local_p_divides_the_argument_of_the_sigmoid_by_the_root_of_the_w
     assert center.item() == pytest.approx(6 / (1 + math.exp(-argument)), abs=1e-5)
 
 
+def test_local_p_distinguishes_slots_of_long_sources_in_bfloat16() -> None:
+    scope = LocalPredictive(window=2, query_size=1)
+    scope.load_state_dict({"inner.weight": torch.tensor([[0.5]]), "outer.weight": torch.tensor([[2.0]])})
+    inputs = scope_input(torch.full((1, 1, 1), 2.0), 1000)
+    with torch.autocast("cpu", torch.bfloat16):
+        center, output = scope.center(inputs), scope(inputs)
+    assert center.item() == pytest.approx(1000 / (1 + math.exp(-2 * math.tanh(1))), rel=0.01)
+    expected = (torch.arange(1000) - center.double()).abs() <= 2
+    assert torch.equal(output.allowed_BTS[0, 0], expected[0])
+
+
 def test_local_p_without_normalization_multiplies_the_weights_by_the_gaussian() -> None:
     torch.manual_seed(0)
     query, keys = torch.randn(1, 2, 4), torch.randn(1, 7, 4)

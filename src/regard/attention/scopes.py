@@ -150,7 +150,9 @@ class LocalPredictive(Scope):
     def center(self, inputs: ScopeInput) -> Tensor:
         """Predict the slot p (B, T), a number between 0 and the length of the row."""
         logit_BT = self.outer(torch.tanh(self.inner(inputs.query_BTD))).squeeze(-1)
-        return torch.sigmoid(self.scale * logit_BT) * inputs.lengths_B.unsqueeze(-1)
+        # In bfloat16, not every slot from 256 on is a number.
+        wide_BT = logit_BT.to(torch.promote_types(logit_BT.dtype, torch.float32))
+        return torch.sigmoid(self.scale * wide_BT) * inputs.lengths_B.unsqueeze(-1)
 
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
         distance_BTS = inputs.slots_S - self.center(inputs).unsqueeze(-1)
