@@ -36,16 +36,37 @@ def test_local_p_has_hand_computed_values() -> None:
             distance = slot - float(length * fraction)
             assert bool(output.allowed_BTS[row, 0, slot]) == (abs(distance) <= 2)
             # σ = D / 2 = 1.
-            assert output.bias_BTS[row, 0, slot] == pytest.approx(-(distance**2) / 2, abs=1e-5)
+            assert output.factor_BTS[row, 0, slot] == pytest.approx(math.exp(-(distance**2) / 2), abs=1e-5)
 
 
-def test_scaled_local_p_divides_the_argument_of_the_sigmoid_by_the_root_of_the_width() -> None:
-    scope = LocalPredictive(query_size=4, scaled=True)
+@pytest.mark.parametrize(("scaled", "divisor"), [(True, 2), (False, 1)])
+def test_local_p_divides_the_argument_of_the_sigmoid_by_the_root_of_the_width(scaled: bool, divisor: int) -> None:
+    scope = LocalPredictive(query_size=4, scaled=scaled)
     scope.load_state_dict({"inner.weight": 0.5 * torch.eye(4), "outer.weight": torch.tensor([[1.0, 2.0, 3.0, -4.0]])})
     # Σ v tanh(0.5 q) = (1 + 2 + 3 + 4) tanh(0.5), and √4 = 2.
-    argument = 10 * math.tanh(0.5) / 2
+    argument = 10 * math.tanh(0.5) / divisor
     center = scope.center(scope_input(torch.tensor([[[1.0, 1.0, 1.0, -1.0]]]), 6))
     assert center.item() == pytest.approx(6 / (1 + math.exp(-argument)), abs=1e-5)
+
+
+def test_adam_does_not_saturate_the_position_of_local_p_in_its_first_steps() -> None:
+    """Early in training, all queries are nearly equal, and the gradient of the position is tiny and has any sign."""
+    torch.manual_seed(0)
+    query = torch.randn(384).tanh() + 0.1 * torch.randn(4, 6, 384)
+    inputs = scope_input(query, 12, 12, 12, 12)
+    derivatives = {}
+    for scaled in (True, False):
+        scope = LocalPredictive(query_size=384, scaled=scaled)
+        optimizer = torch.optim.Adam(scope.parameters(), lr=0.002)
+        for _ in range(20):
+            optimizer.zero_grad()
+            torch.autograd.backward(1e-6 * scope.center(inputs).mean())
+            optimizer.step()
+        fraction = scope.center(inputs).detach() / 12
+        # The derivative of the sigmoid, at most 1/4: a saturated position has no gradient.
+        derivatives[scaled] = (fraction * (1 - fraction)).mean().item()
+    assert derivatives[True] > 0.1
+    assert derivatives[False] < 0.01
 
 
 def test_local_p_distinguishes_slots_of_long_sources_in_bfloat16() -> None:
@@ -59,19 +80,37 @@ def test_local_p_distinguishes_slots_of_long_sources_in_bfloat16() -> None:
     assert torch.equal(output.allowed_BTS[0, 0], expected[0])
 
 
-def test_local_p_without_normalization_multiplies_the_weights_by_the_gaussian() -> None:
+def test_local_p_multiplies_the_weights_by_the_gaussian_and_normalizes_them_on_request() -> None:
     torch.manual_seed(0)
     query, keys = torch.randn(1, 2, 4), torch.randn(1, 7, 4)
-    published = regard.Attention(4, 4, score="dot", scope={"kind": "local_p", "normalize": False})
-    ours = regard.Attention(4, 4, score="dot", scope={"kind": "local_p"})
-    ours.load_state_dict(published.state_dict())
-    output = ours.scope(scope_input(query, 7))
+    published = regard.Attention(4, 4, score="dot", scope={"kind": "local_p", "window": 5})
+    normalized = regard.Attention(4, 4, score="dot", scope={"kind": "local_p", "window": 5, "normalize": True})
+    normalized.load_state_dict(published.state_dict())
+    output = published.scope(scope_input(query, 7))
     align = torch.where(output.allowed_BTS, query @ keys.transpose(1, 2), -torch.inf).softmax(-1)
-    expected = align * output.bias_BTS.exp()
+    expected = align * output.factor_BTS
     _, weights = published(query, keys)
     torch.testing.assert_close(weights, expected)
     assert (weights.sum(-1) < 1).all()
-    torch.testing.assert_close(ours(query, keys)[1], expected / expected.sum(-1, keepdim=True))
+    torch.testing.assert_close(normalized(query, keys)[1], expected / expected.sum(-1, keepdim=True))
+
+
+def test_local_p_learns_its_position_from_a_score_that_selects_one_slot() -> None:
+    """The window is centered on slot 4, and the score selects slot 6. A larger context decreases the loss."""
+    torch.manual_seed(0)
+    keys = torch.eye(8).unsqueeze(0)
+    query = 50 * keys[:, 6:7]
+    centers = {}
+    for normalize in (False, True):
+        scope = LocalPredictive(normalize=normalize, query_size=8)
+        torch.nn.init.zeros_(scope.outer.weight)
+        context, _ = regard.Attention(8, 8, score="dot", scope=scope)(query, keys)
+        torch.autograd.backward(-context[..., 6].sum())
+        torch.optim.SGD(scope.parameters(), lr=1.0).step()
+        centers[normalize] = scope.center(scope_input(query, 8)).item()
+    assert 4.1 < centers[False] < 6
+    # Normalized weights are 1 for slot 6 wherever the window is.
+    assert centers[True] == pytest.approx(4, abs=1e-6)
 
 
 @pytest.mark.parametrize("weights", [True, False])

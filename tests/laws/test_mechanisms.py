@@ -19,6 +19,8 @@ POSITIONAL = {
     or mechanism.select == "hard_monotonic"
 }
 """Mechanisms that depend on the positions of slots."""
+SCALED = {"luong-local-p"}
+"""Mechanisms whose scope multiplies the weights by a factor of at most 1 after they are normalized."""
 B, T, S, D = 3, 4, 7, 8
 
 
@@ -44,15 +46,23 @@ def lengths_mask(*lengths: int) -> Tensor:
     return torch.arange(S) < torch.tensor(lengths).unsqueeze(1)
 
 
+def check_totals(name: str, totals: Tensor) -> None:
+    """Check the sums of the weights: 1, or less if the scope scales the weights."""
+    if name in SCALED:
+        assert ((totals > 0) & (totals < 1)).all()
+    else:
+        torch.testing.assert_close(totals, torch.ones_like(totals))
+
+
 @pytest.mark.parametrize("training", [False, True])
-def test_weights_sum_to_one_over_visible_slots(attention: regard.Attention, training: bool) -> None:
+def test_weights_sum_to_one_over_visible_slots(name: str, attention: regard.Attention, training: bool) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 5)
     context, weights = attention.train(training)(query, keys, values, allowed=allowed)
     assert context.shape == (B, T, D)
     assert weights.shape == ((B, T, S) if attention.heads == 1 else (B, attention.heads, T, S))
     weights = weights.view(B, -1, S)
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    check_totals(name, weights.sum(-1))
     assert (weights >= 0).all()
     assert (weights[~allowed.unsqueeze(1).expand_as(weights)] == 0).all()
 
@@ -84,11 +94,12 @@ def test_masked_slots_get_no_gradient(attention: regard.Attention) -> None:
     assert values.grad is not None
 
 
-def test_context_of_one_visible_slot_is_its_value(attention: regard.Attention) -> None:
+def test_context_of_one_visible_slot_is_its_value(name: str, attention: regard.Attention) -> None:
     query, keys, values = tensors()
-    context, _ = attention(query, keys, values, allowed=lengths_mask(1, 1, 1))
+    context, weights = attention(query, keys, values, allowed=lengths_mask(1, 1, 1))
     projected = attention.score.values(values).transpose(1, 2).flatten(-2)
-    torch.testing.assert_close(context, projected[:, :1].expand(B, T, D))
+    scale = weights[..., :1] if name in SCALED else 1
+    torch.testing.assert_close(context, scale * projected[:, :1].expand(B, T, D))
 
 
 def test_context_without_visible_slots_is_zero(attention: regard.Attention) -> None:
@@ -115,7 +126,7 @@ def test_padding_has_no_effect(attention: regard.Attention) -> None:
     assert (padded_weights[..., S:] == 0).all()
 
 
-def test_each_query_can_have_its_own_mask(attention: regard.Attention) -> None:
+def test_each_query_can_have_its_own_mask(name: str, attention: regard.Attention) -> None:
     query, keys, values = tensors()
     allowed = lengths_mask(7, 4, 5).unsqueeze(1).expand(B, T, S).clone()
     allowed[:, 1, 2] = False
@@ -125,8 +136,7 @@ def test_each_query_can_have_its_own_mask(attention: regard.Attention) -> None:
         weights = weights.unsqueeze(1)
     assert (weights.masked_select(~allowed.unsqueeze(1).expand_as(weights)) == 0).all()
     assert (context[:, 3] == 0).all()
-    totals = weights.sum(-1)[:, :, :3]
-    torch.testing.assert_close(totals, torch.ones_like(totals))
+    check_totals(name, weights.sum(-1)[:, :, :3])
 
 
 def test_rows_of_a_batch_are_independent(attention: regard.Attention) -> None:

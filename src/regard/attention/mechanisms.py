@@ -43,7 +43,7 @@ _ALL = (
     Mechanism("luong-local-m", "e = qᵀ W k, slots t − D … t + D", LUONG, "general", scope="local_m"),
     Mechanism(
         "luong-local-p",
-        "e = qᵀ W k, a ∝ exp(e − (j − p)² / 2σ²), p = S sigmoid(vᵀ tanh(W q))",
+        "e = qᵀ W k, a = softmax(e) exp(−(j − p)² / 2σ²), slots p − D … p + D, p = S sigmoid(vᵀ tanh(W q))",
         LUONG,
         "general",
         scope="local_p",

@@ -108,12 +108,15 @@ class LocalPredictive(Scope):
 
         p = S sigmoid(v_pᵀ tanh(W_p q)),  slots p − D … p + D,  weights times exp(−(j − p)² / 2σ²),  σ = D / 2
 
-    S is the length of each row. In the paper, the weights then sum to less than 1. Here they are normalized again,
-    which is equivalent to adding the logarithm of the Gaussian to the scores; `normalize=False` follows the paper.
+    S is the length of each row. The weights sum to less than 1, as in the paper: the context is larger if the window is
+    centered on the slots that the score selects, and this is what p learns from. `normalize=True` normalizes the
+    weights again, which is equivalent to adding the logarithm of the Gaussian to the scores. Then a score that selects
+    one slot outweighs the Gaussian, and p has no gradient.
 
-    For wide queries, one step of an optimizer such as Adam changes v_pᵀ tanh(…) a lot, because all its terms change:
-    the sigmoid saturates, and the window stays at one end of the row. `scaled=True` divides the sum by √d, where d is
-    the width of the queries; the paper does not.
+    The learned parameter is √d v_p, where d is the width of the queries. Adam changes each parameter by the learning
+    rate, however small its gradient is, and all d terms of v_pᵀ tanh(…) by about as much. If v_p is the parameter, this
+    saturates the sigmoid in the first steps of training, before the gradient of p means anything, and the window stays
+    at one end of the row. The paper uses SGD, for which v_p can be the parameter: `scaled=False`.
     """
 
     learned = True
@@ -122,18 +125,18 @@ class LocalPredictive(Scope):
         self,
         window: Annotated[
             Length, Field(description="D: slots p − D to p + D are visible, weighted by a Gaussian with σ = D/2")
-        ] = 5,
+        ] = 10,
         *,
         normalize: Annotated[
             bool, Field(description="normalize the weights again, so that they sum to 1; the paper does not")
-        ] = True,
+        ] = False,
         scaled: Annotated[
             bool,
             Field(
-                description="divide the argument of the sigmoid by √d (d: width of the query), so that the sigmoid "
-                "does not saturate early in training; not in the paper"
+                description="learn √d v_p instead of v_p (d: width of the query), so that Adam does not saturate the "
+                "sigmoid early in training"
             ),
-        ] = False,
+        ] = True,
         query_size: int,
     ) -> None:
         super().__init__()
