@@ -1,9 +1,10 @@
-"""Shared code of the classic experiments `bahdanau2015.py`, `luong2015.py` and `vaswani2017.py`; not run by itself.
+"""Shared code of the classic experiments `bahdanau2015.py`, `luong2015.py` and `vaswani2017.py`, and of the experiments
+on local attention, `local_attention.py` and `long_sources.py`; not run by itself.
 
 An experiment has systems (settings), seeds and contrasts. A contrast names two systems, a metric and the direction that
 a paper reports. The contrasts are fixed before training. All systems are trained on Multi30k English → German with the
 same data, tokenizer and number of steps, and the checkpoint is chosen on the dev set. The test set (test_2016_flickr)
-is decoded once for each run.
+is decoded once for each run. An experiment that chooses a default decodes the dev set instead.
 
 A difference is tested in two ways:
 
@@ -39,6 +40,7 @@ from types import FrameType
 from typing import Any, Literal, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 import regard
 from alignment import SETTINGS, data_settings, read_gold
@@ -55,8 +57,9 @@ from regard.evaluation.validation import compute_losses
 from regard.formatting import table
 from regard.overrides import parse_overrides
 
-MetricName = Literal["BLEU", "perplexity", "AER", "BLEU, long − short"]
+MetricName = Literal["BLEU", "BLEU, > 25 words", "perplexity", "AER", "BLEU, long − short"]
 Direction = Literal["higher", "lower", "equal"]
+Split = Literal["dev", "test"]
 Verdict = Literal["holds", "does not hold", "not significant"]
 
 SEARCH: SearchOptions = {"beam": 5, "length_penalty": 1.0}
@@ -80,6 +83,11 @@ class Contrast:
     """For `equal`: the largest difference that is of no interest."""
 
 
+def multi30k(folder: Path) -> dict[str, Any]:
+    """Return the settings of Multi30k English → German in the folder of all corpora."""
+    return data_settings(folder / "multi30k/tok", "en", "de")
+
+
 @dataclass(frozen=True)
 class Experiment:
     """Systems, as overrides of `alignment.SETTINGS`, and the contrasts between them."""
@@ -89,6 +97,10 @@ class Experiment:
     contrasts: Sequence[Contrast]
     aligns: bool = False
     """Whether to compute the alignment error rate on `gold-alignments`."""
+    data: Callable[[Path], dict[str, Any]] = multi30k
+    """Returns the settings of the corpus in the folder of all corpora."""
+    split: Split = "test"
+    """The set that is decoded; the dev set if the experiment chooses a default."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,7 @@ class Job:
     overrides: dict[str, Any]
     folder: str
     gold: str | None
+    split: Split
 
     @property
     def result(self) -> Path:
@@ -109,7 +122,7 @@ class Job:
 
 def list_jobs(experiment: Experiment, args: argparse.Namespace) -> list[Job]:
     """Return the runs of an experiment, all systems of the first seed first."""
-    settings = {**SETTINGS, "data": data_settings(args.data / "multi30k/tok", "en", "de")}
+    settings = {**SETTINGS, "data": experiment.data(args.data)}
     gold = str(args.data / "gold-alignments") if experiment.aligns else None
     return [
         Job(
@@ -119,6 +132,7 @@ def list_jobs(experiment: Experiment, args: argparse.Namespace) -> list[Job]:
             {**experiment.systems[system], **parse_overrides(args.set), "seed": seed},
             str(args.out / f"{system.replace(', ', '-').replace(' ', '-')}-seed-{seed}"),
             gold,
+            experiment.split,
         )
         for seed in range(args.seeds)
         for system in args.only or experiment.systems
@@ -126,22 +140,23 @@ def list_jobs(experiment: Experiment, args: argparse.Namespace) -> list[Job]:
 
 
 def train_and_score(job: Job) -> None:
-    """Train a run, or resume it. Then decode the test set, and write the result."""
+    """Train a run, or resume it. Then decode the dev or test set, and write the result."""
     seconds = train(job)
     model = regard.load(job.folder)
-    corpus = load_corpus(model.settings.data).test
-    assert corpus is not None
-    test = Pairs(*map(list, zip(*corpus, strict=True)))
-    predictions = [prediction.text for prediction in model.predict(test.sources, attention=False, **SEARCH)]
-    losses_N2 = compute_losses(model.predictor, test, batch_size=64)
+    corpus = load_corpus(model.settings.data)
+    pairs = corpus.dev if job.split == "dev" else corpus.test
+    assert pairs is not None
+    decoded = Pairs(*map(list, zip(*pairs, strict=True)))
+    predictions = [prediction.text for prediction in model.predict(decoded.sources, attention=False, **SEARCH)]
+    losses_N2 = compute_losses(model.predictor, decoded, batch_size=64)
     result: dict[str, Any] = {
         "system": job.system,
         "seed": job.seed,
         "overrides": job.overrides,
         "seconds": round(seconds, 1),
         "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
-        "sources": list(test.sources),
-        "references": list(test.targets),
+        "sources": list(decoded.sources),
+        "references": list(decoded.targets),
         "predictions": predictions,
         "losses": losses_N2.round(3).tolist(),
     }
@@ -216,7 +231,7 @@ def _start(job: Job, script: str) -> subprocess.Popen[bytes]:
 
 @dataclass
 class Results:
-    """The outputs of all runs on the same test set."""
+    """The outputs of all runs on the same pairs."""
 
     sources: list[str]
     references: list[str]
@@ -278,9 +293,7 @@ def _build_aer(_: Results, run: Mapping[str, Any]) -> MetricStatistics | None:
 def _build_length_gap(results: Results, run: Mapping[str, Any]) -> MetricStatistics:
     """Return BLEU on long sources minus BLEU on short sources, as one statistic of all sentences."""
     bleu = _build_bleu(results, run)
-    lines = find_lines(bleu, results.evaluation_set)
-    lengths_N1 = np.array([[len(results.sources[line].split())] for line in lines])
-    width = bleu.statistics_NK.shape[1]
+    lengths_N1, width = _count_source_words(results, bleu), bleu.statistics_NK.shape[1]
     long_NK, short_NK = bleu.statistics_NK * (lengths_N1 >= LONG), bleu.statistics_NK * (lengths_N1 <= SHORT)
 
     def compute_gap(totals: list[float]) -> float:
@@ -289,8 +302,21 @@ def _build_length_gap(results: Results, run: Mapping[str, Any]) -> MetricStatist
     return MetricStatistics(np.concatenate([long_NK, short_NK], axis=1), compute_gap, bleu.signature)
 
 
+def _build_bleu_of_long_sources(results: Results, run: Mapping[str, Any]) -> MetricStatistics:
+    bleu = _build_bleu(results, run)
+    long_NK = bleu.statistics_NK * (_count_source_words(results, bleu) > 25)
+    return MetricStatistics(long_NK, bleu.compute_value, bleu.signature)
+
+
+def _count_source_words(results: Results, values: MetricStatistics) -> NDArray[np.int64]:
+    """Return the length of the source of each row of the statistics, N × 1."""
+    lines = find_lines(values, results.evaluation_set)
+    return np.array([[len(results.sources[line].split())] for line in lines])
+
+
 _STATISTICS: dict[MetricName, Callable[[Results, Mapping[str, Any]], MetricStatistics | None]] = {
     "BLEU": _build_bleu,
+    "BLEU, > 25 words": _build_bleu_of_long_sources,
     "perplexity": _build_perplexity,
     "AER": _build_aer,
     "BLEU, long − short": _build_length_gap,

@@ -76,6 +76,16 @@ def test_a_gap_that_grows_with_length_is_found() -> None:
     assert judge(Contrast("same", "good", "higher", "", "BLEU, long − short")) == ["not significant"]
 
 
+def test_a_metric_of_long_sources_ignores_short_ones() -> None:
+    sources = ["short", "long " * 25 + "w", "longer " * 29 + "w"]
+    run = {"predictions": ["x", sources[1], sources[2]]}
+    (bleu,) = Results(sources, sources, {"a": {0: run}}).statistics("a", "BLEU, > 25 words").values()
+    assert bleu.value == pytest.approx(100)
+    run["predictions"] = [sources[0], "x", "x"]
+    (bleu,) = Results(sources, sources, {"a": {0: run}}).statistics("a", "BLEU, > 25 words").values()
+    assert bleu.value < 1
+
+
 def test_one_seed_is_never_significant() -> None:
     one = Results(RESULTS.sources, RESULTS.references, {name: {0: runs[0]} for name, runs in RESULTS.runs.items()})
     experiment = Experiment("test", {"good": {}, "bad": {}}, [Contrast("bad", "good", "higher", "")])
