@@ -161,6 +161,12 @@ def record(
         yield recording
 
 
+def find_attentions(model: HasModules, *roles: Role) -> dict[str, Attention]:
+    """Return the attentions of a model by their names in it: all, or those with one of the given roles."""
+    attentions = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    return {name: attention for name, attention in attentions.items() if not roles or attention.role in roles}
+
+
 def attention_roles(model: HasModules) -> dict[str, Role]:
     """Return the role of each attention of a model, by its name in the model."""
-    return {name: module.role for name, module in model.named_modules() if isinstance(module, Attention)}
+    return {name: attention.role for name, attention in find_attentions(model).items()}

@@ -18,6 +18,7 @@ from regard.attention.interventions import (
     UniformRow,
     intervene,
 )
+from regard.attention.record import find_attentions
 from regard.config import Settings, resolve
 from regard.data.sources import DeleteSource, MaskRegion, MaskSource, ReplaceSource, SourceEdit, SourceItem, check_index
 from regard.data.tokens.tokenizers import Tokenizer
@@ -207,7 +208,7 @@ def _find_token(tokenizer: Tokenizer, token: int | str) -> int:
 
 
 def _find_attention(predictor: Predictor, name: str) -> Attention:
-    attentions = {key: module for key, module in predictor.model.named_modules() if isinstance(module, Attention)}
+    attentions = find_attentions(predictor.model)
     if name not in attentions:
         available = f"Available: {', '.join(attentions)}." if attentions else "The model has no attention."
         raise ConfigError(f"'{name}' is not an attention of the model.{did_you_mean(name, attentions)} {available}")
@@ -217,7 +218,7 @@ def _find_attention(predictor: Predictor, name: str) -> Attention:
 def _measure_memory(predictor: Predictor, item: SourceItem) -> tuple[int, Grid | None]:
     """Return the number of memory slots of a source, and how they are arranged."""
     with predictor.inference():
-        memory = predictor.model.encoder(predictor.reader.collate([item]).to(predictor.device))
+        memory = predictor.model.encoder(predictor.collate([item]))
     return int(memory.allowed_BS.sum()), memory.layout
 
 

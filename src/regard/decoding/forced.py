@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from regard.attention.attention import Attention
-from regard.attention.record import record
+from regard.attention.record import find_attentions, record
 from regard.data.corpora import RawSource
 from regard.data.sampler import batch_by_length
 from regard.data.sources import SourceItem
@@ -41,11 +40,7 @@ class ForcedPair(NamedTuple):
 
 def cross_attentions(model: Seq2Seq) -> dict[str, int]:
     """Return the number of heads of each attention to the source, by its name in the model."""
-    return {
-        name: module.heads
-        for name, module in model.named_modules()
-        if isinstance(module, Attention) and module.role == "cross"
-    }
+    return {name: attention.heads for name, attention in find_attentions(model, "cross").items()}
 
 
 def map_forced(
@@ -92,7 +87,7 @@ def _decode_batch(
     pairs = [pair for pair in pairs if pair.source.length and pair.target.ids]
     if not pairs:
         return
-    source = predictor.reader.collate([pair.source for pair in pairs]).to(predictor.device)
+    source = predictor.collate([pair.source for pair in pairs])
     targets = [[Hypothesis(pair.target.ids, 0.0, truncated=False)] for pair in pairs]
     memory = predictor.model.encoder(source)
     _, decoding = decode(predictor.model, memory, targets, record(predictor.model, attentions.__contains__))
@@ -128,7 +123,7 @@ def force_targets(
             filled = [row for row in rows if items[row].length]
             if not filled:
                 continue
-            source = predictor.reader.collate([items[row] for row in filled]).to(predictor.device)
+            source = predictor.collate([items[row] for row in filled])
             encoded = encode(predictor.model, source, record(predictor.model))
             nbest = [[forced[row]] for row in filled]
             weights = BatchWeights.of_hypotheses(predictor.model, encoded, nbest)

@@ -35,6 +35,7 @@ from regard.decoding.settings import DecodingSettings, SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions, trace_hypotheses
 from regard.decoding.weights import BatchWeights, Encoded, encode
 from regard.errors import ModelError
+from regard.models.contracts import Source
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.hooks import mark_recorded
 from regard.ops.losses import rows_per_chunk
@@ -87,6 +88,10 @@ class Predictor:
         """The role of each attention of the model, by name."""
         return attention_roles(self.model)
 
+    def collate(self, sources: Sequence[SourceItem]) -> Source:
+        """Return sources as a batch on the device of the model."""
+        return self.reader.collate(sources).to(self.device)
+
     def predict(
         self,
         sources: Sequence[SourceItem],
@@ -122,17 +127,15 @@ class Predictor:
         history: list[BeamStep] = []
         [nbest] = self.predict([source], search, constraints, history=history)
         with self.inference():
-            batch = self.reader.collate([source]).to(self.device)
             steps = history if search.uses_beam else None
-            return trace_hypotheses(self.model, batch, nbest, steps, self.tokenizer, options)
+            return trace_hypotheses(self.model, self.collate([source]), nbest, steps, self.tokenizer, options)
 
     def trace_target(self, source: SourceItem, target: str, options: TraceOptions = DEFAULT_TRACE) -> TracedSearch:
         """Return a given target as the hypothesis for a source, and how likely each of its tokens is."""
         [ids] = self.tokenizer.ids([target])
         with self.inference():
-            batch = self.reader.collate([source]).to(self.device)
             given = [Hypothesis(ids, 0.0, truncated=False)]
-            traced = trace_hypotheses(self.model, batch, given, None, self.tokenizer, options)
+            traced = trace_hypotheses(self.model, self.collate([source]), given, None, self.tokenizer, options)
         score = sum(step.log_prob for step in traced.steps[0])
         return traced._replace(nbest=[traced.nbest[0]._replace(score=score, rank=score)])
 
@@ -183,7 +186,7 @@ class Predictor:
         scores = [0.0] * len(pairs)
         with self.inference():
             for rows in batch_by_length(lengths, batch_size, MAX_LOGITS // len(self.tokenizer)):
-                source = self.reader.collate([sources[row] for row in rows]).to(self.device)
+                source = self.collate([sources[row] for row in rows])
                 target = pad([targets[row] for row in rows]).to(self.device)
                 batch_scores = target_log_probs(self.model, Batch(source, target, rows, 0)).sum(-1).tolist()
                 for row, value in zip(rows, batch_scores, strict=True):
@@ -194,7 +197,7 @@ class Predictor:
         self, sources: Sequence[SourceItem], task: "_Task", *, attention: bool
     ) -> list[list[Hypothesis]]:
         """Encode the sources and decode them. If a greedy hypothesis has a loop, score the tokens without the loop."""
-        source = self.reader.collate(sources).to(self.device)
+        source = self.collate(sources)
         encoded = encode(self.model, source, record(self.model) if attention else nullcontext(Recording()))
         discard_search = mark_recorded()
         nbest = self._decode(encoded, task, attention=attention)

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.attention import Attention, Role
-from regard.attention.record import Recording, record
+from regard.attention.attention import Role
+from regard.attention.record import Recording, find_attentions, record
 from regard.data.tokens.tokenizers import END, Tokenizer
 from regard.decoding.beam import BeamStep, Outcome
 from regard.decoding.search import Hypothesis
@@ -158,13 +158,12 @@ def describe_mechanisms(model: Seq2Seq, *, parameters: bool) -> dict[str, Mechan
     """Describe each attention of a model, by its name in the model."""
     mechanisms: dict[str, MechanismRecord] = {}
     layers: dict[Role, int] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Attention):
-            layer = layers[module.role] = layers.get(module.role, -1) + 1
-            arrays = {key: to_array(tensor) for key, tensor in module.named_parameters()} if parameters else {}
-            mechanisms[name] = MechanismRecord(
-                module.role, layer, module.heads, module.score.equation, **module.settings, parameters=arrays
-            )
+    for name, attention in find_attentions(model).items():
+        layer = layers[attention.role] = layers.get(attention.role, -1) + 1
+        arrays = {key: to_array(tensor) for key, tensor in attention.named_parameters()} if parameters else {}
+        mechanisms[name] = MechanismRecord(
+            attention.role, layer, attention.heads, attention.score.equation, **attention.settings, parameters=arrays
+        )
     return mechanisms
 
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.arguments import check_flag, check_integer, check_type
-from regard.attention.attention import Attention, Role
+from regard.attention.attention import Role
 from regard.attention.interventions import ZeroValues, intervene
+from regard.attention.record import find_attentions
 from regard.data.sources import SourceItem
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.predictor import MAX_LOGITS, Predictor
@@ -169,11 +170,10 @@ class Attributor:
     def zero_values(self) -> Scores:
         """Return the cosine distance between the features of the decoder, with and without the values of one slot."""
         self.progress.start(1 + self.parts + (1 + self.inputs_1T.shape[1] if self.previous else 0))
-        source_KS = self._zero_values(self._find_attentions("encoder-self", "cross"), self.parts, "to the source")
+        source_KS = self._zero_values(("encoder-self", "cross"), self.parts, "to the source")
         if not self.previous:
             return Scores(source_KS)
-        attentions = self._find_attentions("decoder-self")
-        return Scores(source_KS, self._zero_values(attentions, self.inputs_1T.shape[1], "to previous tokens"))
+        return Scores(source_KS, self._zero_values(("decoder-self",), self.inputs_1T.shape[1], "to previous tokens"))
 
     @property
     def _max_rows(self) -> int:
@@ -249,7 +249,8 @@ class Attributor:
             rows, -1
         )
 
-    def _zero_values(self, attentions: Sequence[nn.Module], slots: int, which: str) -> Tensor:
+    def _zero_values(self, roles: Sequence[Role], slots: int, which: str) -> Tensor:
+        attentions = find_attentions(self.model, *roles).values()
         if not attentions:
             raise ConfigError(
                 f"The model has no attention {which}, so there are no values to set to zero. Use another method."
@@ -268,9 +269,6 @@ class Attributor:
         features_NKD = torch.cat(features)
         similarity_SK = nn.functional.cosine_similarity(features_NKD[:1], features_NKD[1:], dim=-1)
         return (1 - similarity_SK).clamp_min(0).t()
-
-    def _find_attentions(self, *roles: Role) -> list[nn.Module]:
-        return [module for module in self.model.modules() if isinstance(module, Attention) and module.role in roles]
 
     def _concatenate(self, attribute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Call a function with the indices of the explained steps, in batches, and concatenate its results."""
@@ -379,7 +377,7 @@ def attribute_target(
         contrast_K = None if other is None else to_tensor([other])
         attributor = Attributor(
             predictor.model,
-            predictor.reader.collate([item]).to(predictor.device),
+            predictor.collate([item]),
             parts,
             prediction.layout,
             # A step does not depend on the tokens after it.

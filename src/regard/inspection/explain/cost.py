@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from regard.attention.attention import ROLES, Attention, Role
+from regard.attention.attention import ROLES, Role
+from regard.attention.record import find_attentions
 from regard.inspection.explain.cost_measurement import (
     PartCost,
     ShapeCache,
@@ -205,7 +206,7 @@ def _count_weights(model: Seq2Seq, slots: int | None) -> tuple[RoleWeights, ...]
     lengths: dict[Role, tuple[Cost, Cost]] = {"encoder-self": (S, S), "decoder-self": (T, T), "cross": (T, S)}
     found = []
     for role in ROLES:
-        attentions = [m for m in model.modules() if isinstance(m, Attention) and m.role == role]
+        attentions = find_attentions(model, role).values()
         if not attentions:
             continue
         queries, keys = lengths[role]

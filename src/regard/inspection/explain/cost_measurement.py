@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.attention.attention import Attention
+from regard.attention.record import find_attentions
 from regard.models.contracts import Decoder, Encoder, Memory, Source, map_state
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.cost import UNKNOWN_COST, Cost, CostPart, Exponents, K, T
@@ -86,8 +86,8 @@ def _add_hypotheses(part: CostPart, greedy: Cost) -> Cost:
     """
     once = Cost({exponents: value for exponents, value in greedy.terms.items() if not exponents[1]})
     compared = greedy.terms.get((0, 2, 0), 0) * (T * T + T)
-    attentions = (m for module in part.modules for m in module.modules() if isinstance(m, Attention))
-    is_shared = any(attention.role == "decoder-self" and attention.fused for attention in attentions)
+    attentions = (attention for m in part.modules for attention in find_attentions(m, "decoder-self").values())
+    is_shared = any(attention.fused for attention in attentions)
     return once + K * (greedy - once - compared) + (K * K if is_shared else K) * compared
 
 
@@ -288,13 +288,11 @@ def measure_state(decoder: Decoder, memory_size: int) -> Cost:
 
 def measure_cache(decoder: Decoder) -> Cost:
     """Return the bytes of the KV cache of a hypothesis: the keys and values of all self-attentions of the decoder."""
-    attentions = [module for module in decoder.modules() if isinstance(module, Attention)]
     per_step = 0
-    for attention in attentions:
-        if attention.role == "decoder-self":
-            with torch.no_grad():
-                keys = attention.prepare(torch.zeros(1, 1, attention.key_size, device=_device(decoder)))
-            per_step += sum(tensor.nbytes for tensor in (keys.prepared, keys.values_BHSD))
+    for attention in find_attentions(decoder, "decoder-self").values():
+        with torch.no_grad():
+            keys = attention.prepare(torch.zeros(1, 1, attention.key_size, device=_device(decoder)))
+        per_step += sum(tensor.nbytes for tensor in (keys.prepared, keys.values_BHSD))
     return Cost({(0, 1, 0): per_step} if per_step else {})
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from regard.attention.attention import Attention, dispatch_attention
+from regard.attention.record import find_attentions
 from regard.formatting import quantity
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.reference_mode import Dispatch
@@ -15,9 +16,9 @@ from regard.recurrent.layers import Stack
 
 def describe_kernels(model: Seq2Seq) -> list[str]:
     """Return a description of each network and attention. Identical layers are described once."""
-    modules = list(model.named_modules())
+    modules = model.named_modules()
     networks = [(name, _describe_network(model, module)) for name, module in modules if isinstance(module, Stack)]
-    attentions = [(name, _describe_attention(module)) for name, module in modules if isinstance(module, Attention)]
+    attentions = [(name, _describe_attention(attention)) for name, attention in find_attentions(model).items()]
     return [*_merge(networks), *_merge(attentions)]
 
 
