@@ -41,6 +41,8 @@ CELLS: list[dict[str, Any]] = [
     {"cell": {"kind": "gru", "reset": "before"}},
     {"cell": "lstm", "layer_norm": True, "residual": True},
     {"cell": "gru", "variational": True, "dropout": 0.5},
+    {"cell": "lstmn"},
+    {"cell": {"kind": "lstmn", "score": "general"}, "variational": True, "dropout": 0.5, "residual": True},
     {"cell": "mgu"},
     {"cell": "mgu", "variational": True, "dropout": 0.5},
 ]
@@ -51,7 +53,27 @@ ORDERS: list[dict[str, Any]] = [
     {"order": "conditional"},
     {"order": "conditional", "cell": "lstm", "layers": 2, "residual": True, "variational": True, "dropout": 0.5},
 ]
+INTRA: list[dict[str, Any]] = [
+    {"intra_attention": "general"},
+    {"intra_attention": "additive", "order": "luong"},
+    {"intra_attention": "projected", "order": "luong", "input_feeding": False},
+    {"intra_attention": "location", "order": "conditional"},
+]
 SCORES = ["dot", "general", "additive", "concat", "cosine", "location", "projected"]
+SELF_SCORES = ["dot", "concat", "cosine", "location"]
+LSTMN: list[dict[str, Any]] = [
+    {"decoder.order": "luong", "encoder.bidirectional": False, "encoder.reverse": True},
+    {"decoder.fusion": "deep"},
+    {
+        "decoder.fusion": "deep",
+        "decoder.layers": 2,
+        "decoder.gate": True,
+        "attention": "luong-dot",
+        "encoder.layers": 2,
+    },
+    {"decoder.fusion": "deep", "decoder.copy_source": True, "decoder.intra_attention": "dot", "encoder.reverse": True},
+    {"decoder.fusion": "deep", "attention": "show-attend-tell-hard"},
+]
 TRANSFORMERS: list[dict[str, Any]] = [
     {},
     {"norm": "pre", "tied": "all"},
@@ -86,6 +108,16 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
         yield f"{options}", RECURRENT, {**changes, "encoder.reverse": True}
         yield f"copy {options}", RECURRENT, {**changes, "decoder.copy_source": True}
         yield f"gate {options}", RECURRENT, {**changes, "decoder.gate": True, "decoder.doubly_stochastic": 1.0}
+    for options in INTRA:
+        yield f"{options}", RECURRENT, {f"decoder.{key}": value for key, value in options.items()}
+    for score in SELF_SCORES:
+        yield (
+            f"lstmn {score}",
+            {**RECURRENT, "kind": "lstmn"},
+            {"encoder.cell.score": score, "decoder.cell.score": score},
+        )
+    for options in LSTMN:
+        yield f"lstmn {options}", {**RECURRENT, "kind": "lstmn"}, options
     for attention in ("bahdanau", "exact-hard", "hard-monotonic", "show-attend-tell-hard", "straight-through"):
         gated = {"decoder.gate": True, "decoder.cell": "lstm", "decoder.doubly_stochastic": 1.0}
         yield f"gate {attention}", RECURRENT, {**gated, "attention": attention}

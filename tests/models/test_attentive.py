@@ -153,6 +153,114 @@ def test_show_attend_and_tell_equals_numpy_loops() -> None:
             np.testing.assert_allclose(actual[row, step], logits(w, features(w, h, y, gated)), rtol=1e-8)
 
 
+def self_attend(w: Weights, name: str, query: Array, tape: list[Array], size: int) -> Array:
+    """Attend to the slots of a tape with the additive score. Keys are the first columns."""
+    hidden = w[f"{name}.score.query.weight"][0] @ query
+    scores = [
+        float(w[f"{name}.score.v"][0] @ np.tanh(hidden + w[f"{name}.score.key.weight"][0] @ slot[:size]))
+        for slot in tape
+    ]
+    return sum((a * slot for a, slot in zip(softmax(np.array(scores)), tape, strict=True)), np.zeros_like(tape[0]))
+
+
+class Lstmn:
+    """The LSTM of Cheng et al. (2016), which attends to its tape of states [h; c]."""
+
+    def __init__(self, w: Weights, cell: str, h: Array, c: Array) -> None:
+        self.w, self.cell, self.size = w, cell, len(h)
+        self.tape: list[Array] = []
+        self.start, self.read = np.concatenate([h, c]), np.zeros(2 * len(h))
+
+    def step(self, x: Array, fused: Array | float = 0.0) -> Array:
+        w, size = self.w, self.size
+        W, R, b = (w[f"{self.cell}.{name}"] for name in ("weight_input", "weight_state", "bias_input"))
+        query = W[4 * size :] @ x + R[4 * size :] @ self.read[:size] + b[4 * size :]
+        self.read = self_attend(w, f"{self.cell}.attention", query, self.tape, size) if self.tape else self.start
+        total = W[: 4 * size] @ x + R[: 4 * size] @ self.read[:size] + b[: 4 * size]
+        i, f, o, z = np.split(total, 4)
+        c = fused + sigmoid(f) * self.read[size:] + sigmoid(i) * np.tanh(z)
+        h = sigmoid(o) * np.tanh(c)
+        self.tape.append(np.concatenate([h, c]))
+        return h
+
+
+@pytest.mark.parametrize("fusion", ["shallow", "deep"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_lstmn_equals_numpy_loops(fusion: str, reverse: bool) -> None:
+    """Shallow fusion is the decoder of Bahdanau et al. with another cell; deep fusion has the gate r of the source."""
+    options = {"encoder__bidirectional": False, "encoder__hidden": 5, "encoder__reverse": reverse}
+    model = build(encoder__cell="lstmn", decoder__cell="lstmn", decoder__fusion=fusion, **options)
+    w = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    actual = model(pad(SOURCES), torch.tensor(TOKENS)).logits_BTV.detach().numpy()
+    for row, (source, tokens) in enumerate(zip(SOURCES, TOKENS, strict=True)):
+        encoder = Lstmn(w, "encoder.layers.cells.0", np.zeros(5), np.zeros(5))
+        for token in reversed(source) if reverse else source:
+            summary = encoder.step(w["encoder.embedding.weight"][token])
+        memory = encoder.tape[::-1] if reverse else encoder.tape
+        h, c = np.split(np.tanh(w["decoder.bridge.weight"] @ summary + w["decoder.bridge.bias"]), 2)
+        decoder, context = Lstmn(w, "decoder.layers.cells.0", h, c), np.zeros(5)
+        for step, token in enumerate(tokens):
+            y = w["decoder.embedding.weight"][token]
+            if fusion == "shallow":
+                context = self_attend(w, "decoder.attention", h, memory, 5)[:5]
+                h = decoder.step(np.concatenate([y, context]))
+            else:
+                query = w["decoder.to_query.weight"] @ np.concatenate([y, context])
+                context, alpha = np.split(self_attend(w, "decoder.attention", query, memory, 5), 2)
+                gate = w["decoder.fusion_gate.weight"] @ np.concatenate([context, y]) + w["decoder.fusion_gate.bias"]
+                h = decoder.step(y, sigmoid(gate) * alpha)
+            np.testing.assert_allclose(actual[row, step], logits(w, features(w, h, y, context)), rtol=1e-8)
+
+
+@pytest.mark.parametrize("feeding", [False, True])
+def test_intra_attention_equals_numpy_loops(feeding: bool) -> None:
+    """Paulus et al. (2018): the output layer also reads a weighted sum of the previous outputs, at first zero."""
+    options = {"decoder__order": "luong", "decoder__input_feeding": feeding, "decoder__intra_attention": "general"}
+    model = build(encoder__cell="rnn", decoder__cell="rnn", **options)
+    w = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    actual = model(pad(SOURCES), torch.tensor(TOKENS)).logits_BTV.detach().numpy()
+    for row, (source, tokens) in enumerate(zip(SOURCES, TOKENS, strict=True)):
+        memory, summary = encode(w, source)
+        state = np.tanh(w["decoder.bridge.weight"] @ summary + w["decoder.bridge.bias"])
+        feed = np.zeros(5)
+        outputs: list[Array] = []
+        for step, token in enumerate(tokens):
+            y = w["decoder.embedding.weight"][token]
+            state = rnn(w, "decoder.layers.cells.0", np.concatenate([y, feed]) if feeding else y, state)
+            recalled = np.zeros(5)
+            if outputs:
+                scores = [state @ w["decoder.intra_attention.score.key.weight"][0] @ output for output in outputs]
+                recalled = softmax(np.array(scores)) @ np.stack(outputs)
+            outputs.append(state)
+            feed = features(w, state, recalled, attend(w, state, memory)[0])
+            np.testing.assert_allclose(actual[row, step], logits(w, feed), rtol=1e-8)
+
+
+SIZES = {"encoder__bidirectional": False, "encoder__hidden": 5}
+BOTH = {"encoder__cell": "lstmn", "decoder__cell": "lstmn", **SIZES}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decoder__cell": "lstmn", **SIZES}, "the encoder is of another kind"),
+        ({"encoder__cell": "lstmn", **SIZES}, "the decoder is of another kind"),
+        ({**BOTH, "encoder__hidden": 4}, "of size 4"),
+        ({**BOTH, "decoder__order": "luong"}, "attends before the recurrent step"),
+        ({**BOTH, "attention__heads": 5}, "one head"),
+        ({**BOTH, "attention": "exact-hard"}, "does not marginalize"),
+    ],
+)
+def test_deep_fusion_requires_matching_cell_states(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(regard.ConfigError, match=message):
+        build(decoder__fusion="deep", **options)
+
+
+def test_the_conditional_order_cannot_share_a_tape() -> None:
+    with pytest.raises(regard.ConfigError, match="those of one cell"):
+        build(decoder__cell="lstmn", decoder__order="conditional")
+
+
 def test_a_gated_decoder_that_marginalizes_over_slots_scales_each_of_them() -> None:
     model = build(encoder__cell="rnn", decoder__cell="rnn", decoder__gate=True, attention__select="hard_exact")
     w = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.attention.scores import Additive, Location
 from regard.config import resolve
-from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell
+from regard.recurrent.cells import Cell, GRUCell, LSTMCell, LSTMNCell, RNNCell
 from regard.recurrent.settings import VARIANTS, LSTMVariant, RecurrentSettings
 
 Vector = list[float]
@@ -139,6 +140,66 @@ def test_gru_equals_its_equations(reset: Literal["before", "after"]) -> None:
     n = [math.tanh(v) for v in add(times(W["n"], x_0), bias[2], recurrent)]
     expected = [z[u] * h_before[u] + (1 - z[u]) * n[u] for u in range(3)]
     torch.testing.assert_close(run(cell, x, (h,))[0, 0], torch.tensor(expected, dtype=torch.float64))
+
+
+def lstmn(cell: LSTMNCell, xs: list[Vector]) -> list[Vector]:
+    """Compute the outputs from the equations of Cheng et al. (2016), using only the weights of the cell."""
+    score = cell.attention.score
+    assert isinstance(score, Additive)
+    names = ["i", "f", "o", "c", "q"]
+    W, R = (blocks(weights, cell.hidden_size, names) for weights in (cell.weight_input, cell.weight_state))
+    b = {name: [row[0] for row in rows] for name, rows in blocks(cell.bias_input.unsqueeze(1), 3, names).items()}
+    W_q, W_h, v = numbers(score.query.weight[0]), numbers(score.key.weight[0]), score.v[0].tolist()
+    hs: list[Vector] = []
+    cs: list[Vector] = []
+    read_h, read_c = [0.0] * 3, [0.0] * 3
+    for x in xs:
+        if hs:
+            query = times(W_q, add(times(W["q"], x), times(R["q"], read_h), b["q"]))
+            scores = [sum(v_k * math.tanh(u) for v_k, u in zip(v, add(times(W_h, h), query), strict=True)) for h in hs]
+            total = sum(math.exp(score) for score in scores)
+            weights = [math.exp(score) / total for score in scores]
+            read_h, read_c = (
+                [sum(a * part[u] for a, part in zip(weights, tape, strict=True)) for u in range(3)] for tape in (hs, cs)
+            )
+        gate = {name: add(times(W[name], x), times(R[name], read_h), b[name]) for name in "ifoc"}
+        cs.append(
+            [sigmoid(gate["f"][u]) * read_c[u] + sigmoid(gate["i"][u]) * math.tanh(gate["c"][u]) for u in range(3)]
+        )
+        hs.append([sigmoid(gate["o"][u]) * math.tanh(cs[-1][u]) for u in range(3)])
+    return hs
+
+
+def test_lstmn_equals_the_equations_of_the_paper() -> None:
+    torch.manual_seed(0)
+    cell = LSTMNCell(2, 3).double()
+    x = torch.randn(1, 6, 2, dtype=torch.float64)
+    expected = torch.tensor(lstmn(cell, numbers(x[0])), dtype=torch.float64)
+    torch.testing.assert_close(run(cell, x, cell.init_state(1, x))[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_lstmn_that_reads_only_the_last_state_is_a_standard_lstm() -> None:
+    """With weights that grow with the slot, softmax selects the last state on the tape."""
+    torch.manual_seed(0)
+    cell, lstm = LSTMNCell(2, 3, score={"kind": "location", "slots": 9}).double(), LSTMCell(2, 3).double()
+    score = cell.attention.score
+    assert isinstance(score, Location)
+    with torch.no_grad():
+        for name in ("weight_input", "weight_state", "bias_input"):
+            getattr(lstm, name).copy_(getattr(cell, name)[:12])
+        cell.weight_input[12:], cell.weight_state[12:], cell.bias_input[12:] = 0.0, 0.0, 1.0
+        score.positions.weight.copy_(50.0 * torch.arange(9.0).view(1, 9, 1).expand(1, 9, 3))
+    x, start = torch.randn(2, 6, 2, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
+    expected = run(lstm, x, lstm.init_state_from(start))
+    torch.testing.assert_close(run(cell, x, cell.init_state_from(start)), expected)
+
+
+@pytest.mark.parametrize(
+    ("score", "message"), [("location_aware", "stays the same"), ("projected", "projects the values")]
+)
+def test_lstmn_rejects_scores_that_its_tape_does_not_support(score: str, message: str) -> None:
+    with pytest.raises(regard.ConfigError, match=message):
+        LSTMNCell(2, 3, score=score)
 
 
 def saturate_gate(cell: LSTMCell, gate: str, value: float) -> None:

@@ -91,6 +91,10 @@ class Attention(nn.Module):
         if role not in ROLES:
             raise ConfigError(f"{role!r} is not a valid role. Available: {', '.join(ROLES)}.")
         self.role: Role = role
+        self.reads_backward = False
+        """Whether a recurrent encoder reads the source from its end with this attention, which numbers queries and
+        slots in that order.
+        """
         check_integer("query_size", query_size)
         check_integer("key_size", key_size)
         check_integer("heads", heads)

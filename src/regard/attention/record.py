@@ -69,12 +69,14 @@ class Recording:
     Attributes:
         calls: The weights of each call of each attention.
         roles: The role of each attention: `encoder-self`, `decoder-self` or `cross`.
+        backward: The names of those that read the source from its end; their queries and slots are in that order.
         inputs: If requested, what the weights of each attention are computed from, call by call: `query`, `key`, ...
         states: If requested, the states and gates of each recurrent cell, call by call: `state.h`, `gate.update`, ...
     """
 
     calls: dict[str, list[Tensor]] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
+    backward: set[str] = field(default_factory=set)
     inputs: dict[str, Parts] = field(default_factory=dict)
     states: dict[str, Parts] = field(default_factory=dict)
     _recorders: dict[str, Recorder] = field(default_factory=dict, repr=False)
@@ -153,6 +155,7 @@ def record(
             recorder = AttentionRecorder({"weights": recording.calls.setdefault(name, [])}, detailed=queries)
             recorders[module] = recording._recorders[name] = recorder
             recording.roles[name] = module.role
+            recording.backward |= {name} if module.reads_backward else set()
             recording.inputs |= {name: recorder.parts} if queries else {}
         elif isinstance(module, ObservedModule) and states and chosen(name):
             recorders[module] = Recorder()

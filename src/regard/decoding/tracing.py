@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad as pad_slots
 
 from regard.attention.attention import Role
 from regard.attention.record import Recording, find_attentions, record
@@ -216,7 +217,8 @@ def _select_inputs(
     """Return the recorded inputs of each attention: of the encoder, and of the decoder for each hypothesis."""
     for name, parts in encoding.inputs.items():
         if encoding.roles[name] == "encoder-self" and "query" in parts:
-            yield AttentionInputs(name, None, _cut_inputs(parts, 0, slots, slots))
+            arrays = _cut_inputs(parts, 0, slots, slots)
+            yield AttentionInputs(name, None, _flip(arrays) if name in encoding.backward else arrays)
     for hypothesis, steps in enumerate(lengths):
         for name, parts in decoding.inputs.items():
             if decoding.roles[name] != "encoder-self" and "query" in parts:
@@ -231,9 +233,17 @@ def _cut_inputs(parts: Parts, row: int, queries: int, slots: int) -> dict[str, A
     for name, axes in _AXES.items():
         if name in parts:
             calls = [call[row] for call in parts[name]]
+            if axes.endswith("TS"):  # the tape of a recurrent network has one more slot at each step
+                calls = [pad_slots(call, (0, calls[-1].shape[-1] - call.shape[-1])) for call in calls]
             tensor = torch.cat(calls, dim=axes.index("T")) if "T" in axes else calls[-1]
             arrays[name] = to_array(tensor[tuple(slice(sizes.get(axis)) for axis in axes)])
     return arrays
+
+
+def _flip(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Return the inputs of an attention that reads the source from its end in the order of the source."""
+    axes = {name: tuple(axis for axis, letter in enumerate(_AXES[name]) if letter in "TS") for name in arrays}
+    return {name: np.flip(array, axes[name]) for name, array in arrays.items()}
 
 
 class _CellPlace(NamedTuple):

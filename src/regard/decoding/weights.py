@@ -68,6 +68,7 @@ def decode(
 class BatchWeights:
     """The attention weights of a batch, by name: those of the encoder with a row per sentence, those of the decoder
     with a row per hypothesis. `slots_B` are the numbers of visible memory slots, and `layout` is their arrangement.
+    Attentions in `backward` number queries and slots from the end of the source.
     """
 
     encoder: dict[str, AttentionWeights]
@@ -75,6 +76,7 @@ class BatchWeights:
     roles: dict[str, Role]
     slots_B: list[int]
     layout: Grid | None
+    backward: set[str]
 
     @classmethod
     def of_hypotheses(cls, model: Seq2Seq, encoded: Encoded, nbest: NBest) -> "BatchWeights":
@@ -107,6 +109,7 @@ class BatchWeights:
             roles,
             encoded.memory.allowed_BS.sum(-1).tolist(),
             encoded.memory.layout,
+            encoded.recording.backward,
         )
 
     def attach(self, nbest: NBest) -> NBest:
@@ -124,6 +127,7 @@ class BatchWeights:
         """Return the weights of one hypothesis. There is no row for the end token."""
         steps, slots = len(hypothesis.tokens), self.slots_B[sentence]
         encoder = {name: weights[sentence, ..., :slots, :slots] for name, weights in self.encoder.items()}
+        encoder |= {name: np.flip(encoder[name], (-2, -1)) for name in self.backward & encoder.keys()}
         columns: dict[Role, int] = {"decoder-self": steps, "cross": slots}
         decoder = {
             name: weights[row, ..., :steps, : columns[self.roles[name]]] for name, weights in self.decoder.items()

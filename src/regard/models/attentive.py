@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.attention.attention import Attention
 from regard.attention.memory import Attended, Past, PreparedMemory
 from regard.attention.selections import join_samples
+from regard.attention.tape import Tape
 from regard.models.contracts import (
     Decoded,
     Decoder,
@@ -49,6 +50,8 @@ class AttentiveState(NamedTuple):
     """The vector that input feeding passes to the next step."""
     log_p_BSV: Tensor | None = None
     """log p(y | h_j) for each slot j, if the next token updates the belief about the slot."""
+    tape: Tape | None = None
+    """The previous outputs, if the decoder attends to them."""
 
 
 class AttentiveKeys(NamedTuple):
@@ -61,10 +64,18 @@ class AttentiveKeys(NamedTuple):
     """The source tokens, if the decoder can copy them."""
 
 
+class _Token(NamedTuple):
+    """The embedding of the previous token, and its projection to the gates of the first layer."""
+
+    embedded_BD: Tensor
+    gates_BG: Tensor
+
+
 class _Step(NamedTuple):
     """What a recurrent step computes for the output layer."""
 
-    output_BH: Tensor
+    output_BX: Tensor
+    """The output, followed by what the decoder reads from its previous outputs, if it attends to them."""
     context_BD: Tensor
     """The context, scaled by the gate β if there is one."""
     gate_B1: Tensor | None
@@ -82,6 +93,9 @@ class AttentiveDecoder(Decoder, ABC):
     With a gate, the context is scaled by β_t = σ(w · q_t + b), where q_t is the query: the state before the step in
     Bahdanau's order, as in Xu et al. (2015). The doubly stochastic penalty λ Σ_j (1 − Σ_t a_tj)² of the same paper is a
     loss term. The paper's output layer is linear; this one has a tanh.
+
+    With intra-attention (Paulus et al. 2018), the decoder also attends to its previous outputs s_1 … s_{t−1}, with the
+    query s_t. The output layer reads the result next to s_t; at the first step, it is zero.
     """
 
     def __init__(
@@ -93,15 +107,21 @@ class AttentiveDecoder(Decoder, ABC):
         self.dropout, self.memory_dropout = Dropout(settings.dropout), Dropout(settings.memory_dropout)
         self.bridge = nn.Linear(memory, settings.decoder.initial_state_size)
         self.attention = Attention.from_settings(settings.attention, hidden, memory, role="cross")
-        self.layers = layers.Stack(settings.decoder, embedding + extra_inputs)
+        self.layers = layers.Stack(settings.decoder, embedding + extra_inputs, role="decoder-self")
+        intra_score = settings.decoder.intra_attention
+        self.intra_attention = (
+            None if intra_score is None else Attention(hidden, hidden, score=intra_score, role="decoder-self")
+        )
         self.stacks: tuple[layers.Stack, ...] = (self.layers,)
         self.stepwise = True
         """Whether a step depends on the context of the previous one, so that steps cannot run in parallel."""
         self.feed_size = 0
         """The width of the vector that a step receives from the previous one in addition to the recurrent state."""
+        self.reads_cells = False
+        """Whether the context contains the cell states of the memory after its slots."""
         self.readout_uses_token = readout_uses_token
         self.readout = Readout(
-            hidden + embedding if readout_uses_token else hidden,
+            hidden * (1 if intra_score is None else 2) + (embedding if readout_uses_token else 0),
             memory,
             settings.readout,
             vocabulary,
@@ -132,6 +152,7 @@ class AttentiveDecoder(Decoder, ABC):
             *self.layers.cost_parts(),
             *(part._replace(name=f"second {part.name}") for stack in self.stacks[1:] for part in stack.cost_parts()),
             CostPart("cross-attention", (self.attention,)),
+            *([] if self.intra_attention is None else [CostPart("self-attention", (self.intra_attention,))]),
             *gate,
             *self.readout.cost_parts("output projection of each slot" if marginal else "output projection"),
         ]
@@ -158,14 +179,22 @@ class AttentiveDecoder(Decoder, ABC):
 
     def begin(self, memory: Memory) -> tuple[AttentiveKeys, AttentiveState]:
         check_memory(memory, self.bridge.weight, self.bridge.in_features, self.bridge.in_features)
-        keys = self.attention.prepare(self.memory_dropout(memory.slots_BSD), allowed=memory.allowed_BS)
+        slots_BSD, values = self.memory_dropout(memory.slots_BSD), None
+        if self.reads_cells:
+            assert memory.cells_BSD is not None, "the settings require an encoder with cell states"
+            values = torch.cat([slots_BSD, memory.cells_BSD], dim=-1)
+        keys = self.attention.prepare(slots_BSD, values, memory.allowed_BS)
         initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))
         rows, like = len(memory.slots_BSD), memory.slots_BSD
         masks = tuple(mask for stack in self.stacks for mask in stack.sample_masks(rows, like))
         feed = initial[-1][0].new_zeros(rows, self.feed_size) if self.feed_size else None
         slots = self.readout.project_slots(keys.values_BHSD.squeeze(1)) if self.attention.select.marginal else None
         tokens = memory.tokens_BS if self._can_copy else None
-        state = AttentiveState(initial, self.attention.begin(keys), masks, initial[-1][0], feed)
+        output_BH = initial[-1][0]
+        tape = None
+        if self.intra_attention is not None:
+            tape = Tape.begin(self.intra_attention, output_BH.shape[1], rows, output_BH)
+        state = AttentiveState(initial, self.attention.begin(keys), masks, output_BH, feed, tape=tape)
         return AttentiveKeys(keys, slots, tokens), state
 
     def step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, AttentiveState]:
@@ -175,7 +204,7 @@ class AttentiveDecoder(Decoder, ABC):
             log_p_BV, step = self._marginal_step(token_B, state, keys)
             return log_p_BV, step.state
         embedded_BD = self.dropout(embed(self.embedding, token_B))
-        step = self._advance(self.layers.project(embedded_BD), state, keys)
+        step = self._advance(_Token(embedded_BD, self.layers.project(embedded_BD)), state, keys)
         return self._read_out([step], embedded_BD.unsqueeze(1), keys).logits_BTV.squeeze(1), step.state
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
@@ -187,14 +216,32 @@ class AttentiveDecoder(Decoder, ABC):
         if not self.stepwise:
             return self._forward_parallel(embedded_BTD, state, keys)
         steps: list[_Step] = []
-        for gates_BG in self.layers.project(embedded_BTD).unbind(1):
-            steps.append(self._advance(gates_BG, state, keys))
+        gates_BTG = self.layers.project(embedded_BTD)
+        for token in map(_Token, embedded_BTD.unbind(1), gates_BTG.unbind(1)):
+            steps.append(self._advance(token, state, keys))
             state = steps[-1].state
         return self._read_out(steps, embedded_BTD, keys)
 
     @abstractmethod
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
-        """Run one step from the projected token: attend and update the state, in the order of this decoder."""
+    def _advance(self, token: _Token, state: AttentiveState, keys: AttentiveKeys) -> _Step:
+        """Run one step from the previous token: attend and update the state, in the order of this decoder."""
+
+    def _recall(self, output_BH: Tensor, tape: Tape | None) -> tuple[Tensor, Tape | None]:
+        """Append what is read from the previous outputs to the output, and the output to the tape, if there is one."""
+        if self.intra_attention is None or tape is None:
+            return output_BH, None
+        recalled_BH = tape.read(self.intra_attention, output_BH)
+        return torch.cat([output_BH, recalled_BH], dim=-1), tape.write(self.intra_attention, output_BH)
+
+    def _recall_all(self, outputs_BTH: Tensor) -> Tensor:
+        """The same for all steps at once."""
+        if self.intra_attention is None:
+            return outputs_BTH
+        rows, steps, _ = outputs_BTH.shape
+        earlier_TT = torch.ones(steps, steps, dtype=torch.bool, device=outputs_BTH.device).tril(-1)
+        allowed_BTT = earlier_TT.expand(rows, -1, -1)
+        recalled_BTH, _ = self.intra_attention(outputs_BTH, outputs_BTH, allowed=allowed_BTT, weights=False)
+        return torch.cat([outputs_BTH, recalled_BTH], dim=-1)
 
     def _scale_context(self, query: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return β c and β; if there is no gate, c and None."""
@@ -208,9 +255,9 @@ class AttentiveDecoder(Decoder, ABC):
         return torch.cat([output, embedded], dim=-1) if self.readout_uses_token else output
 
     def _read_out(self, steps: list[_Step], embedded_BTD: Tensor, keys: AttentiveKeys) -> Decoded:
-        outputs_BTH = torch.stack([step.output_BH for step in steps], 1)
+        outputs_BTX = torch.stack([step.output_BX for step in steps], 1)
         contexts_BTD = torch.stack([step.context_BD for step in steps], 1)
-        inputs_BTD = self._readout_inputs(outputs_BTH, embedded_BTD)
+        inputs_BTD = self._readout_inputs(outputs_BTX, embedded_BTD)
         return self._decode(inputs_BTD, contexts_BTD, [step.attended for step in steps], keys)
 
     def _forward_parallel(self, embedded_BTD: Tensor, state: AttentiveState, keys: AttentiveKeys) -> Decoded:
@@ -218,7 +265,8 @@ class AttentiveDecoder(Decoder, ABC):
         outputs_BTH, _ = self.layers(embedded_BTD, state=state.layers)
         attended = self.attention.read(outputs_BTH, keys.attention, state.past, weights=self._needs_weights)
         contexts_BTD, _ = self._scale_context(outputs_BTH, attended.context_BTD)
-        return self._decode(self._readout_inputs(outputs_BTH, embedded_BTD), contexts_BTD, [attended], keys)
+        inputs_BTD = self._readout_inputs(self._recall_all(outputs_BTH), embedded_BTD)
+        return self._decode(inputs_BTD, contexts_BTD, [attended], keys)
 
     def _decode(
         self, inputs_BTD: Tensor, contexts_BTD: Tensor, attended: list[Attended], keys: AttentiveKeys
@@ -272,12 +320,12 @@ class AttentiveDecoder(Decoder, ABC):
             likelihood_BS = state.log_p_BSV.gather(-1, token_BS1).squeeze(-1).exp()
             state = state._replace(past=self.attention.observe(state.past, likelihood_BS))
         embedded_BD = self.dropout(embed(self.embedding, token_B))
-        step = self._advance(self.layers.project(embedded_BD), state, keys)
+        step = self._advance(_Token(embedded_BD, self.layers.project(embedded_BD)), state, keys)
         assert keys.readout_slots_BSH is not None
         slots_BSH = repeat_for_hypotheses(keys.readout_slots_BSH, len(token_B))
         if step.gate_B1 is not None:
             slots_BSH = step.gate_B1.unsqueeze(-1) * slots_BSH
-        log_p_BSV = self.readout.log_probs_per_slot(self._readout_inputs(step.output_BH, embedded_BD), slots_BSH)
+        log_p_BSV = self.readout.log_probs_per_slot(self._readout_inputs(step.output_BX, embedded_BD), slots_BSH)
         assert step.attended.weights is not None
         weights_BS1 = step.attended.weights.transpose(1, 2)
         log_a_BS1 = weights_BS1.clamp_min(torch.finfo(weights_BS1.dtype).tiny).log()
@@ -302,14 +350,15 @@ class BahdanauDecoder(AttentiveDecoder):
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:
         super().__init__(settings, vocabulary, memory, extra_inputs=memory, readout_uses_token=True)
 
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
+    def _advance(self, token: _Token, state: AttentiveState, keys: AttentiveKeys) -> _Step:
         query_B1H = state.output_BH.unsqueeze(1)
         attended = self.attention.read(query_B1H, keys.attention, state.past, weights=self._needs_weights)
         context_BD, gate_B1 = self._scale_context(state.output_BH, attended.context_BTD.squeeze(1))
-        gates_BG = self.layers.add_projection(gates_BG, context_BD)
+        gates_BG = self.layers.add_projection(token.gates_BG, context_BD)
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
-        after_step = AttentiveState(after, attended.past, state.masks, output_BH)
-        return _Step(output_BH, context_BD, gate_B1, attended, after_step)
+        output_BX, tape = self._recall(output_BH, state.tape)
+        after_step = AttentiveState(after, attended.past, state.masks, output_BH, tape=tape)
+        return _Step(output_BX, context_BD, gate_B1, attended, after_step)
 
 
 @final
@@ -328,14 +377,15 @@ class ConditionalDecoder(AttentiveDecoder):
         self.second = layers.Stack(settings.decoder.model_copy(update={"layers": 1}), memory)
         self.stacks = (self.layers, self.second)
 
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
-        between_BH, (*lower, last) = self.layers.step(gates_BG, state.layers, state.masks[:-1])
+    def _advance(self, token: _Token, state: AttentiveState, keys: AttentiveKeys) -> _Step:
+        between_BH, (*lower, last) = self.layers.step(token.gates_BG, state.layers, state.masks[:-1])
         query_B1H = between_BH.unsqueeze(1)
         attended = self.attention.read(query_B1H, keys.attention, state.past, weights=self._needs_weights)
         context_BD, gate_B1 = self._scale_context(between_BH, attended.context_BTD.squeeze(1))
         output_BH, top = self.second.step(self.second.project(context_BD), (last,), state.masks[-1:])
-        after_step = AttentiveState((*lower, *top), attended.past, state.masks, output_BH)
-        return _Step(output_BH, context_BD, gate_B1, attended, after_step)
+        output_BX, tape = self._recall(output_BH, state.tape)
+        after_step = AttentiveState((*lower, *top), attended.past, state.masks, output_BH, tape=tape)
+        return _Step(output_BX, context_BD, gate_B1, attended, after_step)
 
 
 @final
@@ -357,18 +407,54 @@ class LuongDecoder(AttentiveDecoder):
         self.feed_size, self.feeds_context = feed_size, order == "simple"
         self.stepwise = bool(feed_size) or self.attention.select.marginal
 
-    def _advance(self, gates_BG: Tensor, state: AttentiveState, keys: AttentiveKeys) -> _Step:
+    def _advance(self, token: _Token, state: AttentiveState, keys: AttentiveKeys) -> _Step:
+        gates_BG = token.gates_BG
         if state.feed_BX is not None:
             gates_BG = self.layers.add_projection(gates_BG, state.feed_BX)
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
         query_B1H = output_BH.unsqueeze(1)
         attended = self.attention.read(query_B1H, keys.attention, state.past, weights=self._needs_weights)
         context_BD, gate_B1 = self._scale_context(output_BH, attended.context_BTD.squeeze(1))
+        output_BX, tape = self._recall(output_BH, state.tape)
         feed = None
         if self.feed_size:
-            feed = context_BD if self.feeds_context else self.readout.features(output_BH, context_BD)
-        after_step = AttentiveState(after, attended.past, state.masks, output_BH, feed)
-        return _Step(output_BH, context_BD, gate_B1, attended, after_step)
+            feed = context_BD if self.feeds_context else self.readout.features(output_BX, context_BD)
+        after_step = AttentiveState(after, attended.past, state.masks, output_BH, feed, tape=tape)
+        return _Step(output_BX, context_BD, gate_B1, attended, after_step)
+
+
+@final
+class DeepFusionDecoder(AttentiveDecoder):
+    """An LSTMN that also adds the cell states it reads from the source to its own (Cheng et al. 2016, deep fusion).
+
+        γ̃_t, α̃_t = attention(W_q [y_{t−1}; γ̃_{t−1}], γ)
+        r_t = σ(W_r [γ̃_t; y_{t−1}] + b_r)
+        c_t = r_t ⊙ α̃_t + f_t ⊙ c̃_t + i_t ⊙ ĉ_t
+        p(y_t) = softmax(V tanh(U [h_t; y_{t−1}; γ̃_t]))
+
+    γ_j and α_j are the hidden and cell states of the encoder, also an LSTMN. All else is as in `LSTMNCell`.
+    """
+
+    def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:
+        super().__init__(settings, vocabulary, memory, extra_inputs=0, readout_uses_token=True)
+        self.feed_size, self.reads_cells = memory, True
+        self.to_query = nn.Linear(settings.embedding + memory, settings.decoder.hidden, bias=False)
+        self.fusion_gate = nn.Linear(memory + settings.embedding, memory)
+
+    def cost_parts(self) -> list[CostPart]:
+        return [*super().cost_parts(), CostPart("fusion", (self.to_query, self.fusion_gate))]
+
+    def _advance(self, token: _Token, state: AttentiveState, keys: AttentiveKeys) -> _Step:
+        assert state.feed_BX is not None
+        query_BH = self.to_query(torch.cat([token.embedded_BD, state.feed_BX], dim=-1))
+        attended = self.attention.read(query_BH.unsqueeze(1), keys.attention, state.past, weights=self._needs_weights)
+        read_BX, gate_B1 = self._scale_context(query_BH, attended.context_BTD.squeeze(1))
+        context_BD, cells_BD = read_BX.chunk(2, dim=-1)
+        fused_BD = torch.sigmoid(self.fusion_gate(torch.cat([context_BD, token.embedded_BD], dim=-1))) * cells_BD
+        output_BH, after = self.layers.step(token.gates_BG, state.layers, state.masks, fused_BD)
+        output_BX, tape = self._recall(output_BH, state.tape)
+        after_step = AttentiveState(after, attended.past, state.masks, output_BH, context_BD, tape=tape)
+        return _Step(output_BX, context_BD, gate_B1, attended, after_step)
 
 
 def _join_weights(weights: Sequence[Tensor | None], head: int | None = None) -> Tensor:

@@ -194,6 +194,8 @@ class Memory(NamedTuple):
     """The source tokens of the slots, if the source is a sequence of tokens."""
     layout: Grid | None = None
     """How the slots are arranged; None if they are a sequence."""
+    cells_BSD: Tensor | None = None
+    """The cell states of the slots, if the encoder keeps them on a tape (LSTMN)."""
 
 
 SourceT = TypeVar("SourceT", bound=Source)

@@ -8,6 +8,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.attention.attention import Attention
+from regard.attention.tape import Tape
 from regard.models.contracts import (
     Decoded,
     Decoder,
@@ -48,6 +50,10 @@ class RecurrentEncoder(Encoder[Tokens]):
             learned_initial_state=settings.initial_state == "learned",
         )
         self.summary, self.reverse = settings.summary, settings.reverse
+        for index, cell in enumerate(self.layers.cells):
+            for module in cell.modules():
+                if isinstance(module, Attention):
+                    module.reads_backward = self._is_backward(index)
 
     @property
     def size(self) -> int:
@@ -72,7 +78,25 @@ class RecurrentEncoder(Encoder[Tokens]):
         slots_BSD, state = self.layers(embedded_BSD, source.lengths_B)
         if self.reverse:
             slots_BSD = layers.reverse_rows(slots_BSD, source.lengths_B)
-        return Memory(slots_BSD, source.valid_BT, self._summary(slots_BSD, source, state), source.tokens_BT)
+        summary_BD, cells_BSD = self._summary(slots_BSD, source, state), self._cell_states(source, state)
+        return Memory(slots_BSD, source.valid_BT, summary_BD, source.tokens_BT, cells_BSD=cells_BSD)
+
+    def _cell_states(self, source: Tokens, state: layers.State) -> Tensor | None:
+        """Return the cell states of the top layer at all positions, if its cells keep them on a tape."""
+        top = [part for cell in state[-self.layers.directions :] for part in cell if isinstance(part, Tape)]
+        if not top:
+            return None
+        hidden, steps = self.layers.settings.hidden, source.tokens_BT.shape[1]
+        cells = [tape.values_BHSD[:, 0, :steps, hidden:] for tape in top]
+        ordered = [
+            layers.reverse_rows(cells_BSH, source.lengths_B) if self._is_backward(index) else cells_BSH
+            for index, cells_BSH in enumerate(cells)
+        ]
+        return torch.cat(ordered, dim=-1)
+
+    def _is_backward(self, index: int) -> bool:
+        """Whether the cell with this index reads the source from its end."""
+        return bool(index % self.layers.directions) != self.reverse
 
     def _summary(self, slots_BSD: Tensor, source: Tokens, state: layers.State) -> Tensor:
         if self.summary == "last":
@@ -108,7 +132,7 @@ class FixedDecoder(Decoder):
         self.embedding = nn.Embedding(vocabulary, settings.embedding)
         self.dropout = Dropout(settings.dropout)
         self.bridge = nn.Linear(memory_size, settings.decoder.initial_state_size)
-        self.layers = layers.Stack(settings.decoder, settings.embedding + context)
+        self.layers = layers.Stack(settings.decoder, settings.embedding + context, role="decoder-self")
         inputs = settings.decoder.hidden + settings.embedding
         self.readout = Readout(inputs, context, settings.readout, vocabulary, settings.dropout_before_output)
         if settings.tied != "none":

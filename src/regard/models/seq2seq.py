@@ -8,7 +8,13 @@ from torch import Tensor, nn
 
 from regard.arguments import check_type
 from regard.errors import ConfigError
-from regard.models.attentive import AttentiveDecoder, BahdanauDecoder, ConditionalDecoder, LuongDecoder
+from regard.models.attentive import (
+    AttentiveDecoder,
+    BahdanauDecoder,
+    ConditionalDecoder,
+    DeepFusionDecoder,
+    LuongDecoder,
+)
 from regard.models.contracts import Decoded, Decoder, Encoder, Source
 from regard.models.recurrent import FixedDecoder, RecurrentEncoder
 from regard.models.settings import (
@@ -54,6 +60,8 @@ def _build_attentive_decoder(settings: RecurrentModel, vocabulary: int, memory_s
         "luong": LuongDecoder,
         "simple": LuongDecoder,
     }
+    if settings.decoder.fusion == "deep":
+        return DeepFusionDecoder(settings, vocabulary, memory_size)
     return decoders[settings.decoder.order](settings, vocabulary, memory_size)
 
 

@@ -16,6 +16,11 @@ from regard.registry import Choice, Registry, default_choice
 TEXT = "text"
 """The kind of source that consists of text. Plugins add other kinds."""
 
+LSTMN = "lstmn"
+"""The cell that attends to its previous states. As the kind of an encoder or of a model, it is short for a recurrent
+one with this cell.
+"""
+
 IMAGE = "image"
 """The kind of source that consists of images."""
 
@@ -32,6 +37,14 @@ class EncoderSettings(Choice):
     )
     source_kind: ClassVar[str] = TEXT
     """The kind of source that the encoder reads."""
+
+    @classmethod
+    def expand(cls, value: Any) -> Any:
+        """Expand `lstmn` into a recurrent encoder with this cell."""
+        value = super().expand(value)
+        if isinstance(value, Mapping) and value.get("kind") == LSTMN:
+            return {"cell": LSTMN, **value, "kind": "recurrent"}
+        return value
 
     @property
     def architecture(self) -> str:
@@ -405,9 +418,16 @@ class ModelSettings(Choice):
 
     @classmethod
     def expand(cls, value: Any) -> Any:
-        """Expand the name of a Transformer size into its settings."""
+        """Expand the name of a Transformer size into its settings, and `lstmn` into a recurrent model."""
         value = super().expand(value)
         kind = value.get("kind") if isinstance(value, Mapping) else None
+        if kind == LSTMN:
+            sides = {
+                side: {"cell": LSTMN, **part}
+                for side in ("encoder", "decoder")
+                if isinstance(part := value.get(side, {}), Mapping)
+            }
+            return {**value, **sides, "kind": "recurrent"}
         if isinstance(kind, str) and kind in TRANSFORMERS:
             return {**TRANSFORMERS[kind], **value, "kind": "transformer"}
         return value
@@ -440,6 +460,14 @@ class DecoderSettings(RecurrentSettings):
         "bahdanau",
         description="bahdanau attends before the recurrent step, luong after it; simple attends after it and feeds the "
         "context to the next step; conditional attends between two steps",
+    )
+    fusion: Literal["shallow", "deep"] = Field(
+        "shallow",
+        description="with the cell lstmn: deep also adds the cell states that are read from the source to those of the "
+        "decoder",
+    )
+    intra_attention: Score | None = Field(
+        None, description="score of the attention to the decoder's own previous outputs; null for none"
     )
     input_feeding: bool = Field(True, description="with order luong: feed the attentional state s̃ to the next step")
     copy_source: bool = Field(False, description="use a pointer-generator, which can copy source tokens")
@@ -562,6 +590,47 @@ class RecurrentModel(_RecurrentBase):
                 "attends to the source. Use global, local_m or local_p."
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_self_attention(self) -> Self:
+        if self.decoder.intra_attention is not None:
+            check_self_score("decoder.intra_attention", self.decoder.intra_attention)
+        if self.decoder.cell.kind == LSTMN and self.decoder.order == "conditional":
+            raise ValueError(
+                "decoder.order: conditional updates one state with two cells, but the states on the tape of an lstmn "
+                "are those of one cell. Use another order, or another cell."
+            )
+        if self.decoder.fusion == "deep":
+            self._check_deep_fusion()
+        return self
+
+    def _check_deep_fusion(self) -> None:
+        cells = {
+            "encoder": getattr(getattr(self.encoder, "cell", None), "kind", None),
+            "decoder": self.decoder.cell.kind,
+        }
+        for side, cell in cells.items():
+            if cell != LSTMN:
+                raise ValueError(
+                    f"decoder.fusion: deep reads the cell states of an LSTMN, but the {side} is of another kind. Set "
+                    f"{side}.cell=lstmn, or decoder.fusion=shallow."
+                )
+        if self.encoder.memory_size != self.decoder.hidden:
+            raise ValueError(
+                f"decoder.fusion: deep adds the cell states of the encoder, of size {self.encoder.memory_size}, to "
+                f"those of the decoder, of size {self.decoder.hidden}. Make them equal with decoder.hidden or "
+                "encoder.hidden; both directions of a bidirectional encoder count."
+            )
+        if self.decoder.order != "bahdanau":
+            raise ValueError(
+                f"decoder.order: {self.decoder.order} cannot be combined with deep fusion, which attends before the "
+                "recurrent step. Use the order bahdanau, or decoder.fusion=shallow."
+            )
+        if self.attention.heads > 1 or self.attention.select.marginal:
+            raise ValueError(
+                "decoder.fusion: deep requires an attention with one head that does not marginalize over slots. Change "
+                "model.attention, or set decoder.fusion=shallow."
+            )
 
     @model_validator(mode="after")
     def _check_copying(self) -> Self:

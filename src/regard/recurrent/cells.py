@@ -14,6 +14,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from regard.arguments import check_floating, check_tensors
+from regard.attention.attention import Attention, Part, Role
+from regard.attention.scores import Projected
+from regard.attention.settings import Score as ScoreSettings
+from regard.attention.tape import Tape
 from regard.config import TRAINING_ONLY
 from regard.errors import ConfigError
 from regard.ops.hooks import ObservedModule
@@ -21,8 +25,10 @@ from regard.quantities import Bias
 from regard.recurrent import settings
 from regard.recurrent.settings import Activation, LSTMVariant, RecurrentSettings
 
-State = tuple[Tensor, ...]
-"""The state that a cell carries from step to step, rows on axis 0. The first tensor is the output."""
+State = tuple[Any, ...]
+"""The state that a cell carries from step to step: tensors with rows on axis 0, and possibly a tape. The first is the
+output.
+"""
 
 
 class Cell(ObservedModule, ABC):
@@ -80,9 +86,15 @@ class Cell(ObservedModule, ABC):
         """Why torch.nn has no counterpart of this cell; None if it has one."""
         return f"torch.nn does not support {type(self).__name__}"
 
+    @final
     def init_state(self, rows: int, like: Tensor) -> State:
         """Return the zero state for a batch of `rows`, with the device and dtype of `like`."""
-        return tuple(like.new_zeros(rows, size) for size in self.state_sizes)
+        return (*(like.new_zeros(rows, size) for size in self.state_sizes), *self.begin_tape(rows, like))
+
+    def begin_tape(self, rows: int, like: Tensor) -> tuple[Tape, ...]:
+        """Return the tape of a cell that attends to its previous states; by default, a cell has none."""
+        del rows, like
+        return ()
 
     def init_state_from(self, initial_BX: Tensor) -> State:
         """Return the initial state. The vector holds its first `initial_parts` tensors; the others are zero."""
@@ -334,6 +346,89 @@ class LSTMCell(Cell):
         return torch.addcmul(preactivation_BH, self.peepholes[self.variant.gates.index(gate)], cell_BH)
 
 
+@final
+class LSTMNCell(Cell):
+    """Long short-term memory-network (Cheng, Dong & Lapata 2016): an LSTM that attends to all its previous states,
+    instead of reading only the last one. It keeps them on a tape.
+
+        q_t = W_q x_t + R_q h̃_{t−1} + b_q
+        a_i = softmax_i(score(q_t, h_i))               i < t
+        h̃_t = Σ_i a_i h_i,  c̃_t = Σ_i a_i c_i
+        i, f, o = σ(W x_t + R h̃_t + b)                 one matrix each
+        ĉ = tanh(W_c x_t + R_c h̃_t + b_c)
+        c_t = f ⊙ c̃_t + i ⊙ ĉ
+        h_t = o ⊙ tanh(c_t)
+
+    At the first step, the tape is empty, and h̃, c̃ are the initial state. The score of the paper is
+    vᵀ tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t−1}): the additive score of q_t, whose matrix is then a factor of W_x and W_h̃.
+    The rows of the matrices are ordered i, f, o, c, q.
+    """
+
+    state_parts = ("h", "c")
+    initial_parts = 2
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        role: Role = "encoder-self",
+        *,
+        score: Annotated[
+            ScoreSettings | Part,
+            Field(validate_default=True, description="the score of the attention to the previous states"),
+        ] = "additive",
+        forget_bias: Annotated[
+            Bias,
+            Field(
+                json_schema_extra=TRAINING_ONLY,
+                description="initial bias of the forget gate; a positive value opens it",
+            ),
+        ] = 1.0,
+    ) -> None:
+        super().__init__(input_size, hidden_size, 5 * hidden_size, layer_norm=False)
+        self.attention = Attention(hidden_size, hidden_size, score=score, role=role)
+        kind = self.attention.settings["score"]["kind"]
+        if self.attention.score.uses_past:
+            raise ConfigError(
+                f"The score {kind} requires a memory that stays the same from step to step, but the previous states of "
+                "a cell are a new memory at each step. Use another score."
+            )
+        if isinstance(self.attention.score, Projected):
+            raise ConfigError(
+                f"The score {kind} projects the values, but a cell must read its previous states unchanged. Use the "
+                "score general or additive."
+            )
+        self.description = f"LSTM with self-attention ({kind} score)"
+        with torch.no_grad():
+            self.bias_input[hidden_size : 2 * hidden_size] = forget_bias
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """The widths of h, c and h̃."""
+        return (self.hidden_size,) * 3
+
+    def begin_tape(self, rows: int, like: Tensor) -> tuple[Tape, ...]:
+        return (Tape.begin(self.attention, 2 * self.hidden_size, rows, like),)
+
+    def step(
+        self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None, added_BH: Tensor | None = None
+    ) -> State:
+        """`added_BH` is added to the cell state."""
+        size = self.hidden_size
+        h_BH, c_BH, previous_read_BH, tape = state
+        query_BH = gates_BG[:, 4 * size :] + self.project_state(previous_read_BH, slice(4 * size, None))
+        read = torch.where(tape.has_steps_B1, tape.read(self.attention, query_BH), torch.cat([h_BH, c_BH], dim=-1))
+        read_h_BH, read_c_BH = read.chunk(2, dim=-1)
+        total_BG = gates_BG[:, : 4 * size] + self.project_state(apply_mask(read_h_BH, mask_BH), slice(4 * size))
+        input_gate, forget, output = torch.sigmoid(total_BG[:, : 3 * size]).chunk(3, dim=-1)
+        candidate = torch.tanh(total_BG[:, 3 * size :])
+        c_BH = torch.addcmul(input_gate * candidate, forget, read_c_BH)
+        c_BH = c_BH if added_BH is None else c_BH + added_BH
+        h_BH = output * torch.tanh(c_BH)
+        self.observe(input=input_gate, forget=forget, output=output, candidate=candidate)
+        return h_BH, c_BH, read_h_BH, tape.write(self.attention, torch.cat([h_BH, c_BH], dim=-1))
+
+
 def apply_mask(output: Tensor, mask: Tensor | None) -> Tensor:
     """Apply a dropout mask, if there is one."""
     return output if mask is None else output * mask
@@ -348,7 +443,7 @@ def register_cell(name: str, cell: Callable[..., Cell]) -> None:
     settings.Cell.registry.register(settings.Cell, name, cell)
 
 
-def build_cell(stack: RecurrentSettings, input_size: int) -> Cell:
+def build_cell(stack: RecurrentSettings, input_size: int, role: Role = "encoder-self") -> Cell:
     """Build the cell that the settings describe."""
     choice = stack.cell
     cell: Cell = choice.build_part(
@@ -356,6 +451,7 @@ def build_cell(stack: RecurrentSettings, input_size: int) -> Cell:
         hidden_size=stack.hidden,
         layer_norm=stack.layer_norm,
         lstm_variant=stack.lstm_variant,
+        role=role,
     )
     if stack.layer_norm and not cell.layer_norm:
         raise ConfigError(f"The cell '{choice.kind}' does not support layer normalization. Set layer_norm=false.")
@@ -365,3 +461,4 @@ def build_cell(stack: RecurrentSettings, input_size: int) -> Cell:
 register_cell("rnn", RNNCell)
 register_cell("gru", GRUCell)
 register_cell("lstm", LSTMCell)
+register_cell("lstmn", LSTMNCell)

@@ -23,7 +23,7 @@ from regard.ops.triton import dtype_unsupported_reason, triton_unsupported_reaso
 from regard.recurrent.cells import Cell, State
 from regard.recurrent.fast.cudnn import scan_torch
 from regard.recurrent.fast.kernels import KERNELS, LayerInput, stack_present
-from regard.recurrent.scan import CellInput, ScanOutput, record_scan, record_step, scan, select_last_valid
+from regard.recurrent.scan import CellInput, ScanOutput, scan, select_last_valid, take_step
 
 FUSED_MAX_ROWS = 64
 """Up to this many rows, the fused LSTM kernel is faster than cuDNN in float32 (benchmarks/recurrent.py)."""
@@ -108,32 +108,34 @@ def dispatch_layer(
 def scan_layer(inputs: Sequence[CellInput], lengths_B: Tensor | None) -> list[ScanOutput]:
     """Run each cell of a layer over its input, on the fastest path that supports it."""
     cell, x_BTD, _, mask_BH = inputs[0]
+    path = "scan"
+    if not (reference_mode.in_reference_mode() or 0 in x_BTD.shape[:2]):
+        state_dropout, ragged = mask_BH is not None, lengths_B is not None
+        # The cells of a layer have the same options, but possibly only one direction has parametrized weights.
+        like = next((cell_input.cell for cell_input in inputs if is_parametrized(cell_input.cell)), cell)
+        path = dispatch_layer(
+            like, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), state_dropout=state_dropout, ragged=ragged
+        ).path
+    if path == "scan":
+        return [scan(cell_input, lengths_B) for cell_input in inputs]
     if hooks_of(cell):
         # The result still comes from the fast path, so that recording does not change it.
         for cell_input in inputs:
-            record_scan(cell_input)
-    if reference_mode.in_reference_mode() or 0 in x_BTD.shape[:2]:
-        return [scan(cell_input, lengths_B) for cell_input in inputs]
-    state_dropout, ragged = mask_BH is not None, lengths_B is not None
-    # The cells of a layer have the same options, but possibly only one direction has parametrized weights.
-    cell = next((cell_input.cell for cell_input in inputs if is_parametrized(cell_input.cell)), cell)
-    path = dispatch_layer(
-        cell, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), state_dropout=state_dropout, ragged=ragged
-    ).path
-    if path == "scan":
-        return [scan(cell_input, lengths_B) for cell_input in inputs]
+            scan(cell_input, lengths_B)
     if path == "torch":
         return [scan_torch(cell_input, lengths_B) for cell_input in inputs]
     return scan_in_parallel(inputs, lengths_B, fused=path == "fused")
 
 
-def step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
+def step(
+    cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None, added_BH: Tensor | None = None
+) -> State:
     """Return the next state of a cell, from the normalized projection of its input."""
-    if hooks_of(cell):
-        record_step(cell, gates_BG, state, mask_BH)
     kernels = KERNELS.get(type(cell))
     if kernels is None or cell.layer_norm or mask_BH is not None or reference_mode.in_reference_mode():
-        return cell.step(gates_BG, state, mask_BH)
+        return take_step(cell, gates_BG, state, mask_BH, *(() if added_BH is None else (added_BH,)))
+    if hooks_of(cell):
+        take_step(cell, gates_BG, state, mask_BH)
     return kernels.step(cell, gates_BG, state)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.attention.attention import Role
 from regard.ops.cost import CostPart
 from regard.ops.layers import Dropout
 from regard.recurrent import cells, dispatch, scan
@@ -52,13 +53,16 @@ class Stack(nn.Module):
         *,
         bidirectional: bool = False,
         learned_initial_state: bool = False,
+        role: Role = "encoder-self",
     ) -> None:
         super().__init__()
         self.settings = settings
         self.directions = 2 if bidirectional else 1
         self.output_size = settings.hidden * self.directions
         sizes = [input_size] + [self.output_size] * (settings.layers - 1)
-        self.cells = nn.ModuleList(cells.build_cell(settings, size) for size in sizes for _ in range(self.directions))
+        self.cells = nn.ModuleList(
+            cells.build_cell(settings, size, role) for size in sizes for _ in range(self.directions)
+        )
         self.dropout = Dropout(settings.dropout)
         initial_size = settings.initial_state_size * self.directions
         self.learned_initial_state = nn.Parameter(torch.zeros(initial_size)) if learned_initial_state else None
@@ -119,14 +123,20 @@ class Stack(nn.Module):
         """Add the projection of the last columns of the input, which are known only at their step, to the gates."""
         return self._cells()[0].add_projection(gates_BG, x_BD)
 
-    def step(self, gates_BG: Tensor, state: State, masks: tuple[DropoutMasks, ...]) -> tuple[Tensor, State]:
-        """Run one step of a unidirectional stack, from the gates of its first layer → (output_BH, state)."""
+    def step(
+        self, gates_BG: Tensor, state: State, masks: tuple[DropoutMasks, ...], added_BH: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Run one step of a unidirectional stack, from the gates of its first layer → (output_BH, state). `added_BH` is
+        added to the cell state of the first layer, which must be an LSTMN.
+        """
         output_BH: Tensor | None = None
         next_state = []
         for cell, previous, mask in zip(self._cells(), state, masks, strict=True):
             if output_BH is not None:
                 gates_BG = cell.project(self._drop(output_BH, mask.input_BD, True))
-            next_state.append(dispatch.step(cell, cell.normalize_projection(gates_BG), previous, mask.state_BH))
+            gates_BG = cell.normalize_projection(gates_BG)
+            next_state.append(dispatch.step(cell, gates_BG, previous, mask.state_BH, added_BH))
+            added_BH = None
             layer_BH = next_state[-1][0]
             output_BH = layer_BH if output_BH is None or not self.settings.residual else output_BH + layer_BH
         assert output_BH is not None

@@ -3,11 +3,14 @@
 B rows, T steps, D input width, H state width.
 """
 
+import typing
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.attention.tape import Tape
 from regard.ops.hooks import hooks_of, observe_values
 from regard.recurrent.cells import Cell, State
 
@@ -29,37 +32,39 @@ class ScanOutput(NamedTuple):
 
 
 def scan(cell_input: CellInput, lengths_B: Tensor | None) -> ScanOutput:
-    """Run a cell step by step. The state of a row stays constant past its length."""
+    """Run a cell step by step, and record it if it has hooks. The state of a row stays constant past its length."""
     cell, x_BTD, state, mask_BH = cell_input
     gates_BTG = cell.normalize_projection(cell.project(x_BTD))
     outputs = []
     for time, gates_BG in enumerate(gates_BTG.unbind(1)):
-        next_state = cell.step(gates_BG, state, mask_BH)
+        next_state = take_step(cell, gates_BG, state, mask_BH)
         if lengths_B is not None:
             valid_B1 = (time < lengths_B).unsqueeze(-1)
-            next_state = tuple(torch.where(valid_B1, new, old) for new, old in zip(next_state, state, strict=True))
+            pairs = zip(next_state, state, strict=True)
+            next_state = tuple(_keep_finished(valid_B1, after, before) for after, before in pairs)
         state = next_state
         outputs.append(state[0])
     empty_B0H = x_BTD.new_zeros(len(x_BTD), 0, cell.hidden_size)
     return ScanOutput(torch.stack(outputs, dim=1) if outputs else empty_B0H, state)
 
 
-def record_scan(cell_input: CellInput) -> None:
-    """Record the states and gates of a cell at every step. Steps past the end of a row are recorded too."""
-    cell, x_BTD, state, mask_BH = cell_input
-    for gates_BG in cell.normalize_projection(cell.project(x_BTD)).unbind(1):
-        state = record_step(cell, gates_BG, state, mask_BH)
+def _keep_finished(valid_B1: Tensor, after: Tensor | Tape, before: Tensor) -> Tensor | Tape:
+    """Return a part of the state after a step, in the rows that are valid; the others keep theirs."""
+    return after.hide_last(valid_B1) if isinstance(after, Tape) else torch.where(valid_B1, after, before)
 
 
-def record_step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None) -> State:
-    """Record the state before a step, the state after it, and the gates. Return the next state."""
+def take_step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None, *added_BH: Tensor) -> State:
+    """Return the next state. If the cell has hooks, record the state before and after the step, and the gates."""
+    recorders, step = hooks_of(cell), typing.cast(Callable[..., State], cell.step)
+    if not recorders:
+        return step(gates_BG, state, mask_BH, *added_BH)
     with observe_values() as gates:
-        next_state = cell.step(gates_BG, state, mask_BH)
+        next_state = step(gates_BG, state, mask_BH, *added_BH)
     parts: dict[str, Tensor] = {}
     for name, before_BH, after_BH in zip(cell.state_parts, state, next_state, strict=False):
         parts |= {f"previous.{name}": before_BH, f"state.{name}": after_BH}
     parts |= {f"gate.{name}": gate_BH for name, gate_BH in gates.items()}
-    for recorder in hooks_of(cell):
+    for recorder in recorders:
         recorder.record({name: part_BH.unsqueeze(1) for name, part_BH in parts.items()})
     return next_state
 

@@ -96,7 +96,7 @@ class Cell(Choice):
     registry: ClassVar[Registry] = Registry(
         "cell",
         "regard.recurrent.cells",
-        provided=frozenset({"input_size", "hidden_size", "layer_norm", "lstm_variant"}),
+        provided=frozenset({"input_size", "hidden_size", "layer_norm", "lstm_variant", "role"}),
         facts=("state_parts", "initial_parts"),
     )
     state_parts: ClassVar[tuple[str, ...]] = ("h",)

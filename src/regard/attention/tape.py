@@ -1,0 +1,97 @@
+"""A tape: the states of a recurrent network as a memory of its own attention, which grows by one slot at each step.
+
+B rows, S slots, D width, H heads.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.attention.attention import Attention
+from regard.attention.hooks import find_hooks
+from regard.attention.memory import Past, PreparedMemory
+
+MIN_CAPACITY = 32
+"""The number of slots that a preallocated tape has at least."""
+
+
+class Tape(NamedTuple):
+    """The slots of the steps so far, and an empty one for the current step, which is masked until it is written.
+
+    The key of a slot is the first part of its value. Therefore, a query at step t reads t + 1 slots, as in the masked
+    self-attention of a Transformer, but its own slot has the weight 0.
+    """
+
+    prepared_BHSD: Tensor
+    """The part of the scores that depends only on the keys."""
+    values_BHSD: Tensor
+    visible_BS: Tensor
+    position_B: Tensor
+    """The number of steps so far."""
+    is_preallocated: bool = False
+    """Whether there is space for further slots, which are masked and are written in place, so that no shape changes."""
+
+    @classmethod
+    def begin(cls, attention: Attention, value_size: int, rows: int, like: Tensor) -> "Tape":
+        """Return a tape without steps."""
+        empty_B1D = like.new_zeros(rows, 1, value_size)
+        prepared, values_BHSD = _prepare(attention, empty_B1D)
+        visible_BS = torch.zeros(rows, 1, dtype=torch.bool, device=like.device)
+        return cls(prepared, values_BHSD, visible_BS, torch.zeros(rows, dtype=torch.long, device=like.device))
+
+    def read(self, attention: Attention, query_BD: Tensor) -> Tensor:
+        """Attend to the steps so far, each row with its query. The result for a row without steps is zero."""
+        hooks = find_hooks(attention)
+        if hooks:
+            values_BSD = self.values_BHSD.transpose(1, 2).flatten(-2)
+            hooks.on_memory(values_BSD[..., : attention.key_size], values_BSD, self.values_BHSD)
+        prepared = self.prepared_BHSD if attention.score.reads_keys else self.prepared_BHSD.squeeze(1)
+        memory = PreparedMemory(prepared, self.values_BHSD, self.visible_BS.unsqueeze(1), self.position_B)
+        return attention.read(query_BD.unsqueeze(1), memory, Past(self.position_B)).context_BTD.squeeze(1)
+
+    @property
+    def has_steps_B1(self) -> Tensor:
+        """Whether a row can read any step."""
+        return self.visible_BS.any(1, keepdim=True)
+
+    def write(self, attention: Attention, value_BD: Tensor) -> "Tape":
+        """Write the slot of the current step."""
+        slot = _prepare(attention, value_BD.unsqueeze(1))
+        if self.is_preallocated:
+            index = self.position_B[:1]
+            for memory, tensor in zip((self.prepared_BHSD, self.values_BHSD), slot, strict=True):
+                memory.index_copy_(2, index, tensor.to(memory.dtype))
+            self.visible_BS.index_fill_(1, index, True)
+            return self._replace(position_B=self.position_B + 1)
+        prepared, values = (
+            torch.cat([memory[:, :, :-1], tensor, torch.zeros_like(tensor)], dim=2)
+            for memory, tensor in zip((self.prepared_BHSD, self.values_BHSD), slot, strict=True)
+        )
+        visible_BS = pad(pad(self.visible_BS[:, :-1], (0, 1), value=True), (0, 1))
+        return Tape(prepared, values, visible_BS, self.position_B + 1)
+
+    def hide_last(self, written_B1: Tensor) -> "Tape":
+        """Hide the slot of the last step in all rows but these. Only they have read an input at that step."""
+        before_BS = pad(self.visible_BS[:, :-2], (0, 2))
+        return self._replace(visible_BS=self.visible_BS & (written_B1 | before_BS))
+
+    def preallocate(self, steps: int) -> "Tape":
+        """Return the tape with space for `steps` steps in total, once it has a step."""
+        written = self.visible_BS.shape[1] - 1
+        if not self.is_preallocated and written == 0:
+            return self
+        capacity = max(MIN_CAPACITY, 1 << (steps - 1).bit_length())
+        missing = capacity - self.visible_BS.shape[1]
+        if missing <= 0:
+            return self
+        prepared, values = (pad(memory, (0, 0, 0, missing)) for memory in (self.prepared_BHSD, self.values_BHSD))
+        return Tape(prepared, values, pad(self.visible_BS, (0, missing)), self.position_B, is_preallocated=True)
+
+
+def _prepare(attention: Attention, value_B1D: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the prepared key and the value of a slot, each with an axis for heads."""
+    prepared = attention.score.prepare(value_B1D[..., : attention.key_size])
+    prepared_BHSD = prepared.unsqueeze(1) if prepared.dim() == 3 else prepared
+    return prepared_BHSD, attention.score.values(value_B1D)
