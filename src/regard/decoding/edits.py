@@ -228,8 +228,8 @@ def _check_slots(edit: HeadIntervention, attention: Attention, slots: int) -> No
     query = edit.query
     if attention.reads_backward and (query is not None or isinstance(edit, SetRow | MaskKeys)):
         raise ConfigError(
-            f"{edit.attention} reads the source from its end, and edits of its queries and keys are not supported. Edit "
-            "an attention that reads it from its start."
+            f"{edit.attention} reads the source from its end, and edits of its queries and keys are not supported. "
+            "Edit an attention that reads it from its start."
         )
     if attention.role == "encoder-self" and query is not None:
         check_index("step", query, slots, "position", "the source")
