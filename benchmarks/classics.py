@@ -1,5 +1,5 @@
-"""Shared code of the classic experiments `bahdanau2015.py`, `luong2015.py` and `vaswani2017.py`, and of the experiments
-on local attention, `local_attention.py` and `long_sources.py`; not run by itself.
+"""Shared code of the classic experiments `bahdanau2015.py`, `cheng2016.py`, `luong2015.py` and `vaswani2017.py`, and of
+the experiments on local attention, `local_attention.py` and `long_sources.py`; not run by itself.
 
 An experiment has systems (settings), seeds and contrasts. A contrast names two systems, a metric and the direction that
 a paper reports. The contrasts are fixed before training. All systems are trained on Multi30k English → German with the

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import bahdanau2015
+import cheng2016
 import classics
 import luong2015
 import vaswani2017
@@ -15,7 +16,7 @@ from classics import Contrast, Experiment, Results
 from regard.config import resolve
 from regard.runs.settings import RunSettings
 
-EXPERIMENTS = [module.EXPERIMENT for module in (bahdanau2015, luong2015, vaswani2017)]
+EXPERIMENTS = [module.EXPERIMENT for module in (bahdanau2015, cheng2016, luong2015, vaswani2017)]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)

@@ -314,7 +314,8 @@ def _zero_tokens(length: int, device: torch.device) -> Tensor:
 def _zero_memory(slots: int, size: int, device: torch.device, rows: int = 1) -> Memory:
     allowed_BS = torch.ones(rows, slots, dtype=torch.bool, device=device)
     slots_BSD, summary_BD = torch.zeros(rows, slots, size, device=device), torch.zeros(rows, size, device=device)
-    return Memory(slots_BSD, allowed_BS, summary_BD, torch.zeros(rows, slots, dtype=torch.long, device=device))
+    tokens_BS = torch.zeros(rows, slots, dtype=torch.long, device=device)
+    return Memory(slots_BSD, allowed_BS, summary_BD, tokens_BS, cells_BSD=torch.zeros_like(slots_BSD))
 
 
 def _run_steps(decoder: Decoder, memory: Memory, steps: int) -> Any:
