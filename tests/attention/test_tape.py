@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.attention.tape import Tape
+from regard.attention.tape import EARLIER, Tape
 
 SCORES = ["additive", "dot", "general", "cosine", "location"]
 
 
 def build(score: str) -> regard.Attention:
     torch.manual_seed(0)
-    return regard.Attention(3, 3, score=score, role="decoder-self").double()
+    return regard.Attention(3, 3, score=score, scope=EARLIER, role="decoder-self").double()
 
 
 def random(*shape: int) -> Tensor:
@@ -28,8 +28,9 @@ def test_a_query_reads_the_values_of_earlier_steps(score: str) -> None:
         query_BD = random(2, 3)
         expected = torch.zeros(2, 1, 4, dtype=torch.float64)
         if step:
-            earlier_BSD = values_BSD[:, :step]
-            expected, _ = attention(query_BD.unsqueeze(1), earlier_BSD[..., :3].contiguous(), earlier_BSD)
+            earlier_BSD, everywhere = values_BSD[:, :step], regard.Attention(3, 3, score=score).double()
+            everywhere.load_state_dict(attention.state_dict())
+            expected, _ = everywhere(query_BD.unsqueeze(1), earlier_BSD[..., :3].contiguous(), earlier_BSD)
         torch.testing.assert_close(tape.read(attention, query_BD), expected.squeeze(1))
         tape = tape.write(attention, value_BD)
 

@@ -34,6 +34,8 @@ MODELS: dict[str, dict[str, object]] = {
     "chorowski": {"model.attention": "chorowski"},
     "hard-monotonic": {"model.attention": "hard-monotonic"},
     "fixed": {"model": "fixed"},
+    "lstmn": {"model": "lstmn", "model.encoder.hidden": 64, "model.decoder.fusion": "deep"},
+    "intra-attention": {"model.decoder.intra_attention": "general", "model.decoder.order": "luong"},
 }
 
 

@@ -46,6 +46,9 @@ def build(settings: dict[str, Any], seed: int = 0) -> Seq2Seq:
 
 MODELS = {
     "gru": lambda: build(GRU),
+    "lstmn": lambda: build(
+        {**GRU, "kind": "lstmn", "decoder": {"hidden": 16, "fusion": "deep", "intra_attention": "dot"}}
+    ),
     "transformer": lambda: build(TRANSFORMER),
     "ensemble": lambda: ensemble([build(GRU), build(TRANSFORMER), build(GRU, seed=1)]).eval(),
 }
@@ -59,7 +62,10 @@ def direct_weights(model: Seq2Seq, source: Source, target: list[int]) -> dict[st
     """Return the weights of the whole model for one pair, which has no padding."""
     with torch.inference_mode(), regard.record(model) as recording:
         model(source, torch.tensor([[START, *target]]))
-    return {name: weights[0] for name, weights in recording.weights.items()}
+    return {
+        name: weights[0].flip(-2, -1) if name in recording.backward else weights[0]
+        for name, weights in recording.weights.items()
+    }
 
 
 @pytest.mark.slow
@@ -219,7 +225,8 @@ def test_a_recorded_search_for_one_hypothesis_has_the_weights_of_one_pass(name: 
     assert recording.weights.keys() == expected.keys()
     for attention, weights in recording.weights.items():
         steps, slots = weights.shape[-2:]
-        torch.testing.assert_close(weights[0], expected[attention][..., :steps, :slots])
+        row = weights[0].flip(-2, -1) if attention in recording.backward else weights[0]
+        torch.testing.assert_close(row, expected[attention][..., :steps, :slots])
         assert steps >= len(hypothesis.tokens) or recording.roles[attention] == "encoder-self"
 
 

@@ -168,15 +168,22 @@ class LocalPredictive(Scope):
 
 @final
 class Causal(Scope):
-    """Slots up to the query's own position; later slots are masked."""
+    """Slots up to the query's own position; later slots are masked. If `strict`, its own slot is masked, too."""
 
     self_only = True
 
+    def __init__(
+        self, strict: Annotated[bool, Field(description="mask the query's own slot as well as later ones")] = False
+    ) -> None:
+        super().__init__()
+        self.strict = strict
+
     def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
-        return 0.5 * queries * slots + 0.5 * queries
+        return 0.5 * queries * slots + (-0.5 if self.strict else 0.5) * queries
 
     def forward(self, inputs: ScopeInput) -> ScopeOutput:
-        return ScopeOutput(inputs.slots_S <= inputs.positions_BT.unsqueeze(-1))
+        positions_BT1 = inputs.positions_BT.unsqueeze(-1)
+        return ScopeOutput(inputs.slots_S < positions_BT1 if self.strict else inputs.slots_S <= positions_BT1)
 
 
 @final

@@ -13,15 +13,16 @@ from regard.attention.attention import Attention
 from regard.attention.hooks import find_hooks
 from regard.attention.memory import Past, PreparedMemory
 
+EARLIER = {"kind": "causal", "strict": True}
+"""The scope of an attention to a tape: a query reads earlier steps only, not its own."""
+
 MIN_CAPACITY = 32
 """The number of slots that a preallocated tape has at least."""
 
 
 class Tape(NamedTuple):
-    """The slots of the steps so far, and an empty one for the current step, which is masked until it is written.
-
-    The key of a slot is the first part of its value. Therefore, a query at step t reads t + 1 slots, as in the masked
-    self-attention of a Transformer, but its own slot has the weight 0.
+    """The slots of the steps so far, and an empty one for the current step, so that step t has t + 1 slots, as in the
+    masked self-attention of a Transformer. The key of a slot is the first part of its value.
     """
 
     prepared_BHSD: Tensor

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.attention.attention import Attention
 from regard.attention.memory import Attended, Past, PreparedMemory
 from regard.attention.selections import join_samples
-from regard.attention.tape import Tape
+from regard.attention.tape import EARLIER, Tape
 from regard.models.contracts import (
     Decoded,
     Decoder,
@@ -109,9 +109,9 @@ class AttentiveDecoder(Decoder, ABC):
         self.attention = Attention.from_settings(settings.attention, hidden, memory, role="cross")
         self.layers = layers.Stack(settings.decoder, embedding + extra_inputs, role="decoder-self")
         intra_score = settings.decoder.intra_attention
-        self.intra_attention = (
-            None if intra_score is None else Attention(hidden, hidden, score=intra_score, role="decoder-self")
-        )
+        self.intra_attention: Attention | None = None
+        if intra_score is not None:
+            self.intra_attention = Attention(hidden, hidden, score=intra_score, scope=EARLIER, role="decoder-self")
         self.stacks: tuple[layers.Stack, ...] = (self.layers,)
         self.stepwise = True
         """Whether a step depends on the context of the previous one, so that steps cannot run in parallel."""
@@ -237,10 +237,7 @@ class AttentiveDecoder(Decoder, ABC):
         """The same for all steps at once."""
         if self.intra_attention is None:
             return outputs_BTH
-        rows, steps, _ = outputs_BTH.shape
-        earlier_TT = torch.ones(steps, steps, dtype=torch.bool, device=outputs_BTH.device).tril(-1)
-        allowed_BTT = earlier_TT.expand(rows, -1, -1)
-        recalled_BTH, _ = self.intra_attention(outputs_BTH, outputs_BTH, allowed=allowed_BTT, weights=False)
+        recalled_BTH, _ = self.intra_attention(outputs_BTH, outputs_BTH, weights=False)
         return torch.cat([outputs_BTH, recalled_BTH], dim=-1)
 
     def _scale_context(self, query: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,7 @@ from regard.arguments import check_floating, check_tensors
 from regard.attention.attention import Attention, Part, Role
 from regard.attention.scores import Projected
 from regard.attention.settings import Score as ScoreSettings
-from regard.attention.tape import Tape
+from regard.attention.tape import EARLIER, Tape
 from regard.config import TRAINING_ONLY
 from regard.errors import ConfigError
 from regard.ops.hooks import ObservedModule
@@ -386,7 +386,7 @@ class LSTMNCell(Cell):
         ] = 1.0,
     ) -> None:
         super().__init__(input_size, hidden_size, 5 * hidden_size, layer_norm=False)
-        self.attention = Attention(hidden_size, hidden_size, score=score, role=role)
+        self.attention = Attention(hidden_size, hidden_size, score=score, scope=EARLIER, role=role)
         kind = self.attention.settings["score"]["kind"]
         if self.attention.score.uses_past:
             raise ConfigError(
