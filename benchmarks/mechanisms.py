@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,66 @@ REQUIRED_SETTINGS: dict[str, dict[str, Any]] = {
 """The settings in which a mechanism differs from the preset, besides its name."""
 
 
-def train(name: str, folder: Path) -> None:
+@dataclass(frozen=True)
+class Entry:
+    """A mechanism of the gallery: what it computes, how it is selected and trained, and the weights that are drawn."""
+
+    name: str
+    equation: str
+    description: str
+    selected_by: dict[str, Any]
+    required: dict[str, Any]
+    attention: str = "cross"
+
+    @classmethod
+    def of(cls, mechanism: Mechanism) -> "Entry":
+        parts = f"score `{mechanism.score}`, scope `{mechanism.scope}`, selection `{mechanism.select}`"
+        heads = f", {mechanism.heads} heads; the map is their average" if mechanism.heads > 1 else ""
+        description = f"{mechanism.citation}: {parts}{heads}."
+        required = REQUIRED_SETTINGS.get(mechanism.name, {})
+        return cls(mechanism.name, mechanism.equation, description, {"model.attention": mechanism.name}, required)
+
+
+LSTMN = {"model.encoder.cell": "lstmn", "model.decoder.cell": "lstmn"}
+CHENG = "Cheng, Dong & Lapata 2016, arXiv:1601.06733"
+SELF_ATTENTION = [
+    Entry(
+        "lstmn",
+        "a_i ∝ exp(vᵀ tanh(W_q q_t + U h_i)), h̃_t = Σ_{i<t} a_i h_i, c̃_t = Σ_{i<t} a_i c_i",
+        f"{CHENG}: the cell `lstmn` in encoder and decoder. The map shows which earlier characters the forward "
+        "direction of the encoder reads at each character.",
+        LSTMN,
+        {"training.learning_rate": 0.006, "training.steps": 1200},
+        "encoder.layers.cells.0.attention",
+    ),
+    Entry(
+        "lstmn-deep-fusion",
+        "c_t = r_t ⊙ α̃_t + f_t ⊙ c̃_t + i_t ⊙ ĉ_t",
+        f"{CHENG}: the cell `lstmn` with `decoder.fusion=deep`. The map shows the attention to the source, which reads "
+        "hidden and cell states.",
+        {**LSTMN, "model.decoder.fusion": "deep"},
+        {"training.learning_rate": 0.003, "training.steps": 2500},
+    ),
+    Entry(
+        "intra-attention",
+        "e = s_tᵀ W s_i, p(y_t) from [s_t; Σ_{i<t} a_i s_i; c_t]",
+        "Paulus, Xiong & Socher 2018, arXiv:1705.04304: `decoder.intra_attention=general`. The map shows which earlier "
+        "steps of the decoder each step reads; the columns are their inputs.",
+        {"model.decoder.intra_attention": "general"},
+        {},
+        "decoder-self",
+    ),
+]
+"""Self-attention of recurrent networks."""
+
+ENTRIES = {entry.name: entry for entry in (*map(Entry.of, MECHANISMS.values()), *SELF_ATTENTION)}
+
+
+def train(entry: Entry, folder: Path) -> None:
     """Train one mechanism in its own process."""
-    overrides = {"model.attention": name, **REQUIRED_SETTINGS.get(name, {})}
+    overrides = {**entry.selected_by, **entry.required}
     arguments = [f"{key}={value}" for key, value in overrides.items()]
-    command = [sys.executable, "-m", "regard", "train", "dates", *arguments, "--out", str(folder / name)]
+    command = [sys.executable, "-m", "regard", "train", "dates", *arguments, "--out", str(folder / entry.name)]
     subprocess.run(command, check=True, capture_output=True)
 
 
@@ -75,23 +131,23 @@ def mean_entropy(model: regard.Model, sources: list[str]) -> float:
     return float(np.mean(entropies))
 
 
-def build_row(mechanism: Mechanism, folder: Path) -> list[str]:
+def build_row(entry: Entry, folder: Path) -> list[str]:
     """Return the row of a mechanism in the table."""
-    model = regard.load(folder / mechanism.name)
+    model = regard.load(folder / entry.name)
     test = load_corpus(model.settings.data).test
     assert test is not None
     scores = model.evaluate(test.sources, test.targets)
     settings = ", ".join(
         f"{key.removeprefix('training.').removeprefix('model.attention.')}={value}"
-        for key, value in REQUIRED_SETTINGS.get(mechanism.name, {}).items()
+        for key, value in entry.required.items()
     )
     entropy = mean_entropy(model, test.sources[:200])
     return [
-        mechanism.name,
+        entry.name,
         f"{scores['accuracy']:.1%}",
         f"{scores['loss']:.4f}",
         f"{entropy:.2f}",
-        f"{training_seconds(RunFolder(folder / mechanism.name)):.0f}",
+        f"{training_seconds(RunFolder(folder / entry.name)):.0f}",
         settings or "–",
     ]
 
@@ -126,6 +182,12 @@ def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[st
             100,
         ),
         "",
+        textwrap.fill(
+            "The last three rows are self-attention of [recurrent networks](recurrent.md#self-attention), selected by "
+            "the settings that their sections name.",
+            100,
+        ),
+        "",
         "`python benchmarks/mechanisms.py --gallery docs/mechanisms.md` writes this page.",
         "",
         "| mechanism | exact match | loss | entropy | seconds | settings |",
@@ -134,18 +196,17 @@ def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[st
         "",
     ]
     for name in names:
-        mechanism = MECHANISMS[name]
+        entry = ENTRIES[name]
         prediction = regard.load(folder / name).predict(SENTENCE)
-        parts = f"score `{mechanism.score}`, scope `{mechanism.scope}`, selection `{mechanism.select}`"
-        heads = f", {mechanism.heads} heads; the map is their average" if mechanism.heads > 1 else ""
+        drawn = str(prediction) if entry.attention == "cross" else str(prediction.view(attention=entry.attention))
         lines += [
             f"## {name}",
             "",
-            f"{mechanism.equation}  ",
-            textwrap.fill(f"{mechanism.citation}: {parts}{heads}.", 100),
+            f"{entry.equation}  ",
+            textwrap.fill(entry.description, 100),
             "",
             "```text",
-            str(prediction),
+            drawn,
             "```",
             "",
         ]
@@ -154,14 +215,14 @@ def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(MECHANISMS), help="default: all")
+    parser.add_argument("names", nargs="*", default=list(ENTRIES), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("runs/mechanisms"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--gallery", type=Path, metavar="FILE", help="write the gallery to FILE")
     args = parser.parse_args()
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda name: train(name, args.out), args.names))
-    rows = [build_row(MECHANISMS[name], args.out) for name in args.names]
+        list(pool.map(lambda name: train(ENTRIES[name], args.out), args.names))
+    rows = [build_row(ENTRIES[name], args.out) for name in args.names]
     print(table(["mechanism", "exact match", "loss", "entropy", "seconds", "settings"], rows))
     if args.gallery:
         write_gallery(args.names, args.out, args.gallery, rows)
