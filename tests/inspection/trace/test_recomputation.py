@@ -48,7 +48,11 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
                 yield f"{scope} {select}", RECURRENT, {"attention": attention, "decoder.order": "luong"}
     for select in selections:
         yield f"{select}", RECURRENT, {"attention": {"score": "location_aware", "select": select}}
-    for options in ({"decoder.fusion": "deep"}, {"encoder.cell.score": "general", "encoder.reverse": True}):
+    tapes: list[dict[str, Any]] = [
+        {"decoder.fusion": "deep"},
+        {"encoder.cell.score": "general", "encoder.reverse": True},
+    ]
+    for options in tapes:
         yield f"lstmn {options}", {**RECURRENT, "kind": "lstmn"}, {**options, "decoder.intra_attention": "cosine"}
     for options in ({"positions": "rotary"}, {"positions": "learned", "norm": "pre"}, {"decoder_layers": 1}):
         yield f"transformer {options}", TRANSFORMER, options
