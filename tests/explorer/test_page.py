@@ -506,11 +506,11 @@ def list_configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]
         yield f"{score} with heads", RECURRENT, {"attention": {"score": score, "heads": 2}}
     for select in ("hard", "hard_exact", "hard_monotonic", "straight_through", "sparsemax", "entmax15"):
         yield select, RECURRENT, {"attention": {"score": "general", "select": select}}
-    windows = ({"kind": "local_m", "window": 4}, {"kind": "local_p", "window": 4, "normalize": False})
+    windows = ({"kind": "local_m", "window": 4}, {"kind": "local_p", "window": 4})
     scope = {"kind": "all_of", "scopes": list(windows)}
     yield "all_of", RECURRENT, {"attention": {"score": "general", "scope": scope}, "decoder.order": "luong"}
-    scaled = {"kind": "local_p", "window": 4, "scaled": True}
-    yield "scaled local_p", RECURRENT, {"attention": {"score": "general", "scope": scaled}}
+    normalized = {"kind": "local_p", "window": 4, "normalize": True, "scaled": False}
+    yield "normalized local_p", RECURRENT, {"attention": {"score": "general", "scope": normalized}}
     yield "transformer", TRANSFORMER, {"positions": "rotary"}
 
 

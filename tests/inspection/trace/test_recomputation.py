@@ -34,7 +34,7 @@ def configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     scores: list[Any] = ["dot", "scaled_dot", "general", "additive", "concat", "cosine", "location", "projected"]
     scores += ["location_aware", {"kind": "location_aware", "features": "sum"}, {"kind": "projected", "scaled": False}]
     scopes: list[Any] = ["global", {"kind": "local_m", "window": 2}, {"kind": "local_p", "window": 3}]
-    scopes += [{"kind": "local_p", "window": 4, "normalize": False}, {"kind": "local_p", "scaled": True}]
+    scopes += [{"kind": "local_p", "window": 4, "normalize": True}, {"kind": "local_p", "scaled": False}]
     scopes += [{"kind": "all_of", "scopes": [{"kind": "local_m", "window": 4}, {"kind": "local_p", "window": 4}]}]
     selections = ["softmax", "hard", "hard_exact", "hard_monotonic", "straight_through", "sparsemax", "entmax15"]
     for score in scores:
