@@ -36,11 +36,7 @@ REQUIRED_SETTINGS: dict[str, dict[str, Any]] = {
     "luong-general": LOWER_RATE,
     # The year of most dates is last in the source and first in the target.
     "luong-local-m": {**LOWER_RATE, "model.attention.scope.window": 30},
-    "luong-local-p": {
-        "training.learning_rate": 0.004,
-        "training.steps": 2000,
-        "model.attention.scope.window": 12,
-    },
+    "luong-local-p": {"training.learning_rate": 0.004, "training.steps": 2000},
     "exact-hard": LOWER_RATE,
     # It cannot go back, and the year is first in the target but mostly last in the source: it learns to read the
     # complete date from the end of the source.
