@@ -88,7 +88,8 @@ def compare_steps(cell: Cell, rows: int) -> list[str]:
         state: State = initial
         for gates_BG in gates.unbind(0):
             state = dispatch.step(cell, gates_BG, state)
-        return state[0]
+        output_BH: Tensor = state[0]
+        return output_BH
 
     def without(gates: Tensor) -> Tensor:
         with patch.object(kernels, "is_usable", lambda _: False):
