@@ -247,7 +247,7 @@ class Run(NamedTuple):
         settings: str | dict[str, Any]
         if task == "scenes":
             settings = "scenes"
-            changes |= {"training.steps": 1000} | ({} if row.transformer else {"model.decoder.hidden": 128})
+            changes |= {} if row.transformer else {"model.decoder.hidden": 128}
         elif task == "multi30k":
             settings = {"data": data_settings(data / "multi30k/tok", "de", "en"), **SETTINGS}
             changes |= {"training.steps": 1500, "training.warmup": 150}
@@ -294,13 +294,16 @@ def measure_correct(model: regard.Model, pairs: list[Pair]) -> float:
 def run_all(runs: list[Run], jobs: int) -> list[str]:
     """Train all models, several at a time. Return the runs that failed."""
     failed = []
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        futures: dict[Future[None], str] = {pool.submit(run.train_and_score): f"{run.task}, {run.name}" for run in runs}
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    futures: dict[Future[None], str] = {pool.submit(run.train_and_score): f"{run.task}, {run.name}" for run in runs}
+    try:
         for number, future in enumerate(as_completed(futures), 1):
             error = future.exception()
             failed += [futures[future]] if error else []
             message = f"failed: {error}" if error else "finished"
             print(f"{number}/{len(runs)} {futures[future]} {message}", file=sys.stderr, flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, no further run is started
     return failed
 
 

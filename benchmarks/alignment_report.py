@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from alignment_scores import Result
 from regard.formatting import table
@@ -49,39 +50,55 @@ def format_europarl(rows: Rows) -> str:
     return table(["Europarl", "dev BLEU", "AER", "precision", "recall"], lines)
 
 
+LEARNED, NOT_LEARNED, OTHER_DOMAIN = "#0072b2", "#999999", "#d55e00"
+
+
 def draw(rows: Rows, path: Path) -> None:
     """Draw a panel for each task: the accuracy of each model, and that at a place nearby if it is higher."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     names = [name for name in rows if name != "chance"][::-1]
-    figure = Figure(figsize=(13, 0.3 * len(names) + 1.4), layout="constrained")
+    figure = Figure(figsize=(13, 0.3 * len(names) + 1.8), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(COLUMNS) + 1, sharey=True)
-    for axes, task in zip(panels[:-1], COLUMNS, strict=True):
+    *panels, europarl = figure.subplots(1, len(COLUMNS) + 1, sharey=True)
+    for axes, task in zip(panels, COLUMNS, strict=True):
         axes.set_title("Multi30k (silver)" if task == "multi30k" else task, fontsize=10)
+        axes.set_xlabel("accuracy, %", fontsize=9)
         for height, name in enumerate(names):
-            result = rows[name].get(task)
-            if result is None or result.accuracy is None:
-                continue
-            color = "#0072b2" if result.learned else "#999999"
-            axes.plot(100 * result.accuracy, height, "o", color=color)
-            if place := find_place(result):
-                nearby = 100 * result.nearby[place]
-                axes.plot([100 * result.accuracy, nearby], [height, height], color=color, linewidth=0.8)
-                axes.plot(nearby, height, "o", color=color, markerfacecolor="white")
+            if result := rows[name].get(task):
+                _draw_result(axes, height, result)
         if (chance := rows.get("chance", {}).get(task)) and chance.accuracy is not None:
-            axes.axvline(100 * chance.accuracy, color="#999999", linewidth=0.8, linestyle="--")
-    panels[-1].set_title("Europarl", fontsize=10)
+            axes.axvline(100 * chance.accuracy, color=NOT_LEARNED, linewidth=0.8, linestyle="--")
+    europarl.set_title("Europarl", fontsize=10)
+    europarl.set_xlabel("100 − AER, %", fontsize=9)
     for height, name in enumerate(names):
-        result = rows[name].get("multi30k")
-        if result and "europarl" in result.scores:
-            panels[-1].plot(100 * (1 - result.scores["europarl"]["aer"]), height, "o", color="#d55e00")
-    for axes in panels:
+        score = rows[name].get("multi30k", Result()).scores.get("europarl")
+        if score:
+            europarl.plot(100 * (1 - score["aer"]), height, "o", color=OTHER_DOMAIN)
+    for axes in (*panels, europarl):
         axes.set_xlim(-3, 103)
-        axes.set_xlabel("accuracy, %" if axes is not panels[-1] else "100 − AER, %", fontsize=9)
         axes.grid(axis="y", linewidth=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names, fontsize=9)
+    handles = [
+        Line2D([], [], color=LEARNED, marker="o", linestyle="", label="accuracy"),
+        Line2D([], [], color=LEARNED, marker="o", linestyle="", markerfacecolor="white", label="one slot or step off"),
+        Line2D([], [], color=NOT_LEARNED, marker="o", linestyle="", label="task not learned"),
+        Line2D([], [], color=NOT_LEARNED, linestyle="--", linewidth=0.8, label="chance"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=9, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def _draw_result(axes: Any, height: int, result: Result) -> None:
+    if result.accuracy is None:
+        return
+    color, accuracy = LEARNED if result.learned else NOT_LEARNED, 100 * result.accuracy
+    axes.plot(accuracy, height, "o", color=color)
+    if place := find_place(result):
+        nearby = 100 * result.nearby[place]
+        axes.plot([accuracy, nearby], [height, height], color=color, linewidth=0.8)
+        axes.plot(nearby, height, "o", color=color, markerfacecolor="white")

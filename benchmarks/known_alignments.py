@@ -3,7 +3,7 @@
 dates            the built-in corpus: each digit of the ISO date, and the part of the written date that it is from
 transliteration  names in a rule-based Cyrillic spelling; a rule maps one letter or more to one letter or more
 reverse          strings of 5 to 30 letters, reversed
-permute          the same strings; the letters of each block of five are permuted in the same way
+permute          strings of 5 to 15 letters; the letters of each block of five are permuted in the same way
 
 Symbols are separated by spaces, and a space is written ␣, so that a symbol is a word: `regard align` and guided
 alignment then link symbols.
@@ -114,11 +114,11 @@ def reorder(text: str, order: Sequence[int]) -> AlignedPair:
 
 
 def build_reversed(split: SplitName, _: Path) -> list[AlignedPair]:
-    return [reorder(text, range(len(text))[::-1]) for text in read_strings(split)]
+    return [reorder(text, range(len(text))[::-1]) for text in read_strings(split, longest=30)]
 
 
 def build_permuted(split: SplitName, _: Path) -> list[AlignedPair]:
-    return [reorder(text, permute(len(text))) for text in read_strings(split)]
+    return [reorder(text, permute(len(text))) for text in read_strings(split, longest=15)]
 
 
 BLOCK = (3, 0, 4, 1, 2)
@@ -131,9 +131,9 @@ def permute(length: int) -> list[int]:
     return [i for i in order if i < length]
 
 
-def read_strings(split: SplitName) -> list[str]:
+def read_strings(split: SplitName, longest: int) -> list[str]:
     """Return the strings of the built-in corpus of sequences."""
-    corpus = load_corpus(DataSettings.parse({"kind": "sequences", "task": "copy", **SIZES}))
+    corpus = load_corpus(DataSettings.parse({"kind": "sequences", "task": "copy", "longest": longest, **SIZES}))
     pairs = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}[split]
     assert pairs is not None
     return [target for _, target in pairs]
