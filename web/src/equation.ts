@@ -155,7 +155,7 @@ const table = (title: string, formula: string, values: Matrix, note = ""): Opera
   table: values,
 });
 
-const showQuery = (query: Vector): Operation => features("Query", "q", query, "What the decoder asks for at this step.");
+const showQuery = (query: Vector): Operation => features("Query", "q", query, "What is asked for at this step.");
 const showKeys = (keys: Matrix): Operation => table("Keys", "k_j", keys, "What each slot offers, one row per slot.");
 
 type ScoreEquation = (inputs: HeadInputs, step: number, toggles: Toggles) => Scored;
@@ -356,7 +356,11 @@ const positionOf = (inputs: HeadInputs, step: number): number => at(inputs.input
 
 const SCOPES: Record<string, ScopeEquation> = {
   global: (_scope, inputs) => see(inputs, () => true),
-  causal: (_scope, inputs, step) => see(inputs, (slot) => slot <= positionOf(inputs, step)),
+  // Slot j is that of query j. An encoder that reads backward counts positions from the end of the source.
+  causal: (scope, inputs, step) => {
+    const position = positionOf(inputs, step) - (scope["strict"] ? 1 : 0);
+    return see(inputs, (slot) => positionOf(inputs, slot) <= position);
+  },
   local_m: (scope, inputs, step) => {
     const position = positionOf(inputs, step);
     const scoped = see(inputs, (slot) => Math.abs(slot - position) <= Number(scope["window"]));
@@ -556,7 +560,7 @@ function sumValues(inputs: HeadInputs, weights: Vector): Operation[] {
   if (!values || values.rows !== weights.length) return [];
   const context = new Float64Array(values.columns);
   weights.forEach((weight, slot) => addScaled(context, values.row(slot), weight));
-  return [features("Weighted sum", "c = ∑_j a_j v_j", context, "The context vector: what the decoder reads at this step.")];
+  return [features("Weighted sum", "c = ∑_j a_j v_j", context, "The context vector: what is read at this step.")];
 }
 
 /** Return max |page − model| over all steps and heads of an attention. */
