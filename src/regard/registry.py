@@ -131,6 +131,8 @@ class Choice(Settings):
     """
 
     registry: ClassVar[Registry]
+    shorthands: ClassVar[tuple[str, ...]] = ()
+    """Further names, which `expand` replaces."""
 
     kind: str
 
@@ -176,7 +178,9 @@ class Choice(Settings):
         if schema is None:
             # Pydantic cannot format a string with lone surrogates.
             tag = kind.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(kind, str) else kind
-            raise PydanticCustomError("unknown_kind", "unknown kind", {"tag": tag, "names": registry.names})
+            raise PydanticCustomError(
+                "unknown_kind", "unknown kind", {"tag": tag, "names": [*registry.names, *cls.shorthands]}
+            )
         try:
             return typing.cast(Self, schema.model_validate({**value, "kind": kind}))
         except ValidationError as error:

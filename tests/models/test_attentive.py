@@ -256,6 +256,17 @@ def test_deep_fusion_requires_matching_cell_states(options: dict[str, Any], mess
         build(decoder__fusion="deep", **options)
 
 
+def test_lstmn_is_short_for_a_recurrent_model_and_encoder() -> None:
+    """It is listed, also if a name is misspelled; explicit settings override it."""
+    settings = resolve(ModelOnly, {"model": "lstmn"}, {"model.encoder.cell": "gru", "model.decoder.hidden": 12}).model
+    cells = settings.model_dump()["encoder"]["cell"]["kind"], settings.model_dump()["decoder"]["cell"]["kind"]
+    assert (settings.kind, cells) == ("recurrent", ("gru", "lstmn"))
+    encoder = resolve(ModelOnly, {"model": {"kind": "fixed", "encoder": "lstmn"}}, {}).model.model_dump()["encoder"]
+    assert (encoder["kind"], encoder["cell"]["kind"]) == ("recurrent", "lstmn")
+    with pytest.raises(regard.ConfigError, match=r"Did you mean 'lstmn'\?"):
+        resolve(ModelOnly, {"model": "lstmm"}, {})
+
+
 def test_the_conditional_order_cannot_share_a_tape() -> None:
     with pytest.raises(regard.ConfigError, match="those of one cell"):
         build(decoder__cell="lstmn", decoder__order="conditional")

@@ -35,6 +35,7 @@ class EncoderSettings(Choice):
         facts=("source_kind",),
         default="recurrent",
     )
+    shorthands: ClassVar[tuple[str, ...]] = (LSTMN,)
     source_kind: ClassVar[str] = TEXT
     """The kind of source that the encoder reads."""
 
@@ -139,11 +140,11 @@ class TransformerLayers(TransformerBlocks):
         return self
 
 
-def check_self_score(name: str, score: Score) -> None:
+def check_self_score(name: str, score: Score, remedy: str = "Use another score.") -> None:
     if score.uses_past:
         raise ValueError(
             f"{name}: {score.kind} requires a memory that stays the same from step to step, which self-attention does "
-            "not have. Use it as cross_score."
+            f"not have. {remedy}"
         )
 
 
@@ -364,12 +365,22 @@ class TimmEncoderSettings(PretrainedEncoderSettings):
         return self
 
 
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "transformer-tiny": {"size": 128, "heads": 4, "layers": 4, "feedforward": 256, "dropout": 0.3, "tied": "all"},
+    "transformer-small": {"size": 256, "heads": 4, "layers": 6, "feedforward": 1024, "dropout": 0.2, "tied": "all"},
+    "transformer-base": {"size": 512, "heads": 8, "layers": 6, "feedforward": 2048, "dropout": 0.1, "tied": "all"},
+    "transformer-big": {"size": 1024, "heads": 16, "layers": 6, "feedforward": 4096, "dropout": 0.3, "tied": "all"},
+}
+"""Transformer sizes by name: base and big as published (Vaswani et al. 2017), tiny as in Wu et al. (2021)."""
+
+
 class ModelSettings(Choice):
     """A model of any kind: an encoder, and the settings of a decoder."""
 
     registry: ClassVar[Registry] = Registry(
         "decoder", "regard.models.seq2seq", provided=frozenset({"vocabulary", "memory_size"}), default="recurrent"
     )
+    shorthands: ClassVar[tuple[str, ...]] = (LSTMN, *TRANSFORMERS)
 
     @property
     @abstractmethod
@@ -707,14 +718,5 @@ class TransformerModel(TransformerLayers, ModelSettings):
     @model_validator(mode="after")
     def _check_self_attention(self) -> Self:
         for name in ("encoder_score", "self_score"):
-            check_self_score(name, getattr(self, name))
+            check_self_score(name, getattr(self, name), "Use it as cross_score.")
         return self
-
-
-TRANSFORMERS: dict[str, dict[str, Any]] = {
-    "transformer-tiny": {"size": 128, "heads": 4, "layers": 4, "feedforward": 256, "dropout": 0.3, "tied": "all"},
-    "transformer-small": {"size": 256, "heads": 4, "layers": 6, "feedforward": 1024, "dropout": 0.2, "tied": "all"},
-    "transformer-base": {"size": 512, "heads": 8, "layers": 6, "feedforward": 2048, "dropout": 0.1, "tied": "all"},
-    "transformer-big": {"size": 1024, "heads": 16, "layers": 6, "feedforward": 4096, "dropout": 0.3, "tied": "all"},
-}
-"""Transformer sizes by name: base and big as published (Vaswani et al. 2017), tiny as in Wu et al. (2021)."""
