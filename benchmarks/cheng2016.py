@@ -5,10 +5,11 @@
     python benchmarks/cheng2016.py --report runs/cheng2016/results.json
     python benchmarks/cheng2016.py --data ../shared/data --seeds 2 --set training.steps=20    # try it out
 
-Trains LSTM encoder-decoders with additive attention on Multi30k English → German with three seeds: the standard LSTM,
-the LSTMN, which attends to its previous states in both encoder and decoder, with shallow and deep fusion, and the
-standard LSTM with a decoder that attends to its previous outputs. Prints both tables and plots the contrasts.
-`classics.py` describes the tests. The papers report language modeling and summarization, not translation.
+Trains LSTM encoder-decoders with additive attention on Multi30k English → German with three seeds: the standard LSTM;
+the LSTMN, which attends to its previous states, in encoder and decoder, with shallow fusion and with deep fusion; and
+the standard LSTM with a decoder that attends to its previous outputs (intra-attention). Prints both tables and plots
+the contrasts. `classics.py` describes the tests. The papers report results on language modeling and summarization, not
+on translation.
 """
 
 from classics import Contrast, Experiment, main

@@ -7,8 +7,8 @@
 Trains the LSTM encoder-decoders of `luong2015.py` (general score, input feeding) with three seeds. Local-p attention
 predicts the slot p = S sigmoid(v_pᵀ tanh(W_p q)). All variants compute this equation. They differ in the parameter that
 v_p is computed from and in its initial value, in the window and its weights, in the slots that are visible in training,
-and in the encoder. The table has BLEU on the dev set: the best variant is the default of the scope `local_p`, which
-`luong2015.py` tests. The published runs have `--set training.steps=2000 --set training.warmup=200`.
+and in the encoder. The table shows BLEU on the dev set. The best variant is the default of the scope `local_p`, which
+`luong2015.py` tests. The published runs use `--set training.steps=2000 --set training.warmup=200`.
 """
 
 from typing import Annotated, final
@@ -25,7 +25,7 @@ KIND = "local_p_variant"
 
 @final
 class LocalPVariant(Scope):
-    """Local-p attention with v_p = u / d^exponent, where u has the learning rate of the other parameters."""
+    """Local-p attention with v_p = u / d^exponent. The learned parameter is u."""
 
     learned = True
 

@@ -1,15 +1,15 @@
-"""Does local attention gain on long sources? Sentences of Multi30k, concatenated to up to four times their length.
+"""Does local attention help on long sources? One to four sentences of Multi30k, concatenated.
 
     python benchmarks/long_sources.py --data ../shared/data --parallel 3
     python benchmarks/long_sources.py --report runs/long_sources/results.json
     python benchmarks/long_sources.py --data ../shared/data --only global --seeds 1 --set training.steps=20
 
 Multi30k has sources of 13 words on average, so that a window covers most of a sentence. Here, a source is one, two,
-three or four sentences, in English, and the target is their translation into German, in the same order. Each split
-contains each of its sentences once for each number of sentences. Trains the LSTM encoder-decoders of `luong2015.py`
-(general score, without input feeding) with global and local attention and three seeds, and plots BLEU by the length of
-the source. Both windows have the size of the paper: ten slots (subwords) to each side. `classics.py` describes the
-tests. The published runs have `--set training.steps=1500 --set training.warmup=150`.
+three or four sentences in English, and the target is their translation into German, in the same order. In each split,
+every sentence is part of one source of each kind: alone, in a pair, and so on. Trains the LSTM encoder-decoders of
+`luong2015.py` (general score, without input feeding) with global and local attention and three seeds, and plots BLEU by
+the length of the source. Both windows have the size of the paper: ten slots (subwords) to each side. `classics.py`
+describes the tests. The published runs use `--set training.steps=1500 --set training.warmup=150`.
 """
 
 import random
@@ -41,7 +41,7 @@ def load_concatenated(folder: str, sentences: int = 4) -> Corpus:
 
 
 def concatenate(pairs: list[tuple[Any, str]], count: int, generator: random.Random) -> list[tuple[str, str]]:
-    """Shuffle the pairs, and concatenate each `count` of them to one. The pairs that remain are left out."""
+    """Shuffle the pairs, and concatenate them in groups of `count`. An incomplete last group is left out."""
     shuffled = generator.sample(pairs, len(pairs))
     groups = [shuffled[start : start + count] for start in range(0, len(pairs) - count + 1, count)]
     return [(" ".join(source for source, _ in group), " ".join(target for _, target in group)) for group in groups]

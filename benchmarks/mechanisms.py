@@ -74,7 +74,7 @@ CHENG = "Cheng, Dong & Lapata 2016, arXiv:1601.06733"
 SELF_ATTENTION = [
     Entry(
         "lstmn",
-        "a_i ∝ exp(vᵀ tanh(W_q q_t + U h_i)), h̃_t = Σ_{i<t} a_i h_i, c̃_t = Σ_{i<t} a_i c_i",
+        "a_i ∝ exp(vᵀ tanh(W q_t + U h_i)), h̃_t = Σ_{i<t} a_i h_i, c̃_t = Σ_{i<t} a_i c_i",
         f"{CHENG}: the cell `lstmn` in encoder and decoder. The map shows which earlier characters the forward "
         "direction of the encoder reads at each character.",
         LSTMN,

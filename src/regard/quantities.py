@@ -58,7 +58,7 @@ Column = Annotated[int, _NUMBER, Field(gt=0, le=1_000_000)]
 """The number of a column in a file."""
 
 Position = Annotated[float, Field(ge=0, le=1e9)]
-"""A position in a schedule, or another average of counts."""
+"""A position in a schedule, or an average length."""
 Minutes = Annotated[float, _NUMBER, Field(gt=0, le=10_000_000)]
 Epochs = Annotated[float, _NUMBER, Field(gt=0, le=10**9)]
 Fraction = Annotated[float, _NUMBER, Field(ge=0, le=1)]

@@ -92,8 +92,8 @@ class Attention(nn.Module):
             raise ConfigError(f"{role!r} is not a valid role. Available: {', '.join(ROLES)}.")
         self.role: Role = role
         self.reads_backward = False
-        """Whether a recurrent encoder reads the source from its end with this attention, which numbers queries and
-        slots in that order.
+        """Whether this attention is that of a recurrent cell that reads the source from its end. Its queries and slots
+        are then numbered in that order.
         """
         check_integer("query_size", query_size)
         check_integer("key_size", key_size)

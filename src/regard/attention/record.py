@@ -69,7 +69,7 @@ class Recording:
     Attributes:
         calls: The weights of each call of each attention.
         roles: The role of each attention: `encoder-self`, `decoder-self` or `cross`.
-        backward: The names of those that read the source from its end; their queries and slots are in that order.
+        backward: The attentions that read the source from its end; their queries and slots are in that order.
         inputs: If requested, what the weights of each attention are computed from, call by call: `query`, `key`, ...
         states: If requested, the states and gates of each recurrent cell, call by call: `state.h`, `gate.update`, ...
     """

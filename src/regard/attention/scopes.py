@@ -29,12 +29,13 @@ class ScopeInput(NamedTuple):
 
 
 class ScopeOutput(NamedTuple):
-    """A mask of the visible slots (None if all are visible), and a bias that is added to the scores."""
+    """A mask of the visible slots (None if all are visible), a bias for the scores, and a factor for the weights."""
 
     allowed_BTS: Tensor | None = None
     bias_BTS: Tensor | None = None
+    """Added to the scores."""
     factor_BTS: Tensor | None = None
-    """Multiplied with the weights after normalization, so that they sum to less than 1."""
+    """The normalized weights are multiplied by it, so that they sum to less than 1."""
 
     def visible(self, scores: Tensor) -> Tensor:
         """Return the mask in the shape of the scores."""
@@ -54,7 +55,7 @@ class Scope(nn.Module, ABC):
     is_global: bool = False
     """Whether every slot is visible, so that the scope needs no computation."""
     learned: bool = False
-    """Whether the bias depends on the queries, so that it needs a gradient."""
+    """Whether the bias or the factor depends on the queries, so that it needs a gradient."""
     self_only: bool = False
     """Whether the scope is defined only for self-attention."""
 
@@ -113,10 +114,10 @@ class LocalPredictive(Scope):
     weights again, which is equivalent to adding the logarithm of the Gaussian to the scores. Then a score that selects
     one slot outweighs the Gaussian, and p has no gradient.
 
-    The learned parameter is √d v_p, where d is the width of the queries. Adam changes each parameter by the learning
-    rate, however small its gradient is, and all d terms of v_pᵀ tanh(…) by about as much. If v_p is the parameter, this
-    saturates the sigmoid in the first steps of training, before the gradient of p means anything, and the window stays
-    at one end of the row. The paper uses SGD, for which v_p can be the parameter: `scaled=False`.
+    The learned parameter is √d v_p, where d is the width of the queries. Adam changes each parameter by about the
+    learning rate, however small its gradient is. If v_p is the parameter, each of the d terms of v_pᵀ tanh(…) changes
+    by about as much. This saturates the sigmoid in the first steps of training, when the gradient of p is mostly noise,
+    and the window stays at one end of the row. The paper uses SGD, for which v_p can be the parameter: `scaled=False`.
     """
 
     learned = True
@@ -153,7 +154,7 @@ class LocalPredictive(Scope):
     def center(self, inputs: ScopeInput) -> Tensor:
         """Predict the slot p (B, T), a number between 0 and the length of the row."""
         logit_BT = self.outer(torch.tanh(self.inner(inputs.query_BTD))).squeeze(-1)
-        # In bfloat16, not every slot from 256 on is a number.
+        # bfloat16 cannot represent all integers above 256, so it would round slots.
         wide_BT = logit_BT.to(torch.promote_types(logit_BT.dtype, torch.float32))
         return torch.sigmoid(self.scale * wide_BT) * inputs.lengths_B.unsqueeze(-1)
 

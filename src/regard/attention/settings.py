@@ -121,8 +121,8 @@ class AttentionSettings(Settings):
 
 
 def check_scope(name: str, select: Any, *scopes: Any) -> None:
-    """Raise ConfigError if a selection cannot be combined with a scope. They are settings or modules, which declare the
-    same facts. `name` is that of the selection, for the message.
+    """Raise ConfigError if a selection cannot be combined with a scope. Both are settings or both are modules, which
+    have the same attributes. `name` is the name of the selection in the message.
     """
     if select.restricts_slots and not all(scope.is_global for scope in scopes):
         raise ConfigError(

@@ -17,7 +17,7 @@ EARLIER = {"kind": "causal", "strict": True}
 """The scope of an attention to a tape: a query reads earlier steps only, not its own."""
 
 MIN_CAPACITY = 32
-"""The number of slots that a preallocated tape has at least."""
+"""The minimum number of slots of a preallocated tape."""
 
 
 class Tape(NamedTuple):
@@ -74,12 +74,12 @@ class Tape(NamedTuple):
         return Tape(prepared, values, visible_BS, self.position_B + 1)
 
     def hide_last(self, written_B1: Tensor) -> "Tape":
-        """Hide the slot of the last step in all rows but these. Only they have read an input at that step."""
+        """Hide the slot of the last step, except in the rows `written_B1`: only they read an input at that step."""
         before_BS = pad(self.visible_BS[:, :-2], (0, 2))
         return self._replace(visible_BS=self.visible_BS & (written_B1 | before_BS))
 
     def preallocate(self, steps: int) -> "Tape":
-        """Return the tape with space for `steps` steps in total, once it has a step."""
+        """Return the tape with space for `steps` steps in total. A tape without steps is returned unchanged."""
         written = self.visible_BS.shape[1] - 1
         if not self.is_preallocated and written == 0:
             return self

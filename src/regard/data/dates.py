@@ -36,7 +36,7 @@ _SPLITS = {"test": range(15), "dev": range(15, 25), "train": range(25, 100)}
 
 
 class WrittenDate(NamedTuple):
-    """A date and the way it is written: the locale, the format, and whether in the digits of the language."""
+    """A date and how it is written: the locale, the format, and whether in the native digits of the language."""
 
     date: datetime.date
     locale: str
@@ -54,7 +54,7 @@ def sample(split: str, size: int, seed: int) -> list[tuple[str, str]]:
 
 
 def sample_dates(split: str, size: int, seed: int) -> dict[str, WrittenDate]:
-    """Return the dates of `sample` by their source."""
+    """Return the dates that `sample` writes, by their source."""
     dates: dict[str, WrittenDate] = {}
     for written in _sample_all(random.Random(f"{split} {seed}")):
         if len(dates) == size:

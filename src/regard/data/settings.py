@@ -143,8 +143,8 @@ FilesChoice = Annotated[Files, BeforeValidator(_path)]
 
 
 class DataSettings(Choice):
-    """Where the pairs come from: a corpus of any kind. A corpus is a function that loads it, and its parameters are the
-    settings. The settings that other modules use, too, are declared as classes.
+    """Where the pairs come from: a corpus of any kind. A corpus is declared as a function that loads it. The parameters
+    of the function are the settings. Settings that other modules also use are declared as classes instead.
     """
 
     registry: ClassVar[Registry] = Registry("corpus", "regard.data.corpora")
@@ -202,7 +202,7 @@ class FilesData(DataSettings):
         return not isinstance(self.language, str)
 
     def check_options(self) -> None:
-        """Languages must be valid tags."""
+        """Raise a ValueError if the languages are not valid tags, or if a file is not specific to a language."""
         if isinstance(self.language, str):
             return
         if not self.language or any(not re.fullmatch(r"[^\s;]+", name) for name in self.language):

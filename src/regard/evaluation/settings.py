@@ -18,7 +18,7 @@ from regard.registry import Choice, Registry
 
 BreakdownName = Literal["length", "frequency", "unseen"]
 BREAKDOWNS: tuple[BreakdownName, ...] = get_args(BreakdownName)
-"""By what the sentences of a breakdown are grouped; see `breakdown.py`."""
+"""The ways to group sentences in a breakdown; see `breakdown.py`."""
 
 
 class Metric(Choice):

@@ -95,7 +95,7 @@ class AttentiveDecoder(Decoder, ABC):
     loss term. The paper's output layer is linear; this one has a tanh.
 
     With intra-attention (Paulus et al. 2018), the decoder also attends to its previous outputs s_1 … s_{t−1}, with the
-    query s_t. The output layer reads the result next to s_t; at the first step, it is zero.
+    query s_t. The output layer reads the result in addition to s_t. At the first step, the result is zero.
     """
 
     def __init__(
@@ -227,7 +227,9 @@ class AttentiveDecoder(Decoder, ABC):
         """Run one step from the previous token: attend and update the state, in the order of this decoder."""
 
     def _recall(self, output_BH: Tensor, tape: Tape | None) -> tuple[Tensor, Tape | None]:
-        """Append what is read from the previous outputs to the output, and the output to the tape, if there is one."""
+        """Attend to the previous outputs on the tape, if there is one. Append the result to the output, and write the
+        output to the tape.
+        """
         if self.intra_attention is None or tape is None:
             return output_BH, None
         recalled_BH = tape.read(self.intra_attention, output_BH)
@@ -424,12 +426,13 @@ class LuongDecoder(AttentiveDecoder):
 class DeepFusionDecoder(AttentiveDecoder):
     """An LSTMN that also adds the cell states it reads from the source to its own (Cheng et al. 2016, deep fusion).
 
-        γ̃_t, α̃_t = attention(W_q [y_{t−1}; γ̃_{t−1}], γ)
+        γ̃_t, α̃_t = attention(W_γ [y_{t−1}; γ̃_{t−1}], γ)
         r_t = σ(W_r [γ̃_t; y_{t−1}] + b_r)
         c_t = r_t ⊙ α̃_t + f_t ⊙ c̃_t + i_t ⊙ ĉ_t
         p(y_t) = softmax(V tanh(U [h_t; y_{t−1}; γ̃_t]))
 
-    γ_j and α_j are the hidden and cell states of the encoder, also an LSTMN. All else is as in `LSTMNCell`.
+    γ_j and α_j are the hidden and cell states of the encoder, which is also an LSTMN. y_{t−1} is the embedding of the
+    previous token. The rest is as in `LSTMNCell`, with x_t = y_{t−1}.
     """
 
     def __init__(self, settings: RecurrentModel, vocabulary: int, memory: int) -> None:

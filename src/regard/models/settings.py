@@ -17,8 +17,8 @@ TEXT = "text"
 """The kind of source that consists of text. Plugins add other kinds."""
 
 LSTMN = "lstmn"
-"""The cell that attends to its previous states. As the kind of an encoder or of a model, it is short for a recurrent
-one with this cell.
+"""The cell that attends to its previous states. As the kind of an encoder or a model, this name means a recurrent
+encoder or model with this cell.
 """
 
 IMAGE = "image"

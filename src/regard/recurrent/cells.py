@@ -359,9 +359,9 @@ class LSTMNCell(Cell):
         c_t = f ⊙ c̃_t + i ⊙ ĉ
         h_t = o ⊙ tanh(c_t)
 
-    At the first step, the tape is empty, and h̃, c̃ are the initial state. The score of the paper is
-    vᵀ tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t−1}): the additive score of q_t, whose matrix is then a factor of W_x and W_h̃.
-    The rows of the matrices are ordered i, f, o, c, q.
+    At the first step, the tape is empty, and h̃, c̃ are the initial state. The score of the paper,
+    vᵀ tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t−1}), is the additive score vᵀ tanh(W q_t + U h_i) with U = W_h, W W_q = W_x
+    and W R_q = W_h̃. The rows of the matrices are ordered i, f, o, c, q.
     """
 
     state_parts = ("h", "c")

@@ -49,7 +49,7 @@ def scan(cell_input: CellInput, lengths_B: Tensor | None) -> ScanOutput:
 
 
 def _keep_finished(valid_B1: Tensor, after: Tensor | Tape, before: Tensor) -> Tensor | Tape:
-    """Return a part of the state after a step, in the rows that are valid; the others keep theirs."""
+    """Return a part of the state after a step. Rows that are not valid keep their state before the step."""
     return after.hide_last(valid_B1) if isinstance(after, Tape) else torch.where(valid_B1, after, before)
 
 

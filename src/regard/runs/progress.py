@@ -89,8 +89,8 @@ class Schedule:
 
 @dataclass
 class RunProgress:
-    """The state of a run besides its tensors, saved as state.json in each checkpoint. A saved state that does not have
-    these types, or is out of their ranges, is damaged.
+    """The state of a run besides its tensors, saved as state.json in each checkpoint. A saved state is
+    damaged if its values do not have these types, or are out of their ranges.
     """
 
     data: dict[str, str]

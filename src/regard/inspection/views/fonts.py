@@ -167,6 +167,6 @@ def _package(character: str) -> str:
 
 def save_figure(figure: Any, path: Path, **options: Any) -> None:
     """Save a figure in the format that the extension of the file selects. An SVG file does not contain the date, so
-    that the same figure is the same file.
+    that the same figure always results in the same file.
     """
     figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {}, **options)

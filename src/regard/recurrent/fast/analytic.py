@@ -77,8 +77,8 @@ class _RNN(torch.autograd.Function):
 
 
 def _gru_derivatives(r: Tensor, z: Tensor, n: Tensor, before: Tensor, reset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the derivatives with respect to the inputs of n, z and r, for all steps at once: of the next state, and
-    for r of the product r ⊙ reset.
+    """Return three derivatives for all steps at once: of the next state with respect to the preactivations of n and of
+    z, and of r ⊙ reset with respect to the preactivation of r.
     """
     return (1 - z).mul_(1 - n * n), (before - n).mul_(z).mul_(1 - z), (1 - r).mul_(r).mul_(reset)
 

@@ -21,8 +21,8 @@ C = TypeVar("C", bound=Cell)
 
 
 class LayerInput(NamedTuple):
-    """What the cells of a layer read that run in parallel: the projected input, the initial state, and optionally the
-    dropout mask on the state, and which steps are valid.
+    """The input of the cells of a layer, which run in parallel: the projected input, the initial state, and optionally
+    the dropout mask on the state, and which steps are valid.
     """
 
     gates_TNBG: Tensor
