@@ -34,6 +34,7 @@ def test_digits_of_dates_are_linked_to_the_field_that_they_are_from() -> None:
     assert describe_date("hi", "long", day=14, native=True) == ["२", "०", "०", "९", "", "मई", "मई", "", "१", "४"]
 
 
+@pytest.mark.slow
 def test_every_digit_of_every_date_is_linked() -> None:
     for written in dates.sample_dates("test", 300, seed=0).values():
         pair = align_date(written)

@@ -144,7 +144,7 @@ def build(name: str) -> Seq2Seq:
     return build_model(settings.model, V, V).double().eval()
 
 
-@pytest.fixture(params=thin(MODELS))
+@pytest.fixture(params=thin(MODELS, every=4))
 def model(request: pytest.FixtureRequest) -> Seq2Seq:
     torch.manual_seed(0)
     return copy.deepcopy(build(request.param))
