@@ -90,9 +90,9 @@ class BatchWeights:
 
     @classmethod
     def of_search(cls, encoded: Encoded, decoding: Recording, sentences: Sequence[Tensor]) -> "BatchWeights | None":
-        """Return the weights of a search with one hypothesis per sentence. `sentences` contains, for each step, the
-        indices of the sentences of the rows. Return None if there are no steps, or if an attention is not called the
-        same number of times at each step.
+        """Return the weights of a search with one hypothesis per sentence. `sentences` contains the index of
+        the sentence of each row, for each step. Return None if there are no steps, or if the number of calls of an
+        attention varies between steps.
         """
         if not sentences or any(len(calls) % len(sentences) for calls in decoding.calls.values()):
             return None
