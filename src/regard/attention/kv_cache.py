@@ -17,6 +17,11 @@ MIN_CAPACITY = 32
 """The number of steps that a new cache has space for."""
 
 
+def compute_capacity(steps: int) -> int:
+    """Return the number of steps that are preallocated if `steps` are needed: a power of two."""
+    return max(MIN_CAPACITY, 1 << (steps - 1).bit_length())
+
+
 class LayerCache(NamedTuple):
     """The keys and values of one layer. The capacity exceeds the number of steps, and doubles when it is full."""
 
@@ -49,7 +54,7 @@ class CacheIndirection(NamedTuple):
 
     def write(self, layer: LayerCache | None, prepared: Tensor, values_NHTD: Tensor) -> LayerCache:
         """Write the slots of the current step in place. Use the returned cache: `layer` may have been reallocated."""
-        tensors = (_with_heads(prepared), values_NHTD)
+        tensors = (with_heads(prepared), values_NHTD)
         if layer is None:
             layer = LayerCache(*(tensor.new_zeros(_initial_shape(tensor, self.block)) for tensor in tensors))
         elif self.slots > layer.values_BHSD.shape[2]:
@@ -92,7 +97,7 @@ class PreallocatedIndirection(NamedTuple):
     def write(self, layer: LayerCache | None, prepared: Tensor, values_NHTD: Tensor) -> LayerCache:
         """Write the slots of the current step in place."""
         assert layer is not None
-        for cached, tensor in zip(layer, (_with_heads(prepared), values_NHTD), strict=True):
+        for cached, tensor in zip(layer, (with_heads(prepared), values_NHTD), strict=True):
             cached.index_copy_(2, self.slots_K, _group_rows(tensor, self.block))
         return layer
 
@@ -183,7 +188,7 @@ class PreallocatedKVCache(NamedTuple):
         return self.origin_NC.shape[1]
 
     def preallocate(self, steps: int) -> "PreallocatedKVCache":
-        max_steps = max(MIN_CAPACITY, 1 << (steps - 1).bit_length())
+        max_steps = compute_capacity(steps)
         slots = max_steps * self.block
         if self.max_steps == max_steps and all(cached.shape[2] == slots for layer in self.layers for cached in layer):
             return self
@@ -243,7 +248,7 @@ def _group_rows(tensor_NH1D: Tensor, block: int) -> Tensor:
     return tensor_NH1D.view(-1, block, heads, width).transpose(1, 2)
 
 
-def _with_heads(prepared: Tensor) -> Tensor:
+def with_heads(prepared: Tensor) -> Tensor:
     """Add an axis for heads to keys that have none."""
     return prepared.unsqueeze(1) if prepared.dim() == 3 else prepared
 

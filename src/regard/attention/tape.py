@@ -11,13 +11,11 @@ from torch.nn.functional import pad
 
 from regard.attention.attention import Attention
 from regard.attention.hooks import find_hooks
+from regard.attention.kv_cache import compute_capacity, with_heads
 from regard.attention.memory import Past, PreparedMemory
 
 EARLIER = {"kind": "causal", "strict": True}
 """The scope of an attention to a tape: a query reads earlier steps only, not its own."""
-
-MIN_CAPACITY = 32
-"""The minimum number of slots of a preallocated tape."""
 
 
 class Tape(NamedTuple):
@@ -83,8 +81,7 @@ class Tape(NamedTuple):
         written = self.visible_BS.shape[1] - 1
         if not self.is_preallocated and written == 0:
             return self
-        capacity = max(MIN_CAPACITY, 1 << (steps - 1).bit_length())
-        missing = capacity - self.visible_BS.shape[1]
+        missing = compute_capacity(steps) - self.visible_BS.shape[1]
         if missing <= 0:
             return self
         prepared, values = (pad(memory, (0, 0, 0, missing)) for memory in (self.prepared_BHSD, self.values_BHSD))
@@ -94,5 +91,4 @@ class Tape(NamedTuple):
 def _prepare(attention: Attention, value_B1D: Tensor) -> tuple[Tensor, Tensor]:
     """Return the prepared key and the value of a slot, each with an axis for heads."""
     prepared = attention.score.prepare(value_B1D[..., : attention.key_size])
-    prepared_BHSD = prepared.unsqueeze(1) if prepared.dim() == 3 else prepared
-    return prepared_BHSD, attention.score.values(value_B1D)
+    return with_heads(prepared), attention.score.values(value_B1D)

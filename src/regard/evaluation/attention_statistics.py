@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attention import Role
-from regard.attention.record import Recording, attention_roles, record
+from regard.attention.record import Recording, attention_roles, find_attentions, record
 from regard.data.batching import Batch, EncodedCorpus
 from regard.data.corpora import Pairs
 from regard.data.sampler import batch_by_length
@@ -75,7 +75,7 @@ def compute_attention_entropy(predictor: Predictor, pairs: Pairs, batch_size: in
     Weights that do not sum to 1 are normalized first. Rows without any weight, and sources with a single slot, are left
     out. None if the model has no cross-attention.
     """
-    cross = {name for name, role in attention_roles(predictor.model).items() if role == "cross"}
+    cross = find_attentions(predictor.model, "cross")
     if not cross:
         return None
     encoded = EncodedCorpus.of(pairs, predictor.reader, predictor.tokenizer, predictor.max_length)

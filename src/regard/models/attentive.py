@@ -451,7 +451,8 @@ class DeepFusionDecoder(AttentiveDecoder):
         read_BX, gate_B1 = self._scale_context(query_BH, attended.context_BTD.squeeze(1))
         context_BD, cells_BD = read_BX.chunk(2, dim=-1)
         fused_BD = torch.sigmoid(self.fusion_gate(torch.cat([context_BD, token.embedded_BD], dim=-1))) * cells_BD
-        output_BH, after = self.layers.step(token.gates_BG, state.layers, state.masks, fused_BD)
+        gates_BX = torch.cat([token.gates_BG, fused_BD], dim=-1)
+        output_BH, after = self.layers.step(gates_BX, state.layers, state.masks)
         output_BX, tape = self._recall(output_BH, state.tape)
         after_step = AttentiveState(after, attended.past, state.masks, output_BH, context_BD, tape=tape)
         return _Step(output_BX, context_BD, gate_B1, attended, after_step)

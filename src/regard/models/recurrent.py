@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from regard.attention.attention import Attention
+from regard.attention.record import find_attentions
 from regard.attention.tape import Tape
 from regard.models.contracts import (
     Decoded,
@@ -51,9 +51,8 @@ class RecurrentEncoder(Encoder[Tokens]):
         )
         self.summary, self.reverse = settings.summary, settings.reverse
         for index, cell in enumerate(self.layers.cells):
-            for module in cell.modules():
-                if isinstance(module, Attention):
-                    module.reads_backward = self._is_backward(index)
+            for attention in find_attentions(cell).values():
+                attention.reads_backward = self._is_backward(index)
 
     @property
     def size(self) -> int:

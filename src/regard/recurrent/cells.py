@@ -223,6 +223,10 @@ class GRUCell(Cell):
 
 
 Switch = bool | None
+ForgetBias = Annotated[
+    Bias,
+    Field(json_schema_extra=TRAINING_ONLY, description="initial bias of the forget gate; a positive value opens it"),
+]
 
 
 def _describe_switch(description: str) -> Any:
@@ -267,13 +271,7 @@ class LSTMCell(Cell):
         gate_recurrence: Annotated[
             Switch, _describe_switch("let each gate read all gates of the previous step")
         ] = None,
-        forget_bias: Annotated[
-            Bias,
-            Field(
-                json_schema_extra=TRAINING_ONLY,
-                description="initial bias of the forget gate; a positive value opens it",
-            ),
-        ] = 1.0,
+        forget_bias: ForgetBias = 1.0,
         layer_norm: bool = False,
     ) -> None:
         gate_switches = (input_gate, forget_gate, output_gate, coupled)
@@ -377,13 +375,7 @@ class LSTMNCell(Cell):
             ScoreSettings | Part,
             Field(validate_default=True, description="the score of the attention to the previous states"),
         ] = "additive",
-        forget_bias: Annotated[
-            Bias,
-            Field(
-                json_schema_extra=TRAINING_ONLY,
-                description="initial bias of the forget gate; a positive value opens it",
-            ),
-        ] = 1.0,
+        forget_bias: ForgetBias = 1.0,
     ) -> None:
         super().__init__(input_size, hidden_size, 5 * hidden_size, layer_norm=False)
         self.attention = Attention(hidden_size, hidden_size, score=score, scope=EARLIER, role=role)
@@ -410,20 +402,19 @@ class LSTMNCell(Cell):
     def begin_tape(self, rows: int, like: Tensor) -> tuple[Tape, ...]:
         return (Tape.begin(self.attention, 2 * self.hidden_size, rows, like),)
 
-    def step(
-        self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None, added_BH: Tensor | None = None
-    ) -> State:
-        """`added_BH` is added to the cell state."""
+    def step(self, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
+        """The gates may be followed by H columns, which are added to the cell state (deep fusion)."""
         size = self.hidden_size
         h_BH, c_BH, previous_read_BH, tape = state
-        query_BH = gates_BG[:, 4 * size :] + self.project_state(previous_read_BH, slice(4 * size, None))
+        query_BH = gates_BG[:, 4 * size : 5 * size] + self.project_state(previous_read_BH, slice(4 * size, None))
         read = torch.where(tape.has_steps_B1, tape.read(self.attention, query_BH), torch.cat([h_BH, c_BH], dim=-1))
         read_h_BH, read_c_BH = read.chunk(2, dim=-1)
         total_BG = gates_BG[:, : 4 * size] + self.project_state(apply_mask(read_h_BH, mask_BH), slice(4 * size))
         input_gate, forget, output = torch.sigmoid(total_BG[:, : 3 * size]).chunk(3, dim=-1)
         candidate = torch.tanh(total_BG[:, 3 * size :])
         c_BH = torch.addcmul(input_gate * candidate, forget, read_c_BH)
-        c_BH = c_BH if added_BH is None else c_BH + added_BH
+        if gates_BG.shape[1] > self.width:
+            c_BH = c_BH + gates_BG[:, self.width :]
         h_BH = output * torch.tanh(c_BH)
         self.observe(input=input_gate, forget=forget, output=output, candidate=candidate)
         return h_BH, c_BH, read_h_BH, tape.write(self.attention, torch.cat([h_BH, c_BH], dim=-1))

@@ -127,13 +127,11 @@ def scan_layer(inputs: Sequence[CellInput], lengths_B: Tensor | None) -> list[Sc
     return scan_in_parallel(inputs, lengths_B, fused=path == "fused")
 
 
-def step(
-    cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None, added_BH: Tensor | None = None
-) -> State:
+def step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None = None) -> State:
     """Return the next state of a cell, from the normalized projection of its input."""
     kernels = KERNELS.get(type(cell))
     if kernels is None or cell.layer_norm or mask_BH is not None or reference_mode.in_reference_mode():
-        return take_step(cell, gates_BG, state, mask_BH, *(() if added_BH is None else (added_BH,)))
+        return take_step(cell, gates_BG, state, mask_BH)
     if hooks_of(cell):
         take_step(cell, gates_BG, state, mask_BH)
     return kernels.step(cell, gates_BG, state)

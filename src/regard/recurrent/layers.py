@@ -123,20 +123,14 @@ class Stack(nn.Module):
         """Add the projection of the last columns of the input, which are known only at their step, to the gates."""
         return self._cells()[0].add_projection(gates_BG, x_BD)
 
-    def step(
-        self, gates_BG: Tensor, state: State, masks: tuple[DropoutMasks, ...], added_BH: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Run one step of a unidirectional stack, from the gates of its first layer → (output_BH, state). `added_BH` is
-        added to the cell state of the first layer, which must be an LSTMN.
-        """
+    def step(self, gates_BG: Tensor, state: State, masks: tuple[DropoutMasks, ...]) -> tuple[Tensor, State]:
+        """Run one step of a unidirectional stack, from the gates of its first layer → (output_BH, state)."""
         output_BH: Tensor | None = None
         next_state = []
         for cell, previous, mask in zip(self._cells(), state, masks, strict=True):
             if output_BH is not None:
                 gates_BG = cell.project(self._drop(output_BH, mask.input_BD, True))
-            gates_BG = cell.normalize_projection(gates_BG)
-            next_state.append(dispatch.step(cell, gates_BG, previous, mask.state_BH, added_BH))
-            added_BH = None
+            next_state.append(dispatch.step(cell, cell.normalize_projection(gates_BG), previous, mask.state_BH))
             layer_BH = next_state[-1][0]
             output_BH = layer_BH if output_BH is None or not self.settings.residual else output_BH + layer_BH
         assert output_BH is not None

@@ -3,8 +3,6 @@
 B rows, T steps, D input width, H state width.
 """
 
-import typing
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -53,13 +51,13 @@ def _keep_finished(valid_B1: Tensor, after: Tensor | Tape, before: Tensor) -> Te
     return after.hide_last(valid_B1) if isinstance(after, Tape) else torch.where(valid_B1, after, before)
 
 
-def take_step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None, *added_BH: Tensor) -> State:
+def take_step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None) -> State:
     """Return the next state. If the cell has hooks, record the state before and after the step, and the gates."""
-    recorders, step = hooks_of(cell), typing.cast(Callable[..., State], cell.step)
+    recorders = hooks_of(cell)
     if not recorders:
-        return step(gates_BG, state, mask_BH, *added_BH)
+        return cell.step(gates_BG, state, mask_BH)
     with observe_values() as gates:
-        next_state = step(gates_BG, state, mask_BH, *added_BH)
+        next_state = cell.step(gates_BG, state, mask_BH)
     parts: dict[str, Tensor] = {}
     for name, before_BH, after_BH in zip(cell.state_parts, state, next_state, strict=False):
         parts |= {f"previous.{name}": before_BH, f"state.{name}": after_BH}
