@@ -36,6 +36,53 @@ def test_a_query_reads_the_values_of_earlier_steps(score: str) -> None:
 
 
 @pytest.mark.parametrize("score", SCORES)
+def test_the_gradients_are_those_of_attention_to_earlier_steps(score: str) -> None:
+    """Also past the space that is allocated first, and for two tapes that continue the same one."""
+    attention, everywhere = build(score), regard.Attention(3, 3, score=score).double()
+    everywhere.load_state_dict(attention.state_dict())
+    values_BSD, query_BD = random(2, 36, 4).requires_grad_(), random(2, 3)
+    steps = values_BSD.unbind(1)
+    tape = Tape.begin(attention, 4, 2, values_BSD)
+    loss, expected = values_BSD.sum() * 0.0, values_BSD.sum() * 0.0
+
+    def read_earlier(earlier: list[Tensor]) -> Tensor:
+        earlier_BSD = torch.stack(earlier, dim=1)
+        context_BTD: Tensor = everywhere(query_BD.unsqueeze(1), earlier_BSD[..., :3].contiguous(), earlier_BSD)[0]
+        return context_BTD.square().sum()
+
+    for step, value_BD in enumerate(steps):
+        tape, other = tape.write(attention, value_BD), tape.write(attention, steps[0])
+        loss = loss + tape.read(attention, query_BD).square().sum() + other.read(attention, query_BD).square().sum()
+        expected = expected + read_earlier([*steps[: step + 1]]) + read_earlier([*steps[:step], steps[0]])
+    found = torch.autograd.grad(loss, [values_BSD, *attention.parameters()])
+    torch.testing.assert_close(found, torch.autograd.grad(expected, [values_BSD, *everywhere.parameters()]))
+
+
+def test_the_space_for_gradients_grows_with_the_number_of_steps() -> None:
+    """And not with its square, as it would if each step stored a copy of the memory."""
+
+    def count_saved_bytes(steps: int) -> int:
+        attention = build("general")
+        sizes: dict[int, int] = {}
+        value_BD = random(2, 64).requires_grad_()
+        tape = Tape.begin(attention, 64, 2, value_BD)
+
+        def save(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        contexts = []
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            for _ in range(steps):
+                tape = tape.write(attention, value_BD)
+                contexts.append(tape.read(attention, random(2, 3)))
+        return sum(sizes.values())
+
+    assert count_saved_bytes(256) < 3 * count_saved_bytes(128)
+
+
+@pytest.mark.parametrize("score", SCORES)
 def test_a_preallocated_tape_reads_the_same_and_keeps_its_shapes_and_addresses(score: str) -> None:
     attention, values_BSD = build(score), random(2, 40, 4)
     tape = Tape.begin(attention, 4, 2, values_BSD)
