@@ -68,9 +68,9 @@ def test_predictions_work_in_every_type(model: regard.Model, dtype: str, search:
         np.testing.assert_allclose(weights.sum(-1), np.ones(len(weights)) * bool(prediction.source), atol=tolerance)
 
 
-def test_predicting_in_half_precision_does_not_change_how_torch_computes(model: regard.Model) -> None:
+def test_predicting_does_not_change_how_torch_computes(model: regard.Model) -> None:
     before = torch.backends.mkldnn.enabled
-    for dtype in ("bfloat16", "float16"):
+    for dtype in ("float32", "bfloat16", "float16"):
         model.to(dtype=dtype).predict(SOURCES)
         model.score(SOURCES, TARGETS)
     assert torch.backends.mkldnn.enabled == before

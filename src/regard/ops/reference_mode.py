@@ -1,5 +1,6 @@
 """The choice of an implementation: the fastest path that supports a case, or in reference mode the reference."""
 
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,13 +35,11 @@ def full_precision(dtype: torch.dtype) -> Iterator[None]:
     """Turn off TF32 in cuDNN. By default, its recurrent networks round their inputs to TF32, and the score of a
     sentence depends on the other sentences in its batch.
 
-    Also disable oneDNN for half precision on a CPU without bfloat16 instructions. Otherwise torch prints a warning at
-    the first product in bfloat16 and disables oneDNN for the whole process. A run that is trained later in the same
-    process would then round differently.
+    Also disable oneDNN on a CPU for which it is not suitable.
     """
     before, onednn = torch.backends.cudnn.allow_tf32, torch.backends.mkldnn.enabled
     torch.backends.cudnn.allow_tf32 = False
-    if dtype in {torch.bfloat16, torch.float16} and not cpu_has_bfloat16():
+    if not keeps_onednn(half_precision=dtype in {torch.bfloat16, torch.float16}):
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         yield
@@ -53,6 +52,16 @@ def full_precision(dtype: torch.dtype) -> Iterator[None]:
 def cpu_has_bfloat16() -> bool:
     """Whether the CPU has bfloat16 instructions, without which oneDNN cannot use bfloat16."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def keeps_onednn(*, half_precision: bool) -> bool:
+    """Whether oneDNN is suitable for this CPU. If the CPU has no bfloat16 instructions, there are two exceptions.
+
+    - In half precision, torch would print a warning at the first product, and disable oneDNN for the whole process. A
+      resumed run, or a run that is trained later in the same process, would then round differently.
+    - On ARM, the products of oneDNN are slower than those of torch without it (docs/performance.md).
+    """
+    return cpu_has_bfloat16() or not (half_precision or platform.machine() == "aarch64")
 
 
 def in_reference_mode() -> bool:

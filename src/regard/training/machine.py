@@ -7,7 +7,7 @@ import torch
 
 from regard.arguments import check_device
 from regard.errors import ResourceError, describe_disk_failure, is_disk_failure
-from regard.ops.reference_mode import cpu_has_bfloat16
+from regard.ops.reference_mode import keeps_onednn
 from regard.runs.folder import RunFolder
 from regard.runs.settings import TrainingSettings
 
@@ -22,13 +22,9 @@ def uses_bfloat16(settings: TrainingSettings, device: torch.device) -> bool:
 
 
 def _keeps_onednn(settings: TrainingSettings) -> bool:
-    """Whether oneDNN can stay enabled.
-
-    On a CPU without bfloat16 instructions, torch disables oneDNN in the middle of a step, at the first product in
-    bfloat16. A resumed run would then round differently from an uninterrupted one.
-    """
+    """Whether oneDNN is suitable for the device and the precision."""
     device = check_device(settings.device, "training.device")
-    return device.type != "cpu" or not uses_bfloat16(settings, device) or cpu_has_bfloat16()
+    return device.type != "cpu" or keeps_onednn(half_precision=uses_bfloat16(settings, device))
 
 
 @contextmanager
@@ -42,7 +38,7 @@ def configure_torch(settings: TrainingSettings) -> Iterator[None]:
       the same seed end with different weights.
     - The cuDNN backend of scaled dot product attention is disabled, because it spends a third of a second on planning
       at each new shape.
-    - oneDNN is disabled if torch would disable it during a step (see `_keeps_onednn`).
+    - oneDNN is disabled on a CPU for which it is not suitable (see `keeps_onednn`).
     """
     threads = torch.get_num_threads()
     cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
