@@ -1,16 +1,19 @@
-"""How fast is each cell? Forward and backward over complete sequences, compared with torch.nn.LSTM and with a Python
-loop over the cell's equations, input product included.
+"""How fast is each cell? Forward and backward over complete sequences, compared with torch.nn and with a Python loop
+over the cell's equations, input product included.
 
     python benchmarks/recurrent.py                                        # CPU, one thread, small
     python benchmarks/recurrent.py --device cuda                          # B 16, T 1024, H 768
     python benchmarks/recurrent.py --device cuda --dtype bfloat16
 
-`loop ÷ ours` is the speedup over the loop, `lstm ÷ ours` that over torch.nn.LSTM.
+`loop ÷ ours` is the speedup over the loop, `torch ÷ ours` that over torch.nn.RNN, GRU or LSTM. On a CPU with one
+thread, processor time is measured, because load on the machine hardly changes it. There, torch.nn runs with and without
+oneDNN, and the faster of the two counts.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -18,11 +21,13 @@ from torch import Tensor, nn
 
 import regard
 from regard.formatting import table
+from regard.ops.reference_mode import full_precision
 from regard.recurrent import dispatch
 from regard.recurrent.cells import Cell
 from regard.recurrent.settings import VARIANTS
 
 Networks = dict[str, Callable[[int], regard.RNN | regard.GRU | regard.LSTM]]
+PEERS: dict[type[nn.Module], Callable[..., nn.Module]] = {regard.RNN: nn.RNN, regard.GRU: nn.GRU, regard.LSTM: nn.LSTM}
 
 
 def network_builders() -> Networks:
@@ -57,20 +62,31 @@ def forward(network: nn.Module, x_BTD: Tensor) -> Tensor:
 
 def milliseconds(run: Callable[[Tensor], Tensor], x_BTD: Tensor, repeats: int) -> float:
     """Return the minimum time of forward and backward over several runs."""
+    clock = time.process_time if not x_BTD.is_cuda and torch.get_num_threads() == 1 else time.perf_counter
     best = float("inf")
     for _ in range(repeats + 1):  # one for warm-up
         x_BTD.grad = None
         _synchronize(x_BTD)
-        start = time.perf_counter()
+        start = clock()
         run(x_BTD).sum().backward()  # type: ignore[no-untyped-call]
         _synchronize(x_BTD)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clock() - start)
     return best * 1000
 
 
 def _synchronize(x: Tensor) -> None:
     if x.is_cuda:
         torch.cuda.synchronize()
+
+
+def peer_milliseconds(peer: nn.Module, x_BTD: Tensor, repeats: int) -> float:
+    """Return the minimum time of a network of torch.nn, on a CPU with and without oneDNN."""
+    times = []
+    for onednn in (True,) if x_BTD.is_cuda else (True, False):
+        torch.backends.mkldnn.enabled = onednn  # type: ignore[assignment]
+        times.append(milliseconds(partial(forward, peer), x_BTD, repeats))
+    torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
+    return min(times)
 
 
 def main() -> None:
@@ -91,20 +107,25 @@ def main() -> None:
 
     torch.manual_seed(0)
     x_BTD = torch.randn(batch_size, length, hidden, device=args.device, dtype=dtype, requires_grad=True)
-    peer = nn.LSTM(hidden, hidden, batch_first=True).to(args.device, dtype)
-    lstm = milliseconds(partial(forward, peer), x_BTD, args.repeats)
+    peers = {}
+    for kind, build_peer in PEERS.items():
+        peer = build_peer(hidden, hidden, batch_first=True).to(args.device, dtype)
+        peers[kind] = peer_milliseconds(peer, x_BTD, args.repeats)
     lines = []
-    for name, build in network_builders().items():
-        network = build(hidden).to(args.device, dtype)
-        cell = network.stack.cells[0]
-        assert isinstance(cell, Cell)
-        path = dispatch.dispatch_layer(cell, args.device, dtype, rows=batch_size).path
-        ours = milliseconds(partial(forward, network), x_BTD, args.repeats)
-        looped = milliseconds(partial(loop, cell), x_BTD, max(1, args.repeats // 3))
-        lines.append([name, path, f"{ours:.1f}", f"{looped:.1f}", f"{looped / ours:.1f}", f"{lstm / ours:.2f}"])
+    with full_precision(dtype) if args.device == "cpu" else nullcontext():  # as in training and prediction
+        for name, build in network_builders().items():
+            network = build(hidden).to(args.device, dtype)
+            cell = network.stack.cells[0]
+            assert isinstance(cell, Cell)
+            path = dispatch.dispatch_layer(cell, args.device, dtype, rows=batch_size).path
+            ours = milliseconds(partial(forward, network), x_BTD, args.repeats)
+            looped = milliseconds(partial(loop, cell), x_BTD, max(1, args.repeats // 3))
+            theirs = peers[type(network)]
+            ratios = [f"{looped / ours:.1f}", f"{theirs / ours:.2f}"]
+            lines.append([name, path, f"{ours:.1f}", f"{looped:.1f}", f"{theirs:.1f}", *ratios])
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {args.threads} thread(s)"
-    print(f"{device}, {args.dtype}, B {batch_size}, T {length}, H {hidden}; torch.nn.LSTM {lstm:.1f} ms")
-    print(table(["cell", "path", "ours, ms", "loop, ms", "loop ÷ ours", "lstm ÷ ours"], lines))
+    print(f"{device}, {args.dtype}, B {batch_size}, T {length}, H {hidden}")
+    print(table(["cell", "path", "ours, ms", "loop, ms", "torch, ms", "loop ÷ ours", "torch ÷ ours"], lines))
 
 
 if __name__ == "__main__":

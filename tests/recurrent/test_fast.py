@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.ops import reference_mode as modes
 from regard.ops.reference_mode import reference_mode
 from regard.recurrent import dispatch, scan
 from regard.recurrent.cells import Cell, GRUCell, LSTMCell, RNNCell, apply_mask
@@ -256,9 +257,16 @@ def test_fused_steps_equal_the_cell(
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("onednn", [True, False])
+def test_the_standard_lstm_uses_onednn_where_it_is_fast(monkeypatch: pytest.MonkeyPatch, onednn: bool) -> None:
+    monkeypatch.setattr(modes, "keeps_onednn", lambda **_: onednn)
+    choice = dispatch.dispatch_layer(LSTMCell(2, 3), "cpu")
+    assert choice.path == ("torch" if onednn else "analytic")
+    assert choice.rejected.get("torch") == (None if onednn else "on this CPU the analytic gradient is faster")
+
+
 def test_dispatch_reports_why_a_faster_path_is_not_used() -> None:
     assert dispatch.dispatch_layer(GRUCell(2, 3), "cpu").path == "analytic"
-    assert dispatch.dispatch_layer(LSTMCell(2, 3), "cpu").path == "torch"
     assert dispatch.dispatch_layer(LSTMCell(2, 3), "cpu", torch.float64).path == "analytic"
     assert dispatch.dispatch_layer(LSTMCell(2, 3), "cpu", state_dropout=True).path == "analytic"
     assert dispatch.dispatch_layer(GRUCell(2, 3), "cuda").path == "torch"

@@ -52,8 +52,8 @@ def torch_unsupported_reason(
         if KERNELS[type(cell)].fused_beats_cudnn and is_small and fused_unsupported_reason(cell, device, dtype) is None:
             return f"the fused kernel is faster for up to {FUSED_MAX_ROWS} rows, and in half precision"
         return None
-    if not KERNELS[type(cell)].torch_is_fastest_on_cpu:
-        return "on a CPU the analytic gradient is faster"
+    if not KERNELS[type(cell)].torch_is_fastest_on_cpu or not reference_mode.keeps_onednn(half_precision=False):
+        return "on this CPU the analytic gradient is faster"
     if torch.is_autocast_enabled("cpu") and not reference_mode.cpu_has_bfloat16():
         return "this CPU does not support bfloat16"
     return "on a CPU it is fast in float32 only" if dtype != torch.float32 else None
@@ -141,7 +141,7 @@ def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, f
     """Scan the cells of a layer in parallel: the time of a scan depends mostly on the number of steps, not on the work
     per step. The scan runs past the end of a row; those outputs are not used.
     """
-    gates_TNBG = torch.stack([cell_input.cell.project(cell_input.x_BTD.transpose(0, 1)) for cell_input in inputs], 1)
+    gates_TNBG = torch.stack([cell_input.cell.project(cell_input.x_BTD).transpose(0, 1) for cell_input in inputs], 1)
     valid_TB1 = None
     if lengths_B is not None and not inputs[0].cell.bounded:
         steps_T1 = torch.arange(len(gates_TNBG), device=gates_TNBG.device).unsqueeze(1)

@@ -34,14 +34,44 @@ def allocate_states(a_TNBG: Tensor, initial_NBH: Tensor) -> Tensor:
     return states
 
 
-def iterate_steps(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the parts of each step."""
-    return zip(*(part.unbind(0) for part in parts), strict=True)
+def transpose_weights(R_NGH: Tensor) -> Tensor:
+    """Return a transposed copy. With few rows, a product with a transposed view can take twice as long."""
+    return R_NGH.transpose(1, 2).contiguous()
+
+
+def begin_gradient(d_TNBX: Tensor | None, like_TNBX: Tensor) -> Tensor:
+    """Return a tensor for the gradients of the states before and after each step, (T + 1, N, B, X). It starts with the
+    gradients d of the outputs of the scan, and each step of the backward pass adds that of the next state.
+    """
+    total = like_TNBX.new_empty(len(like_TNBX) + 1, *like_TNBX.shape[1:])
+    if d_TNBX is None:
+        return total.zero_()
+    total[0].zero_()
+    total[1:] = d_TNBX
+    return total
+
+
+def add_product(total_NBH: Tensor, d_NBG: Tensor, R_NGH: Tensor, mask_NBH: Tensor | None) -> None:
+    """Add the gradient of the state, where d is the gradient of R h, and the mask is that on h."""
+    if mask_NBH is None:
+        total_NBH.baddbmm_(d_NBG, R_NGH)
+    else:
+        total_NBH.addcmul_(torch.bmm(d_NBG, R_NGH), mask_NBH)
+
+
+def iterate_steps(steps: int, *parts: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Yield the parts of each step. A part can be None. Views of all steps are faster than a slice at each step."""
+    return zip(*(repeat(None, steps) if part is None else part.unbind(0) for part in parts), strict=True)
 
 
 def iterate_backward(steps: int, *parts: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Yield the parts of each step, the last step first. A part can be None."""
+    """Yield the parts of each step, the last step first."""
     return zip(*(repeat(None, steps) if part is None else reversed(part.unbind(0)) for part in parts), strict=True)
+
+
+def unflatten_gates(x: Tensor, size: int) -> Tensor:
+    """(…, P H) → (…, P, H): one axis for the gates, one for the units."""
+    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 class _RNN(torch.autograd.Function):
@@ -51,12 +81,12 @@ class _RNN(torch.autograd.Function):
     def forward(
         ctx: Any, activation: str, a: Tensor, h_0: Tensor, R: Tensor, mask: Tensor | None, valid: Tensor | None
     ) -> Tensor:
-        h, R_T = allocate_states(a, h_0), R.transpose(1, 2)
-        for t, (a_t, before, after) in enumerate(iterate_steps(a, h[:-1], h[1:])):
+        h, R_T = allocate_states(a, h_0), transpose_weights(R)
+        for a_t, before, after, valid_t in iterate_steps(len(a), a, h[:-1], h[1:], valid):
             torch.baddbmm(a_t, apply_mask(before, mask), R_T, out=after)
             after.tanh_() if activation == "tanh" else after.relu_()
-            if valid is not None:
-                after.mul_(valid[t])
+            if valid_t is not None:
+                after.mul_(valid_t)
         ctx.activation = activation
         ctx.save_for_backward(R, h, mask)
         return h[1:]
@@ -65,22 +95,17 @@ class _RNN(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
         R, h, mask = ctx.saved_tensors
-        derivative = 1 - h[1:].square() if ctx.activation == "tanh" else (h[1:] > 0).to(h.dtype)
-        d_a = torch.empty_like(derivative)
-        d_h = torch.zeros_like(h[0])
-        for d_state, k, d_t in iterate_backward(len(d_a), d_states, derivative, d_a):
-            torch.mul(d_h.add_(d_state), k, out=d_t)
-            d_h = torch.bmm(d_t, R)
-            if mask is not None:
-                d_h.mul_(mask)
-        return None, d_a, d_h, weight_gradient(d_a, apply_mask(h[:-1], mask)), None, None
+        k = 1 - h[1:].square() if ctx.activation == "tanh" else (h[1:] > 0).to(h.dtype)
+        d_a, d_h = torch.empty_like(k), begin_gradient(d_states, k)
+        for d_after, d_before, k_t, d_t in iterate_backward(len(k), d_h[1:], d_h[:-1], k, d_a):
+            torch.mul(d_after, k_t, out=d_t)
+            add_product(d_before, d_t, R, mask)
+        return None, d_a, d_h[0], weight_gradient(d_a, apply_mask(h[:-1], mask)), None, None
 
 
-def _gru_derivatives(r: Tensor, z: Tensor, n: Tensor, before: Tensor, reset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three derivatives for all steps at once: of the next state with respect to the preactivations of n and of
-    z, and of r ⊙ reset with respect to the preactivation of r.
-    """
-    return (1 - z).mul_(1 - n * n), (before - n).mul_(z).mul_(1 - z), (1 - r).mul_(r).mul_(reset)
+def _gru_derivatives(z: Tensor, n: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the derivatives of the next state with respect to the preactivations of z and of n, for all steps."""
+    return (before - n).mul_(z).mul_(1 - z), (1 - z).mul_(1 - n * n)
 
 
 class _GRU(torch.autograd.Function):
@@ -89,41 +114,36 @@ class _GRU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, h_0: Tensor, R: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
         size = h_0.shape[-1]
-        h, u = allocate_states(a, h_0), torch.empty_like(a)
-        rz, n = a.new_empty(*a.shape[:-1], 2 * size), torch.empty_like(h[1:])
-        R_T, b_row = R.transpose(1, 2), b.unsqueeze(1)
-        views = (h[:-1], h[1:], u, u[..., : 2 * size], u[..., 2 * size :], a[..., : 2 * size], a[..., 2 * size :])
-        gates = (rz, rz[..., :size], rz[..., size:], n)
-        for before, after, u_t, u_rz, u_n, a_rz, a_n, rz_t, r, z, n_t in iterate_steps(*views, *gates):
-            torch.baddbmm(b_row, apply_mask(before, mask), R_T, out=u_t)
-            torch.add(a_rz, u_rz, out=rz_t).sigmoid_()
+        h, n, R_T = allocate_states(a, h_0), a.new_empty(*a.shape[:-1], size), transpose_weights(R)
+        s = torch.cat([a[..., : 2 * size], torch.zeros_like(n)], dim=-1).add_(b.unsqueeze(1))  # becomes r, z, u_n
+        views = (h[:-1], h[1:], s, s[..., : 2 * size], *s.chunk(3, dim=-1), a[..., 2 * size :], n)
+        for before, after, s_t, rz, r, z, u_n, a_n, n_t in iterate_steps(len(a), *views):
+            s_t.baddbmm_(apply_mask(before, mask), R_T)
+            rz.sigmoid_()
             torch.addcmul(a_n, r, u_n, out=n_t).tanh_()
             torch.lerp(n_t, before, z, out=after)
-        ctx.save_for_backward(R, h, u, rz, n, mask)
+        ctx.save_for_backward(R, h, s, n, mask)
         return h[1:]
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
-        R, h, u, rz, n, mask = ctx.saved_tensors
+        R, h, s, n, mask = ctx.saved_tensors
         size = n.shape[-1]
-        r, z, u_n = rz[..., :size], rz[..., size:], u[..., 2 * size :]
-        d_u, d_n = torch.empty_like(u), torch.empty_like(n)
-        d_h = torch.zeros_like(h[0])
-        parts = (d_states, *_gru_derivatives(r, z, n, h[:-1], u_n), r, z, d_n, d_u, *d_u.chunk(3, dim=-1))
-        for d_state, k_n, k_z, k_r, r_t, z_t, dn_t, du_t, du_r, du_z, du_n in iterate_backward(len(u), *parts):
-            d_after = d_h.add_(d_state)
-            torch.mul(d_after, k_n, out=dn_t)
-            torch.mul(d_after, k_z, out=du_z)
-            torch.mul(dn_t, k_r, out=du_r)
-            torch.mul(dn_t, r_t, out=du_n)
-            if mask is None:
-                d_h = torch.baddbmm(d_after * z_t, du_t, R)
-            else:
-                d_h = torch.addcmul(d_after * z_t, torch.bmm(du_t, R), mask)
-        d_a = torch.cat([d_u[..., : 2 * size], d_n], dim=-1)
+        r, z, u_n = s.chunk(3, dim=-1)
+        k_z, k_n = _gru_derivatives(z, n, h[:-1])
+        k = torch.cat([(1 - r).mul_(r).mul_(u_n).mul_(k_n), k_z, k_n * r], dim=-1)
+        d_u, d_h = torch.empty_like(s), begin_gradient(d_states, n)
+        gates = (d_h[1:].unsqueeze(-2), unflatten_gates(k, size), unflatten_gates(d_u, size))
+        for d_row, k_t, d_t, d_after, d_before, z_t, du_t in iterate_backward(
+            len(s), *gates, d_h[1:], d_h[:-1], z, d_u
+        ):
+            torch.mul(d_row, k_t, out=d_t)
+            d_before.addcmul_(d_after, z_t)
+            add_product(d_before, du_t, R, mask)
+        d_a = torch.cat([d_u[..., : 2 * size], d_h[1:] * k_n], dim=-1)
         flat_u = flatten_steps(d_u)
-        return d_a, d_h, flat_u.transpose(1, 2) @ flatten_steps(apply_mask(h[:-1], mask)), flat_u.sum(1), None
+        return d_a, d_h[0], flat_u.transpose(1, 2) @ flatten_steps(apply_mask(h[:-1], mask)), flat_u.sum(1), None
 
 
 class _ResetBeforeGRU(torch.autograd.Function):
@@ -132,14 +152,14 @@ class _ResetBeforeGRU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, h_0: Tensor, R: Tensor, mask: Tensor | None) -> Tensor:
         size = h_0.shape[-1]
-        h, s = allocate_states(a, h_0), torch.empty_like(a)
-        R_rz, R_n = R[:, : 2 * size].transpose(1, 2), R[:, 2 * size :].transpose(1, 2)
-        views = (h[:-1], h[1:], s[..., : 2 * size], s[..., 2 * size :], a[..., : 2 * size], a[..., 2 * size :])
-        for before, after, rz, n, a_rz, a_n in iterate_steps(*views):
+        h, s = allocate_states(a, h_0), a.clone()
+        R_rz, R_n = transpose_weights(R[:, : 2 * size]), transpose_weights(R[:, 2 * size :])
+        views = (h[:-1], h[1:], s[..., : 2 * size], *s.chunk(3, dim=-1))
+        for before, after, rz, r, z, n in iterate_steps(len(a), *views):
             masked = apply_mask(before, mask)
-            torch.baddbmm(a_rz, masked, R_rz, out=rz).sigmoid_()
-            torch.baddbmm(a_n, rz[..., :size] * masked, R_n, out=n).tanh_()
-            torch.lerp(n, before, rz[..., size:], out=after)
+            rz.baddbmm_(masked, R_rz).sigmoid_()
+            n.baddbmm_(r * masked, R_n).tanh_()
+            torch.lerp(n, before, z, out=after)
         ctx.save_for_backward(R, h, s, mask)
         return h[1:]
 
@@ -148,25 +168,28 @@ class _ResetBeforeGRU(torch.autograd.Function):
     def backward(ctx: Any, d_states: Tensor) -> Gradients:
         R, h, s, mask = ctx.saved_tensors
         size = h.shape[-1]
-        r, z, n = s.split(size, dim=-1)
+        r, z, n = s.chunk(3, dim=-1)
         R_rz, R_n = R[:, : 2 * size], R[:, 2 * size :]
         masked = apply_mask(h[:-1], mask)
-        d_a = torch.empty_like(s)
-        d_h = torch.zeros_like(h[0])
-        derivatives = _gru_derivatives(r, z, n, h[:-1], masked)
-        parts = (d_states, *derivatives, r, z, d_a[..., : 2 * size], *d_a.chunk(3, dim=-1))
-        for d_state, k_n, k_z, k_r, r_t, z_t, d_rz, d_r, d_z, d_n in iterate_backward(len(s), *parts):
-            d_after = d_h.add_(d_state)
-            torch.mul(d_after, k_n, out=d_n)
-            torch.mul(d_after, k_z, out=d_z)
-            d_reset = torch.bmm(d_n, R_n)
-            torch.mul(d_reset, k_r, out=d_r)
-            d_masked = torch.baddbmm(d_reset.mul_(r_t), d_rz, R_rz)
-            d_h = torch.addcmul(d_after * z_t, d_masked, mask) if mask is not None else d_masked.addcmul_(d_after, z_t)
+        k_zn = torch.stack(_gru_derivatives(z, n, h[:-1]), dim=-2)
+        k_r = (1 - r).mul_(r).mul_(masked)
+        d_a, d_h = torch.empty_like(s), begin_gradient(d_states, n)
+        d_r, _, d_n = d_a.chunk(3, dim=-1)
+        gates = (d_h[1:].unsqueeze(-2), k_zn, unflatten_gates(d_a[..., size:], size), k_r, r, z)
+        gradients = (d_h[1:], d_h[:-1], d_a[..., : 2 * size], d_r, d_n)
+        for d_row, kzn_t, dzn_t, kr_t, r_t, z_t, d_after, d_before, drz_t, dr_t, dn_t in iterate_backward(
+            len(s), *gates, *gradients
+        ):
+            torch.mul(d_row, kzn_t, out=dzn_t)
+            d_reset = torch.bmm(dn_t, R_n)
+            torch.mul(d_reset, kr_t, out=dr_t)
+            d_masked = d_reset.mul_(r_t).baddbmm_(drz_t, R_rz)
+            d_before.addcmul_(d_after, z_t)
+            d_before.add_(d_masked) if mask is None else d_before.addcmul_(d_masked, mask)
         d_R = torch.cat(
             [weight_gradient(d_a[..., : 2 * size], masked), weight_gradient(d_a[..., 2 * size :], r * masked)], dim=1
         )
-        return d_a, d_h, d_R, None
+        return d_a, d_h[0], d_R, None
 
 
 def rnn_scan(

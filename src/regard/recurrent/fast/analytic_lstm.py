@@ -12,7 +12,16 @@ from torch import Tensor
 
 from regard.ops.reference_mode import Gradients, differentiable_once
 from regard.recurrent.cells import apply_mask
-from regard.recurrent.fast.analytic import allocate_states, iterate_backward, iterate_steps, weight_gradient
+from regard.recurrent.fast.analytic import (
+    add_product,
+    allocate_states,
+    begin_gradient,
+    iterate_backward,
+    iterate_steps,
+    transpose_weights,
+    unflatten_gates,
+    weight_gradient,
+)
 from regard.recurrent.settings import LSTMVariant
 
 
@@ -24,136 +33,160 @@ class LSTMWeights(NamedTuple):
     Q_NPP: Tensor | None = None
 
 
-class _GateColumns:
-    """The slices of the gates along the axis of width G."""
+class _Gates(NamedTuple):
+    """Views of the gates, or of their gradients. A variant may lack some of the gates."""
 
-    def __init__(self, variant: LSTMVariant, size: int) -> None:
-        self.size = size
-        self.early = slice(0, len(variant.early_gates) * size)
-        self.gates = slice(0, len(variant.gates) * size)
-        self.output = slice(self.early.stop, self.gates.stop)
-        self.candidate = slice(self.gates.stop, self.gates.stop + size)
-        self.input = slice(0, size)
-        self.forget = slice(self.early.stop - size, self.early.stop)
+    all: Tensor
+    rows: Tensor
+    """The same with one axis for the gates and one for the units, (…, P + 1, H)."""
+    learned: Tensor
+    early: Tensor
+    early_rows: Tensor
+    input: Tensor | None
+    forget: Tensor | None
+    output: Tensor | None
+    candidate: Tensor
+
+    @classmethod
+    def of(cls, variant: LSTMVariant, all_gates: Tensor) -> "_Gates":
+        count, early = len(variant.gates), len(variant.early_gates)
+        size = all_gates.shape[-1] // (count + 1)
+        rows = unflatten_gates(all_gates, size)
+        *gates, candidate = rows.unbind(-2)
+        by_name = dict(zip(variant.gates, gates, strict=True))
+        return cls(
+            all_gates,
+            rows,
+            all_gates[..., : count * size],
+            all_gates[..., : early * size],
+            rows[..., :early, :],
+            by_name.get("input"),
+            by_name.get("forget"),
+            by_name.get("output"),
+            candidate,
+        )
 
 
-def _unflatten_gates(x: Tensor, size: int) -> Tensor:
-    """(…, P H) → (…, P, H): one axis for the gates, one for the units."""
-    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
+class _Peepholes(NamedTuple):
+    """The peepholes of the early gates, (…, P, H), and of the output gate, (…, H)."""
+
+    early: Tensor
+    output: Tensor
+
+    @classmethod
+    def of(cls, variant: LSTMVariant, p: Tensor | None) -> "_Peepholes | None":
+        return None if p is None else cls(p[..., : len(variant.early_gates), :], p[..., -1, :])
 
 
 def _forward_step(
-    variant: LSTMVariant,
-    columns: _GateColumns,
-    s: Tensor,
-    before: Tensor,
-    p: Tensor | None,
-    cell: Tensor,
-    activated: Tensor,
-    y: Tensor,
+    variant: LSTMVariant, s: _Gates, before: Tensor, p: _Peepholes | None, cell: Tensor, activated: Tensor, y: Tensor
 ) -> None:
     """Activate the gates s in place, and write the new cell state c, its activation h(c), and the output y."""
-    early, candidate, output = s[..., columns.early], s[..., columns.candidate], s[..., columns.output]
-    if variant.early_gates:
-        if p is not None:
-            _unflatten_gates(early, columns.size).addcmul_(p[..., : len(variant.early_gates), :], before.unsqueeze(-2))
-        early.sigmoid_()
-    if variant.input_activation == "tanh":
-        candidate.tanh_()
-    if variant.coupled:
-        torch.lerp(before, candidate, s[..., columns.input], out=cell)
+    if p is None:
+        s.learned.sigmoid_()
     else:
-        retained = torch.mul(before, s[..., columns.forget], out=cell) if variant.forget_gate else before
-        if variant.input_gate:
-            torch.addcmul(retained, candidate, s[..., columns.input], out=cell)
+        s.early_rows.addcmul_(p.early, before.unsqueeze(-2))
+        s.early.sigmoid_()
+    if variant.input_activation == "tanh":
+        s.candidate.tanh_()
+    if variant.coupled:
+        assert s.input is not None
+        torch.lerp(before, s.candidate, s.input, out=cell)
+    else:
+        retained = before if s.forget is None else torch.mul(before, s.forget, out=cell)
+        if s.input is None:
+            torch.add(retained, s.candidate, out=cell)
         else:
-            torch.add(retained, candidate, out=cell)
-    if variant.output_gate:
-        if p is not None:
-            output.addcmul_(p[..., -1, :], cell)
-        output.sigmoid_()
-    torch.tanh(cell, out=activated) if variant.output_activation == "tanh" else activated.copy_(cell)
-    torch.mul(activated, output, out=y) if variant.output_gate else y.copy_(activated)
+            torch.addcmul(retained, s.candidate, s.input, out=cell)
+    if p is not None and s.output is not None:
+        s.output.addcmul_(p.output, cell).sigmoid_()
+    if variant.output_activation == "tanh":
+        torch.tanh(cell, out=activated)
+    y.copy_(activated) if s.output is None else torch.mul(activated, s.output, out=y)
+
+
+def _allocate_activation(variant: LSTMVariant, cell: Tensor) -> Tensor:
+    """Return a tensor for h(c), or c itself if h is the identity."""
+    return torch.empty_like(cell) if variant.output_activation == "tanh" else cell
 
 
 class _Derivatives(NamedTuple):
-    """The local derivatives: of the output with respect to the output gate and the cell state; of the cell state with
-    respect to the early gates, the candidate and the previous cell state; of the gates with respect to their inputs.
+    """The local derivatives, including those through the peepholes: of the output with respect to the cell state; of
+    the cell state with respect to the preactivations of the gates, (…, P + 1, H); of the output with respect to the
+    preactivation of the output gate; of the cell state with respect to the previous one; of the learned gates with
+    respect to their preactivations, for gate recurrence.
     """
 
-    output: Tensor | None
     cell: Tensor
-    early: Tensor | None
-    candidate: Tensor
+    gates: Tensor
+    output: Tensor | None
     before: Tensor | None
-    gates: Tensor | None
+    learned: Tensor | None
 
 
 def _compute_derivatives(
-    variant: LSTMVariant, columns: _GateColumns, s: Tensor, before: Tensor, activated: Tensor
+    variant: LSTMVariant, s: _Gates, p: _Peepholes | None, before: Tensor, activated: Tensor
 ) -> _Derivatives:
     """Compute the local derivatives, for one step or for all steps at once."""
-    size = columns.size
-    i, f, o, z = (s[..., part] for part in (columns.input, columns.forget, columns.output, columns.candidate))
-    to_output = (1 - o).mul_(o).mul_(activated) if variant.output_gate else None
+    k = _Gates.of(variant, torch.empty_like(s.all))
+    torch.mul(1 - s.learned, s.learned, out=k.learned)
+    to_learned = k.learned.clone() if variant.gate_recurrence else None
+    if k.input is not None:
+        k.input.mul_(s.candidate - before if variant.coupled else s.candidate)
+    if k.forget is not None:
+        k.forget.mul_(before)
+    if variant.input_activation == "tanh":
+        torch.mul(s.candidate, s.candidate, out=k.candidate).neg_().add_(1)
+    else:
+        k.candidate.fill_(1)
+    if s.input is not None:
+        k.candidate.mul_(s.input)
     to_cell = 1 - activated * activated if variant.output_activation == "tanh" else torch.ones_like(activated)
-    if variant.output_gate:
-        to_cell.mul_(o)
-    early = s[..., columns.early]
-    to_early = (1 - early).mul_(early) if variant.early_gates else None
-    if to_early is not None and variant.input_gate:
-        to_early[..., :size].mul_(z - before if variant.coupled else z)
-    if to_early is not None and "forget" in variant.early_gates:
-        to_early[..., columns.forget].mul_(before)
-    to_candidate = 1 - z * z if variant.input_activation == "tanh" else torch.ones_like(z)
-    if variant.input_gate:
-        to_candidate.mul_(i)
-    to_before = 1 - i if variant.coupled else f if variant.forget_gate else None
-    gates = s[..., columns.gates]
-    to_gates = (1 - gates).mul_(gates) if variant.gate_recurrence else None
-    return _Derivatives(to_output, to_cell, to_early, to_candidate, to_before, to_gates)
+    to_before = 1 - s.input if variant.coupled and s.input is not None else s.forget
+    if k.output is not None and s.output is not None:
+        k.output.mul_(activated)
+        to_cell.mul_(s.output)
+    if p is not None:
+        to_before = (k.early_rows * p.early).sum(-2).add_(1 if to_before is None else to_before)
+        if k.output is not None:
+            to_cell.addcmul_(p.output, k.output)
+    return _Derivatives(to_cell, k.rows, k.output, to_before, to_learned)
 
 
 def _backward_step(
-    variant: LSTMVariant,
-    columns: _GateColumns,
     k: _Derivatives,
-    p: Tensor | None,
-    d: tuple[Tensor, Tensor, Tensor | None],
-    d_s: Tensor,
-) -> Tensor:
-    """Return the gradient of the previous cell state, and write the gradient of the gates to d_s. d holds the gradients
-    of the output, the cell state and the gates.
+    p: _Peepholes | None,
+    d_y: Tensor,
+    d_cell: Tensor,
+    d_before: Tensor,
+    d_learned: Tensor | None,
+    d_s: _Gates,
+) -> None:
+    """Write the gradient of the gates to d_s, and add those of the cell states before and after the step to d_before
+    and d_cell. d_learned is the gradient of the learned gates through gate recurrence.
     """
-    d_output, d_cell, d_gates = d
-    if d_gates is not None and k.gates is not None:
-        d_gates = d_gates * k.gates
-    d_cell = torch.addcmul(d_cell, d_output, k.cell)
+    d_cell.addcmul_(d_y, k.cell)
+    if d_learned is not None:
+        assert k.learned is not None
+        d_learned = d_learned * k.learned
+        if p is not None:
+            early = d_learned[..., : d_s.early.shape[-1]].view_as(d_s.early_rows)
+            d_before.add_((early * p.early).sum(-2))
+            if d_s.output is not None:
+                d_cell.addcmul_(p.output, d_learned[..., -d_y.shape[-1] :])
+    torch.mul(d_cell.unsqueeze(-2), k.gates, out=d_s.rows)
     if k.output is not None:
-        torch.mul(d_output, k.output, out=d_s[..., columns.output])
-        if d_gates is not None:
-            d_s[..., columns.output].add_(d_gates[..., columns.output])
-        if p is not None:
-            d_cell.addcmul_(p[..., -1, :], d_s[..., columns.output])
-    d_before = d_cell if k.before is None else d_cell * k.before
-    if k.early is not None:
-        d_early = _unflatten_gates(d_s[..., columns.early], columns.size)
-        torch.mul(d_cell.unsqueeze(-2), _unflatten_gates(k.early, columns.size), out=d_early)
-        if d_gates is not None:
-            d_early.add_(_unflatten_gates(d_gates[..., columns.early], columns.size))
-        if p is not None:
-            d_before = d_before + (d_early * p[..., : len(variant.early_gates), :]).sum(-2)
-    torch.mul(d_cell, k.candidate, out=d_s[..., columns.candidate])
-    return d_before
+        torch.mul(d_y, k.output, out=d_s.output)
+    if d_learned is not None:
+        d_s.learned.add_(d_learned)
+    d_before.add_(d_cell) if k.before is None else d_before.addcmul_(d_cell, k.before)
 
 
-def _peephole_gradient(
-    variant: LSTMVariant, columns: _GateColumns, d_s: Tensor, before: Tensor, cell: Tensor
-) -> Tensor:
+def _peephole_gradient(d_s: _Gates, before: Tensor, cell: Tensor) -> Tensor:
     """Return the gradient of the peepholes for one step or all, (…, P, H), not yet summed over rows and steps."""
-    parts = [_unflatten_gates(d_s[..., columns.early], columns.size) * before.unsqueeze(-2)]
-    if variant.output_gate:
-        parts.append((d_s[..., columns.output] * cell).unsqueeze(-2))
+    parts = [d_s.early_rows * before.unsqueeze(-2)]
+    if d_s.output is not None:
+        parts.append((d_s.output * cell).unsqueeze(-2))
     return torch.cat(parts, dim=-2)
 
 
@@ -172,55 +205,52 @@ class _Scan(torch.autograd.Function):
         mask: Tensor | None,
         valid: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        size = y_0.shape[-1]
-        columns = _GateColumns(variant, size)
-        s = torch.empty_like(a)
+        s = _Gates.of(variant, a.clone())
         y, c, g = allocate_states(a, y_0), allocate_states(a, c_0), g_0
-        activated = torch.empty_like(c[1:])
-        R_T = R.transpose(1, 2)
-        Q_T = None if Q is None else Q.transpose(1, 2)
-        p_row = None if p is None else p.unsqueeze(1)
-        views = (a, s, y[:-1], c[:-1], y[1:], c[1:], activated)
-        for t, (a_t, s_t, y_before, c_before, y_t, c_t, activated_t) in enumerate(iterate_steps(*views)):
-            torch.baddbmm(a_t, apply_mask(y_before, mask), R_T, out=s_t)
+        activated = _allocate_activation(variant, c[1:])
+        R_T, Q_T = transpose_weights(R), None if Q is None else transpose_weights(Q)
+        peepholes = _Peepholes.of(variant, None if p is None else p.unsqueeze(1))
+        states = (y[:-1], c[:-1], y[1:], c[1:], activated, valid)
+        for y_before, c_before, y_t, c_t, activated_t, valid_t, *gates in iterate_steps(len(a), *states, *s):
+            s_t = _Gates._make(gates)
+            s_t.all.baddbmm_(apply_mask(y_before, mask), R_T)
             if g is not None and Q_T is not None:
-                s_t[..., columns.gates].baddbmm_(g, Q_T)
-                g = s_t[..., columns.gates]
-            _forward_step(variant, columns, s_t, c_before, p_row, c_t, activated_t, y_t)
-            if valid is not None:
-                y_t.mul_(valid[t])
-                c_t.mul_(valid[t])
+                s_t.learned.baddbmm_(g, Q_T)
+                g = s_t.learned
+            _forward_step(variant, s_t, c_before, peepholes, c_t, activated_t, y_t)
+            if valid_t is not None:
+                y_t.mul_(valid_t)
+                c_t.mul_(valid_t)
         ctx.variant = variant
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(g_0, R, p, Q, mask, s, y, c, activated)
-        return y[1:], c[1:], s[..., columns.gates]
+        ctx.save_for_backward(g_0, R, p, Q, mask, s.all, y, c, activated)
+        return y[1:], c[1:], s.learned
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, *d_states: Tensor | None) -> Gradients:
-        g_0, R, p, Q, mask, s, y, c, activated = ctx.saved_tensors
+        g_0, R, p, Q, mask, all_gates, y, c, activated = ctx.saved_tensors
         variant: LSTMVariant = ctx.variant
-        columns = _GateColumns(variant, y.shape[-1])
-        derivatives = _compute_derivatives(variant, columns, s, c[:-1], activated)
-        p_row = None if p is None else p.unsqueeze(1)
-        d_s = torch.empty_like(s)
-        d_y, d_c = torch.zeros_like(y[0]), torch.zeros_like(c[0])
-        d_g = None if g_0 is None else torch.zeros_like(g_0)
-        for d_t, y_t, c_t, g_t, *k in iterate_backward(len(s), d_s, *d_states, *derivatives):
-            d_y = d_y if y_t is None else d_y + y_t
-            d_c = d_c if c_t is None else d_c + c_t
-            d_g = d_g if g_t is None or d_g is None else d_g + g_t
-            d_c = _backward_step(variant, columns, _Derivatives(*k), p_row, (d_y, d_c, d_g), d_t)
-            d_y = torch.bmm(d_t, R)
-            if mask is not None:
-                d_y.mul_(mask)
-            if Q is not None:
-                d_g = torch.bmm(d_t[..., columns.gates], Q)
-        d_p = None if p is None else _peephole_gradient(variant, columns, d_s, c[:-1], c[1:]).sum((0, 2))
+        s, d_s = _Gates.of(variant, all_gates), _Gates.of(variant, torch.empty_like(all_gates))
+        peepholes = _Peepholes.of(variant, None if p is None else p.unsqueeze(1))
+        k = _compute_derivatives(variant, s, peepholes, c[:-1], activated)
+        d_y, d_c = begin_gradient(d_states[0], y[1:]), begin_gradient(d_states[1], c[1:])
+        d_g = None if Q is None else begin_gradient(d_states[2], s.learned)
+        totals = (part for d in (d_y, d_c, d_g) for part in ((None, None) if d is None else (d[1:], d[:-1])))
+        for dy_t, dy_before, dc_t, dc_before, dg_t, dg_before, *parts in iterate_backward(
+            len(y) - 1, *totals, *d_s, *k
+        ):
+            ds_t, k_t = _Gates._make(parts[: len(d_s)]), _Derivatives._make(parts[len(d_s) :])
+            _backward_step(k_t, peepholes, dy_t, dc_t, dc_before, dg_t, ds_t)
+            add_product(dy_before, ds_t.all, R, mask)
+            if dg_before is not None:
+                dg_before.baddbmm_(ds_t.learned, Q)
+        d_p = None if p is None else _peephole_gradient(d_s, c[:-1], c[1:]).sum((0, 2))
         d_Q = None
         if g_0 is not None:
-            d_Q = weight_gradient(d_s[..., columns.gates], torch.cat([g_0.unsqueeze(0), s[:-1, ..., columns.gates]]))
-        return None, d_s, d_y, d_c, d_g, weight_gradient(d_s, apply_mask(y[:-1], mask)), d_p, d_Q, None, None
+            d_Q = weight_gradient(d_s.learned, torch.cat([g_0.unsqueeze(0), s.learned[:-1]]))
+        d_R = weight_gradient(d_s.all, apply_mask(y[:-1], mask))
+        return None, d_s.all, d_y[0], d_c[0], None if d_g is None else d_g[0], d_R, d_p, d_Q, None, None
 
 
 class _Step(torch.autograd.Function):
@@ -228,30 +258,25 @@ class _Step(torch.autograd.Function):
     def forward(
         ctx: Any, variant: LSTMVariant, total: Tensor, before: Tensor, p: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        columns = _GateColumns(variant, before.shape[-1])
-        s = total.clone()
-        cell, activated, output = (torch.empty_like(before) for _ in range(3))
-        _forward_step(variant, columns, s, before, p, cell, activated, output)
+        s = _Gates.of(variant, total.clone())
+        cell, output = torch.empty_like(before), torch.empty_like(before)
+        activated = _allocate_activation(variant, cell)
+        _forward_step(variant, s, before, _Peepholes.of(variant, p), cell, activated, output)
         ctx.variant = variant
-        ctx.save_for_backward(s, before, cell, activated, p)
+        ctx.save_for_backward(s.all, before, cell, activated, p)
         return output, cell
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, d_output: Tensor, d_cell: Tensor) -> Gradients:
-        s, before, cell, activated, p = ctx.saved_tensors
-        columns = _GateColumns(ctx.variant, before.shape[-1])
-        d_s = torch.empty_like(s)
-        d_before = _backward_step(
-            ctx.variant,
-            columns,
-            _compute_derivatives(ctx.variant, columns, s, before, activated),
-            p,
-            (d_output, d_cell, None),
-            d_s,
-        )
-        d_p = None if p is None else _peephole_gradient(ctx.variant, columns, d_s, before, cell).sum(0)
-        return None, d_s, d_before, d_p
+        all_gates, before, cell, activated, p = ctx.saved_tensors
+        s, d_s = _Gates.of(ctx.variant, all_gates), _Gates.of(ctx.variant, torch.empty_like(all_gates))
+        peepholes = _Peepholes.of(ctx.variant, p)
+        k = _compute_derivatives(ctx.variant, s, peepholes, before, activated)
+        d_before = torch.zeros_like(before)
+        _backward_step(k, peepholes, d_output, d_cell.clone(), d_before, None, d_s)
+        d_p = None if p is None else _peephole_gradient(d_s, before, cell).sum(0)
+        return None, d_s.all, d_before, d_p
 
 
 def lstm_scan(

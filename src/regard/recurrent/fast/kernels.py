@@ -35,7 +35,7 @@ class CellKernels(ABC, Generic[C]):
     """The fast implementations of a class of cells."""
 
     torch_is_fastest_on_cpu: bool = False
-    """Whether PyTorch's kernel is faster on a CPU than the scan with an analytic gradient."""
+    """Whether oneDNN has a kernel for the cell, which is faster on a CPU than the scan with an analytic gradient."""
     fused_beats_cudnn: bool = False
     """Whether the Triton kernel is faster than cuDNN for few rows, and in half precision."""
 
