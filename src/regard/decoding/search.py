@@ -18,7 +18,6 @@ from typing import NamedTuple, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sacrebleu.metrics.chrf import CHRF
 from torch import Tensor
 
 from regard.decoding.cuda_graphs import GraphedDecoder
@@ -282,6 +281,8 @@ def _lengths(generated_NT: Tensor, end: int) -> Tensor:
 
 def rank_by_risk(samples: Sequence[Hypothesis], decode: Callable[[list[int]], str]) -> list[Hypothesis]:
     """Rank the distinct samples by their average chrF against all samples (Eikema and Aziz 2020)."""
+    from sacrebleu.metrics.chrf import CHRF  # imported on first use: few searches need it, and it takes 0.1 s
+
     metric = CHRF()
     texts = [decode(sample.tokens) for sample in samples]
     distinct = dict(zip(reversed(texts), reversed(samples), strict=True))
