@@ -9,7 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from regard.cli import predict
-from regard.cli.predict import PAUSE, read_chunks
+from regard.cli.predict import PAUSE, Chunk, compute_ahead, read_chunks
+from regard.data.settings import CharSide
+from regard.data.source_readers import TextReader
+from regard.data.tokens.tokenizers import Tokenizer
 from regard.runs.folder import RunFolder
 from tests_command import HANG, NOISE
 
@@ -103,3 +106,32 @@ def test_items_before_a_failure_are_yielded_first() -> None:
     assert next(chunks) == [3]
     with pytest.raises(ValueError, match="the last"):
         next(chunks)
+
+
+def test_items_are_computed_one_ahead_and_in_order() -> None:
+    computed = []
+
+    def items() -> Iterator[int]:
+        for number in range(5):
+            computed.append(number)
+            yield number
+        raise ValueError("the fifth was the last")
+
+    ahead = compute_ahead(items())
+    assert [next(ahead) for _ in range(2)] == [0, 1]
+    assert len(computed) <= 4  # two are used, one waits, and one is being computed
+    assert [next(ahead) for _ in range(3)] == [2, 3, 4]
+    with pytest.raises(ValueError, match="the last"):
+        next(ahead)
+
+
+def test_a_text_that_occurs_several_times_is_predicted_once_unless_it_is_sampled() -> None:
+    reader = TextReader(Tokenizer.of(CharSide(), ["abc"]), 10)
+    sources = ["a", "b", "a", "\udc80", "", "b"]
+    once = Chunk.read(reader, sources, distinct=True)
+    assert [item.label for item in once.items] == ["a", "b", ""]
+    assert list(once.rows) == [0, 1, 0, None, 2, 1]
+    assert [problem is None for problem in once.problems] == [True, True, True, False, True, True]
+    each = Chunk.read(reader, sources, distinct=False)
+    assert [item.label for item in each.items] == ["a", "b", "a", "", "b"]
+    assert list(each.rows) == [0, 1, 2, None, 3, 4]

@@ -12,7 +12,7 @@ from regard.data import source_readers
 from regard.data.settings import CharSide, CharTokenizer
 from regard.data.source_readers import TextReader, build_reader, find_reader, register_reader
 from regard.data.sources import LazySources
-from regard.data.tokens.tokenizers import PAD, TokenizedText, Tokenizer, TokenizerPair
+from regard.data.tokens.tokenizers import PAD, Tokenizer, TokenizerPair
 from regard.models.settings import EncoderSettings, RecurrentEncoderSettings
 
 TOKENIZER = Tokenizer.of(CharSide(), ["abc def"])
@@ -55,6 +55,14 @@ def test_readers_are_compatible_if_their_tokenizers_are_equal() -> None:
     assert not reader.is_compatible(TextReader(Tokenizer.of(CharSide(), ["xyz"]), 100))
 
 
+def test_texts_and_spans_of_tokens_are_not_computed_unless_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    [item] = TextReader(TOKENIZER, 2).read(["cab"])
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    assert (item.ids, item.length, item.unknown) == (TOKENIZER.ids(["ca"])[0], 2, [])
+    monkeypatch.undo()
+    assert item.tokens == ["c", "a"]
+
+
 def test_parts_without_a_token_are_found() -> None:
     pair = TokenizerPair.build(CharTokenizer(shared=False, tags=True), ["laufen\tV;PST"], ["lief"])
     assert TextReader(pair.source, 100).find_unknown(["läufen\tV;ZZ", "laufen", "äöä"]) == [
@@ -66,13 +74,13 @@ def test_parts_without_a_token_are_found() -> None:
 
 def test_lazy_sources_are_read_when_a_batch_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Sequence[str]] = []
-    encode = Tokenizer.encode
+    ids = Tokenizer.ids
 
-    def record_texts(self: Tokenizer, texts: Sequence[str]) -> list[TokenizedText]:
+    def record_texts(self: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
         reads.append(texts)
-        return encode(self, texts)
+        return ids(self, texts)
 
-    monkeypatch.setattr(Tokenizer, "encode", record_texts)
+    monkeypatch.setattr(Tokenizer, "ids", record_texts)
     sources = LazySources(TextReader(TOKENIZER, 9), ["a", "bc", "def"], 9)
     assert len(sources) == 3
     assert sources.lengths.tolist() == sources.epoch_lengths(1).tolist() == [9, 9, 9]

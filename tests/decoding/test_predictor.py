@@ -12,6 +12,8 @@ from regard.data.batching import pad
 from regard.data.corpora import Pairs
 from regard.data.source_readers import TextItem
 from regard.data.tokens.tokenizers import END, START
+from regard.decoding.predictor import Predictor
+from regard.decoding.settings import SearchSettings
 from regard.explorer.served_model import predict_rows
 from regard.ops.reference_mode import full_precision
 from regard.runs.folder import RunFolder
@@ -41,6 +43,21 @@ def test_predictions_for_a_list_are_in_order_and_equal_those_for_single_texts(mo
         single = model.predict(text)
         assert single.text == prediction.text
         assert single.score == pytest.approx(prediction.score, abs=1e-5)
+
+
+def test_batches_are_larger_on_a_gpu_within_the_limits_of_its_memory(
+    model: regard.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor, tokens = model.predictor, len(model.predictor.tokenizer)
+    monkeypatch.setattr(Predictor, "device", torch.device("cpu"))
+    assert predictor.limit_batches(SearchSettings()) == (64, None)
+    monkeypatch.setattr(Predictor, "device", torch.device("cuda"))
+    rows, max_tokens = predictor.limit_batches(SearchSettings(beam=5))
+    assert rows > 64
+    assert rows * 5 * tokens * 4 <= 1 << 28  # bytes of the logits of a step
+    assert max_tokens is not None
+    assert predictor.limit_batches(SearchSettings(beam=5), 7) == (7, None)
+    assert predictor.limit_batches(SearchSettings(beam=5), attention=True) == (64, None)
 
 
 @pytest.mark.parametrize("search", [{}, {"beam": 3}, {"sample": True}])
@@ -84,7 +101,7 @@ def source_ids(model: regard.Model, text: str) -> list[int]:
     """Return the token ids of a source."""
     [item] = model.predictor.reader.read([text])
     assert isinstance(item, TextItem)
-    return item.tokenized.ids
+    return item.ids
 
 
 def test_the_score_is_the_log_probability_of_the_prediction(model: regard.Model) -> None:

@@ -226,7 +226,7 @@ class Model:
         self,
         source: OneSource,
         *,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         attention: bool = True,
         first_index: int = 0,
         **search: Unpack[PredictionOptions],
@@ -237,7 +237,7 @@ class Model:
         self,
         source: Sequence[OneSource],
         *,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         attention: bool = True,
         first_index: int = 0,
         **search: Unpack[PredictionOptions],
@@ -247,7 +247,7 @@ class Model:
         self,
         source: OneSource | Sequence[OneSource],
         *,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         attention: bool = True,
         first_index: int = 0,
         **search: Unpack[PredictionOptions],
@@ -257,7 +257,8 @@ class Model:
         Args:
             source: A text, or a list of texts. If the encoder reads another kind of source, a source of this kind, for
                 example a file name or an array, or a list of them.
-            batch_size: The number of texts that are processed together.
+            batch_size: The maximum number of texts that are processed together. By default 64 and, on a GPU without
+                `attention`, as many as its memory holds easily.
             attention: Whether to record attention weights. Without them, prediction is faster.
             first_index: The index of the first text in the complete list, if a list is predicted in parts. A sample
                 depends on the seed and the index of its text, and not on `batch_size` or the other texts.
@@ -278,7 +279,8 @@ class Model:
         >>> model.predict(["3 mai 2009", "May 3, 2009"], prefix=["20", ""])
         """
         check_search(search, CONSTRAINTS)
-        check_integer("batch_size", batch_size)
+        if batch_size is not None:
+            check_integer("batch_size", batch_size)
         check_flag("attention", attention)
         check_integer("first_index", first_index, minimum=0)
         predictor = self.predictor

@@ -1,4 +1,7 @@
-"""regard predict. Lines are predicted in large chunks while they arrive fast, and at once when the input pauses."""
+"""regard predict. Lines are predicted in large chunks while they arrive fast, and at once when the input pauses.
+
+Threads read and tokenize the next chunk while the model predicts the last one.
+"""
 
 import inspect
 import io
@@ -7,7 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, final
 
 import click
 
@@ -15,7 +21,7 @@ from regard.cli.options import accept_changes_option, ensemble_option, number_op
 from regard.config import resolve
 from regard.data.lines import parse_lines
 from regard.data.pharaoh import format_links
-from regard.decoding.settings import PredictionOptions, SearchSettings
+from regard.decoding.settings import SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, to_json
 from regard.overrides import parse_overrides
@@ -23,16 +29,18 @@ from regard.quantities import BatchSize
 from regard.runs.folder import open_models
 
 if TYPE_CHECKING:
-    from regard.api.model import Model
     from regard.data.pharaoh import Links
+    from regard.data.sources import SourceItem, SourceReader
+    from regard.data.tokens.tokenizers import UnknownTokens
+    from regard.decoding.search import Hypothesis
     from regard.inspection.prediction import Prediction
-
-    Predicted = tuple[str, Prediction | None, str | None]
 
 T = TypeVar("T")
 
 PAUSE = 0.05
 """The longest time, in seconds, that an item waits for others to join its chunk."""
+
+_BATCHES_PER_CHUNK = 16
 
 EXAMPLES = """\b
 Examples:
@@ -59,7 +67,7 @@ Examples:
 @click.option("--must-contain", metavar="PHRASE", multiple=True, help="Force every prediction to contain PHRASE.")
 @click.option("--banned", metavar="PHRASE", multiple=True, help="Prevent predictions from containing PHRASE.")
 @ensemble_option
-@number_option("--batch-size", BatchSize, "N", "Texts per batch.", 64)
+@number_option("--batch-size", BatchSize, "N", "Texts per batch, at most. [default: as many as suit the device]")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per prediction: text, score, tokens.")
 @click.option("--attention", is_flag=True, help="Include attention weights; needs --json.")
 @click.option("--align", is_flag=True, help="Add word alignments in Pharaoh format, after a tab; see regard align -h.")
@@ -76,7 +84,7 @@ def command(
     must_contain: tuple[str, ...],
     banned: tuple[str, ...],
     others: tuple[str, ...],
-    batch_size: int,
+    batch_size: int | None,
     as_json: bool,
     attention: bool,
     align: bool,
@@ -100,7 +108,7 @@ def command(
     repeats a few tokens in a loop, only the first cycle is kept, unless loop_guard=false.
     """
     search: dict[str, Any] = {"nbest": nbest} | ({"beam": beam} if beam else {}) | parse_overrides(settings)
-    nbest = resolve(SearchSettings, search, {}).nbest
+    options = resolve(SearchSettings, search, {})
     if attention and not as_json:
         raise click.UsageError("--attention needs --json. To draw the weights, use `regard look`.")
     if tokens and not align:
@@ -112,87 +120,139 @@ def command(
 
     from regard.api.model import Model, build_aligner
     from regard.data.tokens.tokenizers import UnknownTokens
+    from regard.decoding.constraints import parse_constraints
+    from regard.inspection.prediction import Prediction
 
     loaded = Model.from_checkpoints(opened)
-    aligner = build_aligner(loaded, {"tokens": tokens}, batch_size) if align else None
+    predictor, roles = loaded.predictor, loaded.predictor.attention_roles
+
+    def build(item: "SourceItem", nbest: "Sequence[Hypothesis]") -> Prediction:
+        return Prediction.from_nbest(item, nbest, predictor.tokenizer, roles, loaded.members)
+
+    aligner = build_aligner(loaded, {"tokens": tokens}, batch_size or 64) if align else None
     lines: Iterable[str] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else texts
+    output = _Output(build=build, nbest=options.nbest, as_json=as_json, attention=attention, align=align)
+    summary = _Summary(predictor.reader.noun, UnknownTokens())
+    required = {"prefix": prefix, "must_contain": must_contain}
 
-    truncated, looped, unknown, failed, count = 0, 0, UnknownTokens(), 0, 0
-
-    def predict(sources: list[str]) -> "list[Prediction]":
-        constraints: PredictionOptions = {
-            "prefix": [prefix or ""] * len(sources),
-            "must_contain": [must_contain] * len(sources),
-            "banned": banned,
-        }
-        first = count - failed  # samples do not depend on the chunks of a pipe
-        return loaded.predict(
-            sources, batch_size=batch_size, attention=attention, first_index=first, **constraints, **search
+    def predict(chunk: Chunk) -> list[_Predicted]:
+        per_text = {name: [value] * len(chunk.items) for name, value in required.items() if value}
+        constraints = parse_constraints({**per_text, "banned": banned}, len(chunk.items))
+        nbest = predictor.predict(
+            chunk.items,
+            options,
+            constraints,
+            batch_size=batch_size,
+            attention=attention,
+            first_index=summary.readable,  # samples do not depend on the chunks of a pipe
         )
+        decoded = iter(predictor.tokenizer.decode_all([one.tokens for hypotheses in nbest for one in hypotheses]))
+        return [
+            _Predicted(item, hypotheses, list(islice(decoded, len(hypotheses))))
+            for item, hypotheses in zip(chunk.items, nbest, strict=True)
+        ]
 
     # A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded.
-    for chunk in read_chunks(lines, 16 * batch_size):
-        predicted = list(_predict_readable(loaded, chunk, predict))
-        alignments = None if aligner is None else aligner.align(_predicted_pairs(predicted))
-        for source, best, problem in predicted:
-            count += 1
-            if best is None:
-                failed += 1
-                click.echo(f"regard: {problem}", err=True)
-                for _ in range(nbest):
-                    click.echo(to_json({"source": source, "error": problem}) if as_json else "")
-                continue
-            unknown.add(best.unknown)
-            for prediction in (best, *best.alternatives):
-                links = None if alignments is None else next(alignments).links
-                click.echo(
-                    _to_json(prediction, attention=attention, links=links)
-                    if as_json
-                    else _to_line(prediction, scored=nbest > 1, links=links)
-                )
-                truncated += prediction.truncated
-                looped += prediction.looped
-            for _ in range(nbest - 1 - len(best.alternatives)):
-                click.echo(_fill_line(source, as_json=as_json, scored=nbest > 1, aligned=align))
-    if truncated:
-        click.echo(
-            f"note: {quantity(truncated, 'prediction')} reached the length limit and may be incomplete.", err=True
-        )
-    if looped:
-        click.echo(
-            f"note: {quantity(looped, 'prediction')} repeated a few tokens in a loop; the repetitions were removed "
-            "(loop_guard).",
-            err=True,
-        )
-    if unknown:
-        click.echo(f"note: the model has no token for {unknown} (in {unknown.texts:,} of the texts).", err=True)
-    if failed:
-        noun = loaded.predictor.reader.noun
-        raise DataError(
-            f"{failed:,} of {quantity(count, noun)} could not be read, for the reasons above. Their predictions are "
-            "empty."
-        )
+    size = _BATCHES_PER_CHUNK * predictor.limit_batches(options, batch_size, attention=attention).rows
+    read = partial(Chunk.read, predictor.reader, distinct=not options.is_random)
+    for chunk in compute_ahead(map(read, read_chunks(lines, size))):
+        predictions = chunk.match(predict(chunk))
+        links: Iterator[Links | None] = repeat(None)
+        if aligner is not None:
+            found = aligner.align((each.item.label, text) for each in predictions if each for text in each.texts)
+            links = (alignment.links for alignment in found)
+        written: list[str] = []
+        for source, problem, predicted in zip(chunk.sources, chunk.problems, predictions, strict=True):
+            summary.add(predicted, problem)
+            written += output.format(source, problem, predicted, links)
+        click.echo("\n".join(written))
+    summary.report()
 
 
 _OTHER_SETTINGS = ", ".join(name for name in SearchSettings.model_fields if name not in ("beam", "nbest"))
 command.help = f"{inspect.cleandoc(command.help or '')}\n\nSearch settings: {_OTHER_SETTINGS}."
 
 
-def _predict_readable(
-    model: "Model", sources: Sequence[str], predict: "Callable[[list[str]], list[Prediction]]"
-) -> "Iterator[Predicted]":
-    """Predict the sources that can be read. Yield each source with its prediction, or with what is wrong with it."""
-    problems = [model.predictor.reader.find_problem(source) for source in sources]
-    predictions = iter(predict([source for source, problem in zip(sources, problems, strict=True) if problem is None]))
-    for source, problem in zip(sources, problems, strict=True):
-        yield source, next(predictions) if problem is None else None, problem
+class _Predicted(NamedTuple):
+    """A source, its n-best hypotheses, and their texts."""
+
+    item: "SourceItem"
+    nbest: "Sequence[Hypothesis]"
+    texts: Sequence[str]
 
 
-def _predicted_pairs(predicted: "Sequence[Predicted]") -> Iterator[tuple[str, str]]:
-    """Yield each prediction with its source, alternatives included, in the order in which they are printed."""
-    for _, best, _ in predicted:
-        for prediction in (best, *best.alternatives) if best else ():
-            yield prediction.source, prediction.text
+class Chunk(NamedTuple):
+    """Consecutive sources. For each, what is wrong with it if it cannot be read, otherwise the index of its item."""
+
+    sources: Sequence[str]
+    problems: Sequence[str | None]
+    rows: Sequence[int | None]
+    items: "Sequence[SourceItem]"
+
+    @classmethod
+    def read(cls, reader: "SourceReader", sources: Sequence[str], *, distinct: bool) -> "Chunk":
+        """Read sources. If `distinct`, a source that occurs several times has one item."""
+        problems = [reader.find_problem(source) for source in sources]
+        rows: list[int | None] = []
+        readable: list[str] = []
+        row_of: dict[str, int] = {}
+        for source, problem in zip(sources, problems, strict=True):
+            row = row_of.get(source) if distinct else None
+            if problem is None and row is None:
+                row = row_of[source] = len(readable)
+                readable.append(source)
+            rows.append(row)
+        return cls(sources, problems, rows, reader.read(readable))
+
+    def match(self, predicted: Sequence[_Predicted]) -> list[_Predicted | None]:
+        """Return the prediction for each source, given those for the items."""
+        return [None if row is None else predicted[row] for row in self.rows]
+
+
+@final
+@dataclass
+class _Summary:
+    """What is reported when all sources have been predicted."""
+
+    noun: str
+    unknown: "UnknownTokens"
+    count: int = 0
+    failed: int = 0
+    truncated: int = 0
+    looped: int = 0
+
+    @property
+    def readable(self) -> int:
+        return self.count - self.failed
+
+    def add(self, predicted: _Predicted | None, problem: str | None) -> None:
+        self.count += 1
+        if predicted is None:
+            self.failed += 1
+            click.echo(f"regard: {problem}", err=True)
+            return
+        self.unknown.add(predicted.item.unknown)
+        self.truncated += sum(hypothesis.truncated for hypothesis in predicted.nbest)
+        self.looped += sum(hypothesis.looped for hypothesis in predicted.nbest)
+
+    def report(self) -> None:
+        """Print notes on stderr. Raise DataError if a source could not be read."""
+        if self.truncated:
+            many = quantity(self.truncated, "prediction")
+            click.echo(f"note: {many} reached the length limit and may be incomplete.", err=True)
+        if self.looped:
+            many = quantity(self.looped, "prediction")
+            click.echo(
+                f"note: {many} repeated a few tokens in a loop; the repetitions were removed (loop_guard).", err=True
+            )
+        if self.unknown:
+            texts = f"in {self.unknown.texts:,} of the texts"
+            click.echo(f"note: the model has no token for {self.unknown} ({texts}).", err=True)
+        if self.failed:
+            raise DataError(
+                f"{self.failed:,} of {quantity(self.count, self.noun)} could not be read, for the reasons above. "
+                "Their predictions are empty."
+            )
 
 
 def read_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -222,6 +282,16 @@ def read_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
             if item.failure is not None:
                 raise item.failure
             return
+
+
+def compute_ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yield items that a thread computes: the next one while the caller uses the last one."""
+    ahead = queue.Queue[T | _End](1)
+    threading.Thread(target=_read, args=(items, ahead), daemon=True).start()
+    while not isinstance(item := ahead.get(), _End):
+        yield item
+    if item.failure is not None:
+        raise item.failure
 
 
 class _End:
@@ -263,33 +333,55 @@ def _open_stdin() -> BinaryIO:
         return sys.stdin.buffer
 
 
-def _to_line(prediction: "Prediction", *, scored: bool, links: "Links | None") -> str:
-    text = prediction.text.replace("\n", " ")  # a byte-level model can generate line breaks
-    fields = [f"{prediction.ranking_score:.4f}", f"{prediction.score:.4f}", text] if scored else [text]
-    return "\t".join(fields if links is None else [*fields, format_links(links)])
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The format of the output: lines of text, or JSON."""
 
+    build: "Callable[[SourceItem, Sequence[Hypothesis]], Prediction]"
+    nbest: int
+    as_json: bool
+    attention: bool
+    align: bool
 
-def _fill_line(source: str, *, as_json: bool, scored: bool, aligned: bool) -> str:
-    """Return a line for a prediction that does not exist: an empty text has one prediction, whatever --nbest."""
-    if as_json:
-        return to_json({"source": source, "text": "", "score": None, "ranking_score": None}, ensure_ascii=False)
-    return "\t" * (2 * int(scored) + int(aligned))
+    def format(
+        self, source: str, problem: str | None, predicted: _Predicted | None, links: "Iterator[Links | None]"
+    ) -> list[str]:
+        """Return the lines of a source. `links` yields the alignment of each prediction."""
+        if predicted is None:
+            return [to_json({"source": source, "error": problem}) if self.as_json else ""] * self.nbest
+        if self.as_json:
+            best = self.build(predicted.item, predicted.nbest)
+            lines = [self._to_json(prediction, next(links)) for prediction in (best, *best.alternatives)]
+        else:
+            lines = [self._to_line(*pair, next(links)) for pair in zip(predicted.nbest, predicted.texts, strict=True)]
+        return lines + [self._fill_line(source)] * (self.nbest - len(lines))
 
+    def _to_line(self, hypothesis: "Hypothesis", text: str, links: "Links | None") -> str:
+        text = text.replace("\n", " ")  # a byte-level model can generate line breaks
+        fields = [f"{hypothesis.rank:.4f}", f"{hypothesis.score:.4f}", text] if self.nbest > 1 else [text]
+        return "\t".join(fields if links is None else [*fields, format_links(links)])
 
-def _to_json(prediction: "Prediction", *, attention: bool, links: "Links | None") -> str:
-    fields: dict[str, Any] = {
-        "source": prediction.source,
-        "text": prediction.text,
-        "score": prediction.score,
-        "ranking_score": prediction.ranking_score,
-        "truncated": prediction.truncated,
-        "looped": prediction.looped,
-        "unknown": prediction.unknown,
-        "tokens": prediction.tokens,
-        "source_tokens": prediction.source_tokens,
-    }
-    if attention:
-        fields["attention"] = prediction.attention.tolist()
-    if links is not None:
-        fields["links"] = sorted(links)
-    return to_json(fields, ensure_ascii=False)
+    def _fill_line(self, source: str) -> str:
+        """Return a line for a prediction that does not exist: an empty text has one prediction, whatever --nbest."""
+        if self.as_json:
+            return to_json({"source": source, "text": "", "score": None, "ranking_score": None}, ensure_ascii=False)
+        return "\t" * (2 * int(self.nbest > 1) + int(self.align))
+
+    def _to_json(self, prediction: "Prediction", links: "Links | None") -> str:
+        fields: dict[str, Any] = {
+            "source": prediction.source,
+            "text": prediction.text,
+            "score": prediction.score,
+            "ranking_score": prediction.ranking_score,
+            "truncated": prediction.truncated,
+            "looped": prediction.looped,
+            "unknown": prediction.unknown,
+            "tokens": prediction.tokens,
+            "source_tokens": prediction.source_tokens,
+        }
+        if self.attention:
+            fields["attention"] = prediction.attention.tolist()
+        if links is not None:
+            fields["links"] = sorted(links)
+        return to_json(fields, ensure_ascii=False)

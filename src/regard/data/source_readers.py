@@ -5,7 +5,7 @@ default is "text".
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature
 from typing import ClassVar, final
@@ -26,12 +26,20 @@ from regard.models.settings import IMAGE, TEXT, EncoderSettings
 @final
 @dataclass(frozen=True)
 class TextItem(SourceItem):
-    """A text with its tokens."""
+    """A text with the ids of its tokens. Their texts and spans are computed on first use, because most predictions do
+    not need them, and they take longer than the ids.
+    """
 
     text: str
-    tokenized: TokenizedText
+    ids: list[int]
+    tokenizer: Tokenizer = field(repr=False)
     masked: tuple[Span, ...] = ()
     """The parts of the text whose tokens are replaced with the unknown token."""
+
+    @cached_property
+    def tokenized(self) -> TokenizedText:
+        [tokens] = self.tokenizer.encode([_strip_blank(self.text)])
+        return TokenizedText(self.ids, tokens.texts[: self.length], tokens.offsets[: self.length])
 
     @property
     def label(self) -> str:
@@ -39,7 +47,7 @@ class TextItem(SourceItem):
 
     @property
     def length(self) -> int:
-        return len(self.tokenized.ids)
+        return len(self.ids)
 
     @property
     def offsets(self) -> list[Span]:
@@ -47,7 +55,9 @@ class TextItem(SourceItem):
 
     @property
     def unknown(self) -> list[str]:
-        parts = (part for part, token in zip(self._spelled, self.tokenized.ids, strict=True) if token == UNKNOWN)
+        if UNKNOWN not in self.ids:
+            return []
+        parts = (part for part, token in zip(self._spelled, self.ids, strict=True) if token == UNKNOWN)
         return list(dict.fromkeys(parts))
 
     @property
@@ -102,11 +112,7 @@ class TextReader(SourceReader):
         return isinstance(value, str)
 
     def read(self, sources: Sequence[RawSource]) -> list[TextItem]:
-        end = self.max_length
-        tokenized = self.tokenizer.encode([text if text.strip() else "" for text in sources])
-        warn_truncated(sum(len(tokens.ids) > end for tokens in tokenized), end)
-        truncated = (TokenizedText(tokens.ids[:end], tokens.texts[:end], tokens.offsets[:end]) for tokens in tokenized)
-        return [TextItem(text, tokens) for text, tokens in zip(sources, truncated, strict=True)]
+        return [TextItem(text, ids, self.tokenizer) for text, ids in zip(sources, self._encode(sources), strict=True)]
 
     def find_problem(self, source: RawSource) -> str | None:
         return None if is_encodable(str(source)) else f"{quote(source)} contains bytes that are not UTF-8 text."
@@ -119,16 +125,18 @@ class TextReader(SourceReader):
         tokens = read.tokenized
         hidden = [any(start < span[1] and span[0] < end for span in masked) for start, end in tokens.offsets]
         ids = [UNKNOWN if is_hidden else token for token, is_hidden in zip(tokens.ids, hidden, strict=True)]
-        return TextItem(text, tokens._replace(ids=ids), masked)
+        return TextItem(text, ids, self.tokenizer, masked)
 
     def collate(self, items: Sequence[TextItem]) -> Tokens:
-        return pad([item.tokenized.ids for item in items])
+        return pad([item.ids for item in items])
 
     def encode(self, sources: Sequence[RawSource]) -> EncodedTexts:
-        end = self.max_length
-        rows = self.tokenizer.ids([text if text.strip() else "" for text in sources])
-        warn_truncated(sum(len(ids) > end for ids in rows), end)
-        return EncodedTexts(Ragged.of(ids[:end] for ids in rows))
+        return EncodedTexts(Ragged.of(self._encode(sources)))
+
+    def _encode(self, sources: Sequence[RawSource]) -> list[list[int]]:
+        rows = self.tokenizer.ids([_strip_blank(text) for text in sources])
+        warn_truncated(sum(len(ids) > self.max_length for ids in rows), self.max_length)
+        return [ids[: self.max_length] for ids in rows]
 
     def fingerprint(self, source: RawSource) -> str:
         return str(source)
@@ -138,6 +146,11 @@ class TextReader(SourceReader):
 
     def is_compatible(self, other: SourceReader) -> bool:
         return isinstance(other, TextReader) and self.tokenizer.to_json() == other.tokenizer.to_json()
+
+
+def _strip_blank(text: str) -> str:
+    """Return a text; an empty one if it consists of white space, which has no tokens."""
+    return "" if text.isspace() else text
 
 
 def _find_part(item: TextItem, edit: TextEdit) -> Span:

@@ -65,6 +65,20 @@ MAX_LOGITS = 1 << 24
 """The maximum number of logits of a batch: 64 MiB of float32. Some decoders return the logits of a batch at once."""
 
 
+_ROWS = 64
+"""The default number of sources in a batch."""
+
+_GPU_ROWS, _GPU_TOKENS, _GPU_LOGITS = 1024, 1 << 15, 1 << 26
+"""The limits of a batch on a GPU: sources, tokens of the sources with padding, and logits of a step (256 MiB)."""
+
+
+class BatchLimits(NamedTuple):
+    """The maximum size of a batch: the number of sources, and of their tokens with padding; None for any number."""
+
+    rows: int
+    tokens: int | None = None
+
+
 @dataclass(frozen=True)
 class Predictor:
     """A model, the reader of its sources, the tokenizer of its targets, and the length limits of its predictions."""
@@ -98,23 +112,39 @@ class Predictor:
         search: SearchSettings = GREEDY,
         constraints: Constraints = NO_CONSTRAINTS,
         *,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         attention: bool = False,
         first_index: int = 0,
         history: list[BeamStep] | None = None,
     ) -> list[list[Hypothesis]]:
-        """Return the `nbest` hypotheses for each source, best first, with attention weights if requested.
+        """Return the `nbest` hypotheses for each source, best first, with attention weights if requested. For the
+        batches, see `limit_batches`.
 
         Samples depend on the seed and on the index of the source, counted from `first_index`, and not on other sources.
         The hypothesis for an empty source is empty. Loops are removed from greedy hypotheses (`loop_guard`).
         """
         predictions: dict[int, list[Hypothesis]] = {}
         with self.inference():
-            for rows in batch_by_length([source.length for source in sources], batch_size):
+            limits = self.limit_batches(search, batch_size, attention=attention)
+            for rows in batch_by_length([source.length for source in sources], *limits):
                 task = _Task(search, constraints.select(rows), [first_index + row for row in rows], history)
                 nbest = self._predict_batch([sources[row] for row in rows], task, attention=attention)
                 predictions.update(zip(rows, nbest, strict=True))
         return [predictions[row] for row in range(len(sources))]
+
+    def limit_batches(
+        self, search: SearchSettings, batch_size: int | None = None, *, attention: bool = False
+    ) -> BatchLimits:
+        """Return the maximum size of a batch: `batch_size` sources. By default, 64; on a GPU, as many as its memory
+        holds easily, because a step takes hardly longer for a large batch. Attention weights need more memory.
+        """
+        if batch_size is not None:
+            return BatchLimits(batch_size)
+        if self.device.type != "cuda" or attention or self.reader.vocabulary_size is None:
+            return BatchLimits(_ROWS)
+        hypotheses = max(search.beam, search.nbest, search.mbr_samples)
+        rows = _GPU_LOGITS // (hypotheses * len(self.tokenizer))
+        return BatchLimits(min(max(rows, _ROWS), _GPU_ROWS), _GPU_TOKENS)
 
     def trace(
         self,
@@ -244,7 +274,7 @@ class Predictor:
         limits_B = constraints.extend_limits(limits_B)
         rules = _build_rules(search, constraints, limits_B)
         inputs = (self.model.decoder, encoded.memory, SPECIAL_TOKENS, limits_B)
-        if search.sample or search.mbr_samples:
+        if search.is_random:
             generators = [np.random.default_rng([search.seed, index]) for index in task.indices]
             sampler = Sampler(generators, search)
             nbest = decode_stepwise(*inputs, sampler, rules, search.mbr_samples or search.nbest, sentences)

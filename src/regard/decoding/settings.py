@@ -82,6 +82,11 @@ class SearchSettings(SearchFields):
         return self.beam == 1 and not self.sample and not self.mbr_samples
 
     @property
+    def is_random(self) -> bool:
+        """Whether predictions are sampled. They then depend on the index of the source."""
+        return self.sample or self.mbr_samples > 0
+
+    @property
     def uses_beam(self) -> bool:
         """Whether the search keeps a beam of hypotheses; otherwise it is greedy, or samples."""
         return self.beam > 1 and not self.sample and not self.mbr_samples

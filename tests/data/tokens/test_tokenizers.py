@@ -282,6 +282,15 @@ def test_nfd_tokens_decode_to_nfc(kind: str, tmp_path: Path) -> None:
             assert tokens.offsets == [(0, 1)] * 3 + [(1, 2)] * 3 + [(2, 3)] + [(3, 4)] * 2
 
 
+@pytest.mark.parametrize("options", [{}, {"normalization": "nfd"}, {"tags": True}])
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_texts_decode_together_as_they_do_alone(kind: str, options: dict[str, Any]) -> None:
+    texts = [*(f"{line}\tV;PST" if options.get("tags") else line for line in [*LINES, "한국 café"]), ""]
+    tokenizer = build(kind, texts, **options)
+    rows = tokenizer.ids(texts)
+    assert tokenizer.decode_all(rows) == [tokenizer.decode(ids) for ids in rows]
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_symbol_is_one_token_at_any_position(kind: str) -> None:
     tokenizer = build(kind, [*LINES, "<2de>the<url>"], symbols=SYMBOLS)

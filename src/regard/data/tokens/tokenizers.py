@@ -145,9 +145,10 @@ class Tokenizer:
         assert cache is not None
         parts_by_text = [[text] if _UNUSUAL.search(text) else text.split(" ") for text in texts]
         numbers = {part: number for number, part in enumerate(dict.fromkeys(chain.from_iterable(parts_by_text)))}
-        new = [part for part in numbers if part not in cache]
+        cached = list(map(cache.get, numbers))  # read once, because another thread may clear the cache
+        new = [part for part, ids in zip(numbers, cached, strict=True) if ids is None]
         encoded = dict(zip(new, self._encode_texts(new), strict=True))
-        table = Ragged.of(encoded[part] if part in encoded else cache[part] for part in numbers)
+        table = Ragged.of(encoded[part] if ids is None else ids for part, ids in zip(numbers, cached, strict=True))
         if len(cache) + len(new) > _MAX_CACHED_WORDS:
             cache.clear()
         cache.update((part, ids) for part, ids in encoded.items() if not _UNUSUAL.search(part))
@@ -185,6 +186,13 @@ class Tokenizer:
         if self._decomposes:
             text = unicodedata.normalize("NFC", text)
         return f"{text}{pretokenization.TAB}{';'.join(names)}" if names else text
+
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Decode rows of ids, in parallel if no row contains tags."""
+        if self._tags:
+            return [self.decode(ids) for ids in rows]
+        texts: list[str] = self._inner.decode_batch(rows, skip_special_tokens=False)
+        return [unicodedata.normalize("NFC", text) for text in texts] if self._decomposes else texts
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [str(self._inner.id_to_token(index)) for index in ids]
