@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.attention.kv_cache import CacheIndirection, LayerCache
 from regard.config import resolve
 from regard.data.batching import Batch, pad
 from regard.data.tokens.tokenizers import END
@@ -20,6 +21,7 @@ from tests_shared import ModelOnly, make_distillation
 
 pytest.importorskip("triton")
 
+from regard.ops.triton import step_attention
 from regard.ops.triton.losses import consistency_loss, cross_entropy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -226,3 +228,39 @@ def test_kernels_are_used_on_a_gpu_except_in_reference_mode() -> None:
     assert not triton.is_usable(x.double())
     with reference_mode():
         assert triton.unsupported_reason(x) == "reference mode is on"
+
+
+@pytest.mark.parametrize(("width", "value_width"), [(24, 40), (64, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_step_attention_to_a_memory_equals_torch(width: int, value_width: int, dtype: torch.dtype) -> None:
+    query_BKHD, keys_BSHD = random_tensor(3, 5, 2, width), random_tensor(3, 70, 2, width, seed=1)
+    values_BSHE = random_tensor(3, 70, 2, value_width, seed=2)
+    query, keys, values = (part.detach().to(dtype).transpose(1, 2) for part in (query_BKHD, keys_BSHD, values_BSHE))
+    bias_BS = torch.zeros(3, 70, device=DEVICE)
+    bias_BS[0, 4:], bias_BS[1, :66] = -torch.inf, -torch.inf
+    actual = step_attention.attend(query, keys, values, bias_BS, None, 0.3)
+    expected = nn.functional.scaled_dot_product_attention(
+        query.float(), keys.float(), values.float(), bias_BS[:, None, None], scale=0.3
+    )
+    assert actual.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("step", [0, 5, 66])
+def test_step_attention_to_a_cache_reads_the_slots_of_each_hypothesis(step: int) -> None:
+    sentences, heads, block, width, capacity = 3, 2, 5, 24, 70
+    query_BHKD = random_tensor(sentences, heads, block, width).detach()
+    keys_BHSD = random_tensor(sentences, heads, capacity * block, width, seed=1).detach()
+    values_BHSD = random_tensor(sentences, heads, capacity * block, width, seed=2).detach()
+    for cached in (keys_BHSD, values_BHSD):
+        cached[:, :, (step + 1) * block :] = torch.nan  # not yet written
+    origin_NC = torch.randint(0, block, (sentences * block, capacity), device=DEVICE)
+    layer = LayerCache(keys_BHSD, values_BHSD)
+    gathered = CacheIndirection(origin_NC[:, : step + 1], block).gather_rows(layer)
+    query_NH1D = query_BHKD.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+    expected_NH1D = nn.functional.scaled_dot_product_attention(query_NH1D, *gathered, scale=0.3)
+    current = torch.tensor([step], device=DEVICE)
+    actual_BHKD = step_attention.attend(query_BHKD, *layer, None, (origin_NC, current), 0.3)
+    actual_NH1D = actual_BHKD.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+    torch.testing.assert_close(actual_NH1D, expected_NH1D, rtol=1e-5, atol=1e-5)

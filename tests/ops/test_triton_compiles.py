@@ -11,11 +11,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from regard.ops.triton import losses
+from regard.ops.triton import losses, step_attention
 from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
 from regard.recurrent.settings import VARIANTS
 
-SIZES = {"group_0", "T", "N", "B", "H", "programs", "ignore_index", "a_row"}
+SIZES = {
+    "group_0", "T", "N", "B", "H", "programs", "ignore_index", "a_row", "slots", "hypotheses", "heads",
+    "query_b", "query_h", "query_k", "keys_b", "keys_h", "keys_s", "values_b", "values_h", "values_s",
+    "bias_b", "origin_n",
+}
 KINDS = {
     "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "targets": "*i64", "smoothing": "fp32",
     **dict.fromkeys(("losses", "log_sums", "d_losses", "statistics"), "*fp32"),
@@ -55,6 +59,12 @@ for size in (256, 1000):
     kinds = KINDS | dict.fromkeys("abcd", "fp32")
     compile_for_gpu(losses._consistency_forward, "*bf16", both, kinds, num_warps=losses.PAIR_WARPS)
     compile_for_gpu(losses._consistency_backward, "*fp32", both, kinds, num_warps=losses.PAIR_WARPS)
+for element in ("*fp32", "*bf16"):
+    for cached in (False, True):
+        sizes = {"D": 48, "E": 48, "BLOCK_D": 64, "BLOCK_E": 64, "BLOCK_S": 64}
+        kinds = KINDS | {"origin": "*i64", "last_step": "*i64", "scale": "fp32"}
+        flags = {"HAS_BIAS": not cached, "HAS_ORIGIN": cached}
+        compile_for_gpu(step_attention._attend, element, sizes | flags, kinds)
 """
 
 

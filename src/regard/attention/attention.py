@@ -29,7 +29,7 @@ from regard.attention.settings import AttentionSettings, check_scope
 from regard.config import resolve
 from regard.errors import ConfigError
 from regard.formatting import did_you_mean, quantity
-from regard.ops.attention import ScoreBias, dot_product_attention, dot_product_weights
+from regard.ops.attention import CachedSteps, ScoreBias, dot_product_attention, dot_product_weights
 from regard.ops.layers import Dropout
 from regard.ops.reference_mode import Dispatch, first_available, in_reference_mode
 from regard.registry import Choice
@@ -238,7 +238,9 @@ class Attention(nn.Module):
         context_BTD = self.read_fused(reading.query_BTD, memory.prepared, memory.values_BHSD, mask)
         return Attended(context_BTD, None, self._next_past(reading, hooks))
 
-    def read_fused(self, query_BTD: Tensor, prepared: Tensor, values_BHSD: Tensor, mask: ScoreBias | None) -> Tensor:
+    def read_fused(
+        self, query_BTD: Tensor, prepared: Tensor, values_BHSD: Tensor, mask: ScoreBias | CachedSteps | None
+    ) -> Tensor:
         """Attend with the fused path and a given mask; the scope is not evaluated."""
         assert isinstance(self.score, InnerProduct)
         dropout = self.dropout.p if self.training else 0.0

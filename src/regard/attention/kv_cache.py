@@ -8,10 +8,13 @@ block read the shared cache, each with its own mask.
 N rows in B blocks of K, T steps, S = T K slots, H heads, D width.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from regard.ops.attention import CachedSteps, ScoreBias, step_kernel_unsupported_reason
 
 MIN_CAPACITY = 32
 """The number of steps that a new cache has space for."""
@@ -23,7 +26,7 @@ def compute_capacity(steps: int) -> int:
 
 
 class LayerCache(NamedTuple):
-    """The keys and values of one layer. The capacity exceeds the number of steps, and doubles when it is full."""
+    """The keys and values of one layer. The capacity is 0 before the first step, and doubles when it is full."""
 
     keys_BHSD: Tensor
     values_BHSD: Tensor
@@ -52,14 +55,16 @@ class CacheIndirection(NamedTuple):
     def slots(self) -> int:
         return self.origin_NT.shape[1] * self.block
 
-    def write(self, layer: LayerCache | None, prepared: Tensor, values_NHTD: Tensor) -> LayerCache:
+    @property
+    def mask(self) -> ScoreBias | None:
+        return None if self.bias_BKS is None else ScoreBias(self.bias_BKS.unsqueeze(1), None)
+
+    def write(self, layer: LayerCache, prepared: Tensor, values_NHTD: Tensor) -> LayerCache:
         """Write the slots of the current step in place. Use the returned cache: `layer` may have been reallocated."""
-        tensors = (with_heads(prepared), values_NHTD)
-        if layer is None:
-            layer = LayerCache(*(tensor.new_zeros(_initial_shape(tensor, self.block)) for tensor in tensors))
-        elif self.slots > layer.values_BHSD.shape[2]:
-            layer = LayerCache(*(torch.cat([cached, torch.zeros_like(cached)], dim=2) for cached in layer))
-        for cached, tensor in zip(layer, tensors, strict=True):
+        if self.slots > layer.values_BHSD.shape[2]:
+            capacity = compute_capacity(self.origin_NT.shape[1]) * self.block
+            layer = LayerCache(*(_resize(cached, 2, capacity) for cached in layer))
+        for cached, tensor in zip(layer, (with_heads(prepared), values_NHTD), strict=True):
             cached.narrow(2, self.slots - self.block, self.block).copy_(_group_rows(tensor, self.block))
         return layer
 
@@ -92,11 +97,17 @@ class PreallocatedIndirection(NamedTuple):
     start: Tensor
     """The number of previous steps, (1,)."""
     slots_K: Tensor
-    bias_BKS: Tensor
+    bias_BKS: Tensor | None
+    """None if a kernel reads only the slots of each row."""
 
-    def write(self, layer: LayerCache | None, prepared: Tensor, values_NHTD: Tensor) -> LayerCache:
+    @property
+    def mask(self) -> ScoreBias | CachedSteps:
+        if self.bias_BKS is None:
+            return CachedSteps(self.origin_NC, self.start)
+        return ScoreBias(self.bias_BKS.unsqueeze(1), None)
+
+    def write(self, layer: LayerCache, prepared: Tensor, values_NHTD: Tensor) -> LayerCache:
         """Write the slots of the current step in place."""
-        assert layer is not None
         for cached, tensor in zip(layer, (with_heads(prepared), values_NHTD), strict=True):
             cached.index_copy_(2, self.slots_K, _group_rows(tensor, self.block))
         return layer
@@ -115,8 +126,9 @@ class KVCache(NamedTuple):
     """Whether every layer reads its cache with the fused path."""
 
     @classmethod
-    def begin(cls, rows: int, device: torch.device, *, fused: bool) -> "KVCache":
-        return cls((), torch.zeros(rows, 0, dtype=torch.long, device=device), fused=fused)
+    def begin(cls, layers: Iterable[LayerCache], rows: int, device: torch.device, *, fused: bool) -> "KVCache":
+        """Return a cache without steps, given the empty cache of each layer."""
+        return cls(tuple(layers), torch.zeros(rows, 0, dtype=torch.long, device=device), fused=fused)
 
     @property
     def start(self) -> int:
@@ -130,18 +142,18 @@ class KVCache(NamedTuple):
 
     def preallocate(self, steps: int) -> "KVCache | PreallocatedKVCache":
         """Preallocate space for a total number of steps, if every layer supports it."""
-        if not self.fused or not self.layers:
+        if not self.fused:
             return self
         start = torch.full((1,), self.start, device=self.origin_NT.device)
         return PreallocatedKVCache(self.layers, self.origin_NT, self.block, start).preallocate(steps)
 
-    def next_step(self, dtype: torch.dtype) -> CacheIndirection:
-        """Return the indirection of the next step."""
+    def next_step(self, x_N1D: Tensor) -> CacheIndirection:
+        """Return the indirection of the next step, given its input."""
         index_K, index_N1 = _row_indices(self.origin_NT, self.block)
         origin_NT = torch.cat([self.origin_NT, index_N1], dim=1)
         if self.block == 1:
             return CacheIndirection(origin_NT, 1)
-        return CacheIndirection(origin_NT, self.block, _mask_to_bias(origin_NT.unsqueeze(-1) != index_K, dtype))
+        return CacheIndirection(origin_NT, self.block, _mask_to_bias(origin_NT.unsqueeze(-1) != index_K, x_N1D.dtype))
 
     def advance(self, step: CacheIndirection, layers: list[LayerCache]) -> "KVCache":
         """Return the cache after a step."""
@@ -162,7 +174,7 @@ class KVCache(NamedTuple):
         for layer in self.layers:
             regrouped = []
             for rows_NHTD in indirection.gather_rows(layer):
-                slots = rows_NHTD.view(-1, block, *rows_NHTD.shape[1:]).permute(0, 2, 3, 1, 4)
+                slots = rows_NHTD.view(rows // block, block, *rows_NHTD.shape[1:]).permute(0, 2, 3, 1, 4)
                 capacity = (MIN_CAPACITY + steps) * block
                 cached = rows_NHTD.new_zeros(rows // block, rows_NHTD.shape[1], capacity, rows_NHTD.shape[3])
                 cached[:, :, : steps * block] = slots.flatten(2, 3)
@@ -195,13 +207,15 @@ class PreallocatedKVCache(NamedTuple):
         layers = (LayerCache(*(_resize(cached, 2, slots) for cached in layer)) for layer in self.layers)
         return self._replace(layers=tuple(layers), origin_NC=_resize(self.origin_NC, 1, max_steps))
 
-    def next_step(self, dtype: torch.dtype) -> PreallocatedIndirection:
-        """Return the indirection of the next step."""
+    def next_step(self, x_N1D: Tensor) -> PreallocatedIndirection:
+        """Return the indirection of the next step, given its input."""
         index_K, index_N1 = _row_indices(self.origin_NC, self.block)
         origin_NC = self.origin_NC.index_copy(1, self.start, index_N1)
-        later_C1 = (torch.arange(self.max_steps, device=self.start.device) > self.start).unsqueeze(-1)
-        bias_BKS = _mask_to_bias((origin_NC.unsqueeze(-1) != index_K) | later_C1, dtype)
-        return PreallocatedIndirection(origin_NC, self.block, self.start, self.start * self.block + index_K, bias_BKS)
+        slots_K, bias_BKS = self.start * self.block + index_K, None
+        if step_kernel_unsupported_reason(x_N1D.view(-1, self.block, x_N1D.shape[-1])) is not None:
+            later_C1 = (torch.arange(self.max_steps, device=self.start.device) > self.start).unsqueeze(-1)
+            bias_BKS = _mask_to_bias((origin_NC.unsqueeze(-1) != index_K) | later_C1, x_N1D.dtype)
+        return PreallocatedIndirection(origin_NC, self.block, self.start, slots_K, bias_BKS)
 
     def advance(self, step: PreallocatedIndirection, layers: list[LayerCache]) -> "PreallocatedKVCache":
         """Return the cache after a step."""
@@ -251,8 +265,3 @@ def _group_rows(tensor_NH1D: Tensor, block: int) -> Tensor:
 def with_heads(prepared: Tensor) -> Tensor:
     """Add an axis for heads to keys that have none."""
     return prepared.unsqueeze(1) if prepared.dim() == 3 else prepared
-
-
-def _initial_shape(tensor_NHTD: Tensor, block: int) -> tuple[int, ...]:
-    rows, heads, _, width = tensor_NHTD.shape
-    return rows // block, heads, MIN_CAPACITY * block, width

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from regard.arguments import check_flag, check_floating, check_integer, check_sequence
 from regard.attention.attention import Attention, Part, Role
 from regard.attention.hooks import Reading, find_hooks
-from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection
+from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection, with_heads
 from regard.attention.memory import Attended, Past, PreparedMemory
 from regard.attention.positions import rotate
-from regard.ops.attention import ScoreBias
 
 
 class PackedProjection(NamedTuple):
@@ -172,10 +171,16 @@ class MultiHeadAttention(nn.Module):
         """Return the packed projections of self-attention, or None if the score does not read keys."""
         return PackedProjection.of(*self._projections)
 
+    def empty_cache(self, rows: int) -> LayerCache:
+        """Return the cache of causal self-attention before the first step."""
+        empty_N0D = self.to_query.weight.new_empty(rows, 0, self.attention.query_size)
+        score = self.attention.score
+        return LayerCache(with_heads(score.prepare(self.to_key(empty_N0D))), score.values(self.to_value(empty_N0D)))
+
     def extend(
         self,
         x_N1D: Tensor,
-        layer: LayerCache | None,
+        layer: LayerCache,
         step: CacheIndirection | PreallocatedIndirection,
         packed: PackedProjection | None = None,
     ) -> tuple[Tensor, LayerCache]:
@@ -186,9 +191,8 @@ class MultiHeadAttention(nn.Module):
         attention, score = self.attention, self.attention.score
         layer = step.write(layer, score.prepare(key), score.values(value))
         if attention.fused:
-            mask = None if step.bias_BKS is None else ScoreBias(step.bias_BKS.unsqueeze(1), None)
             query_BKD = query.reshape(-1, step.block, query.shape[-1])
-            context_N1D = attention.read_fused(query_BKD, *step.used_slots(layer), mask).view_as(x_N1D)
+            context_N1D = attention.read_fused(query_BKD, *step.used_slots(layer), step.mask).view_as(x_N1D)
             hooks = find_hooks(attention)
             if hooks:
                 past, memory = self._gather(layer, step)

@@ -215,7 +215,7 @@ class DecoderLayer(nn.Module):
     def step(
         self,
         x_B1D: Tensor,
-        layer_cache: LayerCache | None,
+        layer_cache: LayerCache,
         indirection: CacheIndirection | PreallocatedIndirection,
         past: Past,
         keys: LayerKeys,
@@ -294,7 +294,7 @@ class TransformerDecoder(Decoder):
         )
         past = Past(torch.zeros(rows, dtype=torch.long, device=device))
         fused = self.embedding.learned is None and all(layer.self_attention.attention.fused for layer in layers)
-        cache = KVCache.begin(rows, device, fused=fused)
+        cache = KVCache.begin((layer.self_attention.empty_cache(rows) for layer in layers), rows, device, fused=fused)
         return tuple(keys), TransformerState(past, LayersState(cache, tuple(pasts)))
 
     def step(
@@ -304,14 +304,11 @@ class TransformerDecoder(Decoder):
         check_token(token_B, len(state.past.position_B), self.token_embedding)
         cache, pasts = state.layers
         x_B1D = self.embedding(token_B.unsqueeze(1), cache.start, cache.max_steps)
-        indirection = cache.next_step(x_B1D.dtype)
+        indirection = cache.next_step(x_B1D)
         layer_caches: list[LayerCache] = []
         new_pasts: list[Past | None] = []
-        for index, (layer, layer_past) in enumerate(zip(self._layers(), pasts, strict=True)):
-            layer_cache = cache.layers[index] if cache.layers else None
-            x_B1D, layer_cache, past = layer.step(
-                x_B1D, layer_cache, indirection, layer_past or state.past, keys[index]
-            )
+        for layer, layer_cache, layer_past, layer_keys in zip(self._layers(), cache.layers, pasts, keys, strict=True):
+            x_B1D, layer_cache, past = layer.step(x_B1D, layer_cache, indirection, layer_past or state.past, layer_keys)
             layer_caches.append(layer_cache)
             new_pasts.append(past if layer_past else None)
         past = state.past._replace(position_B=state.past.position_B + 1)

@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.ops import triton
 from regard.ops.reference_mode import Gradients, differentiable_once, in_reference_mode
 
 MAX_FUSED_WIDTH = 256
 """The largest head width for which PyTorch's fused gradient is used on a GPU. A recurrent decoder has one wide head,
 for which that gradient took two thirds of a step.
 """
+
+MAX_STEP_QUERIES = 16
+"""The largest number of queries of a sentence for which the kernel for one step of decoding is used."""
 
 CPU_CHUNK, GPU_CHUNK = 1 << 18, 1 << 24
 """Elements in a chunk: on a CPU, what fits into its cache; on a GPU, enough to keep it busy (64 MiB of float32)."""
@@ -37,6 +41,25 @@ class ScoreBias(NamedTuple):
         nonempty = allowed.any(-1, keepdim=True)
         bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
         return cls(bias.masked_fill_(~allowed & nonempty, -torch.inf), nonempty)
+
+
+class CachedSteps(NamedTuple):
+    """The slots of a KV cache that hypothesis n reads, one of the K of its sentence: slot j K + origin[n, j] for each
+    step j up to the current one.
+    """
+
+    origin_NC: Tensor
+    step: Tensor
+    """The current step, (1,)."""
+
+
+def step_kernel_unsupported_reason(query_BHTD: Tensor) -> str | None:
+    """Return why the kernel for a step of decoding (`ops/triton/step_attention.py`) cannot be used; None if it can."""
+    if torch.is_grad_enabled():
+        return "it computes no gradients"
+    if query_BHTD.shape[-2] > MAX_STEP_QUERIES:
+        return "there are many queries"
+    return triton.unsupported_reason(query_BHTD)
 
 
 def reference_dot_product_attention(
@@ -67,15 +90,21 @@ def dot_product_attention(
     query_BHTD: Tensor,
     keys_BHSD: Tensor,
     values_BHSD: Tensor,
-    mask: ScoreBias | None,
+    mask: ScoreBias | CachedSteps | None,
     *,
     scale: float,
     dropout: float,
 ) -> Tensor:
     """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), with the fused kernel unless two matrix products are faster, or
-    reference mode is on.
+    reference mode is on. A step of decoding has a kernel of its own.
     """
+    if isinstance(mask, CachedSteps):
+        return _attend_in_step(query_BHTD, keys_BHSD, values_BHSD, None, mask, scale)
     bias, nonempty = (None, None) if mask is None else mask
+    shares_bias = bias is None or bias.shape[1:3] == (1, 1)
+    if shares_bias and nonempty is None and not dropout and step_kernel_unsupported_reason(query_BHTD) is None:
+        bias_BS = None if bias is None else bias[:, 0, 0]
+        return _attend_in_step(query_BHTD, keys_BHSD, values_BHSD, bias_BS, None, scale)
     attend: Callable[..., Tensor] = partial(nn.functional.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
     wide_heads = query_BHTD.is_cuda and max(query_BHTD.shape[-1], values_BHSD.shape[-1]) > MAX_FUSED_WIDTH
     if wide_heads or in_reference_mode():
@@ -88,6 +117,12 @@ def dot_product_attention(
     else:
         context_BHTD = attend(query_BHTD, keys_BHSD, values_BHSD, bias)
     return context_BHTD if nonempty is None else torch.where(nonempty, context_BHTD, 0.0)
+
+
+def _attend_in_step(*inputs: Any) -> Tensor:
+    from regard.ops.triton.step_attention import attend
+
+    return attend(*inputs)
 
 
 def reference_additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor) -> Tensor:

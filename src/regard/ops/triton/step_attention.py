@@ -1,0 +1,94 @@
+"""A Triton kernel for one step of decoding: softmax attention of the K hypotheses of a sentence over its slots.
+
+A program computes one head of one hypothesis. It reads only the slots of this hypothesis, and nothing is repeated for
+the hypotheses. With an origin, the slots are those of a KV cache that the hypotheses share (`attention/kv_cache.py`):
+hypothesis n reads slot j K + origin[n, j] for each step j.
+
+N hypotheses of B sentences, H heads, S slots, C steps that a cache has space for, D width of keys, E width of values.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.ops.triton import device_of
+
+LOWEST = tl.constexpr(-1e30)
+"""Replaces −∞, because −∞ − (−∞) is NaN."""
+
+TILE = 4096
+"""Elements of the keys that a program holds at once."""
+
+
+@triton.jit
+def _attend(
+    query, keys, values, bias, origin, last_step, context,
+    query_b, query_h, query_k, keys_b, keys_h, keys_s, values_b, values_h, values_s, bias_b, origin_n,
+    scale, slots, hypotheses, heads,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_S: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_ORIGIN: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    sentence, hypothesis = row // hypotheses, row % hypotheses
+    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    keys += sentence * keys_b + head * keys_h
+    values += sentence * values_b + head * values_h
+    q = tl.load(query + sentence * query_b + hypothesis * query_k + head * query_h + d, mask=d < D, other=0.0)
+    q = q.to(tl.float32) * scale
+    count = slots
+    if HAS_ORIGIN:
+        count = tl.load(last_step).to(tl.int32) + 1
+    running_max = LOWEST
+    exp_sum = 0.0
+    total = tl.zeros([BLOCK_E], tl.float32)
+    for first in range(0, count, BLOCK_S):
+        j = first + tl.arange(0, BLOCK_S)
+        valid = j < count
+        slot = j.to(tl.int64)
+        if HAS_ORIGIN:
+            slot = slot * hypotheses + tl.load(origin + row * origin_n + j, mask=valid, other=0)
+        k = tl.load(keys + slot[:, None] * keys_s + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
+        score = tl.sum(k.to(tl.float32) * q[None, :], 1)
+        if HAS_BIAS:
+            score += tl.load(bias + sentence * bias_b + j, mask=valid, other=0.0).to(tl.float32)
+        score = tl.where(valid, tl.where(score < LOWEST, LOWEST, score), LOWEST)
+        new_max = tl.maximum(running_max, tl.max(score, 0))
+        factor = tl.exp(running_max - new_max)
+        p = tl.where(valid, tl.exp(score - new_max), 0.0)
+        v = tl.load(values + slot[:, None] * values_s + e[None, :], mask=valid[:, None] & (e < E)[None, :], other=0.0)
+        total = total * factor + tl.sum(p[:, None] * v.to(tl.float32), 0)
+        exp_sum = exp_sum * factor + tl.sum(p, 0)
+        running_max = new_max
+    result = (total / exp_sum).to(context.dtype.element_ty)
+    tl.store(context + (row * heads + head) * E + e, result, mask=e < E)
+
+
+def attend(
+    query_BHKD: Tensor,
+    keys_BHSD: Tensor,
+    values_BHSE: Tensor,
+    bias_BS: Tensor | None,
+    cache: tuple[Tensor, Tensor] | None,
+    scale: float,
+) -> Tensor:
+    """Return Σ_j softmax_j(scale · qᵀ k_j + bias_j) v_j → (B, H, K, E). `cache` is the origin (N, C) of each step of
+    each hypothesis, and the current step (1,). The last axis of all inputs must be contiguous.
+    """
+    sentences, heads, hypotheses, width = query_BHKD.shape
+    value_width = values_BHSE.shape[-1]
+    context_BKHE = query_BHKD.new_empty(sentences, hypotheses, heads, value_width, dtype=values_BHSE.dtype)
+    block_d, block_e = triton.next_power_of_2(width), triton.next_power_of_2(value_width)
+    origin, step = cache or (None, None)
+    arguments: tuple[Any, ...] = (
+        query_BHKD, keys_BHSD, values_BHSE, bias_BS, origin, step, context_BKHE,
+        *query_BHKD.stride()[:3], *keys_BHSD.stride()[:3], *values_BHSE.stride()[:3],
+        0 if bias_BS is None else bias_BS.stride(0), 0 if origin is None else origin.stride(0),
+        scale, keys_BHSD.shape[2], hypotheses, heads, width, value_width, block_d, block_e,
+        max(1, TILE // max(block_d, block_e)), bias_BS is not None, cache is not None,
+    )  # fmt: skip
+    with device_of(query_BHKD):
+        _attend[sentences * hypotheses, heads](*arguments, num_warps=4)
+    return context_BKHE.transpose(1, 2)
