@@ -364,7 +364,7 @@ class CountElements(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_the_work_for_required_phrases_grows_linearly_with_their_length() -> None:
     def count(length: int) -> CountElements:
         required = [[[2 + index % 7 for index in range(length)]]]
-        generated = Generated(torch.full((1, 50), 3), torch.tensor([0]))
+        generated = Generated(torch.full((1, 50), 3), torch.tensor([0]), torch.tensor([50]))
         counted = CountElements()
         with counted:
             RequiredPhrases(required, [2_000], END)(torch.zeros(1, 10), generated)
@@ -395,7 +395,7 @@ def test_banks_find_more_likely_hypotheses(monkeypatch: pytest.MonkeyPatch) -> N
         return sum(hypotheses[0].score for hypotheses in nbest) / 40
 
     with_banks = average_score()
-    monkeypatch.setattr("regard.decoding.search.SearchBatch.progress", lambda *_: None)
+    monkeypatch.setattr("regard.decoding.beam._find_progress", lambda *_: None)
     assert with_banks > average_score() + 1.0
 
 
@@ -431,7 +431,7 @@ def test_blockwise_topk_equals_topk(vocabulary: int) -> None:
 
 def test_a_repetition_penalty_lowers_the_probability_of_generated_tokens() -> None:
     log_p_NV = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log()
-    generated = Generated(torch.tensor([[3, 3]]), torch.tensor([0]))
+    generated = Generated(torch.tensor([[3, 3]]), torch.tensor([0]), torch.tensor([2]))
     adjusted_NV = RepetitionPenalty(2.0)(log_p_NV, generated)
     torch.testing.assert_close(adjusted_NV.exp(), torch.tensor([[0.1, 0.2, 0.3, 0.16]]))
 
@@ -455,27 +455,17 @@ def test_sampling_is_restricted_to_the_most_likely_tokens(options: dict[str, flo
 
 
 def test_tokens_are_sampled_with_their_probability() -> None:
-    sampler = Sampler([np.random.default_rng(0)], SearchSettings())
-    samples = sampler(torch.tensor([[0.6, 0.3, 0.1]]).log().expand(20000, -1), torch.tensor([0]))
+    uniform_N = torch.from_numpy(np.random.default_rng(0).random(20000))
+    samples = Sampler([], SearchSettings())(torch.tensor([[0.6, 0.3, 0.1]]).log().expand(20000, -1), uniform_N)
     shares = torch.bincount(samples, minlength=3) / 20000
     torch.testing.assert_close(shares, torch.tensor([0.6, 0.3, 0.1]), atol=0.015, rtol=0)
-
-
-class ConstantRandom(np.random.Generator):
-    """A generator that returns the same number again and again."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__(np.random.PCG64(0))
-        self.value = value
-
-    def random(self, size: int) -> np.ndarray:  # type: ignore[override]
-        return np.full(size, self.value)
 
 
 @pytest.mark.parametrize(("value", "token"), [(0.0, 1), (0.59, 1), (0.61, 3), (1 - 2**-53, 3)])
 def test_tokens_with_probability_zero_are_never_sampled(value: float, token: int) -> None:
     log_p_NV = torch.tensor([[0.0, 0.6, 0.0, 0.4, 0.0]]).log()
-    assert Sampler([ConstantRandom(value)], SearchSettings())(log_p_NV, torch.tensor([0])).tolist() == [token]
+    uniform_N = torch.tensor([value], dtype=torch.float64)
+    assert Sampler([], SearchSettings())(log_p_NV, uniform_N).tolist() == [token]
 
 
 def test_samples_of_each_sentence_are_determined_by_the_seed() -> None:

@@ -7,6 +7,7 @@ B sentences, G groups of K hypotheses, N = B G K, C candidates for the next step
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -16,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.decoding.rules import ConstraintProgress, Rule
-from regard.decoding.search import Hypothesis, SearchBatch, SpecialTokens, worth_compacting
+from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
+from regard.decoding.search import STEPS_PER_LOOK, Hypothesis, SearchState, SpecialTokens, pad_batch, rows_to_keep
 from regard.decoding.settings import SearchSettings
+from regard.decoding.steps import StepRunner, capture_unsupported_reason
 from regard.models.contracts import Decoder, Memory
 
 Array = NDArray[Any]
@@ -68,41 +70,103 @@ def beam_search(
     hypotheses by their progress (`_order_by_bank`). Hypotheses are ranked by the log-probability that the rules have
     adjusted; their score is the model's log-probability.
     """
-    tracker = _BeamTracker(limits_B.cpu().numpy(), settings, special.end, history)
-    batch = SearchBatch.begin(decoder, memory, special, rules, limits_B, settings.beam)
+    rules = (SuppressedTokens(special.suppressed), *rules)
     device = limits_B.device
-    adjusted_BGK = torch.full((len(limits_B), settings.groups, settings.group_size), -torch.inf, device=device)
-    adjusted_BGK[..., 0] = 0.0
-    score_BGK = adjusted_BGK.clone()
-    transfer: _HostTransfer | None = None
+    captures = capture_unsupported_reason(device, rules, observed=history is not None) is None
+    limits, max_steps = limits_B.tolist(), max(limits_B.tolist(), default=0)
+    if captures:
+        memory, limits_B, max_steps = pad_batch(memory, limits_B, max_steps)
+    tracker = _BeamTracker(np.array(limits + [0] * (len(limits_B) - len(limits))), settings, special.end, history)
+    candidates: list[_Candidates] = []
+
+    def take_step(state: _BeamState) -> _BeamState:
+        state, considered = state.advance(decoder, rules, settings, special.end)
+        if history is not None:
+            candidates.append(considered)
+        return state
+
+    steps_per_look = STEPS_PER_LOOK if captures else 1
+    runner = StepRunner(take_step, decoder, (settings, rules, special.end), device=device, captures=captures)
+    state = _BeamState.begin(
+        SearchState.begin(decoder, memory, special.start, limits_B, settings.beam, max_steps), settings, steps_per_look
+    )
+    transfers: deque[_HostTransfer] = deque()
+    launched = 0
     while True:
-        next_log_p: tuple[Tensor, Tensor] | None = None
-        if transfer is not None:
-            if runs_asynchronously(device) and tracker.step + 1 < tracker.max_limit:
-                # Start the next step, which may not be needed, while the host processes the last one.
-                next_log_p = batch.next_log_p()
-            tracker.update(transfer.read(), transfer.candidates)
-        rows = tracker.compact()
-        if not len(rows):
-            return tracker.nbest()
-        if len(rows) < len(adjusted_BGK):
-            rows_B = torch.from_numpy(rows).to(device)
-            rows_N = batch.keep_sentences(rows_B)
-            adjusted_BGK, score_BGK = adjusted_BGK[rows_B], score_BGK[rows_B]
-            next_log_p = None if next_log_p is None else (next_log_p[0][rows_N], next_log_p[1][rows_N])
-        log_p_NV, adjusted_NV = next_log_p or batch.next_log_p()
-        next_tokens = _NextTokens(log_p_NV, adjusted_NV, batch.progress(log_p_NV.shape[1]))
-        candidates = _select_candidates(next_tokens, adjusted_BGK, score_BGK, settings, special.end)
-        active, finished = _split_finished(candidates, special.end, settings.group_size)
-        first_B = torch.arange(len(adjusted_BGK), device=device) * settings.beam
-        batch.append(active.token.flatten(), (first_B.view(-1, 1, 1) + active.parent).flatten())
-        adjusted_BGK, score_BGK = active.adjusted, active.score
-        transfer = _HostTransfer.start(active, finished, None if history is None else candidates)
+        steps = min(steps_per_look, tracker.max_limit - launched)
+        if steps > 0:
+            for _ in range(steps):
+                state = runner.run(state)
+            launched += steps
+            transfers.append(_HostTransfer.start(state.log_LXBGK[:steps]))
+            if runs_asynchronously(device) and len(transfers) == 1:
+                continue  # the device takes the next steps, which may not be needed, while the host processes the last
+        if transfers:
+            for values in transfers.popleft().read():
+                tracker.update(values, candidates.pop(0) if candidates else None)
+        rows = tracker.compact(bucketed=captures)
+        if rows is not None:
+            if not len(rows):
+                return tracker.nbest()[: len(limits)]
+            state = state.keep_sentences(torch.from_numpy(rows).to(device))
+            transfers = deque(transfer.keep_sentences(rows) for transfer in transfers)
 
 
 def runs_asynchronously(device: torch.device) -> bool:
     """Whether the device computes a step while the host continues."""
     return device.type == "cuda"
+
+
+class _BeamState(NamedTuple):
+    """The hypotheses in the beam with their log-probabilities, adjusted by the rules and as the model computes them."""
+
+    search: SearchState
+    adjusted_BGK: Tensor
+    score_BGK: Tensor
+    log_LXBGK: Tensor
+    """The values that the host needs of each of the last L steps."""
+
+    @classmethod
+    def begin(cls, search: SearchState, settings: SearchSettings, logged_steps: int) -> "_BeamState":
+        shape = len(search.sentence_B), settings.groups, settings.group_size
+        adjusted_BGK = torch.full(shape, -torch.inf, device=search.token_N.device)
+        adjusted_BGK[..., 0] = 0.0
+        log_LXBGK = adjusted_BGK.new_zeros(logged_steps, LOGGED, *shape)
+        return cls(search, adjusted_BGK, adjusted_BGK.clone(), log_LXBGK)
+
+    def advance(
+        self, decoder: Decoder, rules: Sequence[Rule], settings: SearchSettings, end: int
+    ) -> tuple["_BeamState", "_Candidates"]:
+        """Take a step. Return also all candidates."""
+        search = self.search
+        log_p_NV, adjusted_NV, after = search.next_log_p(decoder, rules)
+        next_tokens = _NextTokens(log_p_NV, adjusted_NV, _find_progress(rules, search.generated, log_p_NV.shape[1]))
+        candidates = _select_candidates(next_tokens, self.adjusted_BGK, self.score_BGK, settings, end)
+        active, finished = _split_finished(candidates, end, settings.group_size)
+        indices = torch.stack([active.token, active.parent, finished.parent]).float()  # exact below 2²⁴
+        scores = torch.stack([active.adjusted, active.score, finished.adjusted, finished.score])
+        values_1XBGK = torch.cat([indices, scores]).unsqueeze(0)
+        log_LXBGK = self.log_LXBGK.index_copy_(0, search.step % len(self.log_LXBGK), values_1XBGK)
+        first_B = torch.arange(len(search.sentence_B), device=log_p_NV.device) * settings.beam
+        parent_N = (first_B.view(-1, 1, 1) + active.parent).flatten()
+        search = search.append(after, active.token.flatten(), parent_N)
+        return _BeamState(search, active.adjusted, active.score, log_LXBGK), candidates
+
+    def keep_sentences(self, rows_B: Tensor) -> "_BeamState":
+        search, _ = self.search.keep_sentences(rows_B)
+        return _BeamState(search, self.adjusted_BGK[rows_B], self.score_BGK[rows_B], self.log_LXBGK[:, :, rows_B])
+
+
+def _find_progress(rules: Sequence[Rule], generated: Generated, vocabulary: int) -> ConstraintProgress | None:
+    """Return the progress toward required tokens; None if no rule requires any."""
+    by_rule = (rule.progress(generated, vocabulary) for rule in rules)
+    return next((progress for progress in by_rule if progress is not None), None)
+
+
+LOGGED = 7
+"""The values of a step that the host needs: the token and the parent of each hypothesis in the beam, the parent of each
+finished one, and both log-probabilities of both.
+"""
 
 
 class _Candidates(NamedTuple):
@@ -236,31 +300,34 @@ def blockwise_topk(log_p_NV: Tensor, count: int) -> Tensor:
 
 
 class _HostTransfer(NamedTuple):
-    """An asynchronous copy to the host of the values of a step that the host needs."""
+    """An asynchronous copy to the host of the values that it needs of some steps."""
 
-    values: Tensor
-    candidates: _Candidates | None = None
-    """All candidates of the step, if the search has a history. They are not copied."""
+    values_LXBGK: Tensor
     done: Any = None
     """A CUDA event; None on a CPU."""
+    rows: Array | None = None
+    """The sentences to read; None for all of them."""
 
     @classmethod
-    def start(cls, active: _Candidates, finished: _Candidates, candidates: _Candidates | None) -> "_HostTransfer":
-        indices = torch.stack([active.token, active.parent, finished.parent]).float()  # exact below 2²⁴
-        scores = torch.stack([active.adjusted, active.score, finished.adjusted, finished.score])
-        values = torch.cat([indices, scores])
-        if not values.is_cuda:
-            return cls(values.cpu(), candidates)
+    def start(cls, values_LXBGK: Tensor) -> "_HostTransfer":
+        if not values_LXBGK.is_cuda:
+            return cls(values_LXBGK.clone())  # a later step may overwrite them
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-        done.record(torch.cuda.current_stream(values.device))
-        return cls(on_host, candidates, done)
+        on_host = torch.empty(values_LXBGK.shape, dtype=values_LXBGK.dtype, pin_memory=True)
+        on_host.copy_(values_LXBGK, non_blocking=True)
+        done.record(torch.cuda.current_stream(values_LXBGK.device))
+        return cls(on_host, done)
+
+    def keep_sentences(self, rows: Array) -> "_HostTransfer":
+        """Remove all other sentences."""
+        return self._replace(rows=rows if self.rows is None else self.rows[rows])
 
     def read(self) -> Array:
-        """Wait for the copy and return it, (7, B, G, K)."""
+        """Wait for the copy and return it, (L, X, B, G, K)."""
         if self.done is not None:
             self.done.synchronize()
-        return self.values.numpy()
+        values: Array = self.values_LXBGK.numpy()
+        return values if self.rows is None else values[:, :, self.rows]
 
 
 class _BeamTracker:
@@ -287,7 +354,7 @@ class _BeamTracker:
         return int(self.limits_B.max(initial=0))
 
     def update(self, values: Array, candidates: _Candidates | None) -> None:
-        """Process the values of a step, as `_HostTransfer` stacks them; and its candidates, for the history."""
+        """Process the values of a step that are logged, and its candidates, for the history."""
         rows = values.shape[1]
         token, parent, adjusted, score = values[[0, 1, 3, 4]].reshape(4, rows, -1)
         self.step += 1
@@ -306,13 +373,12 @@ class _BeamTracker:
         self._add_truncated(at_limit_B & ~self.done_B, adjusted, score)
         self.done_B |= at_limit_B | self._decided(adjusted.reshape(rows, self.settings.groups, -1).max(-1))
 
-    def compact(self) -> Array:
+    def compact(self, *, bucketed: bool) -> Array | None:
         """Remove finished sentences if there are enough of them. Return the rows of the remaining sentences."""
-        if not worth_compacting(int(self.done_B.sum()), len(self.done_B)):
-            return np.arange(len(self.done_B))
-        rows: Array = np.flatnonzero(~self.done_B)
-        self.sentence_B, self.limits_B, self.done_B = self.sentence_B[rows], self.limits_B[rows], self.done_B[rows]
-        self.tokens_BKT, self.threshold_BG = self.tokens_BKT[rows], self.threshold_BG[rows]
+        rows = rows_to_keep(self.done_B, bucketed=bucketed)
+        if rows is not None:
+            self.sentence_B, self.limits_B, self.done_B = self.sentence_B[rows], self.limits_B[rows], self.done_B[rows]
+            self.tokens_BKT, self.threshold_BG = self.tokens_BKT[rows], self.threshold_BG[rows]
         return rows
 
     def _add_finished(self, parent: Array, adjusted: Array, score: Array, *, penalty: float) -> None:

@@ -1,6 +1,6 @@
 """Rules of the search: mask the log-probabilities of next tokens, or lower them, given the tokens generated so far.
 
-B sentences, N hypotheses, T tokens generated so far, V vocabulary.
+B sentences, N hypotheses, T tokens generated so far, C the largest number of tokens, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -13,15 +13,30 @@ import torch
 from torch import Tensor
 
 
-class Generated(NamedTuple):
+@final
+@dataclass(frozen=True, eq=False)
+class Generated:
     """The tokens that each hypothesis has generated so far, and the index of its sentence."""
 
-    tokens_NT: Tensor
+    tokens_NC: Tensor
+    """The tokens in the first T columns."""
     sentence_N: Tensor
+    step: Tensor
+    """T, (1,)."""
+
+    @cached_property
+    def steps(self) -> int:
+        """T as a number. On a GPU, this waits for all previous steps, and a CUDA graph cannot contain it."""
+        return int(self.step)
 
     @property
-    def steps(self) -> int:
-        return self.tokens_NT.shape[1]
+    def tokens_NT(self) -> Tensor:
+        return self.tokens_NC[:, : self.steps]
+
+    def last(self, count: int) -> Tensor:
+        """Return the last tokens of each hypothesis, (N, `count`); arbitrary tokens if there are fewer."""
+        columns = self.step + torch.arange(-count, 0, device=self.step.device)
+        return self.tokens_NC.index_select(1, columns.clamp_min(0))
 
 
 class ConstraintProgress(NamedTuple):
@@ -36,6 +51,8 @@ class Rule(ABC):
 
     only_masks: bool = True
     """Whether the rule only sets log-probabilities to −∞, and changes no others."""
+    is_capturable: bool = False
+    """Whether the rule uses only tensors of constant shapes on the device, so that a CUDA graph can contain it."""
 
     @abstractmethod
     def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
@@ -54,6 +71,7 @@ class SuppressedTokens(Rule):
     """Never generate these tokens."""
 
     tokens: tuple[int, ...]
+    is_capturable = True
 
     def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
         del generated
@@ -69,11 +87,11 @@ class MinLength(Rule):
 
     end: int
     length: int
+    is_capturable = True
 
     def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
-        if generated.steps >= self.length:
-            return log_p_NV
-        return SuppressedTokens((self.end,))(log_p_NV, generated)
+        log_p_NV[:, self.end].masked_fill_(generated.step < self.length, -torch.inf)
+        return log_p_NV
 
 
 @final
@@ -82,15 +100,14 @@ class BannedPhrases(Rule):
     """Do not generate these sequences of tokens: mask the last token of a sequence after its other tokens."""
 
     sequences: tuple[tuple[int, ...], ...]
+    is_capturable = True
 
     def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
         for *prefix, last in self.sequences:
-            if len(prefix) <= generated.steps:
-                matches_N = torch.ones_like(generated.sentence_N, dtype=torch.bool)
-                suffix_NT = generated.tokens_NT[:, generated.steps - len(prefix) :]
-                for token_N, token in zip(suffix_NT.unbind(1), prefix, strict=True):
-                    matches_N = matches_N & (token_N == token)
-                log_p_NV[:, last].masked_fill_(matches_N, -torch.inf)
+            matches_N = (generated.step >= len(prefix)).expand_as(generated.sentence_N)
+            for token_N, token in zip(generated.last(len(prefix)).unbind(1), prefix, strict=True):
+                matches_N = matches_N & (token_N == token)
+            log_p_NV[:, last].masked_fill_(matches_N, -torch.inf)
         return log_p_NV
 
 
@@ -100,13 +117,15 @@ class NoRepeatNgram(Rule):
     """Do not generate the same n-gram of `length` tokens twice."""
 
     length: int
+    is_capturable = True
 
     def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
-        context = self.length - 1
-        if generated.steps < self.length:
+        if generated.tokens_NC.shape[1] < self.length:
             return log_p_NV
-        windows_NWL = generated.tokens_NT.unfold(1, self.length, 1)
-        same_NW = (windows_NWL[..., :context] == generated.tokens_NT[:, None, generated.steps - context :]).all(-1)
+        windows_NWL = generated.tokens_NC.unfold(1, self.length, 1)
+        end_W = torch.arange(self.length, generated.tokens_NC.shape[1] + 1, device=log_p_NV.device)
+        same_NW = (windows_NWL[..., :-1] == generated.last(self.length - 1).unsqueeze(1)).all(-1)
+        same_NW = same_NW & (end_W <= generated.step)
         # Mask each token that has followed the same context before.
         mask_NV = torch.zeros_like(log_p_NV).scatter_reduce(1, windows_NWL[..., -1], same_NW.to(log_p_NV.dtype), "amax")
         return log_p_NV.masked_fill_(mask_NV > 0, -torch.inf)
@@ -119,11 +138,14 @@ class RepetitionPenalty(Rule):
 
     penalty: float
     only_masks = False
+    is_capturable = True
 
     def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
-        if generated.steps == 0:
-            return log_p_NV
-        return log_p_NV.scatter_(1, generated.tokens_NT, log_p_NV.gather(1, generated.tokens_NT) * self.penalty)
+        columns_C = torch.arange(generated.tokens_NC.shape[1], device=log_p_NV.device)
+        # The first token stands in for those that are not yet generated. Before it, nothing changes.
+        tokens_NC = torch.where(columns_C < generated.step, generated.tokens_NC, generated.tokens_NC[:, :1])
+        factor = torch.where(generated.step > 0, self.penalty, 1.0)
+        return log_p_NV.scatter_(1, tokens_NC, log_p_NV.gather(1, tokens_NC) * factor)
 
 
 @final

@@ -4,44 +4,28 @@ A search uses a model only through the `Decoder` contract. Finished sentences ar
 time. After the search, samples are ranked by minimum Bayes risk, and the loops of greedy search are removed: it can
 repeat a cycle of tokens until the length limit (Holtzman et al. 2020).
 
-B sentences, K hypotheses of each, N = B K, T steps, V vocabulary.
+B sentences, K hypotheses of each, N = B K, T steps, at most C, V vocabulary.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.decoding.cuda_graphs import GraphedDecoder
-from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
+from regard.decoding.rules import Generated, Rule, SuppressedTokens
 from regard.decoding.settings import SearchSettings
+from regard.decoding.steps import StepRunner, capture_unsupported_reason, round_up
 from regard.models.contracts import Decoder, Grid, Keys, Memory, State, reorder
-from regard.ops.hooks import are_hooks_active, mark_hypotheses
+from regard.ops.hooks import mark_hypotheses
 
 AttentionWeights = NDArray[np.float32]
-
-
-_before_step: ContextVar[Callable[[], object] | None] = ContextVar("before_step", default=None)
-
-
-@contextmanager
-def call_before_steps(function: Callable[[], object]) -> Iterator[None]:
-    """Within the block, call a function before each step of a search in this thread. The function can stop the search
-    by raising an exception.
-    """
-    token = _before_step.set(function)
-    try:
-        yield
-    finally:
-        _before_step.reset(token)
 
 
 class SpecialTokens(NamedTuple):
@@ -74,36 +58,47 @@ class Hypothesis(NamedTuple):
         return self.truncated, -self.rank
 
 
-ChooseToken = Callable[[Tensor, Tensor], Tensor]
-"""Maps log-probabilities (N, V), and the indices of the sentences (B), to a token for each row (N)."""
+class ChooseToken(ABC):
+    """Chooses the next token of each hypothesis from log-probabilities. Instances that choose alike are equal."""
 
+    generators: Sequence[np.random.Generator] = ()
+    """The generator of each sentence, if random numbers are needed."""
 
-def choose_most_likely(log_p_NV: Tensor, sentence_B: Tensor) -> Tensor:
-    del sentence_B
-    return log_p_NV.argmax(-1)
+    @abstractmethod
+    def __call__(self, log_p_NV: Tensor, uniform_N: Tensor) -> Tensor:
+        """Return a token for each row, given a uniform random number for each."""
 
 
 @final
 @dataclass(frozen=True)
-class Sampler:
+class _MostLikely(ChooseToken):
+    def __call__(self, log_p_NV: Tensor, uniform_N: Tensor) -> Tensor:
+        del uniform_N
+        return log_p_NV.argmax(-1)
+
+
+choose_most_likely = _MostLikely()
+
+
+@final
+@dataclass(frozen=True)
+class Sampler(ChooseToken):
     """Sample a token from p^(1 / temperature), restricted to the k most likely tokens, to the most likely tokens whose
     probabilities add up to p (Holtzman et al. 2020), and to tokens at least min_p times as likely as the most likely.
     """
 
-    generators: Sequence[np.random.Generator]
+    generators: Sequence[np.random.Generator] = field(compare=False)
     """The generator of each sentence: the samples of a sentence do not depend on the others in its batch."""
     settings: SearchSettings
 
-    def __call__(self, log_p_NV: Tensor, sentence_B: Tensor) -> Tensor:
-        """Choose the token at which the cumulative probability exceeds a uniform random number."""
-        hypotheses = len(log_p_NV) // len(sentence_B)
-        draws = [self.generators[sentence].random(hypotheses) for sentence in sentence_B.tolist()]
-        uniform_N1 = torch.from_numpy(np.concatenate(draws)).to(log_p_NV.device).unsqueeze(1)
+    def __call__(self, log_p_NV: Tensor, uniform_N: Tensor) -> Tensor:
+        """Choose the token at which the cumulative probability exceeds the random number."""
         # If all probabilities are NaN, any token is chosen. The score of the hypothesis stays NaN and is reported.
         # In float64, so that rounding, which depends on the batch, practically never changes a choice.
         cumulative_NV = self.probabilities(log_p_NV).nan_to_num(nan=1.0).double().cumsum(-1)
         total_N1 = cumulative_NV[:, -1:]
-        below_N1 = (uniform_N1 * total_N1).minimum(total_N1 * (1 - 2**-50))  # a rounded product could be the total
+        # A rounded product could be the total.
+        below_N1 = (uniform_N.unsqueeze(1) * total_N1).minimum(total_N1 * (1 - 2**-50))
         return torch.searchsorted(cumulative_NV, below_N1, right=True).squeeze(-1)
 
     def probabilities(self, log_p_NV: Tensor) -> Tensor:
@@ -121,43 +116,37 @@ class Sampler:
         return p_NV.masked_fill(p_NV < self.settings.min_p * p_NV.amax(-1, keepdim=True), 0.0)
 
 
-@dataclass
-class SearchBatch:
-    """The hypotheses of unfinished sentences. `sentence_B` are the indices of these sentences in the input."""
+class SearchState(NamedTuple):
+    """The hypotheses of a batch, as tensors whose shapes do not depend on the number of steps, except those of the
+    decoder. A state may be used for one step only.
+    """
 
-    decoder: Decoder
     keys: Keys
-    state: State
+    decoder: State
     token_N: Tensor
-    generated_NT: Tensor
+    """The last token of each hypothesis."""
+    generated_NC: Tensor
+    """The tokens so far, in the first columns."""
+    step: Tensor
+    """The number of tokens so far, (1,)."""
     sentence_B: Tensor
-    rules: Sequence[Rule]
-    graphed: GraphedDecoder | None = None
-    """Replays the decoder's steps as CUDA graphs; None if they cannot be captured."""
+    """The index in the input of each sentence in the batch."""
 
     @classmethod
     def begin(
-        cls,
-        decoder: Decoder,
-        memory: Memory,
-        special: SpecialTokens,
-        rules: Sequence[Rule],
-        rows: Tensor,
-        hypotheses: int,
-    ) -> "SearchBatch":
+        cls, decoder: Decoder, memory: Memory, start: int, limits_B: Tensor, hypotheses: int, max_steps: int
+    ) -> "SearchState":
         keys, state = decoder.begin(memory)
-        sentence_B = torch.arange(len(rows), device=rows.device)
+        sentence_B = torch.arange(len(limits_B), device=limits_B.device)
+        rows = len(limits_B) * hypotheses
         if hypotheses > 1:
             mark_hypotheses()
             state = reorder(state, sentence_B.repeat_interleave(hypotheses))
-        token_N = torch.full((len(rows) * hypotheses,), special.start, device=rows.device)
-        generated_NT = token_N.new_empty(len(token_N), 0)
-        # A replayed graph has no gradient, and calls no hooks.
-        observed = are_hooks_active() or torch.is_grad_enabled()
-        can_replay = rows.is_cuda and not observed
-        graphed = GraphedDecoder(decoder) if can_replay else None
-        rules = [SuppressedTokens(special.suppressed), *rules]
-        return cls(decoder, keys, state, token_N, generated_NT, sentence_B, rules, graphed)
+            # The rows of a sentence form a block from now on.
+            state = reorder(state, torch.arange(rows, device=limits_B.device), block=hypotheses)
+        token_N = torch.full((rows,), start, device=limits_B.device)
+        generated_NC = token_N.new_zeros(rows, max_steps)
+        return cls(keys, state, token_N, generated_NC, token_N.new_zeros(1), sentence_B)
 
     @property
     def hypotheses(self) -> int:
@@ -165,50 +154,46 @@ class SearchBatch:
 
     @property
     def generated(self) -> Generated:
-        return Generated(self.generated_NT, self.sentence_B.repeat_interleave(self.hypotheses))
+        sentence_N = self.sentence_B.unsqueeze(1).expand(-1, self.hypotheses).flatten()
+        return Generated(self.generated_NC, sentence_N, self.step)
 
-    def next_log_p(self) -> tuple[Tensor, Tensor]:
-        """Take a step of the decoder. Return the log-probabilities of the model, valid where no rule masks them, and
-        those adjusted by the rules.
+    def next_log_p(self, decoder: Decoder, rules: Sequence[Rule]) -> tuple[Tensor, Tensor, State]:
+        """Take a step of the decoder. Return the log-probabilities of the model, valid where no rule masks them, those
+        adjusted by the rules, and the state of the decoder.
         """
-        before_step = _before_step.get()
-        if before_step is not None:
-            before_step()
-        if self.graphed is None:
-            logits_NV, self.state = self.decoder.step(self.token_N, self.state, self.keys)
-        else:
-            steps = self.generated_NT.shape[1]
-            logits_NV, self.state = self.graphed.step(self.token_N, self.state, self.keys, steps)
+        logits_NV, state = decoder.step(self.token_N, self.decoder, self.keys)
         log_p_NV = _log_softmax(logits_NV.float())
         # A masked token is never generated, so its probability is not needed: rules that only mask may work in place.
-        adjusted_NV = log_p_NV if all(rule.only_masks for rule in self.rules) else log_p_NV.clone()
+        adjusted_NV = log_p_NV if all(rule.only_masks for rule in rules) else log_p_NV.clone()
         generated = self.generated
-        for rule in self.rules:
+        for rule in rules:
             adjusted_NV = rule(adjusted_NV, generated)
-        return log_p_NV, adjusted_NV
+        return log_p_NV, adjusted_NV, state
 
-    def progress(self, vocabulary: int) -> ConstraintProgress | None:
-        """Return the progress toward required tokens; None if no rule requires any."""
-        by_rule = (rule.progress(self.generated, vocabulary) for rule in self.rules)
-        return next((progress for progress in by_rule if progress is not None), None)
-
-    def append(self, token_N: Tensor, parent_N: Tensor | None = None) -> None:
-        """Append a token to each hypothesis, or to the hypothesis `parent_N` of the same sentence."""
+    def append(self, state: State, token_N: Tensor, parent_N: Tensor | None = None) -> "SearchState":
+        """Append a token to each hypothesis, or to the hypothesis `parent_N` of the same sentence. `state` is the state
+        of the decoder after the step.
+        """
+        generated_NC = self.generated_NC
         if parent_N is not None:
-            self.state = reorder(self.state, parent_N, block=self.hypotheses)
-            self.generated_NT = self.generated_NT.index_select(0, parent_N)
-        self.token_N = token_N
-        self.generated_NT = torch.cat([self.generated_NT, token_N.unsqueeze(1)], dim=1)
+            state = reorder(state, parent_N, block=self.hypotheses)
+            generated_NC = generated_NC.index_select(0, parent_N)
+        generated_NC = generated_NC.index_copy_(1, self.step, token_N.unsqueeze(1))
+        return self._replace(decoder=state, token_N=token_N, generated_NC=generated_NC, step=self.step + 1)
 
-    def keep_sentences(self, rows_B: Tensor) -> Tensor:
-        """Remove all other sentences. Return the previous rows of the remaining hypotheses."""
+    def keep_sentences(self, rows_B: Tensor) -> tuple["SearchState", Tensor]:
+        """Remove all other sentences. Return also the previous rows of the remaining hypotheses."""
         offsets_K = torch.arange(self.hypotheses, device=rows_B.device)
         rows_N = (rows_B.unsqueeze(1) * self.hypotheses + offsets_K).flatten()
-        self.keys = reorder(self.keys, rows_B)
-        self.state = reorder(self.state, rows_N, block=self.hypotheses, blocks=rows_B)
-        self.token_N, self.generated_NT = self.token_N[rows_N], self.generated_NT[rows_N]
-        self.sentence_B = self.sentence_B[rows_B]
-        return rows_N
+        state = SearchState(
+            reorder(self.keys, rows_B),
+            reorder(self.decoder, rows_N, block=self.hypotheses, blocks=rows_B),
+            self.token_N[rows_N],
+            self.generated_NC[rows_N],
+            self.step,
+            self.sentence_B[rows_B],
+        )
+        return state, rows_N
 
 
 def _log_softmax(logits_NV: Tensor) -> Tensor:
@@ -233,45 +218,116 @@ def decode_stepwise(
     """Choose one token after another with `choose`, independently for several hypotheses of each sentence. If there is
     a history, append the indices of the sentences of each step.
     """
-    results: dict[int, list[Hypothesis]] = {}
-    limits_N = limits_B.repeat_interleave(hypotheses)
-    batch = SearchBatch.begin(decoder, memory, special, rules, limits_B, hypotheses)
-    score_N = torch.zeros(len(limits_N), dtype=torch.float64, device=limits_B.device)
-    ended_N = limits_N <= 0
-    truncated_N = torch.zeros_like(ended_N)  # with a limit of 0, the empty hypothesis is complete
-    while True:
-        finished_B = ended_N.view(-1, hypotheses).all(1)
-        finished = int(finished_B.sum())
-        if worth_compacting(finished, len(finished_B)):
-            lengths_N = _lengths(batch.generated_NT, special.end)
-            rows_B = finished_B.nonzero().squeeze(1)
-            columns = (batch.generated_NT, lengths_N, score_N, truncated_N)
-            values = (column.view(len(finished_B), hypotheses, -1)[rows_B].tolist() for column in columns)
-            for sentence, *rows in zip(batch.sentence_B[rows_B].tolist(), *values, strict=True):
-                results[sentence] = [
-                    Hypothesis(tokens[:length], score, truncated, score)
-                    for tokens, [length], [score], [truncated] in zip(*rows, strict=True)
-                ]
-            if finished == len(finished_B):
-                break
-            rows_N = batch.keep_sentences((~finished_B).nonzero().squeeze(1))
-            score_N, limits_N = score_N[rows_N], limits_N[rows_N]
-            ended_N, truncated_N = ended_N[rows_N], truncated_N[rows_N]
+    rules = (SuppressedTokens(special.suppressed), *rules)
+    captures = capture_unsupported_reason(limits_B.device, rules, observed=history is not None) is None
+    sentences, max_steps = len(limits_B), int(limits_B.max()) if len(limits_B) else 0
+    if captures:
+        memory, limits_B, max_steps = pad_batch(memory, limits_B, max_steps)
+
+    def take_step(state: _StepwiseState) -> _StepwiseState:
         if history is not None:
-            history.append(batch.sentence_B)
-        log_p_NV, adjusted_NV = batch.next_log_p()
-        token_N = torch.where(ended_N, special.end, choose(adjusted_NV, batch.sentence_B))
-        score_N = score_N + torch.where(ended_N, 0.0, log_p_NV.gather(-1, token_N.unsqueeze(-1)).squeeze(-1))
-        batch.append(token_N)
-        at_limit_N = batch.generated_NT.shape[1] >= limits_N
-        truncated_N = truncated_N | (~ended_N & (token_N != special.end) & at_limit_N)
-        ended_N = ended_N | (token_N == special.end) | at_limit_N
-    return [results[sentence] for sentence in range(len(results))]
+            history.append(state.search.sentence_B)
+        return state.advance(decoder, rules, choose, special.end)
+
+    runner = StepRunner(take_step, decoder, (choose, rules, special.end), device=limits_B.device, captures=captures)
+    search = SearchState.begin(decoder, memory, special.start, limits_B, hypotheses, max_steps)
+    state = _StepwiseState.begin(search, limits_B, choose.generators)
+    results: dict[int, list[Hypothesis]] = {}
+    steps = 0
+    while True:
+        finished_B = state.ended_N.view(-1, hypotheses).all(1)
+        rows = rows_to_keep(finished_B.cpu().numpy(), bucketed=captures)
+        if rows is not None:
+            results |= state.read_finished(finished_B, special.end)
+            if not len(rows):
+                return [results[sentence] for sentence in range(sentences)]
+            state = state.keep_sentences(torch.from_numpy(rows).to(limits_B.device))
+        for _ in range(min(STEPS_PER_LOOK if captures else 1, max_steps - steps)):
+            state = runner.run(state)
+            steps += 1
 
 
-def worth_compacting(finished: int, sentences: int) -> bool:
-    """Whether enough sentences of a batch are finished to pay for copying the others into a smaller batch."""
-    return finished * 8 >= sentences
+class _StepwiseState(NamedTuple):
+    """The hypotheses, their log-probabilities, and which of them have ended or were truncated."""
+
+    search: SearchState
+    score_N: Tensor
+    limits_N: Tensor
+    ended_N: Tensor
+    truncated_N: Tensor
+    uniform_NC: Tensor
+    """The random numbers of all steps; zeros if none are needed."""
+
+    @classmethod
+    def begin(
+        cls, search: SearchState, limits_B: Tensor, generators: Sequence[np.random.Generator]
+    ) -> "_StepwiseState":
+        limits_N = limits_B.repeat_interleave(search.hypotheses)
+        score_N = torch.zeros(len(limits_N), dtype=torch.float64, device=limits_B.device)
+        uniform_NC = np.zeros(search.generated_NC.shape)
+        for sentence, generator in enumerate(generators):
+            rows = slice(sentence * search.hypotheses, (sentence + 1) * search.hypotheses)
+            uniform_NC[rows] = generator.random(uniform_NC[rows].T.shape).T  # step by step, as they are used
+        # With a limit of 0, the empty hypothesis is complete.
+        ended_N, truncated_N = limits_N <= 0, torch.zeros_like(limits_N, dtype=torch.bool)
+        uniform = torch.from_numpy(uniform_NC).to(limits_B.device)
+        return cls(search, score_N, limits_N, ended_N, truncated_N, uniform)
+
+    def advance(self, decoder: Decoder, rules: Sequence[Rule], choose: ChooseToken, end: int) -> "_StepwiseState":
+        """Take a step. Hypotheses that have ended stay unchanged."""
+        log_p_NV, adjusted_NV, after = self.search.next_log_p(decoder, rules)
+        uniform_N = self.uniform_NC.index_select(1, self.search.step).squeeze(1)
+        token_N = torch.where(self.ended_N, end, choose(adjusted_NV, uniform_N))
+        log_p_N = log_p_NV.gather(-1, token_N.unsqueeze(-1)).squeeze(-1)
+        score_N = self.score_N + torch.where(self.ended_N, 0.0, log_p_N)
+        search = self.search.append(after, token_N)
+        at_limit_N = search.step >= self.limits_N
+        truncated_N = self.truncated_N | (~self.ended_N & (token_N != end) & at_limit_N)
+        ended_N = self.ended_N | (token_N == end) | at_limit_N
+        return self._replace(search=search, score_N=score_N, ended_N=ended_N, truncated_N=truncated_N)
+
+    def read_finished(self, finished_B: Tensor, end: int) -> dict[int, list[Hypothesis]]:
+        """Return the hypotheses of the finished sentences, by the index of the sentence."""
+        lengths_N = _lengths(self.search.generated_NC[:, : int(self.search.step)], end)
+        rows_B = finished_B.nonzero().squeeze(1)
+        columns = (self.search.generated_NC, lengths_N, self.score_N, self.truncated_N)
+        values = (column.view(len(finished_B), self.search.hypotheses, -1)[rows_B].tolist() for column in columns)
+        return {
+            sentence: [
+                Hypothesis(tokens[:length], score, truncated, score)
+                for tokens, [length], [score], [truncated] in zip(*rows, strict=True)
+            ]
+            for sentence, *rows in zip(self.search.sentence_B[rows_B].tolist(), *values, strict=True)
+        }
+
+    def keep_sentences(self, rows_B: Tensor) -> "_StepwiseState":
+        search, rows_N = self.search.keep_sentences(rows_B)
+        return _StepwiseState(search, *(column[rows_N] for column in self[1:]))
+
+
+STEPS_PER_LOOK = 4
+"""The number of steps between looks of the host at which sentences are finished, if steps are captured."""
+
+
+def pad_batch(memory: Memory, limits_B: Tensor, max_steps: int) -> tuple[Memory, Tensor, int]:
+    """Round the sizes of a batch up, so that batches share graphs. The additional sentences are empty."""
+    rows, slots = memory.allowed_BS.shape
+    more_rows = round_up(rows) - rows
+    memory = memory.pad(rows + more_rows, round_up(slots))
+    return memory, nn.functional.pad(limits_B, (0, more_rows)), round_up(max_steps)
+
+
+def rows_to_keep(finished_B: NDArray[np.bool_], *, bucketed: bool) -> NDArray[np.int64] | None:
+    """Return the rows of a smaller batch with all unfinished sentences; None if it would not pay for the copies.
+
+    In buckets, some finished sentences remain, so that batches share graphs.
+    """
+    sentences, active = len(finished_B), int((~finished_B).sum())
+    kept = round_up(active) if bucketed and active else active
+    if (sentences - kept) * (2 if bucketed else 8) < sentences:
+        return None
+    order = np.argsort(finished_B, kind="stable")
+    return np.sort(order[:kept])
 
 
 def _lengths(generated_NT: Tensor, end: int) -> Tensor:

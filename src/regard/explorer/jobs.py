@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
-from regard.decoding.search import call_before_steps
+from regard.decoding.steps import call_before_steps
 from regard.explorer.schemas import RequestError
 from regard.formatting import to_json
 

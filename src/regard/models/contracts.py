@@ -197,6 +197,23 @@ class Memory(NamedTuple):
     cells_BSD: Tensor | None = None
     """The cell states of the slots, if the encoder keeps them on a tape (LSTMN)."""
 
+    def pad(self, rows: int, slots: int) -> "Memory":
+        """Append rows without visible slots, and masked slots unless the slots are arranged in a grid."""
+        more_rows = rows - len(self.allowed_BS)
+        more_slots = slots - self.allowed_BS.shape[1] if self.layout is None else 0
+
+        def pad(tensor: Tensor, *before_rows: int) -> Tensor:
+            return nn.functional.pad(tensor, (*before_rows, 0, more_rows))
+
+        return Memory(
+            pad(self.slots_BSD, 0, 0, 0, more_slots),
+            pad(self.allowed_BS, 0, more_slots),
+            pad(self.summary_BD, 0, 0),
+            None if self.tokens_BS is None else pad(self.tokens_BS, 0, more_slots),
+            self.layout,
+            None if self.cells_BSD is None else pad(self.cells_BSD, 0, 0, 0, more_slots),
+        )
+
 
 SourceT = TypeVar("SourceT", bound=Source)
 

@@ -18,6 +18,9 @@ class EnsembleMemory(NamedTuple):
 
     memories: tuple[Memory, ...]
 
+    def pad(self, rows: int, slots: int) -> "EnsembleMemory":
+        return EnsembleMemory(tuple(memory.pad(rows, slots) for memory in self.memories))
+
     @property
     def allowed_BS(self) -> Tensor:
         return self.memories[0].allowed_BS

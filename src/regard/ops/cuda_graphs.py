@@ -5,9 +5,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import local
 from typing import Any, NamedTuple, TypeVar, final
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
@@ -41,6 +42,10 @@ class GraphPool:
     memory: Any = field(default_factory=torch.cuda.graph_pool_handle)
     last_graph: Any = None
     """Keeps the memory pool alive if no caller holds a graph."""
+    by_module: "WeakKeyDictionary[nn.Module, list[Any]]" = field(default_factory=WeakKeyDictionary)
+    """Graphs that are replayed again later, by the module whose work they contain, the most recent one last."""
+    max_kept_bytes: int = 1 << 30
+    """The memory that the static tensors of the graphs of one module may use."""
 
     def capture(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """Capture `work` → (replay, outputs). Each replay overwrites the outputs; the capture computes nothing.
@@ -69,7 +74,8 @@ def graph_pool(device: torch.device) -> GraphPool:
     """Return the pool of this thread for a device."""
     pools = _graph_pools()
     if device not in pools:
-        pools[device] = GraphPool(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        memory = torch.cuda.get_device_properties(device).total_memory
+        pools[device] = GraphPool(torch.cuda.Stream(device), max_kept_bytes=memory // 4)  # type: ignore[no-untyped-call]
     return pools[device]
 
 
