@@ -11,18 +11,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from regard.ops.triton import losses, step_attention
+from regard.ops.triton import attention, linear, losses, norms, partial_sums, step_attention
 from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
 from regard.recurrent.settings import VARIANTS
 
 SIZES = {
     "group_0", "T", "N", "B", "H", "programs", "ignore_index", "a_row", "slots", "hypotheses", "heads",
     "query_b", "query_h", "query_k", "keys_b", "keys_h", "keys_s", "values_b", "values_h", "values_s",
-    "bias_b", "origin_n",
+    "bias_b", "origin_n", "P", "S", "dropped",
 }
+SIZES |= {f"{name}_{axis}" for name in ("q", "k", "v", "c", "dq", "dk", "dv", "bias", "nonempty") for axis in "bhts"}
 KINDS = {
     "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "targets": "*i64", "smoothing": "fp32",
-    **dict.fromkeys(("losses", "log_sums", "d_losses", "statistics"), "*fp32"),
+    **dict.fromkeys(("losses", "log_sums", "d_losses", "statistics", "partial", "weight"), "*fp32"),
+    **dict.fromkeys(("scale", "dropout", "factor", "eps"), "fp32"), "nonempty": "*i1", "seeds": "*i64",
 }
 
 
@@ -65,6 +67,16 @@ for element in ("*fp32", "*bf16"):
         kinds = KINDS | {"origin": "*i64", "last_step": "*i64", "scale": "fp32"}
         flags = {"HAS_BIAS": not cached, "HAS_ORIGIN": cached}
         compile_for_gpu(step_attention._attend, element, sizes | flags, kinds)
+for block, warps in attention.NUM_WARPS.items():
+    masks = {"HAS_BIAS": True, "BIAS_PER_QUERY": block > 16, "HAS_NONEMPTY": True, "HAS_DROPOUT": True}
+    sizes = {"H": 8, "D": 64, "E": 64, "BLOCK": block, "WIDTH": 64, "PRECISION": "tf32"}
+    for kernel in (attention._attention_forward, attention._attention_backward):
+        compile_for_gpu(kernel, "*bf16", sizes | masks, num_warps=warps)
+for kernel in (norms._add_norm_forward, norms._add_norm_backward):
+    compile_for_gpu(kernel, "*bf16", {"D": 500, "BLOCK": 512, "ROWS": 8, "HAS_DROPOUT": True})
+tile = {"E": 2048, "ROWS": linear.ROWS, "COLUMNS": linear.COLUMNS}
+compile_for_gpu(linear._bias_gradient, "*bf16", tile | {"RELU": True})
+compile_for_gpu(partial_sums._sum_rows, "*bf16", tile)
 """
 
 

@@ -95,6 +95,10 @@ class Attention(nn.Module):
         """Whether this attention is that of a recurrent cell that reads the source from its end. Its queries and slots
         are then numbered in that order.
         """
+        self.finite_memory = False
+        """Whether masked slots always hold finite values. Training then does not set them to zero: their weights are
+        zero.
+        """
         check_integer("query_size", query_size)
         check_integer("key_size", key_size)
         check_integer("heads", heads)
@@ -172,8 +176,11 @@ class Attention(nn.Module):
         """Compute everything that depends only on the memory; `values` default to the keys."""
         self._check_inputs(None, keys_BSD, values_BSD, allowed)
         allowed_BTS = equation.per_query(allowed)
-        keys = equation.zero_masked_slots(keys_BSD, allowed_BTS)
-        values = keys if values_BSD is None else equation.zero_masked_slots(values_BSD, allowed_BTS)
+        zeroed = not (self.finite_memory and self.training)
+        keys = equation.zero_masked_slots(keys_BSD, allowed_BTS) if zeroed else keys_BSD
+        values = keys if values_BSD is None else values_BSD
+        if zeroed and values is not keys:
+            values = equation.zero_masked_slots(values, allowed_BTS)
         ends_S = torch.arange(1, keys_BSD.shape[1] + 1, device=keys_BSD.device)
         ends_BS = ends_S.expand(keys_BSD.shape[:2]) if allowed_BTS is None else allowed_BTS.any(1) * ends_S
         prepared = self.score.prepare(keys)
@@ -181,7 +188,7 @@ class Attention(nn.Module):
         score_bias = None
         if allowed_BTS is not None and allowed_BTS.shape[1] == 1 and self.fused:
             score_bias = ScoreBias.from_mask(allowed_BTS.unsqueeze(1), values_BHSD.dtype)
-        return PreparedMemory(prepared, values_BHSD, allowed_BTS, ends_BS.amax(-1), score_bias)
+        return PreparedMemory(prepared, values_BHSD, allowed_BTS, ends_BS.amax(-1), score_bias, zeroed)
 
     def begin(self, keys: PreparedMemory) -> Past:
         """Return the state before the first step."""
@@ -232,7 +239,7 @@ class Attention(nn.Module):
             mask = None if allowed is None else ScoreBias.from_mask(allowed, memory.values_BHSD.dtype)
         if hooks:
             self.observe_fused(reading, mask, hooks)
-        if mask is memory.score_bias and mask is not None:
+        if mask is memory.score_bias and mask is not None and memory.zeroed:
             # A row without visible slots attends to its slots, which are all zero, so `nonempty` is not needed.
             mask = mask._replace(nonempty=None)
         context_BTD = self.read_fused(reading.query_BTD, memory.prepared, memory.values_BHSD, mask)
@@ -378,7 +385,8 @@ def _check_past(past: object) -> None:
 def dispatch_attention(score: Score, scope: Scope, select: Selection, *, weights: bool) -> Dispatch:
     """Choose the implementation of an attention from its parts; no tensor is needed.
 
-    fused       PyTorch's fused attention, for scores equivalent to a dot product, if no weights are requested
+    fused       PyTorch's fused attention, or in training on a GPU a Triton kernel for short sequences, for scores
+                equivalent to a dot product, if no weights are requested
     chunked     the additive score in chunks of bounded memory (`ops/attention.py`)
     reference   the equation
     """

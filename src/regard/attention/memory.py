@@ -23,6 +23,8 @@ class PreparedMemory(NamedTuple):
     lengths_B: Tensor
     score_bias: ScoreBias | None = None
     """The mask for the fused path, if that is supported and all queries share the mask."""
+    zeroed: bool = True
+    """Whether masked slots are zero."""
 
     def for_query(self, query: int) -> "PreparedMemory":
         """Return the memory with the mask of one of the queries."""
@@ -35,7 +37,7 @@ class PreparedMemory(NamedTuple):
         prepared, values, allowed, lengths = (
             None if tensor is None else tensor.repeat_interleave(hypotheses, dim=0) for tensor in self[:4]
         )
-        return PreparedMemory(prepared, values, allowed, lengths)  # type: ignore[arg-type] # only the mask is optional
+        return PreparedMemory(prepared, values, allowed, lengths, zeroed=self.zeroed)  # type: ignore[arg-type] # only the mask is optional
 
 
 class Past(NamedTuple):

@@ -14,6 +14,8 @@ from regard.attention.hooks import Reading, find_hooks
 from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection, with_heads
 from regard.attention.memory import Attended, Past, PreparedMemory
 from regard.attention.positions import rotate
+from regard.ops.layers import Linear, linear
+from regard.ops.packing import unpack
 
 
 class PackedProjection(NamedTuple):
@@ -42,7 +44,7 @@ def _project(x: Tensor, projections: tuple[nn.Module, ...], packed: PackedProjec
     """Apply each projection, with one matrix product if they are packed."""
     if packed is None:
         return tuple(projection(x) for projection in projections)
-    return nn.functional.linear(x, *packed).chunk(len(projections), dim=-1)
+    return unpack(linear(x, *packed), len(projections))
 
 
 def _check_start(start: int | Tensor) -> None:
@@ -96,11 +98,11 @@ class MultiHeadAttention(nn.Module):
         self.attention = Attention(
             model_size, model_size, score=score, scope=scope, select=select, heads=heads, dropout=dropout, role=role
         )
-        self.to_query = nn.Linear(model_size, model_size, bias=bias)
+        self.to_query = Linear(model_size, model_size, bias=bias)
         reads_keys = self.attention.score.reads_keys
-        self.to_key = nn.Linear(model_size, model_size, bias=bias) if reads_keys else nn.Identity()
-        self.to_value = nn.Linear(model_size, model_size, bias=bias)
-        self.output = nn.Linear(model_size, model_size, bias=bias)
+        self.to_key = Linear(model_size, model_size, bias=bias) if reads_keys else nn.Identity()
+        self.to_value = Linear(model_size, model_size, bias=bias)
+        self.output = Linear(model_size, model_size, bias=bias)
 
     def forward(
         self,

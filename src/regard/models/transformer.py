@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.attention import Role
+from regard.attention.equation import per_query, zero_masked_slots
 from regard.attention.kv_cache import (
     CacheIndirection,
     KVCache,
@@ -38,7 +39,7 @@ from regard.models.contracts import (
 from regard.models.embedding import Embedding
 from regard.models.settings import TransformerBlocks, TransformerEncoderSettings, TransformerModel
 from regard.ops.cost import CostPart
-from regard.ops.layers import Dropout, LayerNorm
+from regard.ops.layers import Dropout, LayerNorm, Linear, add_norm
 
 
 def build_norm(settings: TransformerBlocks) -> nn.Module:
@@ -49,7 +50,7 @@ def build_norm(settings: TransformerBlocks) -> nn.Module:
 
 
 def _build_attention(settings: TransformerBlocks, score: Score, role: Role) -> MultiHeadAttention:
-    return MultiHeadAttention(
+    multihead = MultiHeadAttention(
         settings.size,
         settings.heads,
         score=score,
@@ -58,6 +59,8 @@ def _build_attention(settings: TransformerBlocks, score: Score, role: Role) -> M
         rotary=settings.rotates and role != "cross",
         role=role,
     )
+    multihead.attention.finite_memory = True
+    return multihead
 
 
 @final
@@ -68,17 +71,17 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = settings.activation
         gates = 2 if settings.activation == "swiglu" else 1
-        self.inner = nn.Linear(settings.size, gates * settings.feedforward)
-        self.outer = nn.Linear(settings.feedforward, settings.size)
+        self.inner = Linear(settings.size, gates * settings.feedforward)
+        self.outer = Linear(settings.feedforward, settings.size)
         self.dropout = Dropout(settings.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.inner(x)
+        hidden = self.inner(x, relu=self.activation == "relu")
         if self.activation == "swiglu":
             gate, value = hidden.chunk(2, dim=-1)
             hidden = nn.functional.silu(gate) * value
-        else:
-            hidden = torch.relu(hidden) if self.activation == "relu" else nn.functional.gelu(hidden)
+        elif self.activation == "gelu":
+            hidden = nn.functional.gelu(hidden)
         output: Tensor = self.outer(self.dropout(hidden))
         return output
 
@@ -103,8 +106,7 @@ class Residual(nn.Module):
 
     def add_output(self, x: Tensor, output: Tensor) -> Tensor:
         """Return the sum of x and the output of the sublayer: normalized with post-norm."""
-        total: Tensor = x + (self.dropout(output) if self.training else output)
-        return total if self.pre_norm else self.norm(total)
+        return x + self.dropout(output) if self.pre_norm else add_norm(x, output, self.norm, self.dropout)
 
 
 @final
@@ -332,7 +334,8 @@ class TransformerDecoder(Decoder):
 
     def _prepare_keys(self, memory: Memory) -> tuple[PreparedMemory, ...]:
         check_memory(memory, self.output.weight, slot_size=self._memory_size, summary_size=None)
-        slots_BSD = self.bridge(memory.slots_BSD)
+        # All layers read these slots, so they are set to zero once, and not the keys and values of each layer.
+        slots_BSD = self.bridge(zero_masked_slots(memory.slots_BSD, per_query(memory.allowed_BS)))
         return tuple(layer.cross_attention.prepare(slots_BSD, allowed=memory.allowed_BS) for layer in self._layers())
 
     def _layers(self) -> list[DecoderLayer]:

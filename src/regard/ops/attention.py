@@ -1,8 +1,9 @@
 """The operations of attention: softmax attention with a dot-product score, and the additive score vᵀ tanh(q + k).
 
-Softmax attention has a reference, and PyTorch's fused kernel, which stores no weights. The direct computation of the
-additive score needs a tensor (B, H, T, S, A), which for a long memory is far larger than anything else in a model. The
-chunked version computes it for some queries at a time, and recomputes it in the backward pass.
+Softmax attention has a reference, PyTorch's fused kernel, which stores no weights, and a Triton kernel for training on
+short sequences. The direct computation of the additive score needs a tensor (B, H, T, S, A), which for a long memory is
+far larger than anything else in a model. The chunked version computes it for some queries at a time, and recomputes it
+in the backward pass.
 
 B rows, T queries, S memory slots, D width, H heads, A hidden width of the additive score.
 """
@@ -95,11 +96,15 @@ def dot_product_attention(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), with the fused kernel unless two matrix products are faster, or
-    reference mode is on. A step of decoding has a kernel of its own.
+    """Σ_j softmax_j(scale · qᵀ k_j) v_j → (B, H, T, D), with the fused kernel unless the kernel for short sequences or
+    two matrix products are faster, or reference mode is on. A step of decoding has a kernel of its own.
     """
     if isinstance(mask, CachedSteps):
         return _attend_in_step(query_BHTD, keys_BHSD, values_BHSD, None, mask, scale)
+    if _short_unsupported_reason(query_BHTD, keys_BHSD, values_BHSD, mask) is None:
+        from regard.ops.triton.attention import short_attention
+
+        return short_attention(query_BHTD, keys_BHSD, values_BHSD, mask, scale=scale, dropout=dropout)
     bias, nonempty = (None, None) if mask is None else mask
     shares_bias = bias is None or bias.shape[1:3] == (1, 1)
     if shares_bias and nonempty is None and not dropout and step_kernel_unsupported_reason(query_BHTD) is None:
@@ -123,6 +128,22 @@ def _attend_in_step(*inputs: Any) -> Tensor:
     from regard.ops.triton.step_attention import attend
 
     return attend(*inputs)
+
+
+def _short_unsupported_reason(query: Tensor, keys: Tensor, values: Tensor, mask: ScoreBias | None) -> str | None:
+    """Return why the kernel for training on short sequences cannot be used, or None if it can."""
+    if not torch.is_grad_enabled():
+        return "it is measured for training only"
+    reason = triton.unsupported_reason(query)
+    if reason is not None:
+        return reason
+    if query.dtype == torch.float32 or {keys.dtype, values.dtype} != {query.dtype}:
+        return "it is faster in half precision only"
+    if mask is not None and (mask.bias.shape[1] != 1 or mask.bias.requires_grad):
+        return "the mask differs between heads, or needs a gradient"
+    from regard.ops.triton import attention as kernels
+
+    return kernels.unsupported_reason(query, keys, values)
 
 
 def reference_additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor) -> Tensor:

@@ -1,11 +1,38 @@
-"""Layers as in torch.nn: dropout that is faster on a CPU, and layer normalization with a choice of the output dtype."""
+"""Layers as in torch.nn: linear layers and residual connections that are faster on a GPU, dropout that is faster on a
+CPU, and layer normalization with a choice of the output dtype.
+"""
 
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from regard.ops import triton
+
 _LEVELS = 1 << 16
+
+
+@final
+class Linear(nn.Linear):
+    """W x + b, as `torch.nn.Linear`, or max(0, W x + b).
+
+    Only matrix products may read its weights: with CUDA graphs and bfloat16, training replaces them with copies that
+    are cast once per step (`training/cuda_graphs.py`).
+    """
+
+    def forward(self, x: Tensor, *, relu: bool = False) -> Tensor:
+        return linear(x, self.weight, self.bias, relu=relu)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
+    """W x + b, or its ReLU. With weights in half precision on a GPU, a kernel computes the gradient of the bias."""
+    is_half = weight.dtype in {torch.bfloat16, torch.float16}
+    if bias is not None and is_half and torch.is_grad_enabled() and triton.is_usable(x):
+        from regard.ops.triton import linear as kernels
+
+        return kernels.linear(x, weight, bias, relu=relu)
+    output = nn.functional.linear(x, weight, bias)
+    return torch.relu(output) if relu else output
 
 
 @final
@@ -49,6 +76,24 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         dtype = _autocast_dtype(x) if self.autocast_output else x.dtype
         return super().forward(x).to(dtype)
+
+
+def add_norm(x: Tensor, update: Tensor, norm: nn.Module, dropout: Dropout) -> Tensor:
+    """norm(x + dropout(update)): the residual connection of post-norm.
+
+    On a GPU, one kernel computes it if the norm is a `LayerNorm`, and the output has the autocast dtype: it goes to
+    matrix products, and to the next residual connection, which normalizes it again.
+    """
+    if isinstance(norm, LayerNorm) and torch.is_grad_enabled() and triton.is_usable(update):
+        from regard.ops.triton import norms as kernels
+
+        if norm.weight.numel() <= kernels.MAX_WIDTH:
+            probability = dropout.p if dropout.training else 0.0
+            return kernels.add_norm(
+                x, update, norm.weight, norm.bias, dropout=probability, eps=norm.eps, dtype=_autocast_dtype(x)
+            )
+    output: Tensor = norm(x + dropout(update))
+    return output
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:
