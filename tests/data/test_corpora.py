@@ -1,17 +1,21 @@
 """Readers: every format, gzipped or not, and every problem of a file."""
 
 import gzip
+import io
 import json
 import logging
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from regard.config import resolve
+from regard.data import lines, pair_files
 from regard.data.corpora import Pairs, load_corpus, read_pairs
 from regard.data.lines import MAX_BYTES, read_lines
+from regard.data.pair_files import read_rows
 from regard.data.settings import Files, FilesData
 from regard.errors import ConfigError, DataError
 from regard.runs.settings import RunSettings
@@ -64,6 +68,51 @@ def test_only_newlines_end_lines(tmp_path: Path) -> None:
     text = "a\u2028b\u0085c\x0bd\x0ce\x1cf\n\nlast"
     (tmp_path / "odd").write_text(text, "utf-8")
     assert [line.text for line in read_lines(tmp_path / "odd")] == text.split("\n")
+
+
+@pytest.mark.parametrize("block", [1, 2, 5])
+def test_rows_do_not_depend_on_the_blocks_that_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    texts = ["a\tb\tc", "d\te", "", "no pair", "f\t", "\tg\th", "i\t\0", "j\tk", " \t ", "l\tm", "n\to"]
+    (tmp_path / "x.tsv").write_text("\n".join(texts))
+    (tmp_path / "left").write_text("\n".join(texts))
+    (tmp_path / "right").write_text("\n".join(reversed(texts)))
+    table, parallel = (
+        Files(path=str(tmp_path / "x.tsv")),
+        Files(source=str(tmp_path / "left"), target=str(tmp_path / "right")),
+    )
+    expected = [list(read_rows(files)) for files in (table, parallel)]
+    assert [row.location.rpartition(":")[2] for row in expected[0]] == [str(number) for number in range(1, 12)]
+    monkeypatch.setattr(pair_files, "_BLOCK", block)
+    assert [list(read_rows(files)) for files in (table, parallel)] == expected
+    (tmp_path / "right").write_text("\n".join(texts[:4]))
+    with pytest.raises(DataError, match=r"left has 11 lines and .*right has 4"):
+        list(read_rows(parallel))
+
+
+def split_lines(content: bytes, max_bytes: int) -> list[tuple[str, bool]]:
+    """Split a file into lines one by one: the text of each, and whether it has a problem."""
+    lines = []
+    for raw in content.removesuffix(b"\n").split(b"\n"):
+        line = raw.removesuffix(b"\r")
+        too_long, text = len(raw) > max_bytes, line.decode("utf-8", "replace")
+        problem = too_long or b"\0" in line or "\ufffd" in text
+        lines.append(("" if too_long or b"\0" in line else text, problem))
+    return lines
+
+
+@pytest.mark.parametrize("block", [1, 3, 16, 1000])
+def test_lines_do_not_depend_on_the_blocks_that_are_read(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(lines, "MAX_BYTES", 12)
+    monkeypatch.setattr(lines, "_BLOCK", block)
+    generator = random.Random(block)
+    pieces = [b"a", b"bc", "ü".encode(), b"\n", b"\n", b"\r\n", b"\0", b"\xff", b"a long piece"]
+    for _ in range(300):
+        content = b"first\n" + b"".join(generator.choices(pieces, weights=[9, 9, 5, 5, 5, 1, 1, 1, 1], k=20))
+        parsed = list(lines.parse_lines(io.BytesIO(content), "file"))
+        assert [line.number for line in parsed] == list(range(1, len(parsed) + 1))
+        assert [(line.text, line.problem is not None) for line in parsed] == split_lines(content, 12)
 
 
 @pytest.mark.parametrize(

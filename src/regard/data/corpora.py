@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Annotated, Any, Literal
@@ -16,11 +17,11 @@ from pydantic import Field
 
 from regard.config import PATH
 from regard.data import dates
-from regard.data.held_out import HeldOutShares, hash_to_unit_interval
+from regard.data.held_out import HeldOutShares, PairBlock, hash_to_unit_interval
 from regard.data.images import captions, scenes
 from regard.data.images.settings import Augmentation, CaptionsData, ScenesData
 from regard.data.lines import count_lines, hash_file, read_lines
-from regard.data.pair_files import check_present, read_rows, reject_pipes
+from regard.data.pair_files import Row, RowBlock, check_present, read_blocks, reject_pipes
 from regard.data.settings import SPLITS, DataSettings, Files, FilesData, SplitName
 from regard.errors import ArgumentTypeError, ConfigError, DataError
 from regard.formatting import quantity
@@ -126,6 +127,8 @@ class Corpus:
     """All rows of the training files in order, to read files that are parallel to them: the pair, or None for a row
     that is not used for training. Without this function, all rows are the training pairs.
     """
+    train_and_dev: Callable[[], Iterator[tuple[PairBlock, PairBlock]]] | None = None
+    """Reads blocks of training pairs and of dev pairs in one pass, if both are in the same files."""
     share: float = 1.0
     """For a sample: the share of the training pairs that it contains."""
 
@@ -357,23 +360,30 @@ def _load_files(settings: FilesData) -> Corpus:
     reject_pipes(files)
     source_files = tuple(language_files.paths[0] for language_files in train_files.by_language.values())
     all_rows = partial(stream_rows, train_files, skip_bad_lines=skip_bad_lines, drop_empty=True)
-    stream_all = partial(_without_none, all_rows)
     if dev_files:
+        stream_all = partial(_without_none, all_rows)
         pairs = read_pairs(dev_files, skip_bad_lines=skip_bad_lines, drop_empty=True)
         dev = Stream(partial(_unseen, pairs, stream_all, str(dev_files))) if settings.dev_unseen else pairs
         return Corpus(Stream(stream_all), dev, test, files, source_files, train_rows=all_rows)
     held_out = _held_out_shares(settings, _count_lines(source_files))
 
-    def stream_split(name: SplitName) -> Iterator[tuple[str, str]]:
+    def split_blocks() -> Iterator[dict[SplitName, PairBlock]]:
         """Split by a hash of the source: no source is in two splits, and the order of the lines does not matter."""
-        return (pair for pair in stream_all() if held_out.split_of(pair[0]) == name)
+        blocks = _stream_blocks(train_files, skip_bad_lines=skip_bad_lines, drop_empty=True)
+        return held_out.split_blocks(block for block in blocks if block is not None)
+
+    def stream_split(name: SplitName) -> Iterator[tuple[str, str]]:
+        return chain.from_iterable(zip(*block[name], strict=True) for block in split_blocks())
 
     def train_rows() -> Iterator[tuple[str, str] | None]:
         return (pair if pair and held_out.split_of(pair[0]) == "train" else None for pair in all_rows())
 
+    def train_and_dev() -> Iterator[tuple[PairBlock, PairBlock]]:
+        return ((block["train"], block["dev"]) for block in split_blocks())
+
     train_part, dev_part, test_part = (Stream(partial(stream_split, name)) for name in SPLITS)
     tested = test_part if held_out.test else test
-    return Corpus(train_part, dev_part, tested, files, source_files, train_rows=train_rows)
+    return Corpus(train_part, dev_part, tested, files, source_files, train_rows=train_rows, train_and_dev=train_and_dev)
 
 
 def _held_out_shares(settings: FilesData, pairs: int) -> HeldOutShares:
@@ -427,22 +437,33 @@ def stream_rows(
     files: Files, *, skip_bad_lines: bool = False, drop_empty: bool = False
 ) -> Iterator[tuple[str, str] | None]:
     """As `stream_pairs`, but yield None for each line that is skipped."""
+    for block in _stream_blocks(files, skip_bad_lines=skip_bad_lines, drop_empty=drop_empty):
+        yield from (None,) if block is None else zip(*block, strict=True)
+
+
+def _stream_blocks(files: Files, *, skip_bad_lines: bool, drop_empty: bool) -> Iterator[PairBlock | None]:
+    """As `stream_rows`, but yield blocks of consecutive pairs."""
     bad: list[str] = []
     empty: list[str] = []
     used = False
-    for row in read_rows(files):
-        if row.problem:
-            if not skip_bad_lines:
-                remedy = row.remedy or "Correct the line, or choose the columns to read (--columns A B)."
-                raise DataError(f"{row.location}: {row.problem}. {remedy} data.bad_lines=skip ignores such lines.")
-            bad.append(row.location)
-            yield None
-        elif drop_empty and not (row.source.strip() and row.target.strip()):
-            empty.append(row.location)
-            yield None
-        else:
-            used = True
-            yield row.source, row.target
+    for block in read_blocks(files):
+        if isinstance(block, RowBlock) and not (drop_empty and block.has_empty_sides):
+            used = used or bool(block.sources)
+            yield block.sources, block.targets
+            continue
+        for row in (block,) if isinstance(block, Row) else block.rows():
+            if row.problem:
+                if not skip_bad_lines:
+                    remedy = row.remedy or "Correct the line, or choose the columns to read (--columns A B)."
+                    raise DataError(f"{row.location}: {row.problem}. {remedy} data.bad_lines=skip ignores such lines.")
+                bad.append(row.location)
+                yield None
+            elif drop_empty and not (row.source.strip() and row.target.strip()):
+                empty.append(row.location)
+                yield None
+            else:
+                used = True
+                yield [row.source], [row.target]
     skipped = [
         f"skipped {quantity(len(locations), 'line')} {problem}, the first at {locations[0]}"
         for locations, problem in ((bad, "without a pair"), (empty, "with an empty side"))

@@ -1,9 +1,13 @@
 """Held-out pairs: the shares of a corpus without dev and test files that are used for validation and testing."""
 
 import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import compress
 from typing import NamedTuple
 
-from regard.data.settings import SplitName
+import numpy as np
+
+from regard.data.settings import SPLITS, SplitName
 
 DEV_SHARE, MIN_DEV_PAIRS, MAX_DEV_PAIRS = 0.05, 50, 2_000
 """Without dev files: the share of the training pairs that is held out for validation, and its approximate minimum and
@@ -14,6 +18,9 @@ TEST_SHARE, MIN_PAIRS_FOR_TEST, MAX_TEST_PAIRS = 0.05, 1_000, 1_000
 """Without dev and test files: the share of the training pairs that is held out for testing, the minimum size of a
 corpus for this, and the approximate maximum in pairs.
 """
+
+PairBlock = tuple[list[str], list[str]]
+"""The sources and the targets of consecutive pairs."""
 
 
 class HeldOutShares(NamedTuple):
@@ -39,8 +46,23 @@ class HeldOutShares(NamedTuple):
         value = hash_to_unit_interval(source)
         return "dev" if value < self.dev else "test" if value >= 1 - self.test else "train"
 
+    def split_blocks(self, blocks: Iterable[PairBlock]) -> Iterator[dict[SplitName, PairBlock]]:
+        """Split blocks of pairs. This is faster than `split_of`, because the hashes of a block are compared at once."""
+        for sources, targets in blocks:
+            values_N = np.frombuffer(b"".join(map(_hash, sources)), ">u8") / 2**64
+            is_dev_N, is_test_N = values_N < self.dev, values_N >= 1 - self.test
+            masks = {"train": ~(is_dev_N | is_test_N), "dev": is_dev_N, "test": is_test_N & ~is_dev_N}
+            selected = {split: mask_N.tolist() for split, mask_N in masks.items()}
+            yield {
+                split: (list(compress(sources, selected[split])), list(compress(targets, selected[split])))
+                for split in SPLITS
+            }
+
 
 def hash_to_unit_interval(text: str) -> float:
     """Map a text to a number in [0, 1), the same in every process."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return int.from_bytes(_hash(text), "big") / 2**64
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -12,12 +12,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice, zip_longest
+from functools import partial
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from regard.data.headers import Verdict, is_counter, judge_first_row
-from regard.data.lines import Line, display_name, is_stream, read_lines
+from regard.data.lines import Line, display_name, is_stream, read_lines, read_texts
 from regard.data.settings import SPLITS, Columns, DataSettings, Files, FilesData
 from regard.errors import DataError
 from regard.formatting import did_you_mean, is_encodable, parse_json, quantity
@@ -52,6 +54,9 @@ _MIN_TAGGED_SHARE = 0.9
 """The minimum share of lines that have several tags in the third column."""
 
 DEFAULT_KEYS: Columns = (("source",), ("target",))
+
+_BLOCK = 1_000
+"""The maximum number of lines that are parsed together."""
 
 
 class Record(NamedTuple):
@@ -151,16 +156,20 @@ def _detect_format(files: Files, head: Sequence[Line]) -> Format:
     return "fast_align" if texts and all(BARS in text and "\t" not in text for text in texts) else "tsv"
 
 
+_SPLIT: dict[Format, Callable[[str], list[str]]] = {
+    "tsv": lambda text: text.split("\t"),
+    "dictionary": lambda text: text.split(maxsplit=1),
+    "fast_align": lambda text: text.split(BARS),
+}
+"""Split a line into cells, for each format whose records are single lines."""
+
+
 def parse_records(format_: Format, delimiter: str, lines: Iterable[Line], name: str) -> Iterator[Record]:
     """Parse the records of a table."""
     if format_ == "csv":
         return _parse_csv(lines, delimiter, name)
-    split: dict[Format, Callable[[str], list[str]]] = {
-        "tsv": lambda text: text.split("\t"),
-        "dictionary": lambda text: text.split(maxsplit=1),
-        "fast_align": lambda text: text.split(BARS),
-    }
-    return (Record(line.number, split[format_](line.text), *line[2:]) for line in lines)
+    split = _SPLIT[format_]
+    return (Record(line.number, split(line.text), *line[2:]) for line in lines)
 
 
 def _parse_csv(lines: Iterable[Line], delimiter: str, name: str) -> Iterator[Record]:
@@ -358,38 +367,109 @@ class Row(NamedTuple):
     remedy: str = ""
 
 
+class RowBlock(NamedTuple):
+    """The pairs of consecutive lines without problems, and where the first line is."""
+
+    name: str
+    number: int
+    sources: list[str]
+    targets: list[str]
+
+    @property
+    def has_empty_sides(self) -> bool:
+        return any(not all(texts) or any(map(str.isspace, texts)) for texts in (self.sources, self.targets))
+
+    def rows(self) -> Iterator[Row]:
+        pairs = zip(self.sources, self.targets, strict=True)
+        return (Row(f"{self.name}:{number}", *pair) for number, pair in enumerate(pairs, self.number))
+
+
 def read_rows(files: Files) -> Iterator[Row]:
     """Read the rows of one file or two. With several languages, the language is added to each source as a tag."""
+    for block in read_blocks(files):
+        yield from (block,) if isinstance(block, Row) else block.rows()
+
+
+def read_blocks(files: Files) -> Iterator[RowBlock | Row]:
+    """As `read_rows`, but rows without problems are in blocks, which is faster."""
     for language, language_files in files.by_language.items():
-        for row in _rows(language_files):
-            yield row._replace(source=_add_tag(row.source, language)) if language and row.source.strip() else row
+        blocks = _read_blocks(language_files)
+        yield from (_add_tags(block, language) for block in blocks) if language else blocks
+
+
+def _add_tags(block: RowBlock | Row, tag: str) -> RowBlock | Row:
+    if isinstance(block, Row):
+        return block._replace(source=_add_tag(block.source, tag))
+    return block._replace(sources=[_add_tag(source, tag) for source in block.sources])
 
 
 def _add_tag(source: str, tag: str) -> str:
+    if not source.strip():
+        return source
     return f"{source};{tag}" if "\t" in source else f"{source}\t{tag}"
 
 
-def _rows(files: Files) -> Iterator[Row]:
+def _read_blocks(files: Files) -> Iterator[RowBlock | Row]:
     if files.path is None:
         yield from _parallel(str(files.source), str(files.target))
         return
     name = display_name(files.path)
-    lines = read_lines(files.path)
-    head = list(islice(lines, HEAD))
-    layout = detect_layout(files, head)
+    texts = read_texts(files.path)
+    head = list(islice(texts, HEAD))
+    layout = detect_layout(files, list(_number(head)))
     layout.log_notices(name)
+    all_texts = chain(head, texts)
     if layout.format == "jsonl":
-        yield from _json_rows(chain(head, lines), layout, name)
-        return
-    left, right = layout.columns
-    needed = 1 + max(map(int, (*left, *right)))
-    records = parse_records(layout.format, layout.delimiter, chain(head, lines), name)
-    for record in islice(records, int(layout.header), None):
-        cells, location = record.cells, f"{name}:{record.number}"
-        if record.problem or len(cells) < needed:
+        yield from _json_rows(_number(all_texts), layout, name)
+    elif layout.format == "csv":
+        records = parse_records(layout.format, layout.delimiter, _number(all_texts), name)
+        yield from _table_rows(islice(records, int(layout.header), None), layout, name)
+    else:
+        yield from _table_blocks(islice(all_texts, int(layout.header), None), layout, name)
+
+
+def _number(texts: Iterable[str | Line], first: int = 1) -> Iterator[Line]:
+    return (Line(number, text) if isinstance(text, str) else text for number, text in enumerate(texts, first))
+
+
+def _are_texts(block: list[str | Line]) -> TypeGuard[list[str]]:
+    """Whether no line has a problem."""
+    return set(map(type, block)) <= {str}
+
+
+def _table_blocks(texts: Iterator[str | Line], layout: Layout, name: str) -> Iterator[RowBlock | Row]:
+    """Parse a table whose records are single lines."""
+    left, right = map(_cell_getter, layout.columns)
+    split, needed = _SPLIT[layout.format], _needed_columns(layout)
+    number = 1 + int(layout.header)
+    while block := list(islice(texts, _BLOCK)):
+        records = list(map(split, block)) if _are_texts(block) else [[]]
+        if min(map(len, records)) >= needed:
+            yield RowBlock(name, number, list(map(left, records)), list(map(right, records)))
+        else:
+            yield from _table_rows(parse_records(layout.format, "", _number(block, number), name), layout, name)
+        number += len(block)
+
+
+def _table_rows(records: Iterable[Record], layout: Layout, name: str) -> Iterator[Row]:
+    left, right = map(_cell_getter, layout.columns)
+    needed = _needed_columns(layout)
+    for record in records:
+        location = f"{name}:{record.number}"
+        if record.problem or len(record.cells) < needed:
             yield _row_without_pair(location, record, layout, needed)
         else:
-            yield Row(location, TAB.join([cells[int(n)] for n in left]), TAB.join([cells[int(n)] for n in right]))
+            yield Row(location, left(record.cells), right(record.cells))
+
+
+def _cell_getter(columns: Sequence[int | str]) -> Callable[[list[str]], str]:
+    """Return a function that joins the cells of some columns."""
+    indices = [int(column) for column in columns]
+    return itemgetter(*indices) if len(indices) == 1 else lambda cells: TAB.join([cells[index] for index in indices])
+
+
+def _needed_columns(layout: Layout) -> int:
+    return 1 + max(int(column) for side in layout.columns for column in side)
 
 
 def read_layout(files: Files) -> Layout | None:
@@ -400,20 +480,36 @@ def read_layout(files: Files) -> Layout | None:
         return detect_layout(files, list(islice(lines, HEAD)))
 
 
-def _parallel(source: str, target: str) -> Iterator[Row]:
-    source_lines, target_lines = read_lines(source), read_lines(target)
-    for count, (left, right) in enumerate(zip_longest(source_lines, target_lines)):
-        if left is None or right is None:
-            lines = count + 1 + sum(1 for _ in (target_lines if left is None else source_lines))
-            counts = (count, lines) if left is None else (lines, count)
+def _parallel(source: str, target: str) -> Iterator[RowBlock | Row]:
+    source_texts, target_texts = read_texts(source), read_texts(target)
+    number = 1
+    while True:
+        left, right = list(islice(source_texts, _BLOCK)), list(islice(target_texts, _BLOCK))
+        common = min(len(left), len(right))
+        sources, targets = left[:common], right[:common]
+        if _are_texts(sources) and _are_texts(targets):
+            yield RowBlock(display_name(source), number, sources, targets)
+        else:
+            lines = _number(sources, number), _number(targets, number)
+            yield from map(partial(_parallel_row, source, target), *lines)
+        number += common
+        if len(left) != len(right):
+            counts = [number - 1 + len(texts) - common for texts in (left, right)]
+            longer = source_texts if len(left) > len(right) else target_texts
+            counts[0 if longer is source_texts else 1] += sum(1 for _ in longer)
             raise DataError(
                 f"{display_name(source)} has {quantity(counts[0], 'line')} and {display_name(target)} has "
                 f"{counts[1]:,}. Line n of one must belong to line n of the other: find the first lines that do not "
                 "match, or create both again."
             )
-        path = target if right.problem and not left.problem else source
-        problem, remedy = left[2:] if left.problem else right[2:]
-        yield Row(f"{display_name(path)}:{left.number}", left.text, right.text, problem, remedy)
+        if not common:
+            return
+
+
+def _parallel_row(source: str, target: str, left: Line, right: Line) -> Row:
+    path = target if right.problem and not left.problem else source
+    problem, remedy = left[2:] if left.problem else right[2:]
+    return Row(f"{display_name(path)}:{left.number}", left.text, right.text, problem, remedy)
 
 
 def _json_rows(lines: Iterable[Line], layout: Layout, name: str) -> Iterator[Row]:

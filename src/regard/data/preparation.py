@@ -18,6 +18,7 @@ from regard.data.batching import EncodedCorpus, EncodedTexts, TokenRows, warn_tr
 from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus, Pairs, RawSource, identify
 from regard.data.guidance import AlignedSide, AlignmentFile, prepare_alignments
+from regard.data.held_out import PairBlock
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import (
     BPESide,
@@ -169,19 +170,20 @@ def _sample_for_subwords(corpus: Corpus, settings: TokenizerSettings) -> Iterabl
 def _encode(request: PreparationRequest, tokenizers: TokenizerPair, folder: Path, report: Report) -> None:
     """Encode a corpus to files in chunks, so that memory does not grow with the corpus."""
     start = time.monotonic()
-    corpus, max_length = request.corpus, request.tokenizer.max_length
+    max_length = request.tokenizer.max_length
     with ExitStack() as stack:
         writers = [
             stack.enter_context(_SideWriter(folder, side, tokenizer, sampling, max_length))
             for side, tokenizer, sampling in zip(_SIDES, tokenizers, sampling_by_side(request.tokenizer), strict=True)
             if side in request.sides
         ]
-        for rows_by_side in _encode_chunks(writers, _chunks(request)):
+        dev: list[tuple[str, str]] = []
+        for rows_by_side in _encode_chunks(writers, _chunks(request, dev)):
             for writer, rows in zip(writers, rows_by_side, strict=True):
                 writer.write(rows)
     warn_truncated(sum(writer.truncated for writer in writers), max_length, "sequence")
     if request.reader is None:
-        (folder / "dev.json").write_text(json.dumps(list(corpus.dev), ensure_ascii=False, allow_nan=False), "utf-8")
+        (folder / "dev.json").write_text(json.dumps(dev, ensure_ascii=False, allow_nan=False), "utf-8")
     _check_unchanged(request)
     report(f"Tokenized the corpus in {time.monotonic() - start:.1f} s; it is cached in {folder.parent}.")
 
@@ -195,14 +197,28 @@ def _check_unchanged(request: PreparationRequest) -> None:
         )
 
 
-def _chunks(request: PreparationRequest) -> Iterator[list[tuple[str, ...]]]:
-    """Yield the texts of each tokenized side, of `_CHUNK` pairs at a time."""
-    pairs = iter(request.corpus.train)
-    while chunk := list(islice(pairs, _CHUNK)):
-        yield list(zip(*chunk, strict=True))[-len(request.sides) :]
+def _chunks(request: PreparationRequest, dev: list[tuple[str, str]]) -> Iterator[Sequence[list[str]]]:
+    """Yield the texts of each tokenized side, of `_CHUNK` pairs at a time. Append the dev pairs, if they are texts."""
+    corpus, sides = request.corpus, [_SIDES.index(side) for side in request.sides]
+    if corpus.train_and_dev is None:
+        pairs = iter(corpus.train)
+        while chunk := list(islice(pairs, _CHUNK)):
+            yield [[pair[side] for pair in chunk] for side in sides]
+        dev.extend(corpus.dev if request.reader is None else ())
+        return
+    texts_by_side: PairBlock = ([], [])
+    for train_block, dev_block in corpus.train_and_dev():
+        dev.extend(zip(*dev_block, strict=True))
+        for texts, block in zip(texts_by_side, train_block, strict=True):
+            texts.extend(block)
+        while len(texts_by_side[0]) >= _CHUNK:
+            yield [texts[:_CHUNK] for texts in texts_by_side]
+            texts_by_side = texts_by_side[0][_CHUNK:], texts_by_side[1][_CHUNK:]
+    if texts_by_side[0]:
+        yield texts_by_side
 
 
-def _encode_chunks(writers: "Sequence[_SideWriter]", chunks: Iterator[list[tuple[str, ...]]]) -> Iterator[list[Ragged]]:
+def _encode_chunks(writers: "Sequence[_SideWriter]", chunks: Iterator[Sequence[list[str]]]) -> Iterator[list[Ragged]]:
     """Encode chunks, those of a large corpus on all cores. If segmentations are sampled, use one process, because words
     are numbered in order of first occurrence.
     """

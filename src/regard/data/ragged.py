@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,9 +23,9 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[int] | Ids]) -> "Ragged":
-        listed = [np.asarray(row, dtype=np.int64) for row in rows]
-        flat = np.concatenate(listed) if listed else np.empty(0, np.int64)
-        return cls(flat, compute_offsets([len(row) for row in listed]))
+        listed = list(rows)
+        offsets = compute_offsets(list(map(len, listed)))
+        return cls(np.fromiter(chain.from_iterable(listed), np.int64, int(offsets[-1])), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
