@@ -114,6 +114,20 @@ def test_chunked_additive_score_equals_the_reference(heads: int, max_elements: i
         torch.testing.assert_close(ours, reference)
 
 
+def test_chunked_additive_score_in_half_precision_is_computed_in_float32() -> None:
+    torch.manual_seed(0)
+    query, keys = (torch.randn(1, 1, 5, 64).bfloat16().requires_grad_() for _ in range(2))
+    v = torch.randn(1, 64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = attention_ops.additive_scores(query, keys, v, 1)
+    expected = attention_ops.reference_additive_scores(query.float(), keys.float(), v)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, expected.bfloat16())
+    gradients = [torch.autograd.grad(scores.float().square().sum(), (query, keys, v)) for scores in (actual, expected)]
+    for ours, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0.02, atol=0.1)
+
+
 def test_chunked_additive_score_bounds_the_memory_for_the_backward_pass() -> None:
     """The largest tensor that is saved for the backward pass is not larger than the inputs and the scores."""
     query = torch.randn(1, 1, 600, 64, requires_grad=True)

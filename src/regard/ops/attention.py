@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.ops import triton
-from regard.ops.reference_mode import Gradients, differentiable_once, in_reference_mode
+from regard.ops.reference_mode import Gradients, differentiable_once, disable_autocast, in_reference_mode
 
 MAX_FUSED_WIDTH = 256
 """The largest head width for which PyTorch's fused gradient is used on a GPU. A recurrent decoder has one wide head,
@@ -155,24 +155,50 @@ def reference_additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tenso
 
 
 class _Chunked(torch.autograd.Function):
+    """tanh(x) = 2 σ(2x) − 1, and PyTorch's σ is several times faster on a CPU. With g = σ(2q + 2k),
+
+    e = 2 vᵀ g − Σ_a v_a,    ∂e/∂q_a = ∂e/∂k_a = 4 v_a g_a (1 − g_a).
+    """
+
     @staticmethod
     def forward(ctx: Any, query: Tensor, keys: Tensor, v: Tensor, size: int) -> Tensor:
+        doubled_query, doubled_keys, weights_HA1 = (2 * _widen(tensor) for tensor in (query, keys, v.unsqueeze(-1)))
+        scores = []
+        with disable_autocast(query.device):
+            for chunk in torch.split(doubled_query, size, 2):
+                g = _sigmoid_sum(chunk, doubled_keys)
+                scores.append((g.flatten(2, 3) @ weights_HA1).view(g.shape[:-1]))
         ctx.save_for_backward(query, keys, v)
         ctx.size = size
-        return torch.cat([reference_additive_scores(chunk, keys, v) for chunk in torch.split(query, size, 2)], dim=2)
+        return torch.cat(scores, dim=2).sub_(_widen(v).sum(-1).view(-1, 1, 1)).to(query.dtype)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, d_scores: Tensor) -> Gradients:
         query, keys, v = ctx.saved_tensors
-        d_query, d_keys, d_v = [], torch.zeros_like(keys), torch.zeros_like(v)
-        for chunk, d_chunk in zip(torch.split(query, ctx.size, 2), torch.split(d_scores, ctx.size, 2), strict=True):
-            hidden = torch.tanh(chunk.unsqueeze(-2) + keys.unsqueeze(-3))
-            d_v += torch.einsum("bhtsa,bhts->ha", hidden, d_chunk)
-            d_sum = (1 - hidden * hidden).mul_(v[:, None, None]).mul_(d_chunk.unsqueeze(-1))
-            d_query.append(d_sum.sum(-2))
-            d_keys += d_sum.sum(-3)
-        return torch.cat(d_query, dim=2), d_keys, d_v, None
+        doubled_query, doubled_keys, d_scores = 2 * _widen(query), 2 * _widen(keys), _widen(d_scores)
+        d_query, d_keys, d_v = [], torch.zeros_like(doubled_keys), d_scores.new_zeros(v.shape)
+        for chunk, d_chunk in zip(
+            torch.split(doubled_query, ctx.size, 2), torch.split(d_scores, ctx.size, 2), strict=True
+        ):
+            g = _sigmoid_sum(chunk, doubled_keys)
+            d_v += (d_chunk.flatten(2).unsqueeze(2) @ g.flatten(2, 3)).squeeze(2).sum(0)
+            d_g = g.addcmul_(g, g, value=-1).mul_(d_chunk.unsqueeze(-1))
+            d_query.append(d_g.sum(-2))
+            d_keys += d_g.sum(-3)
+        factor = 4 * v.unsqueeze(1)
+        d_v = 2 * d_v - d_scores.sum((0, 2, 3)).unsqueeze(-1)
+        return (torch.cat(d_query, dim=2) * factor).to(query), (d_keys * factor).to(keys), d_v.to(v), None
+
+
+def _widen(x: Tensor) -> Tensor:
+    """Convert half precision to float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _sigmoid_sum(query_BHTA: Tensor, keys_BHSA: Tensor) -> Tensor:
+    """σ(q + k) → (B, H, T, S, A)."""
+    return (query_BHTA.unsqueeze(-2) + keys_BHSA.unsqueeze(-3)).sigmoid_()
 
 
 def additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor, max_elements: int | None = None) -> Tensor:

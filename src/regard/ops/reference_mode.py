@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, wraps
 from typing import Any, NamedTuple
@@ -46,6 +46,11 @@ def full_precision(dtype: torch.dtype) -> Iterator[None]:
     finally:
         torch.backends.cudnn.allow_tf32 = before
         torch.backends.mkldnn.enabled = onednn
+
+
+def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Disable autocast within a block. The device `meta`, on which nothing is computed, has no autocast."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 @cache

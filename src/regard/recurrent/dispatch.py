@@ -10,7 +10,6 @@ B rows, T steps, D input width, H state width, N cells run in parallel (the dire
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from regard.ops import reference_mode
 from regard.ops.hooks import hooks_of
-from regard.ops.reference_mode import Dispatch, first_available
+from regard.ops.reference_mode import Dispatch, disable_autocast, first_available
 from regard.ops.triton import dtype_unsupported_reason, triton_unsupported_reason
 from regard.recurrent.cells import Cell, State
 from regard.recurrent.fast.cudnn import scan_torch
@@ -146,7 +145,7 @@ def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, f
     if lengths_B is not None and not inputs[0].cell.bounded:
         steps_T1 = torch.arange(len(gates_TNBG), device=gates_TNBG.device).unsqueeze(1)
         valid_TB1 = (steps_T1 < lengths_B).to(gates_TNBG.dtype).unsqueeze(-1)
-    with _disable_autocast(gates_TNBG.device):  # compute everything in the dtype of the gates
+    with disable_autocast(gates_TNBG.device):  # compute everything in the dtype of the gates
         dtype = gates_TNBG.dtype
         initial = tuple(torch.stack(parts).to(dtype) for parts in zip(*(i.state for i in inputs), strict=True))
         mask_NBH = stack_present((cell_input.mask_BH for cell_input in inputs), dtype)
@@ -162,8 +161,3 @@ def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, f
         )
         outputs.append(ScanOutput(parts[0], tuple(last)))
     return outputs
-
-
-def _disable_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Disable autocast within a block. The device `meta`, on which nothing is computed, has no autocast."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
