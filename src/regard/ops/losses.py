@@ -1,5 +1,6 @@
 """Losses over tokens: cross-entropy, the loss of two distributions, and any loss chunk by chunk, so that the logits of
-all rows are never in memory at once. Each has a reference; on a GPU, Triton kernels compute the first two.
+all rows are never in memory at once. Each has a reference; on a GPU, Triton kernels compute the first two. On a CPU,
+cross-entropy has an analytic gradient.
 
 Consistency training (R-Drop, SimCut) compares two forward passes of one model. Knowledge distillation compares a
 teacher, which comes first, with a student. N tokens, D width, V vocabulary.
@@ -38,7 +39,37 @@ def cross_entropy(logits_NV: Tensor, tokens_N: Tensor, label_smoothing: float) -
         from regard.ops.triton import losses as kernels
 
         return kernels.cross_entropy(logits_NV, tokens_N, label_smoothing, IGNORE_INDEX).sum()
-    return reference_cross_entropy(logits_NV.float(), tokens_N, label_smoothing)
+    if not logits_NV.is_cpu or in_reference_mode():
+        return reference_cross_entropy(logits_NV.float(), tokens_N, label_smoothing)
+    loss: Tensor = _CrossEntropy.apply(logits_NV.float(), tokens_N, label_smoothing)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Computes the gradient, softmax minus smoothed target, in the forward pass. Autograd would compute every
+    exponential again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, label_smoothing: float) -> Tensor:
+        uniform = label_smoothing / logits_NV.shape[-1]
+        ignored_N = tokens_N == IGNORE_INDEX
+        token_N1 = tokens_N.clamp_min(0).unsqueeze(-1)
+        p_NV = logits_NV.softmax(-1)
+        log_normalizer_N = logits_NV.amax(-1) - p_NV.amax(-1).log()  # no other probability is as exact
+        loss_N = log_normalizer_N - (1 - label_smoothing) * logits_NV.gather(-1, token_N1).squeeze(-1)
+        if label_smoothing:
+            loss_N -= uniform * logits_NV.sum(-1)
+        if ctx.needs_input_grad[0]:
+            p_NV.sub_(uniform).scatter_add_(-1, token_N1, p_NV.new_full(token_N1.shape, label_smoothing - 1))
+            ctx.save_for_backward(p_NV.masked_fill_(ignored_N.unsqueeze(-1), 0.0))
+        return loss_N.masked_fill_(ignored_N, 0.0).sum()
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, scale: Tensor) -> Gradients:
+        (gradient_NV,) = ctx.saved_tensors
+        return (gradient_NV if scale.item() == 1 else gradient_NV * scale), None, None
 
 
 def reference_divergence(log_p_NV: Tensor, log_q_NV: Tensor, tokens_N: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
     betas = (0.9, settings.adam_beta2)
     device = next(model.parameters()).device
     if device.type != "cuda":
-        return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, foreach=True)
+        return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=True)
     # A captured CUDA graph reads the learning rate from this tensor, so it can be replayed with any rate.
     rate = torch.tensor(settings.learning_rate, device=device)
     return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True, capturable=True)
