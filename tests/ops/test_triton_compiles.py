@@ -24,7 +24,8 @@ SIZES |= {f"{name}_{axis}" for name in ("q", "k", "v", "c", "dq", "dk", "dv", "b
 KINDS = {
     "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "targets": "*i64", "smoothing": "fp32",
     **dict.fromkeys(("losses", "log_sums", "d_losses", "statistics", "partial", "weight"), "*fp32"),
-    **dict.fromkeys(("scale", "dropout", "factor", "eps"), "fp32"), "nonempty": "*i1", "seeds": "*i64",
+    **dict.fromkeys(("scale", "dropout", "factor", "eps"), "fp32"),
+    "nonempty": "*i1", "seeds": "*i64",
 }
 
 
@@ -72,8 +73,10 @@ for block, warps in attention.NUM_WARPS.items():
     sizes = {"H": 8, "D": 64, "E": 64, "BLOCK": block, "WIDTH": 64, "PRECISION": "tf32"}
     for kernel in (attention._attention_forward, attention._attention_backward):
         compile_for_gpu(kernel, "*bf16", sizes | masks, num_warps=warps)
+rows = {"D": 500, "BLOCK": 512, "ROWS": 8}
 for kernel in (norms._add_norm_forward, norms._add_norm_backward):
-    compile_for_gpu(kernel, "*bf16", {"D": 500, "BLOCK": 512, "ROWS": 8, "HAS_DROPOUT": True})
+    compile_for_gpu(kernel, "*bf16", rows | {"HAS_UPDATE": True, "HAS_DROPOUT": True})
+compile_for_gpu(norms._add_dropout, "*bf16", rows | {"HAS_RESIDUAL": True})
 tile = {"E": 2048, "ROWS": linear.ROWS, "COLUMNS": linear.COLUMNS}
 compile_for_gpu(linear._bias_gradient, "*bf16", tile | {"RELU": True})
 compile_for_gpu(partial_sums._sum_rows, "*bf16", tile)

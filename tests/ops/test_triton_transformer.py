@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.ops import attention, packing
 from regard.ops.attention import ScoreBias, dot_product_attention, reference_dot_product_attention
-from regard.ops.layers import Dropout, LayerNorm, add_norm, linear
+from regard.ops.layers import Dropout, LayerNorm, add_dropout, add_norm, linear
 
 pytest.importorskip("triton")
 
@@ -154,6 +154,40 @@ def test_dropout_of_the_residual_has_its_share_and_the_same_mask_in_both_passes(
     assert float(kept.float().mean()) == pytest.approx(0.75, abs=0.02)
     expected = nn.functional.layer_norm(update * kept / 0.75, (64,))
     torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-3)
+    assert torch.equal(compute(1), output)
+    assert not torch.equal(compute(2), output)
+
+
+def test_norm_with_another_dtype_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm, x = LayerNorm(24, autocast_output=True).to(DEVICE), random_tensor(3, 7, 24)
+    with torch.no_grad():
+        norm.weight.copy_(random_tensor(24, seed=2))
+    inputs = [x, norm.weight, norm.bias]
+    with torch.autocast(DEVICE, torch.bfloat16):
+        expected = outputs_and_gradients(norm(x), inputs)
+        monkeypatch.setattr("regard.ops.triton.is_usable", lambda _: True)
+        actual = outputs_and_gradients(norm(x), inputs)
+    assert actual[0].dtype == torch.bfloat16
+    for ours, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=2e-2, atol=2e-2)
+
+
+def test_dropout_of_a_pre_norm_residual_has_its_share_and_the_same_mask_in_both_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("regard.ops.triton.is_usable", lambda _: True)
+    x, update = random_tensor(200, 48), random_tensor(200, 48, seed=1)
+
+    def compute(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return add_dropout(x, update, Dropout(0.25))
+
+    output = compute(1)
+    d_x, d_update = torch.autograd.grad(output.sum(), [x, update])
+    assert float((d_update != 0).float().mean()) == pytest.approx(0.75, abs=0.02)
+    torch.testing.assert_close(output, x + update * d_update)
+    torch.testing.assert_close(d_update, (d_update != 0) / 0.75)
+    assert torch.equal(d_x, torch.ones_like(x))
     assert torch.equal(compute(1), output)
     assert not torch.equal(compute(2), output)
 

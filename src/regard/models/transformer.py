@@ -39,7 +39,7 @@ from regard.models.contracts import (
 from regard.models.embedding import Embedding
 from regard.models.settings import TransformerBlocks, TransformerEncoderSettings, TransformerModel
 from regard.ops.cost import CostPart
-from regard.ops.layers import Dropout, LayerNorm, Linear, add_norm
+from regard.ops.layers import Dropout, LayerNorm, Linear, add_dropout, add_norm
 
 
 def build_norm(settings: TransformerBlocks) -> nn.Module:
@@ -106,7 +106,9 @@ class Residual(nn.Module):
 
     def add_output(self, x: Tensor, output: Tensor) -> Tensor:
         """Return the sum of x and the output of the sublayer: normalized with post-norm."""
-        return x + self.dropout(output) if self.pre_norm else add_norm(x, output, self.norm, self.dropout)
+        if self.pre_norm:
+            return add_dropout(x, output, self.dropout)
+        return add_norm(x, output, self.norm, self.dropout)
 
 
 @final

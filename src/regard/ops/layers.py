@@ -11,6 +11,9 @@ from regard.ops import triton
 
 _LEVELS = 1 << 16
 
+MAX_KERNEL_WIDTH = 4096
+"""The largest width for which the kernels of residual connections are used: a program holds whole rows."""
+
 
 @final
 class Linear(nn.Linear):
@@ -75,6 +78,10 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = _autocast_dtype(x) if self.autocast_output else x.dtype
+        if dtype != x.dtype and _uses_kernels(x):
+            from regard.ops.triton import norms as kernels
+
+            return kernels.add_norm(x, None, self.weight, self.bias, dropout=0.0, eps=self.eps, dtype=dtype)
         return super().forward(x).to(dtype)
 
 
@@ -84,16 +91,28 @@ def add_norm(x: Tensor, update: Tensor, norm: nn.Module, dropout: Dropout) -> Te
     On a GPU, one kernel computes it if the norm is a `LayerNorm`, and the output has the autocast dtype: it goes to
     matrix products, and to the next residual connection, which normalizes it again.
     """
-    if isinstance(norm, LayerNorm) and torch.is_grad_enabled() and triton.is_usable(update):
+    if isinstance(norm, LayerNorm) and _uses_kernels(update):
         from regard.ops.triton import norms as kernels
 
-        if norm.weight.numel() <= kernels.MAX_WIDTH:
-            probability = dropout.p if dropout.training else 0.0
-            return kernels.add_norm(
-                x, update, norm.weight, norm.bias, dropout=probability, eps=norm.eps, dtype=_autocast_dtype(x)
-            )
+        probability, dtype = dropout.p if dropout.training else 0.0, _autocast_dtype(x)
+        return kernels.add_norm(x, update, norm.weight, norm.bias, dropout=probability, eps=norm.eps, dtype=dtype)
     output: Tensor = norm(x + dropout(update))
     return output
+
+
+def add_dropout(x: Tensor, update: Tensor, dropout: Dropout) -> Tensor:
+    """Return x + dropout(update): the residual connection of pre-norm. On a GPU, one kernel computes it."""
+    if dropout.training and dropout.p and x.dtype == torch.float32 and _uses_kernels(update):
+        from regard.ops.triton import norms as kernels
+
+        return kernels.add_dropout(x, update, dropout=dropout.p)
+    output: Tensor = x + dropout(update)
+    return output
+
+
+def _uses_kernels(x: Tensor) -> bool:
+    """Whether the kernels of residual connections are used: in training on a GPU, if a program can hold a row."""
+    return torch.is_grad_enabled() and x.shape[-1] <= MAX_KERNEL_WIDTH and triton.is_usable(x)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:
