@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard
@@ -438,17 +438,30 @@ def _are_texts(block: list[str | Line]) -> TypeGuard[list[str]]:
 
 
 def _table_blocks(texts: Iterator[str | Line], layout: Layout, name: str) -> Iterator[RowBlock | Row]:
-    """Parse a table whose records are single lines."""
-    left, right = map(_cell_getter, layout.columns)
-    split, needed = _SPLIT[layout.format], _needed_columns(layout)
-    number = 1 + int(layout.header)
+    """Parse a table whose records are single lines. Lines with the same number of columns are split together."""
+    needed, number = _needed_columns(layout), 1 + int(layout.header)
     while block := list(islice(texts, _BLOCK)):
-        records = list(map(split, block)) if _are_texts(block) else [[]]
-        if min(map(len, records)) >= needed:
-            yield RowBlock(name, number, list(map(left, records)), list(map(right, records)))
+        columns = _split_columns(layout.format, block) if _are_texts(block) else []
+        if len(columns) >= needed:
+            source, target = (_join_columns([columns[int(index)] for index in side]) for side in layout.columns)
+            yield RowBlock(name, number, source, target)
         else:
             yield from _table_rows(parse_records(layout.format, "", _number(block, number), name), layout, name)
         number += len(block)
+
+
+def _split_columns(format_: Format, lines: list[str]) -> list[list[str]]:
+    """Return the columns of lines; none if the lines have different numbers of columns."""
+    if format_ == "tsv":
+        sizes = set(map(str.count, lines, repeat(TAB)))
+        cells = TAB.join(lines).split(TAB) if len(sizes) == 1 else []
+        return [cells[start :: 1 + max(sizes)] for start in range(1 + max(sizes))] if cells else []
+    records = list(map(_SPLIT[format_], lines))
+    return [list(column) for column in zip(*records, strict=True)] if len(set(map(len, records))) == 1 else []
+
+
+def _join_columns(columns: list[list[str]]) -> list[str]:
+    return columns[0] if len(columns) == 1 else list(map(TAB.join, zip(*columns, strict=True)))
 
 
 def _table_rows(records: Iterable[Record], layout: Layout, name: str) -> Iterator[Row]:

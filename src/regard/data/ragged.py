@@ -57,6 +57,8 @@ class Ragged:
 
     def truncate(self, max_length: int, end: int | None) -> "Ragged":
         """Truncate the rows, and append `end` to each unless it is None."""
+        if end is None and self.lengths.max(initial=0) <= max_length:
+            return self
         lengths = np.minimum(self.lengths, max_length)
         offsets = compute_offsets(lengths if end is None else lengths + 1)
         flat = np.full(offsets[-1], 0 if end is None else end, np.int64)

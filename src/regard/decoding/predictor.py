@@ -196,13 +196,16 @@ class Predictor:
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Within the block, the model is in evaluation mode, and does not round to TF32. It can compute gradients."""
+        is_evaluated = not any(module.training for module in self.model.modules())  # setting it again takes longer
         was_training = self.model.training
-        self.model.eval()
+        if not is_evaluated:
+            self.model.eval()
         try:
             with full_precision(self.dtype):
                 yield
         finally:
-            self.model.train(was_training)
+            if not is_evaluated:
+                self.model.train(was_training)
 
     def _score_window(
         self, pairs: Sequence[tuple[RawSource, str]], batch_size: int, unknown: UnknownTokens
