@@ -8,7 +8,7 @@ in the backward pass.
 B rows, T queries, S memory slots, D width, H heads, A hidden width of the additive score.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ MAX_STEP_QUERIES = 16
 
 CPU_CHUNK, GPU_CHUNK = 1 << 18, 1 << 24
 """Elements in a chunk: on a CPU, what fits into its cache; on a GPU, enough to keep it busy (64 MiB of float32)."""
+
+CPU_MIN = 1 << 15
+"""The number of hidden values of an additive score from which its analytic gradient is faster on a CPU."""
 
 
 class ScoreBias(NamedTuple):
@@ -148,7 +151,11 @@ def _short_unsupported_reason(query: Tensor, keys: Tensor, values: Tensor, mask:
 
 def reference_additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor) -> Tensor:
     """Compute vᵀ tanh(q + k) directly: the reference implementation."""
-    hidden_BHTSA = torch.tanh(query_BHTA.unsqueeze(-2) + keys_BHSA.unsqueeze(-3))
+    return _weigh(torch.tanh(query_BHTA.unsqueeze(-2) + keys_BHSA.unsqueeze(-3)), v_HA)
+
+
+def _weigh(hidden_BHTSA: Tensor, v_HA: Tensor) -> Tensor:
+    """vᵀ h, for each head → (B, H, T, S)."""
     if v_HA.shape[0] == 1:
         return hidden_BHTSA @ v_HA[0]
     return (hidden_BHTSA @ v_HA[:, None, :, None]).squeeze(-1)
@@ -191,6 +198,37 @@ class _Chunked(torch.autograd.Function):
         return (torch.cat(d_query, dim=2) * factor).to(query), (d_keys * factor).to(keys), d_v.to(v), None
 
 
+class _OneChunk(torch.autograd.Function):
+    """The same without chunks: the hidden values g stay in memory for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
+        wide_v = _widen(v)
+        with disable_autocast(query.device):
+            g = torch.add(2 * _widen(query).unsqueeze(-2), _widen(keys).unsqueeze(-3), alpha=2).sigmoid_()
+            scores = _weigh(g, 2 * wide_v)
+        ctx.save_for_backward(g, v)
+        ctx.dtypes = query.dtype, keys.dtype
+        return scores.sub_(wide_v.sum(-1).view(-1, 1, 1)).to(query.dtype)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, d_scores: Tensor) -> Gradients:
+        g, v = ctx.saved_tensors
+        query_dtype, keys_dtype = ctx.dtypes
+        d_scores = _widen(d_scores)
+        d_v = 2 * torch.stack([d.flatten() @ g_head.flatten(0, -2) for d, g_head in _iterate_heads(d_scores, g)])
+        d_hidden = torch.addcmul(g, g, g, value=-1).mul_(d_scores.unsqueeze(-1)).mul_(4 * v[:, None, None])
+        d_keys = d_hidden.squeeze(2) if d_hidden.shape[2] == 1 else d_hidden.sum(2)
+        d_v -= d_scores.sum((0, 2, 3)).unsqueeze(-1)
+        return d_hidden.sum(-2).to(query_dtype), d_keys.to(keys_dtype), d_v.to(v.dtype)
+
+
+def _iterate_heads(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the parts of each head, which are on axis 1."""
+    return zip(*(part.unbind(1) for part in parts), strict=True)
+
+
 def _widen(x: Tensor) -> Tensor:
     """Convert half precision to float32."""
     return x if x.dtype == torch.float64 else x.float()
@@ -209,8 +247,12 @@ def additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor, max_ele
     rows, heads, queries, width = query_BHTA.shape
     per_query = rows * heads * keys_BHSA.shape[2] * width
     limit = max_elements or (GPU_CHUNK if query_BHTA.is_cuda else CPU_CHUNK)
-    if queries == 1 or queries * per_query <= limit or in_reference_mode():
+    one_chunk = queries == 1 or queries * per_query <= limit
+    if in_reference_mode() or (one_chunk and (not query_BHTA.is_cpu or queries * per_query < CPU_MIN)):
         return reference_additive_scores(query_BHTA, keys_BHSA, v_HA)
+    if one_chunk:
+        one: Tensor = _OneChunk.apply(query_BHTA, keys_BHSA, v_HA)  # type: ignore[no-untyped-call]
+        return one
     size = max(1, limit // per_query)
     scores: Tensor = _Chunked.apply(query_BHTA, keys_BHSA, v_HA, size)  # type: ignore[no-untyped-call]
     return scores
