@@ -21,7 +21,7 @@ from tests_shared import ModelOnly, make_distillation
 
 pytest.importorskip("triton")
 
-from regard.ops.triton import step_attention
+from regard.ops.triton import selection, step_attention
 from regard.ops.triton.losses import consistency_loss, cross_entropy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -238,7 +238,7 @@ def test_step_attention_to_a_memory_equals_torch(width: int, value_width: int, d
     query, keys, values = (part.detach().to(dtype).transpose(1, 2) for part in (query_BKHD, keys_BSHD, values_BSHE))
     bias_BS = torch.zeros(3, 70, device=DEVICE)
     bias_BS[0, 4:], bias_BS[1, :66] = -torch.inf, -torch.inf
-    actual = step_attention.attend(query, keys, values, bias_BS, None, 0.3)
+    actual = step_attention.attend_to_memory(query, keys, values, bias_BS, 0.3)
     expected = nn.functional.scaled_dot_product_attention(
         query.float(), keys.float(), values.float(), bias_BS[:, None, None], scale=0.3
     )
@@ -250,17 +250,50 @@ def test_step_attention_to_a_memory_equals_torch(width: int, value_width: int, d
 @pytest.mark.parametrize("step", [0, 5, 66])
 def test_step_attention_to_a_cache_reads_the_slots_of_each_hypothesis(step: int) -> None:
     sentences, heads, block, width, capacity = 3, 2, 5, 24, 70
-    query_BHKD = random_tensor(sentences, heads, block, width).detach()
-    keys_BHSD = random_tensor(sentences, heads, capacity * block, width, seed=1).detach()
-    values_BHSD = random_tensor(sentences, heads, capacity * block, width, seed=2).detach()
-    for cached in (keys_BHSD, values_BHSD):
-        cached[:, :, (step + 1) * block :] = torch.nan  # not yet written
-    origin_NC = torch.randint(0, block, (sentences * block, capacity), device=DEVICE)
-    layer = LayerCache(keys_BHSD, values_BHSD)
-    gathered = CacheIndirection(origin_NC[:, : step + 1], block).gather_rows(layer)
-    query_NH1D = query_BHKD.transpose(1, 2).flatten(0, 1).unsqueeze(2)
-    expected_NH1D = nn.functional.scaled_dot_product_attention(query_NH1D, *gathered, scale=0.3)
+    rows = sentences * block
+    query_NHD, new_keys_NHD, new_values_NHD = (random_tensor(rows, heads, width, seed=i).detach() for i in range(3))
+    shape = sentences, heads, capacity * block, width
+    layer = LayerCache(torch.full(shape, torch.nan, device=DEVICE), torch.full(shape, torch.nan, device=DEVICE))
+    for seed, cached in enumerate(layer):  # later slots are not yet written
+        cached[:, :, : step * block] = random_tensor(sentences, heads, step * block, width, seed=seed).detach()
+    origin_NC = torch.randint(0, block, (rows, capacity), device=DEVICE)
+    origin_NC[:, step] = torch.arange(rows, device=DEVICE) % block
+    expected_cache, _ = CacheIndirection(origin_NC[:, : step + 1], block).write(
+        LayerCache(*(cached.clone() for cached in layer)), new_keys_NHD.unsqueeze(2), new_values_NHD.unsqueeze(2)
+    )
+    gathered = CacheIndirection(origin_NC[:, : step + 1], block).gather_rows(expected_cache)
+    expected_NH1D = nn.functional.scaled_dot_product_attention(query_NHD.unsqueeze(2), *gathered, scale=0.3)
+    query_BHKD = query_NHD.view(sentences, block, heads, width).transpose(1, 2)
     current = torch.tensor([step], device=DEVICE)
-    actual_BHKD = step_attention.attend(query_BHKD, *layer, None, (origin_NC, current), 0.3)
-    actual_NH1D = actual_BHKD.transpose(1, 2).flatten(0, 1).unsqueeze(2)
-    torch.testing.assert_close(actual_NH1D, expected_NH1D, rtol=1e-5, atol=1e-5)
+    actual_BHKD = step_attention.attend_to_cache(
+        query_BHKD, *layer, origin_NC, current, new_keys_NHD, new_values_NHD, 0.3
+    )
+    actual_NHD = actual_BHKD.transpose(1, 2).flatten(0, 1)
+    torch.testing.assert_close(actual_NHD, expected_NH1D.squeeze(2), rtol=1e-5, atol=1e-5)
+    for cached, expected in zip(layer, expected_cache, strict=True):
+        torch.testing.assert_close(cached, expected, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("vocabulary", "count"), [(7, 7), (50, 10), (1300, 4), (5000, 16)])
+def test_top_indices_are_those_of_the_largest_values(vocabulary: int, count: int) -> None:
+    values_NV = random_tensor(5, vocabulary).detach()
+    values_NV[1], values_NV[1, 3] = -torch.inf, 1.0
+    values_NV[2, :6] = 5.0
+    values_NV[3] = values_NV[3].round()
+    indices_NC = selection.top_indices(values_NV, count)
+    torch.testing.assert_close(values_NV.gather(1, indices_NC), values_NV.topk(count).values, rtol=0, atol=0)
+    assert all(len(set(indices)) == count for indices in indices_NC.tolist())
+
+
+def test_top_indices_of_nan_are_valid() -> None:
+    indices_NC = selection.top_indices(torch.full((2, 1100), torch.nan, device=DEVICE), 4)
+    assert all(len(set(indices)) == 4 and max(indices) < 1100 for indices in indices_NC.tolist())
+
+
+@pytest.mark.parametrize("vocabulary", [5, 4096, 9001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_softmax_equals_torch(vocabulary: int, dtype: torch.dtype) -> None:
+    logits_NV = random_tensor(3, vocabulary, scale=8.0).detach().to(dtype)
+    logits_NV[0, 2], logits_NV[1, 3] = -torch.inf, torch.nan
+    expected_NV = logits_NV.float().log_softmax(-1)
+    torch.testing.assert_close(selection.log_softmax(logits_NV), expected_NV, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -11,14 +11,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from regard.ops.triton import attention, linear, losses, norms, partial_sums, step_attention
+from regard.ops.triton import attention, linear, losses, norms, partial_sums, selection, step_attention
 from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
 from regard.recurrent.settings import VARIANTS
 
 SIZES = {
     "group_0", "T", "N", "B", "H", "programs", "ignore_index", "a_row", "slots", "hypotheses", "heads",
     "query_b", "query_h", "query_k", "keys_b", "keys_h", "keys_s", "values_b", "values_h", "values_s",
-    "bias_b", "origin_n", "P", "S", "dropped",
+    "bias_b", "origin_n", "new_keys_n", "new_keys_h", "new_values_n", "new_values_h", "P", "S", "dropped",
+    "logits_n", "values_n",
 }
 SIZES |= {f"{name}_{axis}" for name in ("q", "k", "v", "c", "dq", "dk", "dv", "bias", "nonempty") for axis in "bhts"}
 KINDS = {
@@ -63,10 +64,14 @@ for size in (256, 1000):
     compile_for_gpu(losses._consistency_forward, "*bf16", both, kinds, num_warps=losses.PAIR_WARPS)
     compile_for_gpu(losses._consistency_backward, "*fp32", both, kinds, num_warps=losses.PAIR_WARPS)
 for element in ("*fp32", "*bf16"):
+    kinds = KINDS | {"log_p": "*fp32", "indices": "*i64", "logits_n": "i32", "values_n": "i32"}
+    compile_for_gpu(selection._log_softmax, element, {"V": 32000, "BLOCK": selection.BLOCK}, kinds)
+    sizes = {"V": 32000, "C": 10, "LANES": 1024, "BLOCK_L": 32, "BLOCK_C": 16}
+    compile_for_gpu(selection._top, element, sizes, kinds)
     for cached in (False, True):
-        sizes = {"D": 48, "E": 48, "BLOCK_D": 64, "BLOCK_E": 64, "BLOCK_S": 64}
-        kinds = KINDS | {"origin": "*i64", "last_step": "*i64", "scale": "fp32"}
-        flags = {"HAS_BIAS": not cached, "HAS_ORIGIN": cached}
+        sizes = {"D": 48, "E": 48, "BLOCK_D": 64, "BLOCK_E": 64, "BLOCK_S": 32}
+        kinds = KINDS | {"origin": "*i64", "step": "*i64", "scale": "fp32"}
+        flags = {"HAS_BIAS": not cached, "IS_CACHE": cached}
         compile_for_gpu(step_attention._attend, element, sizes | flags, kinds)
 for block, warps in attention.NUM_WARPS.items():
     masks = {"HAS_BIAS": True, "BIAS_PER_QUERY": block > 16, "HAS_NONEMPTY": True, "HAS_DROPOUT": True}

@@ -55,18 +55,16 @@ class CacheIndirection(NamedTuple):
     def slots(self) -> int:
         return self.origin_NT.shape[1] * self.block
 
-    @property
-    def mask(self) -> ScoreBias | None:
-        return None if self.bias_BKS is None else ScoreBias(self.bias_BKS.unsqueeze(1), None)
-
-    def write(self, layer: LayerCache, prepared: Tensor, values_NHTD: Tensor) -> LayerCache:
-        """Write the slots of the current step in place. Use the returned cache: `layer` may have been reallocated."""
+    def write(self, layer: LayerCache, prepared: Tensor, values_NHTD: Tensor) -> tuple[LayerCache, ScoreBias | None]:
+        """Write the slots of the current step in place. Return the cache, which may have been reallocated, and the
+        mask for reading it.
+        """
         if self.slots > layer.values_BHSD.shape[2]:
             capacity = compute_capacity(self.origin_NT.shape[1]) * self.block
             layer = LayerCache(*(_resize(cached, 2, capacity) for cached in layer))
         for cached, tensor in zip(layer, (with_heads(prepared), values_NHTD), strict=True):
             cached.narrow(2, self.slots - self.block, self.block).copy_(_group_rows(tensor, self.block))
-        return layer
+        return layer, None if self.bias_BKS is None else ScoreBias(self.bias_BKS.unsqueeze(1), None)
 
     def used_slots(self, layer: LayerCache) -> LayerCache:
         """Return the slots that have been written, which the rows of a block share."""
@@ -96,21 +94,22 @@ class PreallocatedIndirection(NamedTuple):
     block: int
     start: Tensor
     """The number of previous steps, (1,)."""
-    slots_K: Tensor
     bias_BKS: Tensor | None
-    """None if a kernel reads only the slots of each row."""
+    """As in `CacheIndirection`; None if a kernel reads only the slots of each row."""
 
-    @property
-    def mask(self) -> ScoreBias | CachedSteps:
+    def write(
+        self, layer: LayerCache, prepared: Tensor, values_NHTD: Tensor
+    ) -> tuple[LayerCache, ScoreBias | CachedSteps]:
+        """Write the slots of the current step in place, or leave that to the kernel. Return the cache, and the mask for
+        reading it.
+        """
+        keys_NHTD = with_heads(prepared)
         if self.bias_BKS is None:
-            return CachedSteps(self.origin_NC, self.start)
-        return ScoreBias(self.bias_BKS.unsqueeze(1), None)
-
-    def write(self, layer: LayerCache, prepared: Tensor, values_NHTD: Tensor) -> LayerCache:
-        """Write the slots of the current step in place."""
-        for cached, tensor in zip(layer, (with_heads(prepared), values_NHTD), strict=True):
-            cached.index_copy_(2, self.slots_K, _group_rows(tensor, self.block))
-        return layer
+            return layer, CachedSteps(self.origin_NC, self.start, keys_NHTD.squeeze(2), values_NHTD.squeeze(2))
+        slots_K = self.start * self.block + torch.arange(self.block, device=self.start.device)
+        for cached, tensor in zip(layer, (keys_NHTD, values_NHTD), strict=True):
+            cached.index_copy_(2, slots_K, _group_rows(tensor, self.block))
+        return layer, ScoreBias(self.bias_BKS.unsqueeze(1), None)
 
     def used_slots(self, layer: LayerCache) -> LayerCache:
         return layer
@@ -175,7 +174,7 @@ class KVCache(NamedTuple):
             regrouped = []
             for rows_NHTD in indirection.gather_rows(layer):
                 slots = rows_NHTD.view(rows // block, block, *rows_NHTD.shape[1:]).permute(0, 2, 3, 1, 4)
-                capacity = (MIN_CAPACITY + steps) * block
+                capacity = (MIN_CAPACITY + steps if steps else 0) * block
                 cached = rows_NHTD.new_zeros(rows // block, rows_NHTD.shape[1], capacity, rows_NHTD.shape[3])
                 cached[:, :, : steps * block] = slots.flatten(2, 3)
                 regrouped.append(cached)
@@ -211,11 +210,11 @@ class PreallocatedKVCache(NamedTuple):
         """Return the indirection of the next step, given its input."""
         index_K, index_N1 = _row_indices(self.origin_NC, self.block)
         origin_NC = self.origin_NC.index_copy(1, self.start, index_N1)
-        slots_K, bias_BKS = self.start * self.block + index_K, None
+        bias_BKS = None
         if step_kernel_unsupported_reason(x_N1D.view(-1, self.block, x_N1D.shape[-1])) is not None:
             later_C1 = (torch.arange(self.max_steps, device=self.start.device) > self.start).unsqueeze(-1)
             bias_BKS = _mask_to_bias((origin_NC.unsqueeze(-1) != index_K) | later_C1, x_N1D.dtype)
-        return PreallocatedIndirection(origin_NC, self.block, self.start, slots_K, bias_BKS)
+        return PreallocatedIndirection(origin_NC, self.block, self.start, bias_BKS)
 
     def advance(self, step: PreallocatedIndirection, layers: list[LayerCache]) -> "PreallocatedKVCache":
         """Return the cache after a step."""

@@ -191,10 +191,10 @@ class MultiHeadAttention(nn.Module):
         if self.rotary:
             query, key = self._rotate(query, step.start), self._rotate(key, step.start)
         attention, score = self.attention, self.attention.score
-        layer = step.write(layer, score.prepare(key), score.values(value))
+        layer, mask = step.write(layer, score.prepare(key), score.values(value))
         if attention.fused:
             query_BKD = query.reshape(-1, step.block, query.shape[-1])
-            context_N1D = attention.read_fused(query_BKD, *step.used_slots(layer), step.mask).view_as(x_N1D)
+            context_N1D = attention.read_fused(query_BKD, *step.used_slots(layer), mask).view_as(x_N1D)
             hooks = find_hooks(attention)
             if hooks:
                 past, memory = self._gather(layer, step)

@@ -48,13 +48,15 @@ class ScoreBias(NamedTuple):
 
 
 class CachedSteps(NamedTuple):
-    """The slots of a KV cache that hypothesis n reads, one of the K of its sentence: slot j K + origin[n, j] for each
-    step j up to the current one.
+    """What a kernel reads from a KV cache for hypothesis n, one of the K of its sentence: slot j K + origin[n, j] for
+    each previous step j. It also writes the keys and values of the current step to the cache, and reads them.
     """
 
     origin_NC: Tensor
     step: Tensor
     """The current step, (1,)."""
+    keys_NHD: Tensor
+    values_NHD: Tensor
 
 
 def step_kernel_unsupported_reason(query_BHTD: Tensor) -> str | None:
@@ -103,7 +105,9 @@ def dot_product_attention(
     two matrix products are faster, or reference mode is on. A step of decoding has a kernel of its own.
     """
     if isinstance(mask, CachedSteps):
-        return _attend_in_step(query_BHTD, keys_BHSD, values_BHSD, None, mask, scale)
+        from regard.ops.triton.step_attention import attend_to_cache
+
+        return attend_to_cache(query_BHTD, keys_BHSD, values_BHSD, *mask, scale)
     if _short_unsupported_reason(query_BHTD, keys_BHSD, values_BHSD, mask) is None:
         from regard.ops.triton.attention import short_attention
 
@@ -111,8 +115,9 @@ def dot_product_attention(
     bias, nonempty = (None, None) if mask is None else mask
     shares_bias = bias is None or bias.shape[1:3] == (1, 1)
     if shares_bias and nonempty is None and not dropout and step_kernel_unsupported_reason(query_BHTD) is None:
-        bias_BS = None if bias is None else bias[:, 0, 0]
-        return _attend_in_step(query_BHTD, keys_BHSD, values_BHSD, bias_BS, None, scale)
+        from regard.ops.triton.step_attention import attend_to_memory
+
+        return attend_to_memory(query_BHTD, keys_BHSD, values_BHSD, None if bias is None else bias[:, 0, 0], scale)
     attend: Callable[..., Tensor] = partial(nn.functional.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
     wide_heads = query_BHTD.is_cuda and max(query_BHTD.shape[-1], values_BHSD.shape[-1]) > MAX_FUSED_WIDTH
     if wide_heads or in_reference_mode():
@@ -125,12 +130,6 @@ def dot_product_attention(
     else:
         context_BHTD = attend(query_BHTD, keys_BHSD, values_BHSD, bias)
     return context_BHTD if nonempty is None else torch.where(nonempty, context_BHTD, 0.0)
-
-
-def _attend_in_step(*inputs: Any) -> Tensor:
-    from regard.ops.triton.step_attention import attend
-
-    return attend(*inputs)
 
 
 def _short_unsupported_reason(query: Tensor, keys: Tensor, values: Tensor, mask: ScoreBias | None) -> str | None:
