@@ -199,11 +199,14 @@ def eagerly(model: Seq2Seq) -> Iterator[None]:
 def test_captured_steps_do_not_change_results_and_are_reused(name: str, width: int, pool: EagerPool) -> None:
     model = ensemble([build("gru", "cpu"), build("sinusoidal", "cpu")]) if name == "ensemble" else build(name, "cpu")
     captured = search(model.decoder, model.encoder, width, "cpu")
-    first = pool.captures
-    assert 0 < first < 7
+    steps = pool.captures
+    assert 0 < steps < 7
     assert pool.replays > 30
-    assert search(model.decoder, model.encoder, width, "cpu") == captured
-    assert pool.captures == first
+    # The second search captures its beginning, unless the shapes of the state change at the first step.
+    beginnings = int(name not in {"hard-monotonic", "lstmn", "intra-attention"})
+    for _ in range(2):
+        assert search(model.decoder, model.encoder, width, "cpu") == captured
+        assert pool.captures == steps + beginnings
     with eagerly(model):
         assert_same(captured, search(model.decoder, model.encoder, width, "cpu"))
 

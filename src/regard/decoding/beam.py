@@ -22,6 +22,7 @@ from regard.decoding.search import STEPS_PER_LOOK, Hypothesis, SearchState, Spec
 from regard.decoding.settings import SearchSettings
 from regard.decoding.steps import StepRunner, capture_unsupported_reason
 from regard.models.contracts import Decoder, Memory
+from regard.ops import triton
 
 Array = NDArray[Any]
 
@@ -79,17 +80,21 @@ def beam_search(
     tracker = _BeamTracker(np.array(limits + [0] * (len(limits_B) - len(limits))), settings, special.end, history)
     candidates: list[_Candidates] = []
 
+    steps_per_look = STEPS_PER_LOOK if captures else 1
+
+    def begin(memory: Memory, limits_B: Tensor) -> _BeamState:
+        search = SearchState.begin(decoder, memory, special.start, limits_B, settings.beam, max_steps)
+        return _BeamState.begin(search, settings, steps_per_look)
+
     def take_step(state: _BeamState) -> _BeamState:
         state, considered = state.advance(decoder, rules, settings, special.end)
         if history is not None:
             candidates.append(considered)
         return state
 
-    steps_per_look = STEPS_PER_LOOK if captures else 1
-    runner = StepRunner(take_step, decoder, (settings, rules, special.end), device=device, captures=captures)
-    state = _BeamState.begin(
-        SearchState.begin(decoder, memory, special.start, limits_B, settings.beam, max_steps), settings, steps_per_look
-    )
+    options = settings, rules, special, max_steps
+    runner = StepRunner(begin, take_step, decoder, options, device=device, captures=captures)
+    state = runner.begin(memory, limits_B)
     transfers: deque[_HostTransfer] = deque()
     launched = 0
     while True:
@@ -143,9 +148,7 @@ class _BeamState(NamedTuple):
         next_tokens = _NextTokens(log_p_NV, adjusted_NV, _find_progress(rules, search.generated, log_p_NV.shape[1]))
         candidates = _select_candidates(next_tokens, self.adjusted_BGK, self.score_BGK, settings, end)
         active, finished = _split_finished(candidates, end, settings.group_size)
-        indices = torch.stack([active.token, active.parent, finished.parent]).float()  # exact below 2²⁴
-        scores = torch.stack([active.adjusted, active.score, finished.adjusted, finished.score])
-        values_1XBGK = torch.cat([indices, scores]).unsqueeze(0)
+        values_1XBGK = torch.cat([active.parts_4BGC, finished.parts_4BGC[1:]]).unsqueeze(0)
         log_LXBGK = self.log_LXBGK.index_copy_(0, search.step % len(self.log_LXBGK), values_1XBGK)
         first_B = torch.arange(len(search.sentence_B), device=log_p_NV.device) * settings.beam
         parent_N = (first_B.view(-1, 1, 1) + active.parent).flatten()
@@ -164,23 +167,42 @@ def _find_progress(rules: Sequence[Rule], generated: Generated, vocabulary: int)
 
 
 LOGGED = 7
-"""The values of a step that the host needs: the token and the parent of each hypothesis in the beam, the parent of each
-finished one, and both log-probabilities of both.
+"""The values of a step that the host needs: the parts of the candidates in the beam, and of the finished ones except
+their token.
 """
 
 
 class _Candidates(NamedTuple):
-    """Candidate continuations (B, G, C), best first: the token, the index of the parent hypothesis in its sentence, and
-    the log-probability of the continued hypothesis, adjusted by the rules and as the model computes it.
+    """Candidate continuations, best first, as one tensor, so that they are selected together: the token, the index of
+    the parent hypothesis in its sentence, and the log-probability of the continued hypothesis, adjusted by the rules
+    and as the model computes it. Indices are exact below 2²⁴.
     """
 
-    token: Tensor
-    parent: Tensor
-    adjusted: Tensor
-    score: Tensor
+    parts_4BGC: Tensor
+
+    @property
+    def token(self) -> Tensor:
+        return self.parts_4BGC[0].long()
+
+    @property
+    def parent(self) -> Tensor:
+        return self.parts_4BGC[1].long()
+
+    @property
+    def adjusted(self) -> Tensor:
+        return self.parts_4BGC[2]
+
+    @property
+    def score(self) -> Tensor:
+        return self.parts_4BGC[3]
 
     def gather(self, index: Tensor) -> "_Candidates":
-        return _Candidates(*(part.gather(-1, index) for part in self))
+        return _Candidates(self.parts_4BGC.gather(-1, index.expand(4, *index.shape)))
+
+    def mask(self, masked: Tensor) -> "_Candidates":
+        """Return candidates with some adjusted log-probabilities set to −∞."""
+        token, parent, adjusted, score = self.parts_4BGC.unbind()
+        return _Candidates(torch.stack([token, parent, adjusted.masked_fill(masked, -torch.inf), score]))
 
 
 class _NextTokens(NamedTuple):
@@ -192,6 +214,8 @@ class _NextTokens(NamedTuple):
 
     def of_group(self, group: int, groups: int, width: int) -> "_NextTokens":
         """Return the rows of one group."""
+        if groups == 1:
+            return self
 
         def rows(part: Tensor) -> Tensor:
             return part.view(-1, groups, width, *part.shape[1:])[:, group].flatten(0, 1)
@@ -213,25 +237,25 @@ def _select_candidates(
             count_BV = _count_tokens(by_group, log_p_NV.shape[1], end, width)
             value_NV = adjusted_NV - settings.diversity_penalty * count_BV.repeat_interleave(width, dim=0)
         token_NC, value_NC = _expand(value_NV, progress, width)
+        adjusted_NC = value_NC if value_NV is adjusted_NV else adjusted_NV.gather(1, token_NC)
+        log_p_NC = adjusted_NC if adjusted_NV is log_p_NV else log_p_NV.gather(1, token_NC)
         adjusted_N1, score_N1 = adjusted_BGK[:, group].reshape(-1, 1), score_BGK[:, group].reshape(-1, 1)
         value_BX = (adjusted_N1 + value_NC).view(rows, -1)
         parent_N1 = torch.arange(width, device=token_NC.device).repeat(rows).unsqueeze(1) + group * width
         parts = (
-            token_NC,
-            parent_N1.expand_as(token_NC),
-            (adjusted_N1 + adjusted_NV.gather(1, token_NC)).masked_fill(value_NC == -torch.inf, -torch.inf),
-            score_N1 + log_p_NV.gather(1, token_NC),
+            token_NC.float(),
+            parent_N1.float().expand_as(token_NC),
+            (adjusted_N1 + adjusted_NC).masked_fill(value_NC == -torch.inf, -torch.inf),
+            score_N1 + log_p_NC,
         )
-        candidates = _Candidates(*(part.reshape(rows, -1) for part in parts))
+        candidates = _Candidates(torch.stack(parts).view(4, rows, -1))
         count = min(2 * width, value_BX.shape[1])
         if progress is None:
-            best_BC = value_BX.topk(count, dim=-1).indices
+            best_BC = blockwise_topk(value_BX, count)
         else:
             best_BC = _order_by_bank(value_BX, progress.next_NV.gather(1, token_NC).view(rows, -1))[:, :count]
         by_group.append(candidates.gather(best_BC))
-    if groups == 1:
-        return _Candidates(*(part.unsqueeze(1) for part in by_group[0]))
-    return _Candidates(*(torch.stack(part, dim=1) for part in zip(*by_group, strict=True)))
+    return _Candidates(torch.stack([candidates.parts_4BGC for candidates in by_group], dim=2))
 
 
 def _expand(value_NV: Tensor, progress: ConstraintProgress | None, width: int) -> tuple[Tensor, Tensor]:
@@ -275,9 +299,8 @@ def _split_finished(candidates: _Candidates, end: int, width: int) -> tuple[_Can
     """Return the K best candidates that do not end, and the K best of all, with those that do not end set to −∞."""
     ends = candidates.token == end
     order = ends.long().argsort(dim=-1, stable=True)[..., :width]
-    active = candidates._replace(adjusted=candidates.adjusted.masked_fill(ends, -torch.inf)).gather(order)
-    finished = _Candidates(*(part[..., :width] for part in candidates))
-    return active, finished._replace(adjusted=finished.adjusted.masked_fill(~ends[..., :width], -torch.inf))
+    finished = _Candidates(candidates.parts_4BGC[..., :width])
+    return candidates.mask(ends).gather(order), finished.mask(~ends[..., :width])
 
 
 BLOCK = 128
@@ -285,9 +308,13 @@ BLOCK = 128
 
 def blockwise_topk(log_p_NV: Tensor, count: int) -> Tensor:
     """Return the indices of the largest values of each row. A long row is searched only in the blocks with the largest
-    maxima, which is faster than `topk` over the row.
+    maxima, which is faster than `topk` over the row. On a GPU, one kernel does the same with strided blocks.
     """
     rows, vocabulary = log_p_NV.shape
+    if triton.is_usable(log_p_NV) and not log_p_NV.requires_grad:
+        from regard.ops.triton.selection import top_indices
+
+        return top_indices(log_p_NV, min(count, vocabulary))
     blocks = vocabulary // BLOCK
     if blocks <= 2 * count:
         return log_p_NV.topk(min(count, vocabulary), dim=-1).indices
@@ -356,16 +383,16 @@ class _BeamTracker:
     def update(self, values: Array, candidates: _Candidates | None) -> None:
         """Process the values of a step that are logged, and its candidates, for the history."""
         rows = values.shape[1]
-        token, parent, adjusted, score = values[[0, 1, 3, 4]].reshape(4, rows, -1)
+        token, parent, adjusted, score = values[:4].reshape(4, rows, -1)
         self.step += 1
-        self._add_finished(*values[[2, 5, 6]], penalty=self._penalty(self.step))
+        self._add_finished(*values[4:], penalty=self._penalty(self.step))
         parents_BKT = np.take_along_axis(self.tokens_BKT, parent.astype(np.int64)[..., None], axis=1)
         self.tokens_BKT = np.concatenate([parents_BKT, token.astype(np.int64)[..., None]], axis=2)
         if self.history is not None and candidates is not None:
             width = self.settings.group_size
             self.history.append(
                 {
-                    int(self.sentence_B[row]): _describe_candidates([part[row] for part in candidates], self.end, width)
+                    int(self.sentence_B[row]): _describe_candidates(candidates.parts_4BGC[:, row], self.end, width)
                     for row in np.flatnonzero(~self.done_B)
                 }
             )
@@ -382,11 +409,13 @@ class _BeamTracker:
         return rows
 
     def _add_finished(self, parent: Array, adjusted: Array, score: Array, *, penalty: float) -> None:
-        """Add the hypotheses that end at this step."""
-        for row, group, index in np.argwhere((adjusted > -np.inf) & ~self.done_B[:, None, None]):
+        """Add the hypotheses that end at this step, and that rank among the n-best of their group."""
+        rank = adjusted.astype(np.float64) / penalty
+        is_added = (rank > self.threshold_BG[..., None]) & ~self.done_B[:, None, None]
+        for row, group, index in np.argwhere(is_added):
             tokens = self.tokens_BKT[row, int(parent[row, group, index])].tolist()
-            rank = float(adjusted[row, group, index]) / penalty
-            self._insert(row, group, Hypothesis(tokens, float(score[row, group, index]), False, rank))
+            hypothesis = Hypothesis(tokens, float(score[row, group, index]), False, float(rank[row, group, index]))
+            self._insert(row, group, hypothesis)
 
     def _add_truncated(self, at_limit_B: Array, adjusted_BK: Array, score_BK: Array) -> None:
         """Truncate the hypotheses of sentences at their limit. They rank below all that ended."""
@@ -397,11 +426,11 @@ class _BeamTracker:
             self._insert(row, index // self.settings.group_size, truncated)
 
     def _insert(self, row: int, group: int, hypothesis: Hypothesis) -> None:
-        """Insert a hypothesis into the sorted finished hypotheses of a group, which are limited in number."""
+        """Insert a hypothesis into the sorted n-best of a group."""
         ranked = self.finished[self.sentence_B[row]][group]
         ranked.append(hypothesis)
         ranked.sort(key=lambda other: other.sort_key)
-        del ranked[max(self.settings.group_size, self.settings.nbest) :]
+        del ranked[self.settings.nbest :]
         if len(ranked) >= self.settings.nbest and not ranked[self.settings.nbest - 1].truncated:
             self.threshold_BG[row, group] = ranked[self.settings.nbest - 1].rank
 
@@ -423,15 +452,15 @@ class _BeamTracker:
         return nbest
 
 
-def _describe_candidates(parts_GC: Sequence[Tensor], end: int, width: int) -> list[BeamCandidate]:
+def _describe_candidates(parts_4GC: Tensor, end: int, width: int) -> list[BeamCandidate]:
     """Return the candidates of a sentence with their outcomes, which follow from their order and the end token.
 
-    `parts_GC` are their tokens, parents, adjusted scores and log-probabilities, C candidates in each of G groups. In
+    `parts_4GC` are their tokens, parents, adjusted scores and log-probabilities, C candidates in each of G groups. In
     each group, the first `width` that do not end are kept, and those that end are finished if they are among the first
     `width` of all.
     """
     described = []
-    for group, columns in enumerate(zip(*(part.tolist() for part in parts_GC), strict=True)):
+    for group, columns in enumerate(zip(*parts_4GC.tolist(), strict=True)):
         kept = 0
         for rank, (token, parent, score, log_prob) in enumerate(zip(*columns, strict=True)):
             if score == -math.inf:
@@ -441,5 +470,5 @@ def _describe_candidates(parts_GC: Sequence[Tensor], end: int, width: int) -> li
             if token != end and kept < width:
                 outcome, slot = "kept", group * width + kept
                 kept += 1
-            described.append(BeamCandidate(token, parent, group, outcome, slot, score, log_prob))
+            described.append(BeamCandidate(int(token), int(parent), group, outcome, slot, score, log_prob))
     return described

@@ -23,6 +23,7 @@ from regard.decoding.rules import Generated, Rule, SuppressedTokens
 from regard.decoding.settings import SearchSettings
 from regard.decoding.steps import StepRunner, capture_unsupported_reason, round_up
 from regard.models.contracts import Decoder, Grid, Keys, Memory, State, reorder
+from regard.ops import triton
 from regard.ops.hooks import mark_hypotheses
 
 AttentionWeights = NDArray[np.float32]
@@ -162,7 +163,7 @@ class SearchState(NamedTuple):
         adjusted by the rules, and the state of the decoder.
         """
         logits_NV, state = decoder.step(self.token_N, self.decoder, self.keys)
-        log_p_NV = _log_softmax(logits_NV.float())
+        log_p_NV = _log_softmax(logits_NV)
         # A masked token is never generated, so its probability is not needed: rules that only mask may work in place.
         adjusted_NV = log_p_NV if all(rule.only_masks for rule in rules) else log_p_NV.clone()
         generated = self.generated
@@ -197,7 +198,14 @@ class SearchState(NamedTuple):
 
 
 def _log_softmax(logits_NV: Tensor) -> Tensor:
-    """Compute the log-softmax; on a CPU in place and in chunks, because allocating a large tensor costs more there."""
+    """Compute the log-softmax in float32: on a GPU in one kernel, and on a CPU in place and in chunks, because
+    allocating a large tensor costs more there.
+    """
+    if triton.is_usable(logits_NV) and not logits_NV.requires_grad:
+        from regard.ops.triton.selection import log_softmax
+
+        return log_softmax(logits_NV)
+    logits_NV = logits_NV.float()
     if logits_NV.device.type != "cpu" or logits_NV.requires_grad:
         return logits_NV.log_softmax(-1)
     for chunk in torch.split(logits_NV, max(1, 2**17 // logits_NV.shape[1])):
@@ -224,14 +232,19 @@ def decode_stepwise(
     if captures:
         memory, limits_B, max_steps = pad_batch(memory, limits_B, max_steps)
 
+    def begin(memory: Memory, limits_B: Tensor, uniform_NC: Tensor) -> _StepwiseState:
+        search = SearchState.begin(decoder, memory, special.start, limits_B, hypotheses, max_steps)
+        return _StepwiseState.begin(search, limits_B, uniform_NC)
+
     def take_step(state: _StepwiseState) -> _StepwiseState:
         if history is not None:
             history.append(state.search.sentence_B)
         return state.advance(decoder, rules, choose, special.end)
 
-    runner = StepRunner(take_step, decoder, (choose, rules, special.end), device=limits_B.device, captures=captures)
-    search = SearchState.begin(decoder, memory, special.start, limits_B, hypotheses, max_steps)
-    state = _StepwiseState.begin(search, limits_B, choose.generators)
+    options = choose, rules, special, hypotheses, max_steps
+    runner = StepRunner(begin, take_step, decoder, options, device=limits_B.device, captures=captures)
+    uniform_NC = _draw_uniform(choose.generators, len(limits_B), hypotheses, max_steps).to(limits_B.device)
+    state = runner.begin(memory, limits_B, uniform_NC)
     results: dict[int, list[Hypothesis]] = {}
     steps = 0
     while True:
@@ -259,19 +272,12 @@ class _StepwiseState(NamedTuple):
     """The random numbers of all steps; zeros if none are needed."""
 
     @classmethod
-    def begin(
-        cls, search: SearchState, limits_B: Tensor, generators: Sequence[np.random.Generator]
-    ) -> "_StepwiseState":
+    def begin(cls, search: SearchState, limits_B: Tensor, uniform_NC: Tensor) -> "_StepwiseState":
         limits_N = limits_B.repeat_interleave(search.hypotheses)
         score_N = torch.zeros(len(limits_N), dtype=torch.float64, device=limits_B.device)
-        uniform_NC = np.zeros(search.generated_NC.shape)
-        for sentence, generator in enumerate(generators):
-            rows = slice(sentence * search.hypotheses, (sentence + 1) * search.hypotheses)
-            uniform_NC[rows] = generator.random(uniform_NC[rows].T.shape).T  # step by step, as they are used
+        truncated_N = torch.zeros_like(limits_N, dtype=torch.bool)
         # With a limit of 0, the empty hypothesis is complete.
-        ended_N, truncated_N = limits_N <= 0, torch.zeros_like(limits_N, dtype=torch.bool)
-        uniform = torch.from_numpy(uniform_NC).to(limits_B.device)
-        return cls(search, score_N, limits_N, ended_N, truncated_N, uniform)
+        return cls(search, score_N, limits_N, limits_N <= 0, truncated_N, uniform_NC)
 
     def advance(self, decoder: Decoder, rules: Sequence[Rule], choose: ChooseToken, end: int) -> "_StepwiseState":
         """Take a step. Hypotheses that have ended stay unchanged."""
@@ -303,6 +309,16 @@ class _StepwiseState(NamedTuple):
     def keep_sentences(self, rows_B: Tensor) -> "_StepwiseState":
         search, rows_N = self.search.keep_sentences(rows_B)
         return _StepwiseState(search, *(column[rows_N] for column in self[1:]))
+
+
+def _draw_uniform(generators: Sequence[np.random.Generator], sentences: int, hypotheses: int, steps: int) -> Tensor:
+    """Return a random number for each hypothesis and step, (N, C), drawn step by step for each sentence; zeros for
+    sentences without a generator.
+    """
+    uniform_BCK = np.zeros((sentences, steps, hypotheses))
+    for uniform_CK, generator in zip(uniform_BCK, generators, strict=False):
+        uniform_CK[:] = generator.random(uniform_CK.shape)
+    return torch.from_numpy(uniform_BCK).transpose(1, 2).reshape(sentences * hypotheses, steps)
 
 
 STEPS_PER_LOOK = 4

@@ -64,34 +64,43 @@ def round_up(size: int) -> int:
     return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
 
 
-class GraphedStep(NamedTuple):
-    """A captured step, which updates its state in place."""
+class Graph(NamedTuple):
+    """A captured function that writes a state to static tensors: a step, which updates its state in place, or the
+    beginning of a search.
+    """
 
     key: Any
+    inputs: list[Tensor]
     state: Any
-    tensors: list[Tensor]
-    """All tensors of the state."""
     replay: Callable[[], None]
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.inputs)
+
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Copy tensors to the inputs."""
+        changed = [index for index, old in enumerate(self.inputs) if old is not tensors[index]]
+        if changed:
+            torch._foreach_copy_([self.inputs[index] for index in changed], [tensors[index] for index in changed])
 
 
 @final
 class StepRunner(Generic[StateT]):
-    """Takes the steps of a search on a batch.
+    """Begins a search on a batch, and takes its steps.
 
     Args:
-        step: A function that returns the state after a step. If it is captured, it depends on nothing but the state,
-            the decoder and the options.
-        decoder: The decoder that the function uses.
-        options: Everything else that it depends on, to find the graphs of earlier searches.
-        captures: Whether to capture steps.
+        begin: A function that returns the initial state, given inputs.
+        step: A function that returns the state after a step. If they are captured, both functions depend on nothing but
+            their inputs, the decoder and the options.
+        decoder: The decoder that the functions use.
+        options: Everything else that they depend on, to find the graphs of earlier searches.
+        captures: Whether to capture the functions.
     """
 
     def __init__(
         self,
+        begin: Callable[..., StateT],
         step: Callable[[StateT], StateT],
         decoder: Decoder,
         options: object,
@@ -99,61 +108,86 @@ class StepRunner(Generic[StateT]):
         device: torch.device,
         captures: bool,
     ) -> None:
-        self.step, self.decoder, self.device, self.captures = step, decoder, device, captures
-        self.options = (options, _describe_modes(decoder, device)) if captures else None
+        self.begin_eagerly, self.step, self.captures = begin, step, captures
         self.steps = self.allocated_steps = 0
         self.signature: list[Any] = []
         self.steps_seen = 0
         """Steps with this signature."""
-        self.graph: GraphedStep | None = None
+        self.graph: Graph | None = None
+        self.inputs: Any = None
+        """The inputs of a beginning that was not captured."""
+        if captures:
+            self.options = (options, _describe_modes(decoder, device))
+            self.pool = cuda_graphs.graph_pool(device)
+            self.graphs: list[Graph] = self.pool.by_module.setdefault(decoder, [])
+
+    def begin(self, *inputs: Any) -> StateT:
+        """Return the initial state, given tensors, and tuples of tensors."""
+        if not self.captures:
+            return self.begin_eagerly(*inputs)
+        tensors, signature = _describe(inputs)
+        graph = self._find("begin", signature)
+        if graph is None:
+            self.inputs = inputs
+            return self.begin_eagerly(*inputs)
+        graph.load(tensors)
+        graph.replay()
+        begun: StateT = graph.state
+        return begun
 
     def run(self, state: StateT) -> StateT:
         """Take one step. The next step may overwrite the returned state."""
         before_step = _before_step.get()
         if before_step is not None:
             before_step()
-        if not self.captures:
-            return self.step(state)
-        self.steps += 1
-        if self.graph is None or state is not self.graph.state or self.steps > self.allocated_steps:
-            self.allocated_steps = compute_capacity(self.steps)
-            state = preallocate(state, self.allocated_steps)
-            self.graph = self._find_graph(state)
+        if self.captures:
+            self.steps += 1
+            if self.graph is None or state is not self.graph.state or self.steps > self.allocated_steps:
+                self.allocated_steps = compute_capacity(self.steps)
+                state = preallocate(state, self.allocated_steps)
+                self.graph = self._prepare_graph(state)
         if self.graph is None:
             return self.step(state)
         self.graph.replay()
         replayed: StateT = self.graph.state
         return replayed
 
-    def _find_graph(self, state: StateT) -> GraphedStep | None:
-        """Return a graph for states of this signature, with this state; None if there is none yet."""
+    def _prepare_graph(self, state: StateT) -> Graph | None:
+        """Return a graph for states of this signature, loaded with this state; None if there is none yet."""
         tensors, signature = _describe(state)
-        pool = cuda_graphs.graph_pool(self.device)
-        graphs: list[GraphedStep] = pool.by_module.setdefault(self.decoder, [])
-        found = next((graph for graph in graphs if graph.key == (self.options, signature)), None)
-        if found is not None:
-            torch._foreach_copy_(found.tensors, tensors)
-            return found
-        self.steps_seen = self.steps_seen + 1 if signature == self.signature else 1
-        self.signature = signature
-        if self.steps_seen <= WARMUP_STEPS:
-            return None
+        graph = self._find("step", signature)
+        if graph is None:
+            self.steps_seen = self.steps_seen + 1 if signature == self.signature else 1
+            self.signature = signature
+            return self._keep(lambda: self._capture_step(state)) if self.steps_seen > WARMUP_STEPS else None
+        graph.load(tensors)
+        if self.steps == 1 and self.inputs is not None:
+            step_graph = graph
+            self._keep(lambda: self._capture_begin(step_graph))  # because the shape occurs again
+        return graph
+
+    def _find(self, name: str, signature: list[Any]) -> Graph | None:
+        return next((graph for graph in self.graphs if graph.key == (name, self.options, signature)), None)
+
+    def _keep(self, capture: Callable[[], Graph]) -> Graph | None:
+        """Capture a graph and keep it, instead of the oldest ones if they use too much memory. If there is no memory,
+        return None, and capture nothing more in this search.
+        """
         try:
-            graphs.append(self._capture(state, signature))
+            self.graphs.append(capture())
         except RuntimeError as error:
             if not cuda_graphs.is_out_of_memory(error):
                 raise
             self.captures = False
-            graphs.clear()
+            self.graphs.clear()
             return None
-        while len(graphs) > 1 and sum(graph.bytes for graph in graphs) > pool.max_kept_bytes:
-            del graphs[0]
-        return graphs[-1]
+        while len(self.graphs) > 1 and sum(graph.bytes for graph in self.graphs) > self.pool.max_kept_bytes:
+            del self.graphs[0]
+        return self.graphs[-1]
 
-    def _capture(self, state: StateT, signature: list[Any]) -> GraphedStep:
-        with torch.inference_mode(mode=False):  # so that searches in any mode can write to the tensors
-            static: StateT = map_state(state, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
-        tensors, _ = _describe(static)
+    def _capture_step(self, state: StateT) -> Graph:
+        static = _clone(state)
+        tensors, signature = _describe(static)
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
         def update() -> None:
@@ -166,8 +200,27 @@ class StepRunner(Generic[StateT]):
             for old, new in moved:
                 old.copy_(new)
 
-        replay, _ = cuda_graphs.graph_pool(self.device).capture(update)
-        return GraphedStep((self.options, signature), static, tensors, replay)
+        replay, _ = self.pool.capture(update)
+        return Graph(("step", self.options, signature), tensors, static, replay)
+
+    def _capture_begin(self, step: Graph) -> Graph:
+        """Capture the beginning of a search, so that it writes the state of a captured step."""
+        static, steps = _clone(self.inputs), self.allocated_steps
+        tensors, signature = _describe(static)
+
+        def write() -> None:
+            begun, _ = _describe(preallocate(self.begin_eagerly(*static), steps))
+            for old, new in zip(step.inputs, begun, strict=True):
+                old.copy_(new)
+
+        replay, _ = self.pool.capture(write)
+        return Graph(("begin", self.options, signature), tensors, step.state, replay)
+
+
+def _clone(state: State) -> State:
+    """Return a copy of a state. Searches in any mode can write to its tensors."""
+    with torch.inference_mode(mode=False):
+        return map_state(state, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
 
 def _describe(state: State) -> tuple[list[Tensor], list[Any]]:
@@ -191,4 +244,5 @@ def _describe_modes(decoder: Decoder, device: torch.device) -> tuple[Any, ...]:
     """Return what a captured step contains besides the state: addresses of weights, and modes of computation."""
     autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
     addresses = tuple(tensor.data_ptr() for tensor in chain(decoder.parameters(), decoder.buffers()))
-    return decoder.training, torch.get_float32_matmul_precision(), autocast, addresses
+    precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    return decoder.training, precision, autocast, addresses

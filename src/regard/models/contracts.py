@@ -291,7 +291,8 @@ class Decoder(nn.Module, ABC):
     """Memory and the tokens so far → the next token. `forward` equals chained `step`s.
 
     Keys belong to sentences, states to hypotheses. A step may receive several rows of state for each row of keys; the
-    rows of one sentence are adjacent. A state may be used for one step only.
+    rows of one sentence are adjacent. A state may be used for one step only. A search on a GPU captures `begin` and
+    `step` in CUDA graphs, so they must not read the values of tensors on the host.
     """
 
     @property
