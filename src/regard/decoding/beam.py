@@ -92,7 +92,7 @@ def beam_search(
             candidates.append(considered)
         return state
 
-    options = settings, rules, special, max_steps
+    options = settings, rules, special, max_steps, steps_per_look
     runner = StepRunner(begin, take_step, decoder, options, device=device, captures=captures)
     state = runner.begin(memory, limits_B)
     transfers: deque[_HostTransfer] = deque()

@@ -132,8 +132,8 @@ class StepRunner(Generic[StateT]):
             return self.begin_eagerly(*inputs)
         graph.load(tensors)
         graph.replay()
-        begun: StateT = graph.state
-        return begun
+        initial: StateT = graph.state
+        return initial
 
     def run(self, state: StateT) -> StateT:
         """Take one step. The next step may overwrite the returned state."""
@@ -209,8 +209,8 @@ class StepRunner(Generic[StateT]):
         tensors, signature = _describe(static)
 
         def write() -> None:
-            begun, _ = _describe(preallocate(self.begin_eagerly(*static), steps))
-            for old, new in zip(step.inputs, begun, strict=True):
+            initial, _ = _describe(preallocate(self.begin_eagerly(*static), steps))
+            for old, new in zip(step.inputs, initial, strict=True):
                 old.copy_(new)
 
         replay, _ = self.pool.capture(write)
