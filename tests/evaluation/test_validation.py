@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from regard.data.corpora import Pairs
 from regard.evaluation.metrics import EvaluationSet
 from regard.evaluation.settings import MetricValues, parse_metric
 from regard.evaluation.validation import compute_losses, evaluate, validate
-from regard.ops import losses
+from regard.ops import cuda_graphs, losses
 from regard.runs.folder import RunFolder
 from regard.runs.progress import RunProgress, Schedule
 from regard.runs.settings import TrainingSettings
@@ -159,3 +160,11 @@ def test_evaluating_in_python_rejects_unknown_options(
 ) -> None:
     with pytest.raises(regard.ConfigError, match=message):
         model.evaluate(SOURCES, TARGETS, **options)
+
+
+def test_validation_keeps_no_graphs(model: regard.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = SimpleNamespace(by_module={model.network.decoder: ["a graph"]})
+    monkeypatch.setattr(cuda_graphs, "_graph_pools", lambda: {model.predictor.device: pool})
+    training = TrainingSettings()
+    validate(model.predictor, Pairs(SOURCES, TARGETS), training.metrics, training.validation_search)
+    assert not pool.by_module

@@ -27,6 +27,7 @@ from regard.evaluation.metrics import (
 )
 from regard.evaluation.settings import BreakdownName, Metric, MetricValues
 from regard.formatting import quantity, replace_nonfinite, table
+from regard.ops.cuda_graphs import release_kept_graphs
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,11 +168,13 @@ def evaluate(
 
 
 def validate(predictor: Predictor, pairs: Pairs, metrics: Sequence[Metric], search: SearchSettings) -> MetricValues:
-    """Evaluate a model during training."""
+    """Evaluate a model during training, and keep no memory that training needs."""
     try:
         return evaluate(predictor, EvaluationSet.from_pairs(pairs), metrics, search).metric_values
     except ModelError as error:
         raise DivergedError(f"Training diverged. {error}") from None
+    finally:
+        release_kept_graphs(predictor.device)
 
 
 def compute_losses(predictor: Predictor, pairs: Pairs, batch_size: int) -> Statistics:

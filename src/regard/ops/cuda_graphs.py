@@ -85,6 +85,13 @@ def release_graphs(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def release_kept_graphs(device: torch.device) -> None:
+    """Release the graphs that this thread keeps to replay them later, with their static tensors."""
+    pool = _graph_pools().get(device)
+    if pool is not None:
+        pool.by_module.clear()
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether PyTorch ran out of memory. CUDA raises `OutOfMemoryError`, except in graph capture; CPUs raise a
     `RuntimeError` whose message depends on the processor.
