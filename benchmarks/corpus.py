@@ -1,9 +1,12 @@
-"""Does memory use stay constant as the corpus grows? Tokenizes synthetic pairs, starts from the cache, builds batches.
+"""How fast is a large corpus tokenized, and does memory use stay constant as it grows?
+
+Tokenizes synthetic pairs, starts from the cache, and builds batches.
 
     python benchmarks/corpus.py --pairs 10000000            # about 1 GB of text in a temporary folder
     python benchmarks/corpus.py --pairs 200000 --tokenizer unigram
+    PYTHONPATH=../before/src python benchmarks/corpus.py --pairs 1000000 --processes 1
 
-Each stage runs in its own process. Prints its time and its peak memory.
+Each stage runs in its own process. Prints its time, its CPU time, that of its worker processes, and its peak memory.
 """
 
 import argparse
@@ -33,8 +36,10 @@ def write_pairs(path: Path, count: int) -> None:
             file.writelines(f"{' '.join(line)}\t{' '.join(word[::-1] for word in reversed(line))}\n" for line in lines)
 
 
-def run_stage(name: str, path: str, tokenizer: str) -> None:
-    """Run one stage in this process, and print its report as JSON."""
+def run_stage(name: str, path: str, tokenizer: str, processes: int | None) -> None:
+    """Run one stage in this process, and print its report as JSON. By default, there is a worker for each core."""
+    if processes is not None:
+        os.cpu_count = lambda: processes
     from regard.config import resolve
     from regard.data.corpora import load_corpus
     from regard.data.preparation import PreparationRequest, prepare
@@ -46,7 +51,13 @@ def run_stage(name: str, path: str, tokenizer: str) -> None:
     corpus = load_corpus(settings.data)
     request = PreparationRequest(corpus, corpus.fingerprint(), settings.data, settings.tokenizer, 0)
     prepared = prepare(request, None, lambda text: print(f"    {text}", file=sys.stderr))
-    report = {"pairs": len(prepared.train), "seconds": time.perf_counter() - start}
+    used = os.times()
+    report = {
+        "pairs": len(prepared.train),
+        "seconds": time.perf_counter() - start,
+        "CPU": used.user + used.system,
+        "CPU of workers": used.children_user + used.children_system,
+    }
     if name == "batches":
         import torch
 
@@ -66,20 +77,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1_000_000, help="number of pairs")
     parser.add_argument("--tokenizer", default="bpe")
+    parser.add_argument("--processes", type=int, help="number of worker processes; by default the number of cores")
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     parser.add_argument("--path", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.stage:
-        run_stage(args.stage, args.path, args.tokenizer)
+        run_stage(args.stage, args.path, args.tokenizer, args.processes)
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pairs.tsv"
         write_pairs(path, args.pairs)
         print(f"{args.pairs:,} pairs, {path.stat().st_size / 2**20:,.0f} MiB of text, tokenizer {args.tokenizer}")
-        command = [sys.executable, __file__, "--tokenizer", args.tokenizer, "--path", str(path), "--stage"]
+        command = [sys.executable, __file__, "--tokenizer", args.tokenizer, "--path", str(path)]
+        if args.processes is not None:
+            command += ["--processes", str(args.processes)]
         for name in ("tokenize", "cached start", "batches"):
             done = subprocess.run(
-                [*command, name],
+                [*command, "--stage", name],
                 env={**os.environ, "REGARD_CACHE": f"{folder}/cache"},
                 stdout=subprocess.PIPE,
                 check=True,

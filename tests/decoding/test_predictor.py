@@ -1,5 +1,6 @@
 """Predictions of a trained model, from text to text."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,14 @@ def test_batches_are_larger_on_a_gpu_within_the_limits_of_its_memory(
     monkeypatch.setattr(Predictor, "device", torch.device("cpu"))
     assert predictor.limit_batches(SearchSettings()) == (64, None)
     monkeypatch.setattr(Predictor, "device", torch.device("cuda"))
+    memory = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
     rows, max_tokens = predictor.limit_batches(SearchSettings(beam=5))
     assert rows > 64
     assert rows * 5 * tokens * 4 <= 1 << 28  # bytes of the logits of a step
     assert max_tokens is not None
+    memory.total_memory = 8 << 30
+    assert 64 <= predictor.limit_batches(SearchSettings(beam=5)).rows < rows
     assert predictor.limit_batches(SearchSettings(beam=5), 7) == (7, None)
     assert predictor.limit_batches(SearchSettings(beam=5), attention=True) == (64, None)
 
