@@ -29,13 +29,9 @@ class WorkerProcess:
 
     def send(self, message: Any) -> None:
         """Send a JSON value."""
-        self.send_bytes(json.dumps(message, allow_nan=False).encode())
-
-    def send_bytes(self, *messages: bytes) -> None:
         assert self._process.stdin is not None
         try:
-            for message in messages:
-                write_message(self._process.stdin, message)
+            write_message(self._process.stdin, json.dumps(message, allow_nan=False).encode())
             self._process.stdin.flush()
         except OSError:  # BrokenPipeError, except on Windows
             raise self._error() from None

@@ -4,7 +4,6 @@ import json
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
 from typing import IO
 
 import numpy as np
@@ -22,17 +21,6 @@ def _start_worker(sides: Sequence[Tokenizer]) -> WorkerProcess:
     worker = WorkerProcess(__name__, TOKENIZERS_PARALLELISM="false")
     worker.send([side.to_json() for side in sides])
     return worker
-
-
-def _pack_texts(texts: Texts) -> tuple[bytes, bytes]:
-    """Return the lengths of texts, and the texts, which is faster than JSON."""
-    return np.fromiter(map(len, texts), np.uint32).tobytes(), "".join(texts).encode("utf-8", "surrogatepass")
-
-
-def _unpack_texts(lengths: bytes, texts: bytes) -> list[str]:
-    joined = texts.decode("utf-8", "surrogatepass")
-    bounds: list[int] = compute_offsets(np.frombuffer(lengths, np.uint32)).tolist()
-    return [joined[start:end] for start, end in pairwise(bounds)]
 
 
 def _receive_rows(worker: WorkerProcess, sides: int) -> list[Ragged]:
@@ -63,7 +51,7 @@ def encode_parallel(
                 yield _receive_rows(worker, len(sides))
                 idle.append(worker)
             worker = idle.pop()
-            worker.send_bytes(*chain.from_iterable(map(_pack_texts, chunk)))
+            worker.send([list(texts) for texts in chunk])
             busy.append(worker)
         while busy:
             yield _receive_rows(busy.popleft(), len(sides))
@@ -72,19 +60,13 @@ def encode_parallel(
             worker.stop()
 
 
-def _read_messages(requests: IO[bytes], count: int) -> list[bytes]:
-    """Read messages; fewer at the end of the stream."""
-    messages = (read_message(requests) for _ in range(count))
-    return [message for message in messages if message is not None]
-
-
 def _serve(requests: IO[bytes], responses: IO[bytes]) -> None:
     """Read the tokenizers, then encode chunks until the end of the stream."""
     first = read_message(requests)
     sides = [Tokenizer(tokenizers.Tokenizer.from_str(text)) for text in json.loads(first or b"[]")]
-    while len(messages := _read_messages(requests, 2 * len(sides))) == 2 * len(sides):
-        for side, lengths, texts in zip(sides, messages[::2], messages[1::2], strict=True):
-            rows = side.rows(_unpack_texts(lengths, texts))
+    while (message := read_message(requests)) is not None:
+        for side, texts in zip(sides, json.loads(message), strict=True):
+            rows = side.rows(texts)
             write_message(responses, rows.lengths.astype(np.uint32).tobytes())
             write_message(responses, rows.flat.astype(np.uint32).tobytes())
         responses.flush()
