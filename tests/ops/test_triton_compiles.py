@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from regard.ops.triton import attention, linear, losses, norms, partial_sums, selection, step_attention
+from regard.ops.triton import attention, linear, losses, norms, partial_sums, rotary, selection, step_attention
 from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
 from regard.recurrent.settings import VARIANTS
 
@@ -19,13 +19,13 @@ SIZES = {
     "group_0", "T", "N", "B", "H", "programs", "ignore_index", "a_row", "slots", "hypotheses", "heads",
     "query_b", "query_h", "query_k", "keys_b", "keys_h", "keys_s", "values_b", "values_h", "values_s",
     "bias_b", "origin_n", "new_keys_n", "new_keys_h", "new_values_n", "new_values_h", "P", "S", "dropped",
-    "logits_n", "values_n",
+    "logits_n", "values_n", "start", "row_stride", "step_stride",
 }
 SIZES |= {f"{name}_{axis}" for name in ("q", "k", "v", "c", "dq", "dk", "dv", "bias", "nonempty") for axis in "bhts"}
 KINDS = {
     "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "targets": "*i64", "smoothing": "fp32",
     **dict.fromkeys(("losses", "log_sums", "d_losses", "statistics", "partial", "weight"), "*fp32"),
-    **dict.fromkeys(("scale", "dropout", "factor", "eps"), "fp32"),
+    **dict.fromkeys(("scale", "dropout", "factor", "eps", "direction", "log_base"), "fp32"),
     "nonempty": "*i1", "seeds": "*i64",
 }
 
@@ -85,6 +85,7 @@ compile_for_gpu(norms._add_dropout, "*bf16", rows | {"HAS_RESIDUAL": True})
 tile = {"E": 2048, "ROWS": linear.ROWS, "COLUMNS": linear.COLUMNS}
 compile_for_gpu(linear._bias_gradient, "*bf16", tile | {"RELU": True})
 compile_for_gpu(partial_sums._sum_rows, "*bf16", tile)
+compile_for_gpu(rotary._rotate, "*bf16", {"D": 64, "E": 512, "BLOCK": 512, "ROWS": 8})
 """
 
 

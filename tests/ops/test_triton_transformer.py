@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.attention.positions import rotate_heads
 from regard.errors import ConfigError
 from regard.ops import attention, packing
 from regard.ops.attention import ScoreBias, dot_product_attention, reference_dot_product_attention
@@ -118,7 +119,9 @@ def test_attention_uses_the_kernel_for_short_sequences_in_half_precision(monkeyp
 def test_a_sequence_that_is_too_long_or_too_wide_gives_the_reason() -> None:
     short, long = torch.zeros(1, 1, 6, 16), torch.zeros(1, 1, attention_kernels.MAX_LENGTH + 1, 16)
     assert attention_kernels.unsupported_reason(short, short, short) is None
-    assert "129 positions" in str(attention_kernels.unsupported_reason(short, long, long))
+    assert f"{attention_kernels.MAX_LENGTH + 1} positions" in str(
+        attention_kernels.unsupported_reason(short, long, long)
+    )
     wide = torch.zeros(1, 1, 6, attention_kernels.MAX_WIDTH + 1)
     assert "129 wide" in str(attention_kernels.unsupported_reason(wide, wide, wide))
     with torch.no_grad():
@@ -190,6 +193,19 @@ def test_dropout_of_a_pre_norm_residual_has_its_share_and_the_same_mask_in_both_
     assert torch.equal(d_x, torch.ones_like(x))
     assert torch.equal(compute(1), output)
     assert not torch.equal(compute(2), output)
+
+
+@pytest.mark.parametrize(("heads", "width", "start"), [(1, 2, 0), (3, 8, 0), (2, 24, 5)])
+def test_rotary_positions_equal_the_reference(
+    heads: int, width: int, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = random_tensor(2, 7, 3 * heads * width)
+    x = packed.chunk(3, dim=-1)[1]
+    expected = outputs_and_gradients(rotate_heads(x, heads, start), [packed])
+    monkeypatch.setattr("regard.ops.triton.is_usable", lambda _: True)
+    actual = outputs_and_gradients(rotate_heads(x, heads, start), [packed])
+    for ours, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
 
 
 def test_second_derivatives_of_the_kernels_raise_with_the_remedy() -> None:

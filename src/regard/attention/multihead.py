@@ -13,7 +13,7 @@ from regard.attention.attention import Attention, Part, Role
 from regard.attention.hooks import Reading, find_hooks
 from regard.attention.kv_cache import CacheIndirection, LayerCache, PreallocatedIndirection, with_heads
 from regard.attention.memory import Attended, Past, PreparedMemory
-from regard.attention.positions import rotate
+from regard.attention.positions import rotate_heads
 from regard.ops.layers import Linear, linear
 from regard.ops.packing import unpack
 
@@ -221,7 +221,4 @@ class MultiHeadAttention(nn.Module):
         return self.to_query, self.to_key, self.to_value
 
     def _rotate(self, x_BTD: Tensor, start: int | Tensor) -> Tensor:
-        x_BTHD = x_BTD.unflatten(-1, (self.attention.heads, -1))  # type: ignore[no-untyped-call]
-        positions = start + torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        rotated: Tensor = rotate(x_BTHD.transpose(1, 2), positions).transpose(1, 2).flatten(-2)
-        return rotated
+        return rotate_heads(x_BTD, self.attention.heads, start)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.arguments import check_integer
 from regard.errors import ConfigError, DataError
+from regard.ops import triton
 
 
 def sinusoidal_positions(length: int, size: int, *, start: int = 0) -> Tensor:
@@ -94,3 +95,16 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     sine, cosine = angles.sin().to(x.dtype), angles.cos().to(x.dtype)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], dim=-1).flatten(-2)
+
+
+def rotate_heads(x_BTD: Tensor, heads: int, start: int | Tensor) -> Tensor:
+    """Rotate each head of x by the positions from `start` on. In training on a GPU, one kernel rotates all heads."""
+    if isinstance(start, int) and torch.is_grad_enabled() and triton.is_usable(x_BTD):
+        from regard.ops.triton import rotary as kernels
+
+        if x_BTD.shape[-1] <= kernels.MAX_WIDTH and x_BTD.shape[-1] // heads % 2 == 0:
+            return kernels.rotate_heads(x_BTD, heads, start)
+    x_BTHD = x_BTD.unflatten(-1, (heads, -1))  # type: ignore[no-untyped-call]
+    positions = start + torch.arange(x_BTD.shape[1], device=x_BTD.device)
+    rotated: Tensor = rotate(x_BTHD.transpose(1, 2), positions).transpose(1, 2).flatten(-2)
+    return rotated

@@ -22,13 +22,15 @@ from regard.ops.packing import allocate_gradients, allocate_heads
 from regard.ops.reference_mode import Gradients, differentiable_once
 from regard.ops.triton import device_of
 
-MAX_LENGTH = 128
-"""The largest number of queries and of slots: their weights are held in registers."""
+MAX_LENGTH = 64
+"""The largest number of queries and of slots: their weights are held in registers. Longer sequences fill the tiles of
+PyTorch's kernels.
+"""
 
 MAX_WIDTH = 128
 """The largest width of a head."""
 
-NUM_WARPS = {16: 1, 32: 2, 64: 4, 128: 8}
+NUM_WARPS = {16: 1, 32: 2, 64: 4}
 """Warps of a program, by the number of queries or slots that it holds."""
 
 _SIZES = ["T", "S", "bias_b", "bias_t", "nonempty_b", "nonempty_t"]
