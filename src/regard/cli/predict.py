@@ -231,9 +231,11 @@ class _Summary:
             self.failed += 1
             click.echo(f"regard: {problem}", err=True)
             return
-        self.unknown.add(predicted.item.unknown)
-        self.truncated += sum(hypothesis.truncated for hypothesis in predicted.nbest)
-        self.looped += sum(hypothesis.looped for hypothesis in predicted.nbest)
+        if unknown := predicted.item.unknown:
+            self.unknown.add(unknown)
+        for hypothesis in predicted.nbest:
+            self.truncated += hypothesis.truncated
+            self.looped += hypothesis.looped
 
     def report(self) -> None:
         """Print notes on stderr. Raise DataError if a source could not be read."""

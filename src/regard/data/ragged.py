@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,7 +44,9 @@ class Ragged:
         return self.lengths
 
     def rows(self) -> list[list[int]]:
-        return [self[row].tolist() for row in range(len(self))]
+        flat: list[int] = self.flat.tolist()
+        bounds: list[int] = self.offsets.tolist()
+        return [flat[start:end] for start, end in pairwise(bounds)]
 
     def take(self, rows: Sequence[int] | Ids, epoch: int = 0) -> "Ragged":
         """Select rows, which are the same in every epoch."""
