@@ -5,8 +5,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
@@ -196,7 +197,7 @@ class NumberOr(click.ParamType[int | str]):
 def command(
     model: str,
     texts: tuple[str, ...],
-    file: BinaryIO | None,
+    file: BufferedReader | None,
     targets: tuple[str, ...],
     method: "Method",
     contrasts: tuple[str, ...],
@@ -299,7 +300,7 @@ def _draw_curves(folders: list[RunFolder], outputs: tuple[Path, ...]) -> None:
         click.echo("\n".join(line.rstrip() for line in terminal_plot.plot(panels).plain.split("\n")))
 
 
-def _read_file(file: BinaryIO) -> list[str]:
+def _read_file(file: BufferedReader) -> list[str]:
     """Read one text per line. Blank lines have nothing to draw."""
     lines = list(parse_lines(file, file.name))
     for line in lines:

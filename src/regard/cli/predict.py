@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import click
 
@@ -327,12 +327,12 @@ def _read_stdin(*, replace_invalid: bool) -> Iterator[str]:
         )
 
 
-def _open_stdin() -> BinaryIO:
+def _open_stdin() -> io.BufferedIOBase:
     """Open stdin separately: Python aborts at exit if another thread is still reading from sys.stdin."""
     try:
         return open(sys.stdin.fileno(), "rb", closefd=False)
     except io.UnsupportedOperation:  # sys.stdin is not a file
-        return sys.stdin.buffer
+        return sys.stdin.buffer  # type: ignore[return-value] # it is buffered, too
 
 
 @final
