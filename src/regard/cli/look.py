@@ -224,7 +224,7 @@ def command(
     if texts == ("-",):
         if sys.stdin is None:
             raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
-        texts, file = (), sys.stdin.buffer
+        texts, file = (), cast(BufferedReader, sys.stdin.buffer)
     others = [RunFolder(Path(text)) for text in texts]
     not_runs = [other.path for other in others if not other.exists()]
     if not not_runs and file is None:
