@@ -5,6 +5,7 @@ one run. The outputs must be identical.
     python benchmarks/decoding.py --size base --batch-size 64 --tokens 64 --vocabulary 32000 --repeats 1
     python benchmarks/decoding.py --device cuda --size base --batch-size 64 --tokens 64 --vocabulary 32000
     python benchmarks/decoding.py --cell lstm --score additive             # a recurrent model against Joey NMT
+    python benchmarks/decoding.py --device cuda --batch-size 1 --alone --profile   # latency; where the time goes
 
 The Transformer is compared with MarianMTModel.generate (`pip install transformers`). The recurrent model, in Luong's
 order with input feeding and with an additive or a general score, is compared with Joey NMT (`pip install joeynmt`),
@@ -115,22 +116,23 @@ def without_onednn(search: Search) -> Search:
 
 
 def build_transformers(args: argparse.Namespace) -> tuple[Seq2Seq, Any]:
-    """Build a Transformer, and Hugging Face's model with the same weights."""
+    """Build a Transformer, and Hugging Face's model with the same weights unless ours is measured alone."""
     settings = resolve(TransformerModel, {**TRANSFORMERS[args.size], "dropout": 0.0, "tied": "all"}, {})
     ours = build_model(settings, args.vocabulary, args.vocabulary).eval()
     _scale_weights(ours)
-    return ours, marian(ours, settings, args.vocabulary, args.source_length + args.tokens + 8)
+    positions = args.source_length + args.tokens + 8
+    return ours, None if args.alone else marian(ours, settings, args.vocabulary, positions)
 
 
 def build_recurrent(args: argparse.Namespace) -> tuple[Seq2Seq, Any]:
-    """Build a recurrent model, and Joey NMT's model with the same weights."""
+    """Build a recurrent model, and Joey NMT's model with the same weights unless ours is measured alone."""
     width = RECURRENT[args.size]
     decoder = {"cell": args.cell, "hidden": 2 * width, "order": "luong"}
     sides = {"encoder": {"cell": args.cell, "hidden": width}, "decoder": decoder, "attention": {"score": args.score}}
     settings = resolve(RecurrentModel, {"embedding": width, "dropout": 0.0, **sides}, {})
     ours = build_model(settings, args.vocabulary, args.vocabulary).eval()
     _scale_weights(ours)
-    return ours, joey(ours, settings, args.vocabulary)
+    return ours, None if args.alone else joey(ours, settings, args.vocabulary)
 
 
 @torch.no_grad()
@@ -158,6 +160,24 @@ def time_searches(searches: list[Search], repeats: int, device: str) -> list[tup
     return best
 
 
+def print_profile(search: Search, steps: int) -> None:
+    """Print the time of a step on the host and on the GPU, the number of kernels, and those that take longest."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        search()
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - start
+    kernels = sorted(profiler.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
+    total, launches = sum(kernel.self_device_time_total for kernel in kernels), sum(kernel.count for kernel in kernels)
+    print(
+        f"a step takes {wall / steps * 1e3:.3f} ms with the profiler; {launches / steps:.0f} kernels take "
+        f"{total / steps / 1e3:.3f} ms"
+    )
+    for kernel in kernels[:25]:
+        print(f"{kernel.self_device_time_total / steps:8.1f} µs {kernel.count / steps:6.1f} x  {kernel.key[:90]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -179,23 +199,24 @@ def main() -> None:
         choices=["float32", "bf16"],
         help="precision of both models; with bf16, ties may be broken differently",
     )
+    parser.add_argument("--alone", action="store_true", help="measure regard only")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step on a GPU")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     ours, other = build_recurrent(args) if args.cell else build_transformers(args)
-    if args.precision == "bf16":
-        ours, other = ours.bfloat16(), other.bfloat16()
-    ours, other = ours.to(args.device), other.to(args.device)
+    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    ours.to(args.device, dtype)
     tokens = torch.randint(4, args.vocabulary, (args.batch_size, args.source_length), device=args.device)
     lengths = torch.randint(args.source_length // 2, args.source_length + 1, (args.batch_size,), device=args.device)
     source = Tokens(tokens, lengths.sort(descending=True).values)  # Joey NMT requires decreasing lengths
     job = Job(Tokens(tokens.masked_fill(~source.valid_BT, PAD), source.lengths_B), args.beam, args.tokens)
-    other_search = build_joey_search(other, job) if args.cell else build_hugging_face_search(other, job)
-    searches = [build_search(ours, job), other_search]
-    searches += [] if args.device.startswith("cuda") else [without_onednn(other_search)]
+    searches = [build_search(ours, job)]
+    if other is not None:
+        other.to(args.device, dtype)
+        other_search = build_joey_search(other, job) if args.cell else build_hugging_face_search(other, job)
+        searches += [other_search] if args.device.startswith("cuda") else [other_search, without_onednn(other_search)]
     (our_time, our_output), *others = time_searches(searches, args.repeats, args.device)
-    other_time, other_output = min(others, key=lambda timed: timed[0])
-    same = int((our_output == other_output).all(1).sum())
     generated = args.batch_size * args.tokens
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {args.threads} thread(s)"
     kind = f"{args.cell}, {args.score}" if args.cell else "Transformer"
@@ -203,10 +224,15 @@ def main() -> None:
         f"{device}; {kind} {args.size}, {args.precision}, V {args.vocabulary:,}, {args.batch_size} sentences, "
         f"beam {args.beam}, {args.tokens} tokens"
     )
-    name = "Joey NMT" if args.cell else "Hugging Face"
-    print(f"{'regard':<14}{generated / our_time:8.0f} tokens/s")
-    print(f"{name:<14}{generated / other_time:8.0f} tokens/s   ratio {other_time / our_time:.2f}")
-    print(f"identical outputs: {same} of {args.batch_size}")
+    milliseconds = f"{our_time * 1e3:.1f} ms, {our_time / args.tokens * 1e3:.3f} a step"
+    print(f"{'regard':<14}{generated / our_time:8.0f} tokens/s   {milliseconds}")
+    for other_time, other_output in sorted(others, key=lambda timed: timed[0])[:1]:
+        name = "Joey NMT" if args.cell else "Hugging Face"
+        print(f"{name:<14}{generated / other_time:8.0f} tokens/s   ratio {other_time / our_time:.2f}")
+        same = int((our_output == other_output).all(1).sum())
+        print(f"identical outputs: {same} of {args.batch_size}")
+    if args.profile:
+        print_profile(searches[0], args.tokens)
 
 
 if __name__ == "__main__":
