@@ -75,7 +75,7 @@ def graph_pool(device: torch.device) -> GraphPool:
     pools = _graph_pools()
     if device not in pools:
         memory = torch.cuda.get_device_properties(device).total_memory
-        pools[device] = GraphPool(torch.cuda.Stream(device), max_kept_bytes=memory // 4)  # type: ignore[no-untyped-call]
+        pools[device] = GraphPool(torch.cuda.Stream(device), max_kept_bytes=memory // 8)  # type: ignore[no-untyped-call]
     return pools[device]
 
 
