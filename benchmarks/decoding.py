@@ -226,7 +226,8 @@ def main() -> None:
     )
     milliseconds = f"{our_time * 1e3:.1f} ms, {our_time / args.tokens * 1e3:.3f} a step"
     print(f"{'regard':<14}{generated / our_time:8.0f} tokens/s   {milliseconds}")
-    for other_time, other_output in sorted(others, key=lambda timed: timed[0])[:1]:
+    if others:
+        other_time, other_output = min(others, key=lambda timed: timed[0])
         name = "Joey NMT" if args.cell else "Hugging Face"
         print(f"{name:<14}{generated / other_time:8.0f} tokens/s   ratio {other_time / our_time:.2f}")
         same = int((our_output == other_output).all(1).sum())

@@ -66,7 +66,7 @@ for size in (256, 1000):
 for element in ("*fp32", "*bf16"):
     kinds = KINDS | {"log_p": "*fp32", "indices": "*i64", "logits_n": "i32", "values_n": "i32"}
     compile_for_gpu(selection._log_softmax, element, {"V": 32000, "BLOCK": selection.BLOCK}, kinds)
-    sizes = {"V": 32000, "C": 10, "LANES": 1024, "BLOCK_L": 32, "BLOCK_C": 16}
+    sizes = {"V": 32000, "C": 10, "LANES": selection.LANES, "BLOCK_L": 16, "BLOCK_C": 16}
     compile_for_gpu(selection._top, element, sizes, kinds)
     for cached in (False, True):
         sizes = {"D": 48, "E": 48, "BLOCK_D": 64, "BLOCK_E": 64, "BLOCK_S": 32}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.decoding.rules import ConstraintProgress, Generated, Rule, SuppressedTokens
-from regard.decoding.search import STEPS_PER_LOOK, Hypothesis, SearchState, SpecialTokens, pad_batch, rows_to_keep
+from regard.decoding.search import Hypothesis, SearchState, SpecialTokens, pad_batch, rows_to_keep
 from regard.decoding.settings import SearchSettings
 from regard.decoding.steps import StepRunner, capture_unsupported_reason
 from regard.models.contracts import Decoder, Memory
@@ -80,11 +80,9 @@ def beam_search(
     tracker = _BeamTracker(np.array(limits + [0] * (len(limits_B) - len(limits))), settings, special.end, history)
     candidates: list[_Candidates] = []
 
-    steps_per_look = STEPS_PER_LOOK if captures else 1
-
     def begin(memory: Memory, limits_B: Tensor) -> _BeamState:
         search = SearchState.begin(decoder, memory, special.start, limits_B, settings.beam, max_steps)
-        return _BeamState.begin(search, settings, steps_per_look)
+        return _BeamState.begin(search, settings)
 
     def take_step(state: _BeamState) -> _BeamState:
         state, considered = state.advance(decoder, rules, settings, special.end)
@@ -92,23 +90,20 @@ def beam_search(
             candidates.append(considered)
         return state
 
-    options = settings, rules, special, max_steps, steps_per_look
+    options = settings, rules, special, max_steps
     runner = StepRunner(begin, take_step, decoder, options, device=device, captures=captures)
     state = runner.begin(memory, limits_B)
     transfers: deque[_HostTransfer] = deque()
     launched = 0
     while True:
-        steps = min(steps_per_look, tracker.max_limit - launched)
-        if steps > 0:
-            for _ in range(steps):
-                state = runner.run(state)
-            launched += steps
-            transfers.append(_HostTransfer.start(state.log_LXBGK[:steps]))
+        if launched < tracker.max_limit:
+            state = runner.run(state)
+            launched += 1
+            transfers.append(_HostTransfer.start(state.log_XBGK))
             if runs_asynchronously(device) and len(transfers) == 1:
-                continue  # the device takes the next steps, which may not be needed, while the host processes the last
+                continue  # the device takes the next step, which may not be needed, while the host processes the last
         if transfers:
-            for values in transfers.popleft().read():
-                tracker.update(values, candidates.pop(0) if candidates else None)
+            tracker.update(transfers.popleft().read(), candidates.pop(0) if candidates else None)
         rows = tracker.compact(bucketed=captures)
         if rows is not None:
             if not len(rows):
@@ -128,16 +123,17 @@ class _BeamState(NamedTuple):
     search: SearchState
     adjusted_BGK: Tensor
     score_BGK: Tensor
-    log_LXBGK: Tensor
-    """The values that the host needs of each of the last L steps."""
+    log_XBGK: Tensor
+    """The values of the last step that the host needs: the parts of the candidates in the beam, and of the finished
+    ones except their token.
+    """
 
     @classmethod
-    def begin(cls, search: SearchState, settings: SearchSettings, logged_steps: int) -> "_BeamState":
+    def begin(cls, search: SearchState, settings: SearchSettings) -> "_BeamState":
         shape = len(search.sentence_B), settings.groups, settings.group_size
         adjusted_BGK = torch.full(shape, -torch.inf, device=search.token_N.device)
         adjusted_BGK[..., 0] = 0.0
-        log_LXBGK = adjusted_BGK.new_zeros(logged_steps, LOGGED, *shape)
-        return cls(search, adjusted_BGK, adjusted_BGK.clone(), log_LXBGK)
+        return cls(search, adjusted_BGK, adjusted_BGK.clone(), adjusted_BGK.new_zeros(7, *shape))
 
     def advance(
         self, decoder: Decoder, rules: Sequence[Rule], settings: SearchSettings, end: int
@@ -148,28 +144,21 @@ class _BeamState(NamedTuple):
         next_tokens = _NextTokens(log_p_NV, adjusted_NV, _find_progress(rules, search.generated, log_p_NV.shape[1]))
         candidates = _select_candidates(next_tokens, self.adjusted_BGK, self.score_BGK, settings, end)
         active, finished = _split_finished(candidates, end, settings.group_size)
-        values_1XBGK = torch.cat([active.parts_4BGC, finished.parts_4BGC[1:]]).unsqueeze(0)
-        log_LXBGK = self.log_LXBGK.index_copy_(0, search.step % len(self.log_LXBGK), values_1XBGK)
+        log_XBGK = torch.cat([active.parts_4BGC, finished.parts_4BGC[1:]])
         first_B = torch.arange(len(search.sentence_B), device=log_p_NV.device) * settings.beam
         parent_N = (first_B.view(-1, 1, 1) + active.parent).flatten()
         search = search.append(after, active.token.flatten(), parent_N)
-        return _BeamState(search, active.adjusted, active.score, log_LXBGK), candidates
+        return _BeamState(search, active.adjusted, active.score, log_XBGK), candidates
 
     def keep_sentences(self, rows_B: Tensor) -> "_BeamState":
         search, _ = self.search.keep_sentences(rows_B)
-        return _BeamState(search, self.adjusted_BGK[rows_B], self.score_BGK[rows_B], self.log_LXBGK[:, :, rows_B])
+        return _BeamState(search, self.adjusted_BGK[rows_B], self.score_BGK[rows_B], self.log_XBGK[:, rows_B])
 
 
 def _find_progress(rules: Sequence[Rule], generated: Generated, vocabulary: int) -> ConstraintProgress | None:
     """Return the progress toward required tokens; None if no rule requires any."""
     by_rule = (rule.progress(generated, vocabulary) for rule in rules)
     return next((progress for progress in by_rule if progress is not None), None)
-
-
-LOGGED = 7
-"""The values of a step that the host needs: the parts of the candidates in the beam, and of the finished ones except
-their token.
-"""
 
 
 class _Candidates(NamedTuple):
@@ -327,22 +316,22 @@ def blockwise_topk(log_p_NV: Tensor, count: int) -> Tensor:
 
 
 class _HostTransfer(NamedTuple):
-    """An asynchronous copy to the host of the values that it needs of some steps."""
+    """An asynchronous copy to the host of the values of a step that it needs."""
 
-    values_LXBGK: Tensor
+    values_XBGK: Tensor
     done: Any = None
     """A CUDA event; None on a CPU."""
     rows: Array | None = None
     """The sentences to read; None for all of them."""
 
     @classmethod
-    def start(cls, values_LXBGK: Tensor) -> "_HostTransfer":
-        if not values_LXBGK.is_cuda:
-            return cls(values_LXBGK.clone())  # a later step may overwrite them
+    def start(cls, values_XBGK: Tensor) -> "_HostTransfer":
+        if not values_XBGK.is_cuda:
+            return cls(values_XBGK.clone())  # a later step may overwrite them
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        on_host = torch.empty(values_LXBGK.shape, dtype=values_LXBGK.dtype, pin_memory=True)
-        on_host.copy_(values_LXBGK, non_blocking=True)
-        done.record(torch.cuda.current_stream(values_LXBGK.device))
+        on_host = torch.empty(values_XBGK.shape, dtype=values_XBGK.dtype, pin_memory=True)
+        on_host.copy_(values_XBGK, non_blocking=True)
+        done.record(torch.cuda.current_stream(values_XBGK.device))
         return cls(on_host, done)
 
     def keep_sentences(self, rows: Array) -> "_HostTransfer":
@@ -350,11 +339,11 @@ class _HostTransfer(NamedTuple):
         return self._replace(rows=rows if self.rows is None else self.rows[rows])
 
     def read(self) -> Array:
-        """Wait for the copy and return it, (L, X, B, G, K)."""
+        """Wait for the copy and return it, (X, B, G, K)."""
         if self.done is not None:
             self.done.synchronize()
-        values: Array = self.values_LXBGK.numpy()
-        return values if self.rows is None else values[:, :, self.rows]
+        values: Array = self.values_XBGK.numpy()
+        return values if self.rows is None else values[:, self.rows]
 
 
 class _BeamTracker:

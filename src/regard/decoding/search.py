@@ -322,7 +322,7 @@ def _draw_uniform(generators: Sequence[np.random.Generator], sentences: int, hyp
 
 
 STEPS_PER_LOOK = 4
-"""The number of steps between looks of the host at which sentences are finished, if steps are captured."""
+"""The number of captured steps after which the host reads which sentences are finished."""
 
 
 def pad_batch(memory: Memory, limits_B: Tensor, max_steps: int) -> tuple[Memory, Tensor, int]:

@@ -13,8 +13,11 @@ from regard.ops.triton import device_of
 LOWEST = tl.constexpr(-3e38)
 """Replaces −∞ and NaN, so that −∞ marks what has been selected."""
 
-BLOCK, LANES, WARPS = 4096, 1024, 8
-"""Logits that a program of the log-softmax holds at once, lanes of the selection, and warps of both."""
+BLOCK, BLOCK_WARPS = 8192, 16
+"""Logits that a program of the log-softmax holds at once, and its warps."""
+
+LANES, LANES_PER_WARP = 2048, 256
+"""Lanes of a program that selects the largest values."""
 
 
 @triton.jit
@@ -43,7 +46,7 @@ def log_softmax(logits_NV: Tensor) -> Tensor:
     log_p_NV = torch.empty(logits_NV.shape, dtype=torch.float32, device=logits_NV.device)
     rows, vocabulary = logits_NV.shape
     with device_of(logits_NV):
-        _log_softmax[(rows,)](logits_NV, log_p_NV, logits_NV.stride(0), vocabulary, BLOCK, num_warps=WARPS)
+        _log_softmax[(rows,)](logits_NV, log_p_NV, logits_NV.stride(0), vocabulary, BLOCK, num_warps=BLOCK_WARPS)
     return log_p_NV
 
 
@@ -93,6 +96,6 @@ def top_indices(values_NV: Tensor, count: int) -> Tensor:
             lanes,
             block_l,
             block_c,
-            num_warps=min(WARPS, triton.cdiv(lanes, 128)),
+            num_warps=triton.cdiv(lanes, LANES_PER_WARP),
         )
     return indices_NC

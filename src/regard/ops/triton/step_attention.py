@@ -19,8 +19,11 @@ from regard.ops.triton import device_of
 LOWEST = tl.constexpr(-1e30)
 """Replaces −∞, because −∞ − (−∞) is NaN."""
 
-TILE, WARPS = 2048, 2
-"""Elements of the keys that a program holds at once, and its warps."""
+TILE = 1024
+"""Elements of the keys that a warp holds at once."""
+
+MAX_WARP_WIDTH = 128
+"""The largest width of a head for which a program has one warp; otherwise, it has two."""
 
 
 @triton.jit
@@ -111,6 +114,7 @@ def _launch(
     value_width = values_BHSE.shape[-1]
     context_BKHE = query_BHKD.new_empty(sentences, hypotheses, heads, value_width, dtype=values_BHSE.dtype)
     block_d, block_e = triton.next_power_of_2(width), triton.next_power_of_2(value_width)
+    warps = 1 if max(block_d, block_e) <= MAX_WARP_WIDTH else 2
     origin, step, new_keys, new_values = cache or (None, None, None, None)
     cache_strides = [0] * 5 if cache is None else [cache[0].stride(0), *cache[2].stride()[:2], *cache[3].stride()[:2]]
     arguments: tuple[Any, ...] = (
@@ -118,8 +122,8 @@ def _launch(
         *query_BHKD.stride()[:3], *keys_BHSD.stride()[:3], *values_BHSE.stride()[:3],
         0 if bias_BS is None else bias_BS.stride(0), *cache_strides,
         scale, keys_BHSD.shape[2], hypotheses, heads, width, value_width, block_d, block_e,
-        max(1, TILE // max(block_d, block_e)), bias_BS is not None, cache is not None,
+        max(1, warps * TILE // max(block_d, block_e)), bias_BS is not None, cache is not None,
     )  # fmt: skip
     with device_of(query_BHKD):
-        _attend[sentences * hypotheses, heads](*arguments, num_warps=WARPS)
+        _attend[sentences * hypotheses, heads](*arguments, num_warps=warps)
     return context_BKHE.transpose(1, 2)
