@@ -287,6 +287,15 @@ def test_without_memory_for_cuda_graphs_a_run_continues_eagerly_with_the_same_ba
 
 
 @needs_gpu
+def test_a_device_without_an_index_has_the_pool_of_its_tensors() -> None:
+    device = torch.device("cuda")
+    pool = cuda_graphs.graph_pool(torch.zeros(1, device=device).device)
+    assert cuda_graphs.graph_pool(device) is pool
+    cuda_graphs.release_graphs(device)
+    assert cuda_graphs.graph_pool(torch.zeros(1, device=device).device) is not pool
+
+
+@needs_gpu
 def test_a_run_on_a_gpu_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{n:04d}\t{n:04d}\n" for n in range(400)), "utf-8")

@@ -72,7 +72,7 @@ class GraphPool:
 
 def graph_pool(device: torch.device) -> GraphPool:
     """Return the pool of this thread for a device."""
-    pools = _graph_pools()
+    pools, device = _graph_pools(), _with_index(device)
     if device not in pools:
         memory = torch.cuda.get_device_properties(device).total_memory
         pools[device] = GraphPool(torch.cuda.Stream(device), max_kept_bytes=memory // 8)  # type: ignore[no-untyped-call]
@@ -81,13 +81,13 @@ def graph_pool(device: torch.device) -> GraphPool:
 
 def release_graphs(device: torch.device) -> None:
     """Release the memory of this thread's graphs, as soon as no caller holds one."""
-    if _graph_pools().pop(device, None) is not None:
+    if _graph_pools().pop(_with_index(device), None) is not None:
         torch.cuda.empty_cache()
 
 
 def release_kept_graphs(device: torch.device) -> None:
     """Release the graphs that this thread keeps to replay them later, with their static tensors."""
-    pool = _graph_pools().get(device)
+    pool = _graph_pools().get(_with_index(device))
     if pool is not None:
         pool.by_module.clear()
 
@@ -98,6 +98,11 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     """
     phrases = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, torch.OutOfMemoryError) or any(phrase in str(error) for phrase in phrases)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Return `cuda` as the device that it stands for, such as `cuda:0`, which is the device of its tensors."""
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def _graph_pools() -> dict[torch.device, GraphPool]:
