@@ -4,12 +4,14 @@ with the reference path and with torch.nn.MultiheadAttention in one run.
     python benchmarks/attention.py                    # CPU, one thread
     python benchmarks/attention.py --device cuda      # bf16 and float32
 
-`saved` is the memory that the forward pass saves for the backward pass, in MiB.
+`saved` is the memory that the forward pass saves for the backward pass, in MiB. The additive score is bound by tanh:
+the last line compares its rate, two for each hidden value, with that of a kernel that computes nothing else.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +63,18 @@ def build_modules() -> dict[str, nn.Module]:
     }
 
 
+def tanh_per_second(device: torch.device, dtype: torch.dtype, budget: float) -> float:
+    """Return the rate of tanh on values that stay in registers (CUDA) or in the cache (CPU)."""
+    if device.type == "cpu":
+        x = torch.randn(1 << 16)
+        return len(x) / milliseconds(lambda: torch.tanh(x), device, budget) * 1e3
+    from tanh_rate import BLOCK, evaluate_tanh
+
+    x, repeats = torch.randn(2048 * BLOCK, device=device), 4096
+    work = partial(evaluate_tanh, x, repeats, approximate=dtype != torch.float32)
+    return len(x) * repeats / milliseconds(work, device, budget) * 1e3
+
+
 def saved_mebibytes(model: nn.Module, query: Tensor, keys: Tensor) -> float:
     """Return the MiB saved for the backward pass. Count each storage once, and no parameters."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -78,7 +92,7 @@ def saved_mebibytes(model: nn.Module, query: Tensor, keys: Tensor) -> float:
     return sum(storages.values()) / 2**20
 
 
-def milliseconds(run: Callable[[], None], device: torch.device, budget: float) -> float:
+def milliseconds(run: Callable[[], object], device: torch.device, budget: float) -> float:
     """Return the minimum of repeated runs: load on the machine can only make them slower."""
     run()
     best, total = float("inf"), 0.0
@@ -133,6 +147,9 @@ def main() -> None:
         print(
             table(header, [_row(name, times, results["torch MultiheadAttention"]) for name, times in results.items()])
         )
+        rate, (time_, _) = tanh_per_second(device, dtype, args.budget), results["additive, chunked"][-1]
+        share = 2 * batch_size * args.lengths[-1] ** 2 * WIDTH / time_ * 1e3 / rate
+        print(f"additive: {share:.0%} of the rate of tanh, {rate / 1e9:,.2f} billion per second")
     print("\ngrowth: time at the largest length over time at half of it; 4 is O(S·T), 2 is O(S + T).")
     print("vs torch: torch's time over ours, geometric mean over the lengths; above 1 is faster than torch.")
 

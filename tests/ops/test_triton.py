@@ -21,7 +21,8 @@ from tests_shared import ModelOnly, make_distillation
 
 pytest.importorskip("triton")
 
-from regard.ops.triton import selection, step_attention
+from regard.ops.attention import reference_additive_scores
+from regard.ops.triton import additive, selection, step_attention
 from regard.ops.triton.losses import consistency_loss, cross_entropy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -101,6 +102,35 @@ def _enable_kernels(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
     monkeypatch.setattr("regard.ops.triton.is_usable", is_usable)
     return checked
+
+
+@pytest.mark.parametrize(
+    ("queries", "slots", "width"), [(1, 7, 70), (5, 33, 16), (17, 21, 19)], ids=["one", "few", "many"]
+)
+def test_additive_scores_equal_the_reference(queries: int, slots: int, width: int) -> None:
+    rows, heads = 2, 2
+    query = random_tensor(rows, queries, heads, width, seed=0).transpose(1, 2)
+    keys, v = random_tensor(rows, heads, slots, width, seed=1), random_tensor(heads, width, seed=2)
+    inputs = [query, keys, v]
+    actual = output_and_gradients(additive.additive_scores(query, keys, v), inputs)
+    expected = output_and_gradients(reference_additive_scores(query, keys, v), inputs)
+    assert_all_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_additive_scores_in_half_precision_are_computed_in_float32() -> None:
+    query, keys = (random_tensor(1, 1, 20, 64, seed=seed).detach().half().requires_grad_() for seed in (0, 1))
+    v = random_tensor(1, 64, seed=2)  # a parameter under autocast
+    actual = output_and_gradients(additive.additive_scores(query, keys, v), [query, keys, v])
+    expected = output_and_gradients(reference_additive_scores(query.float(), keys.float(), v), [query, keys, v])
+    assert [tensor.dtype for tensor in actual] == [torch.float16, torch.float16, torch.float16, torch.float32]
+    assert_all_close([tensor.float() for tensor in actual], [tensor.float() for tensor in expected], 2e-2, 2e-2)
+
+
+def test_the_kernel_of_additive_scores_is_used_for_long_sequences() -> None:
+    long, short = torch.empty(4, 2, 512, 8, device="meta"), torch.empty(400, 2, 63, 8, device="meta")
+    assert additive.has_enough_tiles(long, long)
+    assert not additive.has_enough_tiles(long[:, :1], long[:, :1])
+    assert not additive.has_enough_tiles(short, short)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -11,11 +11,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from regard.ops.triton import attention, linear, losses, norms, partial_sums, rotary, selection, step_attention
+from regard.ops.triton import additive, attention, linear, losses, norms
+from regard.ops.triton import partial_sums, rotary, selection, step_attention
 from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
 from regard.recurrent.settings import VARIANTS
 
 SIZES = {
+    "A", "X", "Y", "x_stride", "y_stride",
     "group_0", "T", "N", "B", "H", "programs", "ignore_index", "a_row", "slots", "hypotheses", "heads",
     "query_b", "query_h", "query_k", "keys_b", "keys_h", "keys_s", "values_b", "values_h", "values_s",
     "bias_b", "origin_n", "new_keys_n", "new_keys_h", "new_values_n", "new_values_h", "P", "S", "dropped",
@@ -53,6 +55,11 @@ compile_cell(triton_lstm._forward, "*fp32", HAS_MASK=True, RAGGED=True, **form)
 compile_cell(triton_lstm._backward, "*bf16", HAS_MASK=True, HAS_C=True, HAS_G=True, **form)
 compile_cell(triton_gru._forward, "*bf16", HAS_MASK=False)
 compile_cell(triton_gru._backward, "*fp32", HAS_MASK=True)
+for element in ("*fp32", "*bf16"):
+    approximate = {"APPROXIMATE": element == "*bf16"}
+    compile_for_gpu(additive._forward, element, {"QUERIES": 64, "SLOTS": 64, **approximate})
+    sizes = {"OWN": 16, "WIDTH": 64, "HAS_V": True, **approximate}
+    compile_for_gpu(additive._backward, element, sizes, KINDS | {"d_v": "*fp32"})
 for kernel in ("gru_forward", "gru_backward", "lstm_forward", "lstm_backward"):
     for element in ("*fp32", "*bf16"):
         compile_for_gpu(getattr(triton_step, f"_{kernel}"), element, {"H": 320, "BLOCK": triton_step.BLOCK})

@@ -2,8 +2,8 @@
 
 Softmax attention has a reference, PyTorch's fused kernel, which stores no weights, and a Triton kernel for training on
 short sequences. The direct computation of the additive score needs a tensor (B, H, T, S, A), which for a long memory is
-far larger than anything else in a model. The chunked version computes it for some queries at a time, and recomputes it
-in the backward pass.
+far larger than anything else in a model. On a GPU, a Triton kernel for long sequences never stores it. The chunked
+version computes it for some queries at a time, and recomputes it in the backward pass.
 
 B rows, T queries, S memory slots, D width, H heads, A hidden width of the additive score.
 """
@@ -243,6 +243,11 @@ def additive_scores(query_BHTA: Tensor, keys_BHSA: Tensor, v_HA: Tensor, max_ele
 
     In reference mode, all are computed at once.
     """
+    if max_elements is None and triton.is_usable(query_BHTA):
+        from regard.ops.triton import additive as kernels
+
+        if kernels.has_enough_tiles(query_BHTA, keys_BHSA):
+            return kernels.additive_scores(query_BHTA, keys_BHSA, v_HA)
     rows, heads, queries, width = query_BHTA.shape
     per_query = rows * heads * keys_BHSA.shape[2] * width
     limit = max_elements or (GPU_CHUNK if query_BHTA.is_cuda else CPU_CHUNK)
