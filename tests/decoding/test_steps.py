@@ -224,6 +224,23 @@ def test_cuda_graphs_do_not_change_results(name: str, width: int) -> None:
         assert_same(actual, expected)
 
 
+def test_a_sentence_can_end_before_the_first_captured_step(pool: EagerPool) -> None:
+    """With a limit of 0, it is removed before the first step."""
+    model, two_rows = build("gru", "cpu"), source("cpu")
+    two_rows = Tokens(two_rows.tokens_BT[:2], two_rows.lengths_B[:2])
+
+    @torch.inference_mode()
+    def search_greedily(limits: list[int]) -> list[list[Hypothesis]]:
+        memory = model.encoder(two_rows)
+        return decode_stepwise(model.decoder, memory, SPECIAL, torch.tensor(limits), choose_most_likely)
+
+    for limits in ([30, 0], [30, 30], [30, 0]) * 3:
+        captured = search_greedily(limits)
+        with eagerly(model):
+            assert_same(captured, search_greedily(limits))
+    assert pool.replays > 30
+
+
 def test_graphs_are_kept_up_to_a_limit_of_memory(pool: EagerPool) -> None:
     pool.max_kept_bytes = 0
     model = build("gru", "cpu")

@@ -158,7 +158,7 @@ def test_weights_that_are_cast_follow_the_updates(device: str) -> None:
     model, objective = make_model({"model": "transformer-tiny"}, device), Objective(0.1, bfloat16=True)
     graphed, batch = GraphedGradient(model, objective), make_batches(device)[0]
     losses = []
-    for factor in (1.0, 1.0, 0.5):
+    for factor in (1.0, 1.0, 3.0):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(factor)
@@ -169,7 +169,7 @@ def test_weights_that_are_cast_follow_the_updates(device: str) -> None:
     expected, _ = compute_gradients(model, objective, [batch])
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-2, atol=0)
     torch.testing.assert_close(losses[2], expected, rtol=1e-2, atol=0)
-    assert abs(losses[2] - losses[1]) > 0.05 * losses[1]
+    assert abs(losses[2] - losses[1]) > 0.1 * losses[1]
 
 
 def test_a_parameter_that_the_objective_no_longer_uses_has_no_gradient(device: str) -> None:

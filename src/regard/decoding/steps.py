@@ -116,6 +116,8 @@ class StepRunner(Generic[StateT]):
         self.graph: Graph | None = None
         self.inputs: Any = None
         """The inputs of a beginning that was not captured."""
+        self.initial: StateT | None = None
+        """Its state."""
         if captures:
             self.options = (options, _describe_modes(decoder, device))
             self.pool = cuda_graphs.graph_pool(device)
@@ -128,8 +130,8 @@ class StepRunner(Generic[StateT]):
         tensors, signature = _describe(inputs)
         graph = self._find("begin", signature)
         if graph is None:
-            self.inputs = inputs
-            return self.begin_eagerly(*inputs)
+            self.inputs, self.initial = inputs, self.begin_eagerly(*inputs)
+            return self.initial
         graph.load(tensors)
         graph.replay()
         initial: StateT = graph.state
@@ -142,6 +144,9 @@ class StepRunner(Generic[StateT]):
             before_step()
         if self.captures:
             self.steps += 1
+            if state is not self.initial:  # it has been changed, so it is not the result of the beginning
+                self.inputs = None
+            self.initial = None
             if self.graph is None or state is not self.graph.state or self.steps > self.allocated_steps:
                 self.allocated_steps = compute_capacity(self.steps)
                 state = preallocate(state, self.allocated_steps)
@@ -161,7 +166,7 @@ class StepRunner(Generic[StateT]):
             self.signature = signature
             return self._keep(lambda: self._capture_step(state)) if self.steps_seen > WARMUP_STEPS else None
         graph.load(tensors)
-        if self.steps == 1 and self.inputs is not None:
+        if self.inputs is not None:
             step_graph = graph
             self._keep(lambda: self._capture_begin(step_graph))  # because the shape occurs again
         return graph

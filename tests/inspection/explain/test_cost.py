@@ -85,8 +85,13 @@ def build(settings: dict[str, Any], device: torch.device = META) -> Seq2Seq:
 
 
 def count(module: nn.Module, *inputs: Any) -> int:
-    """Count multiply-adds with torch's counter, which counts neither products with a vector nor fused attention."""
-    products = {torch.ops.aten.mv: lambda matrix, *_, **__: 2 * matrix[0] * matrix[1]}
+    """Count multiply-adds with torch's counter. It counts neither products with a vector nor those in place, which are
+    added here, nor fused attention.
+    """
+    products = {
+        torch.ops.aten.mv: lambda matrix, *_, **__: 2 * matrix[0] * matrix[1],
+        torch.ops.aten.baddbmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * left[2] * right[2],
+    }
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=products) as counter:
         module(*inputs)
     operations: int = counter.get_total_flops()
