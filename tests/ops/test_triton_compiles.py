@@ -13,18 +13,19 @@ from triton.compiler import ASTSource
 
 from regard.ops.triton import additive, attention, linear, losses, norms
 from regard.ops.triton import partial_sums, rotary, selection, step_attention
-from regard.recurrent.fast import triton_gru, triton_lstm, triton_step
+from regard.recurrent.fast import triton_gru, triton_launch, triton_lstm, triton_rnn, triton_step
 from regard.recurrent.settings import VARIANTS
 
 SIZES = {
-    "A", "X", "Y", "x_stride", "y_stride",
-    "group_0", "T", "N", "B", "H", "programs", "ignore_index", "a_row", "slots", "hypotheses", "heads",
+    "cell_0", "row_groups", "A", "X", "Y", "x_stride", "y_stride",
+    "T", "N", "B", "H", "programs", "ignore_index", "a_row", "slots", "hypotheses", "heads",
     "query_b", "query_h", "query_k", "keys_b", "keys_h", "keys_s", "values_b", "values_h", "values_s",
     "bias_b", "origin_n", "new_keys_n", "new_keys_h", "new_values_n", "new_values_h", "P", "S", "dropped",
     "logits_n", "values_n", "start", "row_stride", "step_stride",
 }
 SIZES |= {f"{name}_{axis}" for name in ("q", "k", "v", "c", "dq", "dk", "dv", "bias", "nonempty") for axis in "bhts"}
 KINDS = {
+    **dict.fromkeys(("scales", "sums"), "*fp32"),
     "counters": "*i32", "d_cell": "*fp32", "carry": "*fp32", "targets": "*i64", "smoothing": "fp32",
     **dict.fromkeys(("losses", "log_sums", "d_losses", "statistics", "partial", "weight"), "*fp32"),
     **dict.fromkeys(("scale", "dropout", "factor", "eps", "direction", "log_base"), "fp32"),
@@ -43,18 +44,29 @@ def compile_for_gpu(kernel, element, constants, kinds=KINDS, **options):
     return compiled
 
 
-def compile_cell(kernel, element, **constants):
-    constants |= {"ROWS": 16, "UNITS": 16, "BLOCK_K": 64, "PRECISION": "tf32"}
-    compiled = compile_for_gpu(kernel, element, constants, num_stages=3, launch_cooperative_grid=True)
-    # Two programs of 16 rows must fit on one multiprocessor.
-    assert compiled.metadata.shared <= 113 * 1024
+def compile_cell(kernel, element, slices, products, **constants):
+    # 512 units with half precision, for which the weights stay in shared memory; 300 with float32.
+    size, units = (512, 16) if element == "*bf16" else (300, 8)
+    chunks = {name: triton_launch.count_chunks(width * size, slices) for name, width in products.items()}
+    constants |= {"SLICES": slices, "GROUP": 2, "RESIDENT": element == "*bf16", "UNITS": units, "PRECISION": "tf32"}
+    compiled = compile_for_gpu(kernel, element, constants | chunks, num_stages=1, launch_cooperative_grid=True)
+    assert compiled.metadata.shared <= triton_launch.SHARED_BYTES
 
 
 form = triton_lstm._constants(VARIANTS["FGR"])
-compile_cell(triton_lstm._forward, "*fp32", HAS_MASK=True, RAGGED=True, **form)
-compile_cell(triton_lstm._backward, "*bf16", HAS_MASK=True, HAS_C=True, HAS_G=True, **form)
-compile_cell(triton_gru._forward, "*bf16", HAS_MASK=False)
-compile_cell(triton_gru._backward, "*fp32", HAS_MASK=True)
+flags = {"HAS_MASK": True, "NORM": False}
+compile_cell(triton_lstm._forward, "*fp32", 1, {"CHUNKS": 1, "GATE_CHUNKS": 3}, RAGGED=True, **flags, **form)
+compile_cell(triton_lstm._backward, "*fp32", 1, {"CHUNKS": 4}, HAS_C=True, HAS_G=True, **flags, **form)
+form = triton_lstm._constants(VARIANTS["vanilla"])
+flags = {"HAS_MASK": False, "NORM": True}
+compile_cell(triton_lstm._forward, "*bf16", 1, {"CHUNKS": 1, "GATE_CHUNKS": 0}, RAGGED=False, **flags, **form)
+compile_cell(triton_lstm._backward, "*bf16", 4, {"CHUNKS": 4}, HAS_C=False, HAS_G=False, **flags, **form)
+compile_cell(triton_gru._forward_after, "*bf16", 1, {"CHUNKS": 1}, HAS_MASK=False)
+compile_cell(triton_gru._backward_after, "*fp32", 4, {"CHUNKS": 3}, HAS_MASK=True)
+compile_cell(triton_gru._forward_before, "*fp32", 1, {"CHUNKS": 1}, HAS_MASK=True)
+compile_cell(triton_gru._backward_before, "*bf16", 4, {"CHUNKS": 2, "N_CHUNKS": 1}, HAS_MASK=False)
+compile_cell(triton_rnn._forward, "*bf16", 4, {"CHUNKS": 1}, TANH=True, HAS_MASK=False, RAGGED=False)
+compile_cell(triton_rnn._backward, "*fp32", 4, {"CHUNKS": 1}, TANH=False, HAS_MASK=True)
 for element in ("*fp32", "*bf16"):
     approximate = {"APPROXIMATE": element == "*bf16"}
     compile_for_gpu(additive._forward, element, {"QUERIES": 64, "SLOTS": 64, **approximate})

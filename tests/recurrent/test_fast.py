@@ -165,10 +165,16 @@ def test_torch_kernels_receive_a_contiguous_initial_state(name: str, monkeypatch
 
 
 WIDE: dict[str, Callable[[], Cell]] = {
+    "rnn": lambda: RNNCell(3, 19),
+    "rnn relu": lambda: RNNCell(3, 19, "relu"),
+    "gru": lambda: GRUCell(3, 19),
     "gru before": lambda: GRUCell(3, 19, "before"),
     "lstm": lambda: LSTMCell(3, 19),
     **{name: lambda variant=variant: LSTMCell(3, 19, variant) for name, variant in VARIANTS.items()},  # type: ignore[misc]
     "bare": lambda: LSTMCell(3, 19, LSTMVariant(False, False, False, False, "identity", "identity")),
+    "layer norm": lambda: LSTMCell(3, 19, layer_norm=True),
+    "layer norm, CIFG": lambda: LSTMCell(3, 19, VARIANTS["CIFG"], layer_norm=True),
+    "layer norm, NOAF": lambda: LSTMCell(3, 19, VARIANTS["NOAF"], layer_norm=True),
     "CIFG FGR": lambda: LSTMCell(3, 19, VARIANTS["FGR"]._replace(coupled=True, output_activation="identity")),
 }
 
@@ -184,6 +190,20 @@ def exact() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", ["rnn", "gru", "gru before", "vanilla", "FGR"])
+def test_fused_kernels_agree_if_the_weights_do_not_fit_into_shared_memory(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton_launch = pytest.importorskip("regard.recurrent.fast.triton_launch")
+    monkeypatch.setattr(triton_launch, "SHARED_BYTES", 1)
+    compare(
+        WIDE[name], fused, lengths=[3, 0, 2], rows=3, steps=3,
+        dtype=torch.float32, tolerance=2e-5, device=FUSED_DEVICE,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("state_dropout", [False, True])
 @pytest.mark.parametrize("name", WIDE)
 def test_fused_kernels_agree(name: str, state_dropout: bool) -> None:
@@ -194,15 +214,21 @@ def test_fused_kernels_agree(name: str, state_dropout: bool) -> None:
     )  # fmt: skip
 
 
+CONCURRENT: dict[str, Callable[[], Cell]] = {
+    "rnn": lambda: RNNCell(64, 400),
+    "gru": lambda: GRUCell(64, 400),
+    "gru before": lambda: GRUCell(64, 400, "before"),
+    "layer norm": lambda: LSTMCell(64, 400, layer_norm=True),
+    **{name: lambda name=name: LSTMCell(64, 400, VARIANTS[name]) for name in ("vanilla", "CIFG", "FGR")},  # type: ignore[misc]
+}
+
+
 @pytest.mark.skipif(FUSED_DEVICE == "cpu", reason="concurrent programs need a GPU")
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("rows", [16, 70, 200])
-@pytest.mark.parametrize("name", ["vanilla", "CIFG", "FGR", "gru before"])
+@pytest.mark.parametrize("name", CONCURRENT)
 def test_fused_kernels_agree_when_programs_wait_for_each_other(name: str, rows: int) -> None:
-    make: Callable[[], Cell] = lambda: (  # noqa: E731
-        GRUCell(64, 400, "before") if name == "gru before" else LSTMCell(64, 400, VARIANTS[name])
-    )
-    compare(make, fused, rows=rows, steps=40, dtype=torch.float32, tolerance=1e-4, device="cuda")
+    compare(CONCURRENT[name], fused, rows=rows, steps=40, dtype=torch.float32, tolerance=1e-4, device="cuda")
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -269,7 +295,6 @@ def test_dispatch_reports_why_a_faster_path_is_not_used() -> None:
     assert dispatch.dispatch_layer(GRUCell(2, 3), "cpu").path == "analytic"
     assert dispatch.dispatch_layer(LSTMCell(2, 3), "cpu", torch.float64).path == "analytic"
     assert dispatch.dispatch_layer(LSTMCell(2, 3), "cpu", state_dropout=True).path == "analytic"
-    assert dispatch.dispatch_layer(GRUCell(2, 3), "cuda").path == "torch"
     assert dispatch.dispatch_layer(LSTMCell(2, 3), "cuda", rows=256).path == "torch"
     normalized = dispatch.dispatch_layer(LSTMCell(2, 3, layer_norm=True), "cpu")
     assert normalized.path == "scan"
@@ -280,11 +305,21 @@ def test_dispatch_reports_why_a_faster_path_is_not_used() -> None:
     )
 
 
-def test_with_triton_the_variants_use_the_fused_kernel_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_triton_cells_use_the_path_that_is_fastest_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "triton_unsupported_reason", lambda: None)
-    assert dispatch.dispatch_layer(LSTMCell(2, 3, VARIANTS["FGR"]), "cuda").path == "fused"
-    assert dispatch.dispatch_layer(GRUCell(2, 3, "before"), "cuda").path == "fused"
-    assert dispatch.dispatch_layer(LSTMCell(2, 3), "cuda", rows=16).path == "fused"
+    for cell in (RNNCell(2, 3), GRUCell(2, 3), LSTMCell(2, 3)):
+        assert dispatch.dispatch_layer(cell, "cuda", rows=16).path == "fused"
+        assert dispatch.dispatch_layer(cell, "cuda", rows=256).path == "torch"
+        assert dispatch.dispatch_layer(cell, "cuda", torch.bfloat16, rows=256).path == "fused"
+        assert dispatch.dispatch_layer(cell, "cuda", torch.float16, state_dropout=True).path == "fused"
+        path = "fused" if isinstance(cell, GRUCell) else "torch"
+        assert dispatch.dispatch_layer(cell, "cuda", torch.float16, rows=16).path == path
+    assert dispatch.dispatch_layer(RNNCell(2, 2048), "cuda", torch.bfloat16).path == "fused"
+    assert dispatch.dispatch_layer(RNNCell(2, 2048), "cuda", torch.float32).path == "torch"
+    for cell in (LSTMCell(2, 3, VARIANTS["FGR"]), GRUCell(2, 3, "before"), LSTMCell(2, 3, layer_norm=True)):
+        assert dispatch.dispatch_layer(cell, "cuda", torch.float16, rows=256).path == "fused"
+    for cell in (GRUCell(2, 3, layer_norm=True), LSTMCell(2, 3, VARIANTS["FGR"], layer_norm=True)):
+        assert dispatch.dispatch_layer(cell, "cuda").path == "scan"
 
 
 NETWORKS: dict[str, Callable[[], regard.RNN | regard.GRU | regard.LSTM]] = {

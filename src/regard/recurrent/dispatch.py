@@ -2,7 +2,7 @@
 A fast path may reject a layer, with a reason; it must not compute a different result.
 
     torch       the kernels of PyTorch, cuDNN on CUDA and oneDNN on a CPU, for the cells that they support
-    fused       all steps in one Triton kernel, on CUDA (`fast/triton_lstm.py`, `fast/triton_gru.py`)
+    fused       all steps in one Triton kernel, on CUDA (`fast/triton_launch.py`)
     analytic    step by step, with an analytic gradient (`fast/analytic.py`, `fast/analytic_lstm.py`)
     scan        the equations of the cell, step by step
 
@@ -25,9 +25,10 @@ from regard.recurrent.fast.kernels import KERNELS, LayerInput, stack_present
 from regard.recurrent.scan import CellInput, ScanOutput, scan, select_last_valid, take_step
 
 FUSED_MAX_ROWS = 64
-"""Up to this many rows, the fused LSTM kernel is faster than cuDNN in float32 (benchmarks/recurrent.py)."""
+"""Up to this many rows, the fused kernel is faster than cuDNN in float32 (benchmarks/recurrent.py)."""
 
-HALF_PRECISION = (torch.float16, torch.bfloat16)
+FUSED_MAX_BYTES = 4096
+"""The largest state of a row for which the fused kernel has enough shared memory."""
 
 PARAMETRIZED = "it does not support parametrized weights, such as those of weight_norm"
 
@@ -47,9 +48,9 @@ def torch_unsupported_reason(
     if ragged and not cell.bounded:
         return "it runs past the end of a row, where the state of a relu network may overflow"
     if device == "cuda":
-        is_small = rows <= FUSED_MAX_ROWS or dtype in HALF_PRECISION
-        if KERNELS[type(cell)].fused_beats_cudnn and is_small and fused_unsupported_reason(cell, device, dtype) is None:
-            return f"the fused kernel is faster for up to {FUSED_MAX_ROWS} rows, and in half precision"
+        slower = {torch.float16: KERNELS[type(cell)].cudnn_is_fastest_in_float16, torch.float32: rows > FUSED_MAX_ROWS}
+        if not slower.get(dtype, False) and fused_unsupported_reason(cell, device, dtype) is None:
+            return "the fused kernel is faster for this dtype and number of rows"
         return None
     if not KERNELS[type(cell)].torch_is_fastest_on_cpu or not reference_mode.keeps_onednn(half_precision=False):
         return "on this CPU the analytic gradient is faster"
@@ -77,10 +78,13 @@ def fused_unsupported_reason(cell: Cell, device: str, dtype: torch.dtype) -> str
     if reason:
         return reason
     kernels = KERNELS.get(type(cell))
-    if kernels is None or not kernels.supports_fused(cell):
-        return "it supports only LSTM variants, and the GRU that resets before the product"
-    if cell.layer_norm:
-        return "it does not support layer normalization"
+    if kernels is None:
+        return f"{type(cell).__name__} has no Triton kernel"
+    if cell.layer_norm and not kernels.fuses_layer_norm(cell):
+        return "it supports layer normalization only for an LSTM without gate recurrence"
+    max_units = FUSED_MAX_BYTES // dtype.itemsize
+    if cell.hidden_size > max_units:
+        return f"it supports at most {max_units:,} units for this dtype"
     return dtype_unsupported_reason(dtype)
 
 
@@ -140,7 +144,7 @@ def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, f
     """Scan the cells of a layer in parallel: the time of a scan depends mostly on the number of steps, not on the work
     per step. The scan runs past the end of a row; those outputs are not used.
     """
-    gates_TNBG = torch.stack([cell_input.cell.project(cell_input.x_BTD).transpose(0, 1) for cell_input in inputs], 1)
+    gates_TNBG = torch.stack([_project(cell_input).transpose(0, 1) for cell_input in inputs], 1)
     valid_TB1 = None
     if lengths_B is not None and not inputs[0].cell.bounded:
         steps_T1 = torch.arange(len(gates_TNBG), device=gates_TNBG.device).unsqueeze(1)
@@ -161,3 +165,9 @@ def scan_in_parallel(inputs: Sequence[CellInput], lengths_B: Tensor | None, *, f
         )
         outputs.append(ScanOutput(parts[0], tuple(last)))
     return outputs
+
+
+def _project(cell_input: CellInput) -> Tensor:
+    """Return the normalized projection of the input, in the dtype of the projection. Autocast would widen it."""
+    gates_BTG = cell_input.cell.project(cell_input.x_BTD)
+    return cell_input.cell.normalize_projection(gates_BTG).to(gates_BTG.dtype)

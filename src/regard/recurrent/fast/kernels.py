@@ -36,13 +36,12 @@ class CellKernels(ABC, Generic[C]):
 
     torch_is_fastest_on_cpu: bool = False
     """Whether oneDNN has a kernel for the cell, which is faster on a CPU than the scan with an analytic gradient."""
-    fused_beats_cudnn: bool = False
-    """Whether the Triton kernel is faster than cuDNN for few rows, and in half precision."""
+    cudnn_is_fastest_in_float16: bool = False
+    """Whether cuDNN is faster in float16 than the Triton kernel."""
 
-    def supports_fused(self, cell: C) -> bool:
-        """Whether a Triton kernel can run all steps of the cell."""
-        del cell
-        return False
+    @abstractmethod
+    def fuses_layer_norm(self, cell: C) -> bool:
+        """Whether the Triton kernel of the cell supports layer normalization."""
 
     @abstractmethod
     def torch_kernel(self, cell: C) -> Callable[..., tuple[Tensor, ...]]:
@@ -69,20 +68,31 @@ class CellKernels(ABC, Generic[C]):
 
 @final
 class RNNKernels(CellKernels[RNNCell]):
+    cudnn_is_fastest_in_float16 = True
+
+    def fuses_layer_norm(self, cell: RNNCell) -> bool:
+        del cell
+        return False
+
     def torch_kernel(self, cell: RNNCell) -> Callable[..., tuple[Tensor, ...]]:
         return torch.rnn_tanh if cell.activation == "tanh" else torch.rnn_relu
 
     def scan(self, cells: Sequence[RNNCell], layer: LayerInput, *, fused: bool) -> tuple[Tensor, ...]:
-        assert not fused
         gates_TNBG, (h_NBH,), mask_NBH, valid_TB1 = layer
         R_NHH = stack_weights((cell.weight_state for cell in cells), gates_TNBG.dtype)
-        return (analytic.rnn_scan(cells[0].activation, gates_TNBG, h_NBH, R_NHH, mask_NBH, valid_TB1),)
+        args = (cells[0].activation, gates_TNBG, h_NBH, R_NHH, mask_NBH, valid_TB1)
+        if fused:
+            from regard.recurrent.fast import triton_rnn
+
+            return (triton_rnn.rnn_scan(*args),)
+        return (analytic.rnn_scan(*args),)
 
 
 @final
 class GRUKernels(CellKernels[GRUCell]):
-    def supports_fused(self, cell: GRUCell) -> bool:
-        return cell.reset == "before"
+    def fuses_layer_norm(self, cell: GRUCell) -> bool:
+        del cell
+        return False
 
     def torch_kernel(self, cell: GRUCell) -> Callable[..., tuple[Tensor, ...]]:
         del cell
@@ -103,12 +113,12 @@ class GRUKernels(CellKernels[GRUCell]):
         gates_TNBG, (h_NBH,), mask_NBH, _ = layer  # the output of a GRU is bounded, also after the end of a row
         dtype = gates_TNBG.dtype
         R_NGH = stack_weights((cell.weight_state for cell in cells), dtype)
+        args = gates_TNBG, h_NBH, R_NGH, stack_present((cell.bias_state for cell in cells), dtype), mask_NBH
         if fused:
             from regard.recurrent.fast import triton_gru
 
-            return (triton_gru.gru_scan(gates_TNBG, h_NBH, R_NGH, mask_NBH),)
-        bias_NG = stack_present((cell.bias_state for cell in cells), dtype)
-        return (analytic.gru_scan(gates_TNBG, h_NBH, R_NGH, bias_NG, mask_NBH),)
+            return (triton_gru.gru_scan(*args),)
+        return (analytic.gru_scan(*args),)
 
     def step(self, cell: GRUCell, gates_BG: Tensor, state: State) -> State:
         if cell.bias_state is None:  # reset before the product with R
@@ -125,11 +135,10 @@ class GRUKernels(CellKernels[GRUCell]):
 @final
 class LSTMKernels(CellKernels[LSTMCell]):
     torch_is_fastest_on_cpu = True
-    fused_beats_cudnn = True
+    cudnn_is_fastest_in_float16 = True
 
-    def supports_fused(self, cell: LSTMCell) -> bool:
-        del cell
-        return True
+    def fuses_layer_norm(self, cell: LSTMCell) -> bool:
+        return not cell.variant.gate_recurrence
 
     def torch_kernel(self, cell: LSTMCell) -> Callable[..., tuple[Tensor, ...]]:
         del cell
@@ -152,6 +161,16 @@ class LSTMKernels(CellKernels[LSTMCell]):
             stack_present((cell.peepholes for cell in cells), dtype),
             stack_present((cell.weight_gates for cell in cells), dtype),
         )
+        if cells[0].layer_norm:
+            from regard.recurrent.fast import triton_lstm
+
+            assert fused
+            gains, cell_gains, cell_biases = (
+                stack_weights((getattr(cell, name) for cell in cells), dtype)
+                for name in ("gain_state", "gain_cell", "bias_cell")
+            )
+            norm = triton_lstm.NormWeights(gains, cell_gains, cell_biases)
+            return triton_lstm.lstm_scan(cells[0].variant, gates_TNBG, state, weights, mask_NBH, valid_TB1, norm)
         return scan_lstms(cells[0].variant, gates_TNBG, state, weights, mask_NBH, valid_TB1, fused=fused)
 
     def step(self, cell: LSTMCell, gates_BG: Tensor, state: State) -> State:
