@@ -11,7 +11,7 @@ The Transformer is compared with MarianMTModel.generate (`pip install transforme
 order with input feeding and with an additive or a general score, is compared with Joey NMT (`pip install joeynmt`),
 which supports only that order. All models generate exactly `--tokens` tokens, so that all do the same work. On a CPU
 with one thread, processor time is measured, because load on the machine hardly changes it. There, the other library
-runs with and without oneDNN, and the faster of the two counts; regard chooses itself.
+runs with and without oneDNN, and the faster of the two counts; regard chooses by itself whether to use oneDNN.
 """
 
 import argparse

@@ -4,8 +4,8 @@ each, for models without attention, with additive attention, and for a Transform
     python benchmarks/growth.py --figure docs/performance/growth.png          # CPU, one thread, some minutes
 
 The function a + b nᵖ is fitted to the cost at five sizes n: to the multiply-adds that `regard explain` counts, and to
-processor time. A training step is measured; for the beam, a search; for the corpus, `regard train` with one step and an
-empty cache.
+processor time. For the beam, a search is measured; for the corpus, `regard train` with one step and an empty cache;
+otherwise, a training step.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def doubling(largest: int) -> list[int]:
 
 
 def fit_exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
-    """Return p of a + b nᵖ with a ≥ 0 and the smallest squares of the relative errors."""
+    """Return the exponent p of a + b nᵖ, fitted by least squares of the relative errors with a, b ≥ 0."""
     n, f = np.array(sizes) / sizes[-1], np.array(costs)
     best = (math.inf, math.nan)
     for p in np.arange(0, 3, 0.01):

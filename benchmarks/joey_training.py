@@ -4,8 +4,8 @@ files to weights, with the same corpus, tokens, sizes and batch size.
     python benchmarks/joey_training.py --data ../shared/data                    # needs `pip install joeynmt`
     python benchmarks/joey_training.py --data ../shared/data --only gru --repeats 3
 
-The corpus is Multi30k (English to German), its tokens are words. Both programs train in a process of their own, one
-after the other; the best of `--repeats` counts. Padding is not counted as tokens. The first third of the steps is a
+The corpus is Multi30k (English to German), tokenized into words. Each program trains in its own process, one after the
+other, and the best of `--repeats` runs counts. Padding is not counted as tokens. The first third of the steps is a
 warm-up. Joey NMT runs with and without oneDNN, and the faster of the two counts.
 """
 

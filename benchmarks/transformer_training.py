@@ -5,9 +5,9 @@
 
 Prints the target tokens per second of training steps (gradient, clipping, update, moving average) of `transformer-base`
 on batches of Multi30k, padding excluded, in bfloat16 with CUDA graphs: with all fast paths, and with one of them left
-out at a time. The batches are those at equal distances in an epoch that is sorted by length. The time is the shorter of
-two repetitions. With `--profile`, the kernels that take the most time are listed, too. `benchmarks/training.py`
-measures complete runs.
+out at a time. The batches are selected at equal intervals from an epoch that is sorted by length. The time is the
+shorter of two repetitions. With `--profile`, the kernels that take the most time are listed, too.
+`benchmarks/training.py` measures complete runs.
 """
 
 import argparse

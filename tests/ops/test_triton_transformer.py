@@ -125,7 +125,7 @@ def test_a_sequence_that_is_too_long_or_too_wide_gives_the_reason() -> None:
     wide = torch.zeros(1, 1, 6, attention_kernels.MAX_WIDTH + 1)
     assert "129 wide" in str(attention_kernels.unsupported_reason(wide, wide, wide))
     with torch.no_grad():
-        assert attention._short_unsupported_reason(short, short, short, None) == "it is measured for training only"
+        assert attention._short_unsupported_reason(short, short, short, None) == "the kernel is used only in training"
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 16), (7, 24), (70, 512)])

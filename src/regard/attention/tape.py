@@ -39,7 +39,7 @@ class SlotBuffer:
         """Write the last slot, and return the memory with an empty slot after it."""
         self.slots_BHCD[:, :, self.length - 1 : self.length] = slot_BH1D
         self.length += 1
-        # For autograd, `data` is a tensor of its own, which later writes do not change.
+        # To autograd, `data` is a separate tensor, so later writes in place do not invalidate it.
         return self.slots_BHCD.data[:, :, : self.length]
 
 

@@ -1,6 +1,6 @@
 """regard predict. Lines are predicted in large chunks while they arrive fast, and at once when the input pauses.
 
-Threads read and tokenize the next chunk while the model predicts the last one.
+Threads read and tokenize the next chunk while the model predicts the current one.
 """
 
 import inspect
@@ -67,7 +67,7 @@ Examples:
 @click.option("--must-contain", metavar="PHRASE", multiple=True, help="Force every prediction to contain PHRASE.")
 @click.option("--banned", metavar="PHRASE", multiple=True, help="Prevent predictions from containing PHRASE.")
 @ensemble_option
-@number_option("--batch-size", BatchSize, "N", "Texts per batch, at most. [default: as many as suit the device]")
+@number_option("--batch-size", BatchSize, "N", "Maximum number of texts per batch. [default: depends on the device]")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per prediction: text, score, tokens.")
 @click.option("--attention", is_flag=True, help="Include attention weights; needs --json.")
 @click.option("--align", is_flag=True, help="Add word alignments in Pharaoh format, after a tab; see regard align -h.")
@@ -287,7 +287,7 @@ def read_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def compute_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield items that a thread computes: the next one while the caller uses the last one."""
+    """Yield items that a thread computes. It computes the next item while the caller uses the current one."""
     ahead = queue.Queue[T | _End](1)
     threading.Thread(target=_read, args=(items, ahead), daemon=True).start()
     while not isinstance(item := ahead.get(), _End):

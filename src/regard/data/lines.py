@@ -64,13 +64,13 @@ def parse_lines(handle: Readable, name: str) -> Iterator[Line]:
 
 
 def read_texts(path: str | Path) -> Generator[str | Line]:
-    """As `read_lines`, but a line without a problem is its text, which is faster."""
+    """As `read_lines`, but yield a valid line as a str, which is faster than a `Line`."""
     with _unzipped(path) as handle:
         yield from parse_texts(handle, str(path))
 
 
 def parse_texts(handle: Readable, name: str) -> Iterator[str | Line]:
-    """As `parse_lines`, but a line without a problem is its text. Lines of a pipe are yielded when they arrive."""
+    """As `parse_lines`, but yield a valid line as a str. Lines of a pipe are yielded when they arrive."""
     return chain.from_iterable(_parse_blocks(handle, name))
 
 

@@ -101,7 +101,7 @@ def beam_search(
             launched += 1
             transfers.append(_HostTransfer.start(state.log_XBGK))
             if runs_asynchronously(device) and len(transfers) == 1:
-                continue  # the device takes the next step, which may not be needed, while the host processes the last
+                continue  # the device takes the next step, which may not be needed, while the host processes this one
         if transfers:
             tracker.update(transfers.popleft().read(), candidates.pop(0) if candidates else None)
         rows = tracker.compact(bucketed=captures)

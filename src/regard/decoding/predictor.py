@@ -70,7 +70,7 @@ _ROWS = 64
 
 _GPU_ROWS, _ROWS_PER_GIB, _TOKENS_PER_ROW, _GPU_LOGITS = 1024, 16, 32, 1 << 26
 """The limits of a batch on a GPU: sources, sources per GiB of memory, tokens with padding per source, and logits of a
-step (256 MiB). On an H200, batches of 2,048 are hardly faster than batches of 1,024.
+step (256 MiB).
 """
 
 

@@ -98,7 +98,7 @@ class Sampler(ChooseToken):
         # In float64, so that rounding, which depends on the batch, practically never changes a choice.
         cumulative_NV = self.probabilities(log_p_NV).nan_to_num(nan=1.0).double().cumsum(-1)
         total_N1 = cumulative_NV[:, -1:]
-        # A rounded product could be the total.
+        # Due to rounding, the product could equal the total, and then no token would be found.
         below_N1 = (uniform_N.unsqueeze(1) * total_N1).minimum(total_N1 * (1 - 2**-50))
         return torch.searchsorted(cumulative_NV, below_N1, right=True).squeeze(-1)
 

@@ -49,9 +49,9 @@ def capture_unsupported_reason(device: torch.device, rules: Sequence[Rule], *, o
     if observed:
         return "the steps are recorded"
     if are_hooks_active():
-        return "a graph calls no hooks"
+        return "a CUDA graph cannot call hooks"
     if torch.is_grad_enabled():
-        return "a graph computes no gradients"
+        return "gradients are enabled, and a CUDA graph of a search does not compute them"
     if in_reference_mode():
         return "reference mode is on"
     unsupported = next((rule for rule in rules if not rule.is_capturable), None)

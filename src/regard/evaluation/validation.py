@@ -168,7 +168,7 @@ def evaluate(
 
 
 def validate(predictor: Predictor, pairs: Pairs, metrics: Sequence[Metric], search: SearchSettings) -> MetricValues:
-    """Evaluate a model during training, and keep no memory that training needs."""
+    """Evaluate a model during training, and release the CUDA graphs of the search afterward."""
     try:
         return evaluate(predictor, EvaluationSet.from_pairs(pairs), metrics, search).metric_values
     except ModelError as error:

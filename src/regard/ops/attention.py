@@ -62,9 +62,9 @@ class CachedSteps(NamedTuple):
 def step_kernel_unsupported_reason(query_BHTD: Tensor) -> str | None:
     """Return why the kernel for a step of decoding (`ops/triton/step_attention.py`) cannot be used; None if it can."""
     if torch.is_grad_enabled():
-        return "it computes no gradients"
+        return "the kernel does not compute gradients"
     if query_BHTD.shape[-2] > MAX_STEP_QUERIES:
-        return "there are many queries"
+        return "there are too many queries"
     return triton.unsupported_reason(query_BHTD)
 
 
@@ -135,12 +135,12 @@ def dot_product_attention(
 def _short_unsupported_reason(query: Tensor, keys: Tensor, values: Tensor, mask: ScoreBias | None) -> str | None:
     """Return why the kernel for training on short sequences cannot be used, or None if it can."""
     if not torch.is_grad_enabled():
-        return "it is measured for training only"
+        return "the kernel is used only in training"
     reason = triton.unsupported_reason(query)
     if reason is not None:
         return reason
     if query.dtype == torch.float32 or {keys.dtype, values.dtype} != {query.dtype}:
-        return "it is faster in half precision only"
+        return "the kernel is faster only in half precision"
     if mask is not None and (mask.bias.shape[1] != 1 or mask.bias.requires_grad):
         return "the mask differs between heads, or needs a gradient"
     from regard.ops.triton import attention as kernels

@@ -60,7 +60,7 @@ def cpu_has_bfloat16() -> bool:
 
 
 def keeps_onednn(*, half_precision: bool) -> bool:
-    """Whether oneDNN is suitable for this CPU. If the CPU has no bfloat16 instructions, there are two exceptions.
+    """Whether oneDNN is suitable for this CPU. On a CPU without bfloat16 instructions, it is not, in two cases.
 
     - In half precision, torch would print a warning at the first product, and disable oneDNN for the whole process. A
       resumed run, or a run that is trained later in the same process, would then round differently.
