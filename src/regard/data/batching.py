@@ -173,7 +173,7 @@ def pad_ragged(rows: Ragged, max_length: int = 0) -> Tokens:
     lengths_B = rows.lengths
     width = max(1, int(lengths_B.max(initial=0)))
     if max_length:
-        rounded = int(round_up_lengths(np.array(width), 8))
+        rounded = int(round_up_lengths(np.array(width)))
         width = min(rounded, max_length) if width <= max_length else rounded
     tokens_BT = np.full((len(rows), width), PAD, np.int64)
     tokens_BT[np.arange(tokens_BT.shape[1]) < lengths_B[:, None]] = rows.flat

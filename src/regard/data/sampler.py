@@ -48,10 +48,10 @@ class BatchSampler(ABC):
         return self is other
 
 
-def round_up_lengths(lengths: Ids, values_per_octave: int) -> Ids:
-    """Round lengths up to one of a few values: `values_per_octave` between each power of two and the next."""
+def round_up_lengths(lengths: Ids) -> Ids:
+    """Round lengths up to one of a few values: eight between each power of two and the next."""
     lengths = np.maximum(1, lengths)
-    step = np.maximum(1, 2 ** np.floor(np.log2(lengths)).astype(np.int64) // values_per_octave)
+    step = np.maximum(1, 2 ** np.floor(np.log2(lengths)).astype(np.int64) // 8)
     rounded: Ids = -(-lengths // step) * step
     return rounded
 
@@ -123,7 +123,7 @@ class TokenBatchSampler(BatchSampler):
     @staticmethod
     def _widths(lengths_N2: Ids) -> Ids:
         """Return the length of the longer side of each pair, rounded up to one of a few values."""
-        return round_up_lengths(lengths_N2.max(1, initial=0), 8)
+        return round_up_lengths(lengths_N2.max(1, initial=0))
 
     @cached_property
     def _boundaries(self) -> list[int]:

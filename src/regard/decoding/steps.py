@@ -175,8 +175,8 @@ class StepRunner(Generic[StateT]):
         return next((graph for graph in self.graphs if graph.key == (name, self.options, signature)), None)
 
     def _keep(self, capture: Callable[[], Graph]) -> Graph | None:
-        """Capture a graph and keep it, instead of the oldest ones if they use too much memory. If there is no memory,
-        return None, and capture nothing more in this search.
+        """Capture a graph and keep it. If the graphs use too much memory, release the oldest ones. If the capture runs
+        out of memory, return None, and capture nothing more in this search.
         """
         try:
             self.graphs.append(capture())

@@ -101,7 +101,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _with_index(device: torch.device) -> torch.device:
-    """Return `cuda` as the device that it stands for, such as `cuda:0`, which is the device of its tensors."""
+    """Add the index of the current GPU to the device `cuda`, as the devices of tensors have one."""
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 

@@ -56,7 +56,7 @@ class _CrossEntropy(torch.autograd.Function):
         ignored_N = tokens_N == IGNORE_INDEX
         token_N1 = tokens_N.clamp_min(0).unsqueeze(-1)
         p_NV = logits_NV.softmax(-1)
-        log_normalizer_N = logits_NV.amax(-1) - p_NV.amax(-1).log()  # no other probability is as exact
+        log_normalizer_N = logits_NV.amax(-1) - p_NV.amax(-1).log()  # the largest probability cannot underflow
         loss_N = log_normalizer_N - (1 - label_smoothing) * logits_NV.gather(-1, token_N1).squeeze(-1)
         if label_smoothing:
             loss_N -= uniform * logits_NV.sum(-1)

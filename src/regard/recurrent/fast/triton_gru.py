@@ -25,6 +25,7 @@ from regard.recurrent.fast.analytic import allocate_states, flatten_steps, weigh
 from regard.recurrent.fast.triton_launch import (
     CHUNK,
     ROWS,
+    SLICES_PER_UNIT,
     UNSPECIALIZED,
     contiguous_or,
     count_chunks,
@@ -37,9 +38,6 @@ from regard.recurrent.fast.triton_launch import (
     tanh,
     wait_for_group,
 )
-
-BACKWARD_SLICES = 4
-"""The slices of a product with one column for each unit; see `triton_launch.multiply`."""
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -257,9 +255,9 @@ class _AfterScan(torch.autograd.Function):
         d_u, d_n = s.new_empty(len(s) + 1, *s.shape[1:]), torch.empty_like(n)
         d_u[-1] = 0
         carry = torch.zeros_like(h[0], dtype=torch.float32)
-        chunks = count_chunks(3 * size, BACKWARD_SLICES)
+        chunks = count_chunks(3 * size, SLICES_PER_UNIT)
         tensors = (s, n, h, d_states.contiguous(), d_u, d_n, carry, R, contiguous_or(mask, s.new_empty(1)))
-        flags = {"CHUNKS": chunks, "HAS_MASK": mask is not None, "slices": BACKWARD_SLICES}
+        flags = {"CHUNKS": chunks, "HAS_MASK": mask is not None, "slices": SLICES_PER_UNIT}
         launch(_backward_after, tensors, tuple(n.shape), weights=chunks * CHUNK.value, **flags)
         d_u = d_u[:-1]
         d_h0 = carry.to(h.dtype) + apply_mask(torch.bmm(d_u[0], R), mask)
@@ -287,9 +285,9 @@ class _BeforeScan(torch.autograd.Function):
         d_s = s.new_empty(len(s) + 1, *s.shape[1:])
         d_s[-1] = 0
         carry = torch.zeros_like(h[0], dtype=torch.float32)
-        chunks, n_chunks = count_chunks(2 * size, BACKWARD_SLICES), count_chunks(size, BACKWARD_SLICES)
+        chunks, n_chunks = count_chunks(2 * size, SLICES_PER_UNIT), count_chunks(size, SLICES_PER_UNIT)
         tensors = (s, h, d_states.contiguous(), d_s, carry, R, contiguous_or(mask, s.new_empty(1)))
-        flags = {"CHUNKS": chunks, "N_CHUNKS": n_chunks, "HAS_MASK": mask is not None, "slices": BACKWARD_SLICES}
+        flags = {"CHUNKS": chunks, "N_CHUNKS": n_chunks, "HAS_MASK": mask is not None, "slices": SLICES_PER_UNIT}
         launch(_backward_before, tensors, tuple(q.shape), weights=(chunks + n_chunks) * CHUNK.value, **flags)
         d_s = d_s[:-1]
         d_rz, d_n = d_s[..., : 2 * size], d_s[..., 2 * size :]

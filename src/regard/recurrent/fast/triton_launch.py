@@ -30,6 +30,9 @@ ROWS, CHUNK = tl.constexpr(16), tl.constexpr(256)
 
 WARPS = 4
 
+SLICES_PER_UNIT = 4
+"""The slices of a product with one column for each unit; see `multiply`."""
+
 SHARED_BYTES = 224 * 1024
 """Shared memory of a multiprocessor of compute capability 9.0."""
 

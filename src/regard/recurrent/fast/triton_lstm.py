@@ -21,6 +21,7 @@ from regard.recurrent.fast.triton_launch import (
     CHUNK,
     MAX_PROGRAMS,
     ROWS,
+    SLICES_PER_UNIT,
     UNSPECIALIZED,
     contiguous_or,
     count_chunks,
@@ -35,9 +36,6 @@ from regard.recurrent.fast.triton_launch import (
     wait_for_group,
 )
 from regard.recurrent.settings import LSTMVariant
-
-BACKWARD_SLICES = 4
-"""The slices of a product with one column for each unit; see `triton_launch.multiply`."""
 
 EPSILON = tl.constexpr(1e-5)
 """As in `torch.nn.functional.layer_norm`."""
@@ -406,7 +404,7 @@ class _Scan(torch.autograd.Function):
         variant: LSTMVariant = ctx.variant
         steps, cells, rows, size = y[1:].shape
         gates = slice(0, s.shape[-1] - size)
-        slices = 1 if variant.gate_recurrence else BACKWARD_SLICES
+        slices = 1 if variant.gate_recurrence else SLICES_PER_UNIT
         chunks = count_chunks(s.shape[-1], slices)
         d_s, d_cell = torch.empty_like(s), torch.zeros_like(c[0], dtype=torch.float32)
         # Without layer normalization, the gradient of R y is that of the gates.

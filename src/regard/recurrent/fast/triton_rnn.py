@@ -17,6 +17,7 @@ from regard.recurrent.fast.analytic import allocate_states, weight_gradient
 from regard.recurrent.fast.triton_launch import (
     CHUNK,
     ROWS,
+    SLICES_PER_UNIT,
     UNSPECIALIZED,
     contiguous_or,
     count_chunks,
@@ -28,9 +29,6 @@ from regard.recurrent.fast.triton_launch import (
     tanh,
     wait_for_group,
 )
-
-SLICES_OF_K = 4
-"""The slices of a product; see `triton_launch.multiply`."""
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -105,8 +103,13 @@ class _Scan(torch.autograd.Function):
         a, R = a.contiguous(), R.contiguous()
         h, unused = allocate_states(a, h_0), a.new_empty(1)
         tensors = (a, h, R, contiguous_or(mask, unused), contiguous_or(valid, unused))
-        chunks = count_chunks(h_0.shape[-1], SLICES_OF_K)
-        flags = {"TANH": activation == "tanh", "HAS_MASK": mask is not None, "CHUNKS": chunks, "slices": SLICES_OF_K}
+        chunks = count_chunks(h_0.shape[-1], SLICES_PER_UNIT)
+        flags = {
+            "TANH": activation == "tanh",
+            "HAS_MASK": mask is not None,
+            "CHUNKS": chunks,
+            "slices": SLICES_PER_UNIT,
+        }
         flags["weights"] = chunks * CHUNK.value
         launch(_forward, tensors, (len(a), *h_0.shape), RAGGED=valid is not None, **flags)
         ctx.flags = flags
