@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import resources
-from os.path import abspath
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, get_args
 
@@ -20,6 +19,7 @@ from pydantic_core import ErrorDetails
 from regard.errors import ConfigError, ModelError, RegardError
 from regard.formatting import did_you_mean, is_encodable, nearest, quote, shorten
 from regard.overrides import assign, in_order_of_application
+from regard.urls import make_absolute
 from regard.yaml_reader import SUFFIXES, KeyPath, dump_yaml, load_yaml, read_yaml
 
 Tree = dict[str, Any]
@@ -39,7 +39,7 @@ class Settings(BaseModel):
             if isinstance(value, Settings):
                 update[name] = value.absolute()
             elif value and PATH in field.metadata:
-                update[name] = abspath(value) if isinstance(value, str) else tuple(map(abspath, value))
+                update[name] = make_absolute(value) if isinstance(value, str) else tuple(map(make_absolute, value))
         return self.model_copy(update=update)
 
     @classmethod

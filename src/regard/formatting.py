@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from regard.urls import hide_password, is_url
+
 _SIMILAR, _SIMILAR_IF_SHORT, _SHORTEST_PREFIX = 0.75, 0.66, 3
 """The `difflib` ratio above which two names are similar, high enough to reject unrelated words; the ratio for words
 of up to three letters, which may differ in one letter; and the minimum length of a prefix that is completed to a name.
@@ -102,7 +104,9 @@ def format_count(number: float) -> str:
 
 
 def short_path(path: str | Path) -> str:
-    """Format a path for messages: relative if it is below the working directory."""
+    """Format a path for messages: relative if it is below the working directory. A password in a URL is hidden."""
+    if is_url(path):
+        return hide_password(str(path))
     relative = os.path.relpath(path)
     return str(path) if relative.startswith(os.pardir) else relative
 

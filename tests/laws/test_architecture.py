@@ -16,7 +16,7 @@ SOURCE = Path(regard.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = [
-    {"version"},
+    {"urls", "version"},
     {"formatting", "regular_files"},
     {"errors", "quantities"},
     {"yaml_reader"},

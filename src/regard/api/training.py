@@ -20,7 +20,7 @@ from regard.inspection.views.curves import read_panels
 from regard.registry import import_plugins
 from regard.runs.callbacks import Callback
 from regard.runs.events import read_events
-from regard.runs.folder import RunFolder, locate, resolve_run, store_pairs
+from regard.runs.folder import RunFolder, local_folder, locate, resolve_run, store_pairs
 from regard.runs.settings import with_deadline
 from regard.training import loop
 from regard.training.callbacks import check_callbacks
@@ -152,7 +152,7 @@ def train(
     _check_arguments(config, pairs, {"dev": dev, "test": test, "columns": columns}, out)
     with _silenced_warnings() if quiet else contextlib.nullcontext():
         if config is None:
-            folder = RunFolder(Path("runs/pairs" if out is None else out).absolute())
+            folder = RunFolder(local_folder("runs/pairs" if out is None else out).absolute())
             with stop_on_signals() as stop:
                 stop.resumed = bool(folder.all_checkpoints())
                 splits = collect_splits(pairs, dev, test, columns)

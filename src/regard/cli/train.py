@@ -12,10 +12,11 @@ import click
 
 from regard.cli.options import IMAGES, file_settings, number_option, reader_options, reader_settings
 from regard.data.pair_files import EXTENSIONS
+from regard.formatting import short_path
 from regard.overrides import parse_overrides
 from regard.quantities import Minutes, RunCount
 from regard.regular_files import read_regular
-from regard.runs.folder import ACCEPT_CHANGES, INIT_FROM, RunFolder, locate, resolve_run
+from regard.runs.folder import ACCEPT_CHANGES, INIT_FROM, RunFolder, local_folder, locate, resolve_run
 from regard.runs.settings import RunSettings, with_deadline
 from regard.training.signals import StopRequest, stop_on_signals
 
@@ -101,7 +102,7 @@ def command(
     if words and not (pairs or source or images) and _is_data_file(words[0]):
         pairs, *rest = words
         words = tuple(rest)
-        click.echo(f"{pairs} is a data file: training on it as with --pairs {pairs}.", err=True)
+        click.echo(f"{short_path(pairs)} is a data file: training on it as with --pairs {short_path(pairs)}.", err=True)
     for word in words if pairs or source or images else words[1:]:
         if "=" not in word and (_is_data_file(word) or Path(word).is_file()):
             raise click.UsageError(
@@ -131,7 +132,7 @@ def command(
                 settings = resolve_run(config, {**initial, **overrides})
         else:
             overrides = {**initial, **parse_overrides(words)}
-            folder = RunFolder(Path(out) if out else Path("runs") / _stem(pairs or images or str(source)))
+            folder = RunFolder(local_folder(out) if out else Path("runs") / _stem(pairs or images or str(source)))
             _check_separate_folder(start, folder)
             with stop.imports():
                 folder.reject_foreign()

@@ -1,4 +1,4 @@
-"""The cache of tokenizers, tokenized corpora and features of images.
+"""The cache of tokenizers, tokenized corpora, features of images, and downloaded files.
 
 The key of an entry is a hash of everything it was computed from.
 
@@ -55,14 +55,15 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], None]) -> Path:
         lock = _acquire(draft)
     except OSError as error:
         log.warning("%s is not writable (%s): the data is prepared for this run only.", entry, error.strerror)
-        return _build_without_cache(build)
+        return build_without_cache(build)
     with lock:
         if not _is_complete(entry):  # another process may have built it in the meantime
             _fill(draft, entry, build)
     return entry
 
 
-def _build_without_cache(build: Callable[[Path], None]) -> Path:
+def build_without_cache(build: Callable[[Path], None]) -> Path:
+    """Build an entry in a temporary folder, which is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="regard."))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     build(folder)

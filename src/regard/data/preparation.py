@@ -139,7 +139,7 @@ def _explain_empty_split(corpus: Corpus, pairs: int) -> str:
 
 def _hash_model_files(settings: TokenizerSettings) -> list[str]:
     """Return a hash of each SentencePiece model, because a file may change under the same path."""
-    paths = [Path(side.path) for side in sides(settings) if isinstance(side, SentencePieceSide)]
+    paths = [side.path for side in sides(settings) if isinstance(side, SentencePieceSide)]
     return [hashlib.sha256(read_bytes(path)).hexdigest() for path in paths]
 
 

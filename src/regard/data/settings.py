@@ -1,8 +1,6 @@
 """Settings of the data: where the pairs come from, how their files are read, and how text is tokenized."""
 
-import os
 import re
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
@@ -20,6 +18,7 @@ from regard.quantities import (
     VocabularySize,
 )
 from regard.registry import Choice, Registry
+from regard.urls import join_path, make_absolute
 
 Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
 
@@ -104,7 +103,7 @@ class Files(Settings):
 
     def within(self, folder: str, language: str | tuple[str, ...]) -> "Files":
         """Return a copy with the paths in a folder, for one language or several."""
-        paths = {name: str(Path(folder) / path) for name, path in self.names.items()}
+        paths = {name: join_path(folder, path) for name, path in self.names.items()}
         if isinstance(language, str):
             paths = {name: path.replace("{language}", language) for name, path in paths.items()}
         copy = self.model_copy(update=paths)
@@ -113,7 +112,7 @@ class Files(Settings):
 
     def absolute(self) -> Self:
         return self.model_copy(
-            update={name: os.path.abspath(path) for name, path in self.names.items() if path != STANDARD_INPUT}
+            update={name: make_absolute(path) for name, path in self.names.items() if path != STANDARD_INPUT}
         )
 
     def read_like(self, other: "Files") -> "Files":
@@ -193,7 +192,7 @@ class FilesData(DataSettings):
     def absolute(self) -> Self:
         """Make paths absolute. Paths inside `folder` stay relative to it."""
         if self.folder:
-            return self.model_copy(update={"folder": os.path.abspath(self.folder)})
+            return self.model_copy(update={"folder": make_absolute(self.folder)})
         return super().absolute()
 
     @property

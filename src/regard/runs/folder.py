@@ -28,6 +28,7 @@ from regard.regular_files import open_regular, read_regular
 from regard.runs.directory import LockedFolder, lock_folder, reject_links
 from regard.runs.settings import RunSettings
 from regard.runs.stored_checkpoint import FORMAT, Checkpoint, UnreadableError, hash_tokenizer_parts
+from regard.urls import hide_password, is_url, local_path
 
 log = logging.getLogger(__name__)
 
@@ -139,11 +140,24 @@ class RunFolder:
         return lock_folder(self.path)
 
 
+def local_folder(path: str | Path) -> Path:
+    """Return the path of a run folder. Raise ConfigError for a URL."""
+    if not is_url(path):
+        return Path(path)
+    local = local_path(str(path))
+    if local is None:
+        raise ConfigError(
+            f"{hide_password(str(path))} is a URL. A run folder must be on a local or mounted disk, "
+            "because training locks it and replaces files atomically. Use a local folder, and copy it afterwards."
+        )
+    return Path(local)
+
+
 def open_model(path: str | Path, *, accept_changes: bool = False) -> tuple[RunFolder, Checkpoint]:
     """Return the run folder at a path and the checkpoint to use. Raise ModelError if the model cannot be used, or if it
     has been edited and changes are not accepted.
     """
-    path = Path(path)
+    path = local_folder(path)
     if path.is_file():
         _reject_pickle(path)
         raise ModelError(f"{path} is a file. A model is a folder that `regard train` has written.")
@@ -210,11 +224,11 @@ def locate(
     if isinstance(config, Mapping):
         if out is None:
             raise ConfigError("Settings passed as a mapping need a folder to train in: out='runs/…'.")
-        return config, RunFolder(Path(out))
-    path = Path(config)
+        return config, RunFolder(local_folder(out))
+    path = local_folder(config)
     if RunFolder(path).exists():
-        return RunFolder(path).settings().model_dump(mode="json"), RunFolder(Path(out) if out else path)
-    return config, RunFolder(Path(out) if out else Path("runs") / path.stem)
+        return RunFolder(path).settings().model_dump(mode="json"), RunFolder(local_folder(out) if out else path)
+    return config, RunFolder(local_folder(out) if out else Path("runs") / path.stem)
 
 
 def _reject_pickle(path: Path) -> None:

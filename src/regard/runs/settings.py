@@ -48,6 +48,7 @@ from regard.quantities import (
     Weight,
 )
 from regard.registry import default_choice
+from regard.urls import is_url, join_path
 
 
 def as_list(value: Any) -> Any:
@@ -339,17 +340,17 @@ class RunSettings(Settings):
         """Return the settings with an absolute data folder. A relative one in config.yaml is inside the run folder."""
         if not isinstance(self.data, FilesData) or not self.data.folder:
             return self
-        return self._with_data_folder(self.data, run.absolute() / self.data.folder)
+        return self._with_data_folder(self.data, join_path(str(run.absolute()), self.data.folder))
 
     def relative_to(self, run: Path) -> Self:
         """Return the settings with a relative data folder if it is inside the run folder. The run can then be moved."""
-        if not isinstance(self.data, FilesData) or not self.data.folder:
+        if not isinstance(self.data, FilesData) or not self.data.folder or is_url(self.data.folder):
             return self
         folder, root = Path(self.data.folder).resolve(), run.resolve()
-        return self._with_data_folder(self.data, folder.relative_to(root)) if folder.is_relative_to(root) else self
+        return self._with_data_folder(self.data, str(folder.relative_to(root))) if folder.is_relative_to(root) else self
 
-    def _with_data_folder(self, data: FilesData, folder: Path) -> Self:
-        return self.model_copy(update={"data": data.model_copy(update={"folder": str(folder)})})
+    def _with_data_folder(self, data: FilesData, folder: str) -> Self:
+        return self.model_copy(update={"data": data.model_copy(update={"folder": folder})})
 
     @model_validator(mode="after")
     def _check_source_kind(self) -> Self:

@@ -11,9 +11,11 @@ from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
 
+from regard.data.remote_files import fetch
 from regard.errors import DataError
 from regard.formatting import did_you_mean, short_path
 from regard.regular_files import open_regular
+from regard.urls import is_url
 
 EXTENSIONS = frozenset({
     ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tga", ".tif", ".tiff",
@@ -105,9 +107,9 @@ class ImageFolder(NamedTuple):
     @classmethod
     def open(cls, path: str) -> "ImageFolder":
         """List the images. An image is found by its path in the folder, by its file name, and by its name without the
-        extension, as far as these are unique.
+        extension, as far as these are unique. A URL must refer to a zip file, which is downloaded.
         """
-        path = path.rstrip("/" + os.sep) or path
+        path = str(fetch(path)) if is_url(path) else path.rstrip("/" + os.sep) or path
         folder = cls(path, tuple(list_images(path)), {})
         paths = {folder.relative(image): image for image in folder.images}
         for shorten in (_drop_extension, os.path.basename, _stem):

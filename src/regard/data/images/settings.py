@@ -1,6 +1,5 @@
 """Settings of corpora of images: captions of image files, and the built-in scenes."""
 
-import os
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -9,6 +8,7 @@ from regard.config import MAY_CHANGE_ON_RESUME, PATH, Settings
 from regard.data.settings import DataSettings, Files, FilesChoice
 from regard.models.settings import IMAGE
 from regard.quantities import CorpusSize, Count, Fraction, ImageSize, PositiveFraction, Seed
+from regard.urls import join_path, make_absolute
 
 BadImages = Literal["error", "skip"]
 
@@ -41,7 +41,7 @@ class CaptionsData(DataSettings):
     kind: Literal["captions"] = "captions"
     folder: str = Field("", json_schema_extra=MAY_CHANGE_ON_RESUME, description="folder of the files below")
     images: Annotated[str, PATH] = Field(
-        json_schema_extra=MAY_CHANGE_ON_RESUME, description="a folder or a zip file of images"
+        json_schema_extra=MAY_CHANGE_ON_RESUME, description="a folder or a zip file of images, or the URL of a zip file"
     )
     captions: FilesChoice | None = Field(
         None, description="the caption file; without it, the name of each image is its caption"
@@ -68,7 +68,7 @@ class CaptionsData(DataSettings):
     @property
     def image_path(self) -> str:
         """The path of the folder or the zip file of images."""
-        return os.path.join(self.folder, self.images)
+        return join_path(self.folder, self.images)
 
     def files(self, name: str) -> Files | None:
         """Return the file that a setting names, with folder applied to its path."""
@@ -78,7 +78,7 @@ class CaptionsData(DataSettings):
     def absolute(self) -> Self:
         """Make paths absolute. Paths inside `folder` stay relative to it."""
         if self.folder:
-            return self.model_copy(update={"folder": os.path.abspath(self.folder)})
+            return self.model_copy(update={"folder": make_absolute(self.folder)})
         return super().absolute()
 
     def check_options(self) -> None:

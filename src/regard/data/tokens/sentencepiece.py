@@ -14,11 +14,13 @@ from typing import NamedTuple
 import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
+from regard.data.remote_files import fetch
 from regard.data.settings import RESERVED
 from regard.data.tokens import pretokenization
 from regard.data.tokens.vocabularies import BYTES, SPECIALS, LearnedTokens, Merges, build_model
 from regard.errors import DataError
 from regard.regular_files import read_regular
+from regard.urls import is_url
 
 _NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
@@ -52,14 +54,14 @@ class SentencePieceModel(NamedTuple):
     treat_whitespace_as_suffix: bool
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
     try:
-        return read_regular(path)
+        return read_regular(fetch(str(path)) if is_url(path) else path)
     except OSError as error:
         raise DataError(f"{path} (tokenizer.path) cannot be read: {error.strerror}. {_REQUIRED}") from None
 
 
-def read_model(path: Path) -> SentencePieceModel:
+def read_model(path: str | Path) -> SentencePieceModel:
     try:
         model = _parse(read_bytes(path))
     except (ValueError, KeyError, IndexError, struct.error) as error:

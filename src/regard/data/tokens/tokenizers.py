@@ -87,7 +87,7 @@ class Tokenizer:
     def of(cls, options: Side, texts: Iterable[str]) -> "Tokenizer":
         """Learn a tokenizer from texts, which are read once, or load one from a SentencePiece file."""
         if isinstance(options, SentencePieceSide):
-            model = read_model(Path(options.path))
+            model = read_model(options.path)
             return cls(build_tokenizer(model, collect_tags(texts) if options.tags else set()))
         return cls(learn(options, texts))
 
