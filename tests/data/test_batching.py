@@ -1,11 +1,12 @@
 """Batches: a pure function of (seed, step), each pair once per epoch, similar lengths together."""
 
 import numpy as np
+import pytest
 import torch
 
-from regard.data.batching import pad
-from regard.data.ragged import Ids
-from regard.data.sampler import PairBatchSampler, TokenBatchSampler, batch_by_length, padding_share
+from regard.data.batching import EncodedCorpus, EncodedTexts, pad
+from regard.data.ragged import Ids, Ragged
+from regard.data.sampler import PairBatchSampler, TokenBatchSampler, batch_by_length, padding_share, round_up_lengths
 from regard.data.tokens.tokenizers import END, PAD, START
 from tests_shared import make_corpus
 
@@ -76,6 +77,38 @@ def test_token_batches_depend_only_on_seed_and_step() -> None:
     assert [second.at(step) for step in (500, 3, 40)] == [batches[500], batches[3], batches[40]]
     assert batches[: first.steps_per_epoch] != batches[first.steps_per_epoch :]
     assert first.epoch_at(first.steps_per_epoch) == 1
+
+
+@pytest.mark.parametrize("tokens", [60, 90, 600, 10**6])
+@pytest.mark.parametrize("longest", [1, 3, 90])
+def test_token_batches_are_those_of_one_sort_of_all_pairs(tokens: int, longest: int) -> None:
+    """The reference sorts all pairs by width, and then by the noisy length of their sources."""
+    lengths_N2 = np.minimum(PAIRS[:3000], longest)
+    sampler = TokenBatchSampler(lengths_N2, tokens, seed=5, max_length=60)
+    for epoch in range(2):
+        members = np.flatnonzero(lengths_N2.max(1) <= 60)
+        widths = round_up_lengths(lengths_N2[members].max(1))
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((5, epoch))))
+        noisy = lengths_N2[members, 0] + generator.random(len(members)) * 4.0
+        order = np.lexsort((noisy, widths))
+        ordered, widths = members[order], widths[order]
+        batches = []
+        while len(ordered):
+            rows = 1
+            while rows < len(ordered) and (rows + 1) * widths[rows] <= tokens:
+                rows += 1
+            rows -= rows % 8 if len(ordered) > rows >= 16 else 0
+            batches.append(ordered[:rows].tolist())
+            ordered, widths = ordered[rows:], widths[rows:]
+        expected = [batches[index] for index in generator.permutation(len(batches))]
+        assert [batch.tolist() for batch in sampler.epoch(epoch)] == expected
+
+
+def test_lengths_that_are_the_same_in_every_epoch_are_kept_once() -> None:
+    texts = EncodedTexts(Ragged.of([[4] * length for length in range(1, 9)]))
+    corpus = EncodedCorpus(texts, texts)
+    assert corpus.lengths_N2.tolist() == [[length, length] for length in range(1, 9)]
+    assert corpus.epoch_lengths(0) is corpus.epoch_lengths(7) is corpus.lengths_N2
 
 
 def test_token_batches_have_few_shapes_and_little_padding() -> None:

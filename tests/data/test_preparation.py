@@ -88,6 +88,8 @@ def test_rows_are_stored_with_the_smallest_dtype(tmp_path: Path, max_id: int, dt
     mapped = map_ragged(tmp_path, "x")
     assert [mapped[index].tolist() for index in range(3)] == [[1, max_id - 1], [], [7]]
     assert mapped.flat.dtype == dtype
+    assert isinstance(mapped.flat, np.memmap)
+    assert isinstance(mapped.offsets.base, np.memmap)
 
 
 def test_an_empty_file_can_be_mapped(tmp_path: Path) -> None:

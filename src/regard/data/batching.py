@@ -116,10 +116,13 @@ class EncodedCorpus:
     def __len__(self) -> int:
         return len(self.sources)
 
-    @property
+    @cached_property
     def lengths_N2(self) -> Ids:
         """The source and target length of each pair; approximate if lengths differ between epochs."""
-        return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
+        lengths_N2 = np.empty((len(self), 2), np.int32)
+        lengths_N2[:, 0] = self.sources.lengths
+        lengths_N2[:, 1] = self.targets.lengths
+        return lengths_N2
 
     @property
     def average_lengths(self) -> dict[str, float]:
@@ -149,7 +152,11 @@ class EncodedCorpus:
 
 @lru_cache(maxsize=1)
 def _lengths_in(corpus: EncodedCorpus, epoch: int) -> Ids:
-    return np.stack([corpus.sources.epoch_lengths(epoch), corpus.targets.epoch_lengths(epoch)], axis=1)
+    lengths_N2 = np.empty((len(corpus), 2), np.int32)
+    lengths_N2[:, 0] = corpus.sources.epoch_lengths(epoch)
+    lengths_N2[:, 1] = corpus.targets.epoch_lengths(epoch)
+    # Lengths that are the same in every epoch are kept in memory once.
+    return corpus.lengths_N2 if np.array_equal(lengths_N2, corpus.lengths_N2) else lengths_N2
 
 
 def warn_truncated(count: int, max_length: int, name: str = "source") -> None:

@@ -103,7 +103,7 @@ class RaggedFile:
 def map_ragged(folder: Path, name: str) -> Ragged:
     """Memory-map the rows that a `RaggedFile` wrote."""
     [path] = folder.glob(f"{name}.uint*")
-    offsets = np.load(folder / f"{name}.offsets.npy", allow_pickle=False)
+    offsets = np.asarray(np.load(folder / f"{name}.offsets.npy", mmap_mode="r", allow_pickle=False))
     if not offsets[-1]:  # an empty file cannot be memory-mapped
         return Ragged(np.empty(0, np.int64), offsets)
     return Ragged(np.memmap(path, dtype=path.suffix.removeprefix("."), mode="r"), offsets)

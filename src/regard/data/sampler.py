@@ -1,12 +1,11 @@
 """Batch samplers. The batch at step n is a pure function of (seed, n), so that a resumed run sees the same batches."""
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -114,30 +113,46 @@ class TokenBatchSampler(BatchSampler):
 
     @cached_property
     def _members(self) -> Ids:
-        return np.flatnonzero(self.lengths_N2.max(1, initial=0) <= self.max_length)
+        """The indices of the pairs that are not too long, in as few bytes as possible: a large corpus has many."""
+        members = np.flatnonzero(self.lengths_N2.max(1, initial=0) <= self.max_length)
+        return members.astype(np.min_scalar_type(len(self.lengths_N2)))
 
     def lengths_at(self, epoch: int) -> Ids:
         """Return the lengths of both sides in an epoch → (N, 2)."""
         return self.lengths_N2 if self.epoch_lengths is None else self.epoch_lengths(epoch)
 
-    @staticmethod
-    def _widths(lengths_N2: Ids) -> Ids:
-        """Return the length of the longer side of each pair, rounded up to one of a few values."""
-        return round_up_lengths(lengths_N2.max(1, initial=0))
+    def _group(self, lengths_N2: Ids) -> "_WidthGroups":
+        """Group the members by the length of their longer side, rounded up to one of a few values."""
+        longer_M = lengths_N2.max(1, initial=0)[self._members]
+        width_of_length = round_up_lengths(np.arange(longer_M.max(initial=0) + 1))
+        widths, rank_of_length = np.unique(width_of_length, return_inverse=True)
+        ranks_M = rank_of_length.astype(np.uint16)[longer_M]  # NumPy sorts 16-bit integers in linear time
+        order_M = np.argsort(ranks_M, kind="stable").astype(self._members.dtype)
+        return _WidthGroups(order_M, widths.tolist(), np.cumsum(np.bincount(ranks_M, minlength=len(widths))).tolist())
+
+    @cached_property
+    def _average_groups(self) -> "_WidthGroups":
+        return self._group(self.lengths_N2)
+
+    def _groups_of(self, lengths_N2: Ids) -> "_WidthGroups":
+        return self._average_groups if lengths_N2 is self.lengths_N2 else self._group(lengths_N2)
 
     @cached_property
     def _boundaries(self) -> list[int]:
         """The boundaries of the batches in the sorted pairs."""
-        widths: list[int] = np.sort(self._widths(self.lengths_at(0)[self._members])).tolist()
-        boundaries = [0]
-        while boundaries[-1] < len(widths):
-            start = boundaries[-1]
-            # The first pair that would make the batch too large.
-            end = bisect_left(
-                range(start + 1, len(widths)), True, key=lambda at: (at + 1 - start) * widths[at] > self.tokens
-            )
-            rows = end + 1
-            full = start + rows < len(widths)
+        _, widths, ends = self._groups_of(self.lengths_at(0))
+        boundaries, first = [0], 0
+        while (start := boundaries[-1]) < len(self._members):
+            while ends[first] <= start:
+                first += 1
+            # The batch grows until a pair, which all others are padded to, would make it too large.
+            end = start + 1
+            for width, group_end in zip(widths[first:], ends[first:], strict=True):
+                end = max(end, min(group_end, start + self.tokens // width))
+                if end < group_end:
+                    break
+            rows = end - start
+            full = end < len(self._members)
             boundaries.append(start + (rows - rows % 8 if full and rows >= 16 else rows))
         return boundaries
 
@@ -147,12 +162,27 @@ class TokenBatchSampler(BatchSampler):
 
     def epoch(self, number: int) -> list[Ids]:
         generator = _generator(self.seed, number)
+        lengths_N2 = self.lengths_at(number)
+        order_M, _, ends = self._groups_of(lengths_N2)
         # Pairs of equal width are sorted by the approximate length of their sources.
-        lengths_N2 = self.lengths_at(number)[self._members]
-        noisy_N = lengths_N2[:, 0] + generator.random(len(self._members)) * _LENGTH_NOISE
-        ordered = self._members[np.lexsort((noisy_N, self._widths(lengths_N2)))]
+        noisy_M = generator.random(len(self._members)) * _LENGTH_NOISE
+        noisy_M += lengths_N2[self._members, 0]
+        ordered = np.empty_like(self._members)
+        for start, end in pairwise((0, *ends)):
+            group = order_M[start:end]
+            ordered[start:end] = self._members[group[np.argsort(noisy_M[group], kind="stable")]]
         batches = [ordered[start:end] for start, end in pairwise(self._boundaries)]
         return [batches[index] for index in generator.permutation(len(batches))]
+
+
+class _WidthGroups(NamedTuple):
+    """The positions of pairs among the members of a sampler, sorted by width; the distinct widths; and the position
+    where the pairs of each width end.
+    """
+
+    order_M: Ids
+    widths: list[int]
+    ends: list[int]
 
 
 def padding_share(sampler: BatchSampler, lengths: Ids) -> float:
