@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         RunInUseError,
     )
     from regard.evaluation.metrics import MetricStatistics, ModelOutputs, register_metric
+    from regard.export.exporter import Exporter, TrainedModel
+    from regard.export.targets import register_exporter
     from regard.inspection.attribution.attribution import Attribution
     from regard.inspection.compare.comparison import Comparison
     from regard.inspection.explain.explanation import Explanation, explain
@@ -65,6 +67,7 @@ _MODULES = {
     "Decoder": "regard.models.contracts",
     "DivergedError": "regard.errors",
     "Encoder": "regard.models.contracts",
+    "Exporter": "regard.export.exporter",
     "Explanation": "regard.inspection.explain.explanation",
     "Grid": "regard.models.contracts",
     "InnerProduct": "regard.attention.scores",
@@ -98,6 +101,7 @@ _MODULES = {
     "StepInfo": "regard.runs.callbacks",
     "Tokens": "regard.models.contracts",
     "Trace": "regard.inspection.trace.trace",
+    "TrainedModel": "regard.export.exporter",
     "ValidationInfo": "regard.runs.callbacks",
     "attend": "regard.attention.equation",
     "choose": "regard.training.planning.choosing",
@@ -111,6 +115,7 @@ _MODULES = {
     "register_corpus": "regard.data.corpora",
     "register_decoder": "regard.models.seq2seq",
     "register_encoder": "regard.models.seq2seq",
+    "register_exporter": "regard.export.targets",
     "register_metric": "regard.evaluation.metrics",
     "register_reader": "regard.data.source_readers",
     "register_scope": "regard.attention.scopes",
@@ -139,6 +144,7 @@ __all__ = [
     "DivergedError",
     "Encoder",
     "Explanation",
+    "Exporter",
     "Grid",
     "InnerProduct",
     "Interrupted",
@@ -171,6 +177,7 @@ __all__ = [
     "StepInfo",
     "Tokens",
     "Trace",
+    "TrainedModel",
     "ValidationInfo",
     "attend",
     "choose",
@@ -184,6 +191,7 @@ __all__ = [
     "register_corpus",
     "register_decoder",
     "register_encoder",
+    "register_exporter",
     "register_metric",
     "register_reader",
     "register_scope",

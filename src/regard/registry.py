@@ -31,6 +31,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 from regard.config import Settings, defer_options
 from regard.errors import ArgumentTypeError, ConfigError, RegardError
 from regard.formatting import add_article
+from regard.overrides import parse_overrides
 
 ENTRY_POINTS = "regard.plugins"
 """The entry point group of installed plugins."""
@@ -228,6 +229,14 @@ def _with_kind(detail: Any, kind: str) -> InitErrorDetails:
     if detail["type"] not in _PYDANTIC_ERRORS:
         return InitErrorDetails(type=PydanticCustomError(detail["type"], detail["msg"], context), loc=loc, input=value)
     return InitErrorDetails(type=detail["type"], loc=loc, input=value, ctx=context)
+
+
+def expand_label(value: Any) -> Any:
+    """Expand a label, a name that options can follow (`bleu:tokenize=none,lowercase=true`), into a mapping."""
+    if not isinstance(value, str):
+        return value
+    kind, _, options = value.partition(":")
+    return {"kind": kind, **parse_overrides(filter(None, options.split(",")))}
 
 
 def default_choice(value: Any, description: str | None = None) -> Any:

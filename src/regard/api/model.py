@@ -23,7 +23,9 @@ from regard.arguments import (
 )
 from regard.config import resolve
 from regard.data.corpora import Pairs, RawSource
+from regard.data.source_readers import TextReader
 from regard.data.sources import SourceReader, check_items, check_source, check_sources
+from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.constraints import describe_search, parse_search
 from regard.decoding.edits import Edit, TraceTask, apply_edits, check_steps, describe_edit, parse_edits
 from regard.decoding.forced import force_targets
@@ -42,6 +44,8 @@ from regard.evaluation.alignment import (
 from regard.evaluation.metrics import EvaluationSet, warn_if_tokenized
 from regard.evaluation.settings import MetricValues, parse_metrics
 from regard.evaluation.validation import Evaluation, evaluate
+from regard.export.exporter import TrainedModel, export_model
+from regard.export.settings import parse_target
 from regard.formatting import quantity
 from regard.inspection.attribution.attribution import Attribution, Baseline, Method
 from regard.inspection.attribution.methods import AttributionRequest, Contrast, attribute_target
@@ -81,6 +85,7 @@ class Model:
         step: The training step of the weights.
         scores: The validation metrics of the weights; None if they are not known.
         members: The number of models in an ensemble; 1 otherwise.
+        run: The folder that the model was loaded from; None for an ensemble.
     """
 
     def __init__(
@@ -90,12 +95,14 @@ class Model:
         step: int,
         scores: MetricValues | None = None,
         members: int = 1,
+        run: RunFolder | None = None,
     ) -> None:
         self.predictor = predictor
         self.settings = settings
         self.step = step
         self.scores = scores
         self.members = members
+        self.run = run
 
     @classmethod
     def from_checkpoint(cls, folder: RunFolder, checkpoint: Checkpoint, device: str | torch.device = "auto") -> "Model":
@@ -106,7 +113,7 @@ class Model:
         predictor = Predictor(model, reader, tokenizers.target, settings.decoding, max_length)
         best = loaded.state.get("best") or {}
         scores = MetricValues.from_json(best) if best.get("step") == loaded.step else None
-        return cls(predictor, settings, loaded.step, scores)
+        return cls(predictor, settings, loaded.step, scores, run=folder)
 
     @classmethod
     def from_checkpoints(
@@ -553,6 +560,35 @@ class Model:
         evaluation_set = _check_evaluation_set(sources, references, self.predictor.reader)
         warn_if_tokenized(evaluation_set, metrics)
         return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)
+
+    def export(self, out: str | Path, to: str | Mapping[str, Any] = "folder") -> Path:
+        """Write the model to a new folder in the format of other software.
+
+        Args:
+            out: The folder, which must not exist yet.
+            to: The format: the name of an exporter, with options (`"ct2:precision=int8"`), or a mapping with its
+                `kind`. By default a model folder without the optimizer and the data.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: The format is unknown, cannot express the model, or needs a package that is not installed; or
+                the folder exists.
+            ArgumentTypeError: An argument has the wrong type.
+
+        >>> model.export("exported/dates")
+        """
+        check_type("out", out, str | Path, "the path of a folder")
+        check_type("to", to, str | Mapping, "the name of a format, or a mapping with its kind")
+        if self.members > 1:
+            raise ConfigError("An ensemble cannot be exported. Export its models one by one.")
+        target, predictor = parse_target(to), self.predictor
+        source = predictor.reader.tokenizer if isinstance(predictor.reader, TextReader) else predictor.tokenizer
+        model = TrainedModel(
+            self.settings, self.network, TokenizerPair(source, predictor.tokenizer), self.step, self.scores, self.run
+        )
+        return export_model(model, target.build_part(), target.kind, out)
 
 
 def load(

@@ -18,6 +18,7 @@ VERBS = {
     "look": "Draw the attention weights of a prediction, or learning curves.",
     "explore": "Explore predictions and attention weights of models in the browser.",
     "align": "Align the words of pairs, and compute alignment error rate.",
+    "export": "Write a model in the format of other software.",
     "data": "Check pairs for problems (check), or print statistics (stats).",
     "presets": "List the presets, or print one.",
     "explain": "Print what a model computes, what it costs and which kernels it uses.",

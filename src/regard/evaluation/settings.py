@@ -13,8 +13,7 @@ import yaml
 
 from regard.config import Settings, resolve
 from regard.formatting import quantity
-from regard.overrides import parse_overrides
-from regard.registry import Choice, Registry
+from regard.registry import Choice, Registry, expand_label
 
 BreakdownName = Literal["length", "frequency", "unseen"]
 BREAKDOWNS: tuple[BreakdownName, ...] = get_args(BreakdownName)
@@ -43,10 +42,7 @@ class Metric(Choice):
     @classmethod
     def expand(cls, value: Any) -> Any:
         """Expand a label, `bleu:tokenize=none,lowercase=true`, into a mapping."""
-        if not isinstance(value, str):
-            return value
-        kind, _, options = value.partition(":")
-        return {"kind": kind, **parse_overrides(filter(None, options.split(",")))}
+        return expand_label(value)
 
     @property
     def label(self) -> str:

@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from regard.config import to_yaml
 from regard.data.source_readers import build_reader
 from regard.data.sources import SourceReader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import DivergedError, ModelError
 from regard.formatting import to_json
 from regard.models.seq2seq import Seq2Seq, build_model
-from regard.runs.directory import Directory, LockedFolder
+from regard.runs.directory import LOCK, Directory, LockedFolder, lock_folder
 from regard.runs.folder import RunFolder
 from regard.runs.progress import RunProgress
 from regard.runs.settings import RunSettings
@@ -67,6 +68,18 @@ def save(
 def save_average(locked: LockedFolder, settings: RunSettings, model: nn.Module, progress: RunProgress) -> Checkpoint:
     """Save the average of the last checkpoints, without an optimizer: training cannot resume from it."""
     return _write(locked, settings, f"average-{progress.step}", collect_tensors(model), {}, progress)
+
+
+def save_model(
+    path: Path, settings: RunSettings, tokenizers: TokenizerPair, model: nn.Module, progress: RunProgress
+) -> None:
+    """Write a model to an empty folder as a run with one checkpoint, without an optimizer."""
+    weights = {name: tensor.cpu().float() for name, tensor in collect_tensors(model).items()}
+    with lock_folder(path) as locked:
+        tokenizers.save(locked.directory.write)
+        locked.directory.write("config.yaml", to_yaml(settings.relative_to(path)).encode())
+        _write(locked, settings, f"step-{progress.step}", weights, {}, progress)
+    (path / LOCK).unlink()
 
 
 def _write(

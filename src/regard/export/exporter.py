@@ -1,0 +1,81 @@
+"""The interface of exporters, and how their output is written: complete, or not at all."""
+
+import os
+import secrets
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.data.tokens.tokenizers import TokenizerPair
+from regard.errors import ConfigError
+from regard.evaluation.settings import MetricValues
+from regard.models.seq2seq import Seq2Seq
+from regard.runs.folder import RunFolder, local_folder
+from regard.runs.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What an exporter reads: a network with its settings and tokenizers, and how it was trained."""
+
+    settings: RunSettings
+    network: Seq2Seq
+    tokenizers: TokenizerPair
+    step: int
+    scores: MetricValues | None = None
+    """The validation metrics of the weights; None if they are not known."""
+    run: RunFolder | None = None
+    """The folder that the model was loaded from; None if it is not known."""
+
+
+class Exporter(ABC):
+    """Writes models in one format. The parameters of the constructor are options."""
+
+    @abstractmethod
+    def find_obstacle(self, model: TrainedModel) -> str | None:
+        """Return why the format cannot express a model, with the nearest setting that can be expressed; None if it can.
+
+        The text completes the sentence "The model cannot be exported to …: ".
+        """
+
+    @abstractmethod
+    def write(self, model: TrainedModel, folder: Path) -> None:
+        """Write a model that can be expressed to an empty folder."""
+
+
+def export_model(model: TrainedModel, exporter: Exporter, name: str, out: str | Path) -> Path:
+    """Write a model to a new folder in the format of an exporter, and return the folder.
+
+    Raise ConfigError, before anything is written, if the format cannot express the model.
+    """
+    obstacle = exporter.find_obstacle(model)
+    if obstacle is not None:
+        raise ConfigError(f"The model cannot be exported to {name}: {obstacle}")
+    with write_draft(out) as draft:
+        exporter.write(model, draft)
+    return Path(out)
+
+
+@contextmanager
+def write_draft(out: str | Path) -> Iterator[Path]:
+    """Yield an empty folder, which is renamed to `out` at the end, and removed if the block raises an exception.
+
+    Raise ConfigError if `out` exists and is not an empty folder.
+    """
+    path = local_folder(out).absolute()
+    if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and not any(path.iterdir())):
+        raise ConfigError(f"{out} exists already, and is not replaced. Choose another folder with --out, or remove it.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{out} cannot be written: {path.parent} is not a folder. Choose another path.") from None
+    draft = path.parent / f".{path.name}-{secrets.token_hex(4)}"
+    draft.mkdir()
+    try:
+        yield draft
+        os.replace(draft, path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
