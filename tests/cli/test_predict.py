@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from regard.cli import predict
-from regard.cli.predict import PAUSE, Chunk, compute_ahead, read_chunks
+from regard.api import line_prediction
+from regard.api.line_prediction import PAUSE, Chunk, compute_ahead, read_chunks
 from regard.data.settings import CharSide
 from regard.data.source_readers import TextReader
 from regard.data.tokens.tokenizers import Tokenizer
@@ -56,7 +56,7 @@ def test_predict_exits_if_its_reader_exits_while_the_input_stays_open(small_run:
 @pytest.fixture
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """No item arrives too late, also on a loaded machine."""
-    monkeypatch.setattr(predict, "PAUSE", HANG)
+    monkeypatch.setattr(line_prediction, "PAUSE", HANG)
 
 
 @pytest.mark.usefixtures("_without_pauses")

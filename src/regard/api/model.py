@@ -294,8 +294,9 @@ class Model:
         sources, single = check_sources(source, predictor.reader)
         options, constraints = parse_search(search, None if single else len(sources))
         items = predictor.reader.read(sources)
+        indices = range(first_index, first_index + len(items))
         hypotheses = predictor.predict(
-            items, options, constraints, batch_size=batch_size, attention=attention, first_index=first_index
+            items, options, constraints, batch_size=batch_size, attention=attention, indices=indices
         )
         tokenizer, roles = predictor.tokenizer, predictor.attention_roles
         predictions = [

@@ -1,46 +1,23 @@
-"""regard predict. Lines are predicted in large chunks while they arrive fast, and at once when the input pauses.
-
-Threads read and tokenize the next chunk while the model predicts the current one.
-"""
+"""regard predict. Lines are predicted in large chunks while they arrive fast, and at once when the input pauses."""
 
 import inspect
 import io
-import queue
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import click
 
+from regard.api.line_prediction import LineOptions, LinePredictor, PredictionCounts, compute_ahead, read_chunks
 from regard.cli.options import accept_changes_option, ensemble_option, number_option, setting_option
 from regard.config import resolve
 from regard.data.lines import parse_lines
-from regard.data.pharaoh import format_links
 from regard.decoding.settings import SearchSettings
 from regard.errors import DataError
-from regard.formatting import quantity, to_json
+from regard.formatting import quantity
 from regard.overrides import parse_overrides
 from regard.quantities import BatchSize
 from regard.runs.folder import open_models
-
-if TYPE_CHECKING:
-    from regard.data.pharaoh import Links
-    from regard.data.sources import SourceItem, SourceReader
-    from regard.data.tokens.tokenizers import UnknownTokens
-    from regard.decoding.search import Hypothesis
-    from regard.inspection.prediction import Prediction
-
-T = TypeVar("T")
-
-PAUSE = 0.05
-"""The longest time, in seconds, that an item waits for others to join its chunk."""
-
-_BATCHES_PER_CHUNK = 16
 
 EXAMPLES = """\b
 Examples:
@@ -108,7 +85,17 @@ def command(
     repeats a few tokens in a loop, only the first cycle is kept, unless loop_guard=false.
     """
     search: dict[str, Any] = {"nbest": nbest} | ({"beam": beam} if beam else {}) | parse_overrides(settings)
-    options = resolve(SearchSettings, search, {})
+    options = LineOptions(
+        search=resolve(SearchSettings, search, {}),
+        prefix=prefix,
+        must_contain=must_contain,
+        banned=banned,
+        as_json=as_json,
+        attention=attention,
+        align=align,
+        align_tokens=tokens,
+        batch_size=batch_size,
+    )
     if attention and not as_json:
         raise click.UsageError("--attention needs --json. To draw the weights, use `regard look`.")
     if tokens and not align:
@@ -118,199 +105,29 @@ def command(
         raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
     opened = open_models(model, *others, accept_changes=accept_changes)
 
-    from regard.api.model import Model, build_aligner
-    from regard.data.tokens.tokenizers import UnknownTokens
-    from regard.decoding.constraints import parse_constraints
-    from regard.inspection.prediction import Prediction
+    from regard.api.model import Model
 
-    loaded = Model.from_checkpoints(opened)
-    predictor, roles = loaded.predictor, loaded.predictor.attention_roles
-
-    def build(item: "SourceItem", nbest: "Sequence[Hypothesis]") -> Prediction:
-        return Prediction.from_nbest(item, nbest, predictor.tokenizer, roles, loaded.members)
-
-    aligner = build_aligner(loaded, {"tokens": tokens}, batch_size or 64) if align else None
+    predictor = LinePredictor(Model.from_checkpoints(opened), options)
     lines: Iterable[str] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else texts
-    output = _Output(build=build, nbest=options.nbest, as_json=as_json, attention=attention, align=align)
-    summary = _Summary(predictor.reader.noun, UnknownTokens())
-    required = {"prefix": prefix, "must_contain": must_contain}
-
-    def predict(chunk: Chunk) -> list[_Predicted]:
-        per_text = {name: [value] * len(chunk.items) for name, value in required.items() if value}
-        constraints = parse_constraints({**per_text, "banned": banned}, len(chunk.items))
-        nbest = predictor.predict(
-            chunk.items,
-            options,
-            constraints,
-            batch_size=batch_size,
-            attention=attention,
-            first_index=summary.readable,  # samples do not depend on the chunks of a pipe
+    counts, failed = PredictionCounts(), 0
+    for chunk in compute_ahead(map(predictor.read, read_chunks(lines, predictor.chunk_size))):
+        predicted = predictor.predict(chunk, first_index=counts.sources)
+        for problem in predicted.problems.values():
+            click.echo(f"regard: {problem}", err=True)
+        click.echo("\n".join(predicted.lines))
+        counts += predicted.counts
+        failed += len(predicted.problems)
+    for note in counts.describe():
+        click.echo(f"note: {note}", err=True)
+    if failed:
+        raise DataError(
+            f"{failed:,} of {quantity(counts.sources, predictor.noun)} could not be read, for the reasons above. Their "
+            "predictions are empty."
         )
-        decoded = iter(predictor.tokenizer.decode_all([one.tokens for hypotheses in nbest for one in hypotheses]))
-        return [
-            _Predicted(item, hypotheses, list(islice(decoded, len(hypotheses))))
-            for item, hypotheses in zip(chunk.items, nbest, strict=True)
-        ]
-
-    # A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded.
-    size = _BATCHES_PER_CHUNK * predictor.limit_batches(options, batch_size, attention=attention).rows
-    read = partial(Chunk.read, predictor.reader, distinct=not options.is_random)
-    for chunk in compute_ahead(map(read, read_chunks(lines, size))):
-        predictions = chunk.match(predict(chunk))
-        links: Iterator[Links | None] = repeat(None)
-        if aligner is not None:
-            found = aligner.align((each.item.label, text) for each in predictions if each for text in each.texts)
-            links = (alignment.links for alignment in found)
-        written: list[str] = []
-        for source, problem, predicted in zip(chunk.sources, chunk.problems, predictions, strict=True):
-            summary.add(predicted, problem)
-            written += output.format(source, problem, predicted, links)
-        click.echo("\n".join(written))
-    summary.report()
 
 
 _OTHER_SETTINGS = ", ".join(name for name in SearchSettings.model_fields if name not in ("beam", "nbest"))
 command.help = f"{inspect.cleandoc(command.help or '')}\n\nSearch settings: {_OTHER_SETTINGS}."
-
-
-class _Predicted(NamedTuple):
-    """A source, its n-best hypotheses, and their texts."""
-
-    item: "SourceItem"
-    nbest: "Sequence[Hypothesis]"
-    texts: Sequence[str]
-
-
-class Chunk(NamedTuple):
-    """Consecutive sources. For each, what is wrong with it if it cannot be read, otherwise the index of its item."""
-
-    sources: Sequence[str]
-    problems: Sequence[str | None]
-    rows: Sequence[int | None]
-    items: "Sequence[SourceItem]"
-
-    @classmethod
-    def read(cls, reader: "SourceReader", sources: Sequence[str], *, distinct: bool) -> "Chunk":
-        """Read sources. If `distinct`, a source that occurs several times has one item."""
-        problems = [reader.find_problem(source) for source in sources]
-        rows: list[int | None] = []
-        readable: list[str] = []
-        row_of: dict[str, int] = {}
-        for source, problem in zip(sources, problems, strict=True):
-            row = row_of.get(source) if distinct else None
-            if problem is None and row is None:
-                row = row_of[source] = len(readable)
-                readable.append(source)
-            rows.append(row)
-        return cls(sources, problems, rows, reader.read(readable))
-
-    def match(self, predicted: Sequence[_Predicted]) -> list[_Predicted | None]:
-        """Return the prediction for each source, given those for the items."""
-        return [None if row is None else predicted[row] for row in self.rows]
-
-
-@final
-@dataclass
-class _Summary:
-    """What is reported when all sources have been predicted."""
-
-    noun: str
-    unknown: "UnknownTokens"
-    count: int = 0
-    failed: int = 0
-    truncated: int = 0
-    looped: int = 0
-
-    @property
-    def readable(self) -> int:
-        return self.count - self.failed
-
-    def add(self, predicted: _Predicted | None, problem: str | None) -> None:
-        self.count += 1
-        if predicted is None:
-            self.failed += 1
-            click.echo(f"regard: {problem}", err=True)
-            return
-        if unknown := predicted.item.unknown:
-            self.unknown.add(unknown)
-        for hypothesis in predicted.nbest:
-            self.truncated += hypothesis.truncated
-            self.looped += hypothesis.looped
-
-    def report(self) -> None:
-        """Print notes on stderr. Raise DataError if a source could not be read."""
-        if self.truncated:
-            many = quantity(self.truncated, "prediction")
-            click.echo(f"note: {many} reached the length limit and may be incomplete.", err=True)
-        if self.looped:
-            many = quantity(self.looped, "prediction")
-            click.echo(
-                f"note: {many} repeated a few tokens in a loop; the repetitions were removed (loop_guard).", err=True
-            )
-        if self.unknown:
-            texts = f"in {self.unknown.texts:,} of the texts"
-            click.echo(f"note: the model has no token for {self.unknown} ({texts}).", err=True)
-        if self.failed:
-            raise DataError(
-                f"{self.failed:,} of {quantity(self.count, self.noun)} could not be read, for the reasons above. "
-                "Their predictions are empty."
-            )
-
-
-def read_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of up to `size` items, in order. A list ends if it is full, or `PAUSE` seconds after its first item.
-
-    A thread reads ahead, up to `size` items. If reading fails, the items before the failure are yielded before the
-    exception is raised.
-    """
-    ahead = queue.Queue[T | _End](size)
-    # A daemon thread, because a read from an idle pipe cannot be interrupted.
-    threading.Thread(target=_read, args=(items, ahead), daemon=True).start()
-    while True:
-        chunk: list[T] = []
-        item = ahead.get()
-        deadline = time.monotonic() + PAUSE
-        while not isinstance(item, _End):
-            chunk.append(item)
-            if len(chunk) == size:
-                break
-            try:
-                item = ahead.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                break
-        if chunk:
-            yield chunk
-        if isinstance(item, _End):
-            if item.failure is not None:
-                raise item.failure
-            return
-
-
-def compute_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield items that a thread computes. It computes the next item while the caller uses the current one."""
-    ahead = queue.Queue[T | _End](1)
-    threading.Thread(target=_read, args=(items, ahead), daemon=True).start()
-    while not isinstance(item := ahead.get(), _End):
-        yield item
-    if item.failure is not None:
-        raise item.failure
-
-
-class _End:
-    """The end of the input, and the exception that caused it, if any."""
-
-    def __init__(self, failure: Exception | None = None) -> None:
-        self.failure = failure
-
-
-def _read(items: Iterable[T], ahead: "queue.Queue[T | _End]") -> None:
-    try:
-        for item in items:
-            ahead.put(item)
-    except Exception as error:  # raised again where the items are used
-        ahead.put(_End(error))
-    else:
-        ahead.put(_End())
 
 
 def _read_stdin(*, replace_invalid: bool) -> Iterator[str]:
@@ -333,57 +150,3 @@ def _open_stdin() -> io.BufferedIOBase:
         return open(sys.stdin.fileno(), "rb", closefd=False)
     except io.UnsupportedOperation:  # sys.stdin is not a file
         return sys.stdin.buffer  # type: ignore[return-value] # it is buffered, too
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Output:
-    """The format of the output: lines of text, or JSON."""
-
-    build: "Callable[[SourceItem, Sequence[Hypothesis]], Prediction]"
-    nbest: int
-    as_json: bool
-    attention: bool
-    align: bool
-
-    def format(
-        self, source: str, problem: str | None, predicted: _Predicted | None, links: "Iterator[Links | None]"
-    ) -> list[str]:
-        """Return the lines of a source. `links` yields the alignment of each prediction."""
-        if predicted is None:
-            return [to_json({"source": source, "error": problem}) if self.as_json else ""] * self.nbest
-        if self.as_json:
-            best = self.build(predicted.item, predicted.nbest)
-            lines = [self._to_json(prediction, next(links)) for prediction in (best, *best.alternatives)]
-        else:
-            lines = [self._to_line(*pair, next(links)) for pair in zip(predicted.nbest, predicted.texts, strict=True)]
-        return lines + [self._fill_line(source)] * (self.nbest - len(lines))
-
-    def _to_line(self, hypothesis: "Hypothesis", text: str, links: "Links | None") -> str:
-        text = text.replace("\n", " ")  # a byte-level model can generate line breaks
-        fields = [f"{hypothesis.rank:.4f}", f"{hypothesis.score:.4f}", text] if self.nbest > 1 else [text]
-        return "\t".join(fields if links is None else [*fields, format_links(links)])
-
-    def _fill_line(self, source: str) -> str:
-        """Return a line for a prediction that does not exist: an empty text has one prediction, whatever --nbest."""
-        if self.as_json:
-            return to_json({"source": source, "text": "", "score": None, "ranking_score": None}, ensure_ascii=False)
-        return "\t" * (2 * int(self.nbest > 1) + int(self.align))
-
-    def _to_json(self, prediction: "Prediction", links: "Links | None") -> str:
-        fields: dict[str, Any] = {
-            "source": prediction.source,
-            "text": prediction.text,
-            "score": prediction.score,
-            "ranking_score": prediction.ranking_score,
-            "truncated": prediction.truncated,
-            "looped": prediction.looped,
-            "unknown": prediction.unknown,
-            "tokens": prediction.tokens,
-            "source_tokens": prediction.source_tokens,
-        }
-        if self.attention:
-            fields["attention"] = prediction.attention.tolist()
-        if links is not None:
-            fields["links"] = sorted(links)
-        return to_json(fields, ensure_ascii=False)

@@ -116,20 +116,22 @@ class Predictor:
         *,
         batch_size: int | None = None,
         attention: bool = False,
-        first_index: int = 0,
+        indices: Sequence[int] | None = None,
         history: list[BeamStep] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the `nbest` hypotheses for each source, best first, with attention weights if requested. For the
         batches, see `limit_batches`.
 
-        Samples depend on the seed and on the index of the source, counted from `first_index`, and not on other sources.
+        Samples depend on the seed and on the index of the source, and not on other sources. `indices` are those of
+        `sources` in the complete input; by default, they are counted from 0.
         The hypothesis for an empty source is empty. Loops are removed from greedy hypotheses (`loop_guard`).
         """
         predictions: dict[int, list[Hypothesis]] = {}
         with self.inference():
             limits = self.limit_batches(search, batch_size, attention=attention)
             for rows in batch_by_length([source.length for source in sources], *limits):
-                task = _Task(search, constraints.select(rows), [first_index + row for row in rows], history)
+                numbers = rows if indices is None else [indices[row] for row in rows]
+                task = _Task(search, constraints.select(rows), numbers, history)
                 nbest = self._predict_batch([sources[row] for row in rows], task, attention=attention)
                 predictions.update(zip(rows, nbest, strict=True))
         return [predictions[row] for row in range(len(sources))]

@@ -381,6 +381,11 @@ class UnknownTokens:
         if len(self._distinct) <= MAX_NAMED:
             self._distinct |= found
 
+    @property
+    def names(self) -> list[str]:
+        """The tokens that a message names, and one more if there are others."""
+        return list(islice(self._distinct, MAX_NAMED + 1))
+
     def __bool__(self) -> bool:
         return bool(self._distinct)
 
