@@ -51,6 +51,8 @@ Resamples = Annotated[int, _NUMBER, Field(ge=10, le=10_000_000)]
 """The number of resamples of a bootstrap, or of trials of a randomization test."""
 RunCount = Annotated[int, _NUMBER, Field(gt=0, le=10_000)]
 """The number of runs that are trained one after the other."""
+WorkerCount = Annotated[int, _NUMBER, Field(gt=0, le=10_000)]
+"""The number of processes that compute at the same time."""
 Threads = Annotated[int, _NUMBER, Field(gt=0, le=1_024)]
 MAX_SEED = 2**63 - 1
 Seed = Annotated[int, _NUMBER, Field(ge=0, le=MAX_SEED)]

@@ -351,6 +351,16 @@ def import_plugins(names: str | Iterable[str]) -> None:
             raise ArgumentTypeError(f"imports must be names of modules or paths of .py files, not {name!r}.")
         with _importing_plugin(name):
             _import_file(name) if name.endswith(".py") else _import_module(name)
+        _imported[name] = None
+
+
+_imported: dict[str, None] = {}
+"""The plugins that were imported, as the user named them."""
+
+
+def imported_plugins() -> tuple[str, ...]:
+    """Return the plugins that were imported by `import_plugins`, so that another process can import them."""
+    return tuple(_imported)
 
 
 def _import_module(name: str) -> None:

@@ -36,7 +36,7 @@ LAYERS = [
     {"inspection"},
     {"export", "serving"},
     {"api"},
-    {"explorer"},
+    {"explorer", "cluster"},
     {"cli"},
     {"__init__", "__main__"},
 ]

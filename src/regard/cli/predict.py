@@ -4,19 +4,26 @@ import inspect
 import io
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from regard.api.line_prediction import LineOptions, LinePredictor, PredictionCounts, compute_ahead, read_chunks
 from regard.cli.options import accept_changes_option, ensemble_option, number_option, setting_option
+from regard.cluster.block_predictor import WorkerSettings
+from regard.cluster.corpus import BLOCK_LINES, Job, find_inputs, predict_corpus
+from regard.cluster.job_folder import FAILURES
+from regard.cluster.pools import InProcess, LocalProcesses, Pool
 from regard.config import resolve
 from regard.data.lines import parse_lines
 from regard.decoding.settings import SearchSettings
 from regard.errors import DataError
-from regard.formatting import quantity
+from regard.formatting import quantity, short_path
 from regard.overrides import parse_overrides
-from regard.quantities import BatchSize
+from regard.quantities import BatchSize, Count, WorkerCount
+from regard.registry import imported_plugins
 from regard.runs.folder import open_models
 
 EXAMPLES = """\b
@@ -31,7 +38,9 @@ Examples:
   regard predict runs/german --align < english.txt
   regard predict runs/one --with runs/other --beam 5 < dates.txt
   regard predict runs/captions --beam 5 photo.jpg photos.zip/cat.png
-  ls photos/*.jpg | regard predict runs/captions"""
+  ls photos/*.jpg | regard predict runs/captions
+  regard predict runs/german --input 'in/*.txt.gz' --output out/ --workers 4
+  regard predict runs/german --input in/ --output out/ --cluster head:6379"""
 
 
 @click.command(epilog=EXAMPLES)
@@ -50,6 +59,20 @@ Examples:
 @click.option("--align", is_flag=True, help="Add word alignments in Pharaoh format, after a tab; see regard align -h.")
 @click.option("--tokens", is_flag=True, help="Align tokens instead of words; needs --align.")
 @click.option("--replace-invalid", is_flag=True, help="Replace bytes that are not UTF-8 with U+FFFD, and count them.")
+@click.option(
+    "--input", "inputs", metavar="FILES", multiple=True,
+    help="Predict all lines of FILES: a file, a folder, a quoted pattern, or - for stdin. Repeat for more. Needs "
+    "--output.",
+)  # fmt: skip
+@click.option("--output", metavar="DIR", help="Write a file to DIR for each file of --input, with the same name.")
+@number_option(
+    "--workers", WorkerCount, "N", "Predict in N processes. [default: 1; with --cluster, one per GPU or CPU]"
+)
+@click.option(
+    "--cluster", metavar="ADDRESS",
+    help="Predict on a Ray cluster: HOST:PORT of its head node, ray://HOST:PORT, auto, or local to start one here.",
+)  # fmt: skip
+@number_option("--block-lines", Count, "N", "Lines that a worker predicts at a time, with --input.", BLOCK_LINES)
 @accept_changes_option
 def command(
     model: str,
@@ -67,9 +90,18 @@ def command(
     align: bool,
     tokens: bool,
     replace_invalid: bool,
+    inputs: tuple[str, ...],
+    output: str | None,
+    workers: int | None,
+    cluster: str | None,
+    block_lines: int,
     accept_changes: bool,
 ) -> None:
     """Predict the output for each TEXT. Without TEXT (or with a single -), read lines from stdin.
+
+    With --input, predict files of any size into a folder. If the command is stopped or fails, the same command resumes
+    it, and does not repeat what is finished. A line that cannot be read or predicted is listed in failures.jsonl, and
+    its prediction is empty; the exit code is then 1.
 
     If the model reads images, TEXT is the name of an image file. The prediction for an image that cannot be read is
     empty; the problem is printed on stderr, and the exit code is 3.
@@ -100,6 +132,25 @@ def command(
         raise click.UsageError("--attention needs --json. To draw the weights, use `regard look`.")
     if tokens and not align:
         raise click.UsageError("--tokens needs --align.")
+    if inputs or output:
+        if texts or not (inputs and output):
+            raise click.UsageError("--input FILES and --output DIR must be used together, and without TEXT.")
+        found = find_inputs(inputs)
+        located = open_models(model, *others, accept_changes=accept_changes)
+        job = predict_corpus(
+            located,
+            found,
+            Path(output),
+            options,
+            block_lines=block_lines,
+            replace_invalid=replace_invalid,
+            build_pool=partial(_build_pool, workers=workers, cluster=cluster),
+            plugins=imported_plugins(),
+        )
+        _report_job(job)
+        return
+    if workers or cluster:
+        raise click.UsageError("--workers and --cluster need --input and --output.")
     from_stdin = not texts or texts == ("-",)
     if from_stdin and sys.stdin is None:
         raise click.UsageError("Standard input is closed. Give TEXT, or redirect a file with < FILE.")
@@ -124,6 +175,34 @@ def command(
             f"{failed:,} of {quantity(counts.sources, predictor.noun)} could not be read, for the reasons above. Their "
             "predictions are empty."
         )
+
+
+def _build_pool(settings: WorkerSettings, *, workers: int | None, cluster: str | None) -> Pool:
+    if cluster is not None:
+        from regard.cluster.ray_pool import RayPool
+
+        return RayPool(cluster, settings, workers)
+    return InProcess(settings) if workers is None else LocalProcesses(settings, workers)
+
+
+def _report_job(job: Job) -> None:
+    """Print a summary. Raise DataError if files could not be read; exit with code 1 if lines could not be predicted."""
+    counts, out = job.count(), short_path(job.folder.path)
+    for note in counts.describe():
+        click.echo(f"note: {note}", err=True)
+    lines, files = quantity(counts.sources, "line"), quantity(len(job.states), "file")
+    failed = sum(len(block.problems) for state in job.states for block in state.output.blocks.values())
+    unread = sum(state.failure is not None for state in job.states)
+    if unread:
+        raise DataError(
+            f"{unread:,} of {files} could not be predicted, for the reasons above. The others are in {out}. Correct "
+            "these files, and run the same command."
+        )
+    click.echo(f"{lines} of {files} are predicted in {out}.", err=True)
+    if failed:
+        many = "1 line has" if failed == 1 else f"{failed:,} lines have"
+        click.echo(f"{many} no prediction: {out}/{FAILURES} lists the reasons.", err=True)
+        raise click.exceptions.Exit(1)
 
 
 _OTHER_SETTINGS = ", ".join(name for name in SearchSettings.model_fields if name not in ("beam", "nbest"))

@@ -13,7 +13,7 @@ import shlex
 import stat
 import sys
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -69,6 +69,15 @@ def read_texts(path: str | Path) -> Generator[str | Line]:
     """As `read_lines`, but yield a valid line as a str, which is faster than a `Line`."""
     with _unzipped(path) as handle:
         yield from parse_texts(handle, str(path))
+
+
+@contextmanager
+def open_texts(path: str | Path) -> Iterator[tuple[Iterator[str | Line], Callable[[], int]]]:
+    """Open a file for `read_texts`, and return a function for the number of its bytes that have been read, which is 0
+    for a pipe. An empty file has no lines.
+    """
+    with open_file(path) as handle, _unzip(handle, path) as unzipped:
+        yield parse_texts(unzipped, str(path)), handle.tell if handle.seekable() else lambda: 0
 
 
 def parse_texts(handle: Readable, name: str) -> Iterator[str | Line]:
@@ -236,18 +245,24 @@ def hash_file(path: str | Path) -> str:
 @contextmanager
 def _unzipped(path: str | Path) -> Iterator[Readable]:
     with open_file(path) as handle:
-        # `peek` instead of `seek`, so that pipes can be read too.
-        start = handle.peek(2)[:2]
-        if not start:
+        if not handle.peek(1):
             raise DataError(f"{display_name(path)} is empty. Check how it was created.")
-        if start == b"\x1f\x8b":
-            try:
-                with gzip.GzipFile(fileobj=handle) as unzipped:
-                    yield unzipped
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise DataError(
-                    f"{display_name(path)} is a damaged gzip file ({error}). It was probably truncated: copy or "
-                    "download it again."
-                ) from None
-        else:
-            yield handle
+        with _unzip(handle, path) as unzipped:
+            yield unzipped
+
+
+@contextmanager
+def _unzip(handle: io.BufferedReader, path: str | Path) -> Iterator[Readable]:
+    """Decompress an open file if it is a gzip file."""
+    # `peek` instead of `seek`, so that pipes can be read too.
+    if handle.peek(2)[:2] != b"\x1f\x8b":
+        yield handle
+        return
+    try:
+        with gzip.GzipFile(fileobj=handle) as unzipped:
+            yield unzipped
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{display_name(path)} is a damaged gzip file ({error}). It was probably truncated: copy or download it "
+            "again."
+        ) from None

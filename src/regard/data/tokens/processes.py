@@ -1,4 +1,4 @@
-"""Worker processes that exchange messages with their parent over pipes.
+"""Worker processes that exchange messages with their parent over pipes, and the number of cores that they share.
 
 A worker is started as `python -m MODULE`, instead of with `fork` or `multiprocessing`: training scripts need no
 `if __name__ == "__main__"`, and threads of other libraries cannot deadlock a child. While the parent waits for a
@@ -43,6 +43,10 @@ class WorkerProcess:
             raise self._error()
         return message
 
+    def kill(self) -> None:
+        """End the process. Another thread that waits for a message receives a ResourceError."""
+        self._process.kill()
+
     def stop(self) -> None:
         self._process.kill()
         self._process.communicate()
@@ -50,8 +54,8 @@ class WorkerProcess:
     def _error(self) -> ResourceError:
         code = self._process.wait()
         return ResourceError(
-            f"A worker process of the tokenizer ended with code {code}, probably because it ran out of memory. Free "
-            "some memory, and run the command again."
+            f"A worker process ended with code {code}, probably because it ran out of memory. Free some memory, and "
+            "run the command again."
         )
 
 
@@ -68,3 +72,18 @@ def read_message(pipe: IO[bytes]) -> bytes | None:
     [length] = _SIZE.unpack(size)
     message = pipe.read(length)
     return message if len(message) == length else None
+
+
+def usable_threads() -> int:
+    """Return the maximum number of CPU threads: OMP_NUM_THREADS if it is set, else the number of usable cores."""
+    requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if requested.isdecimal() and int(requested):
+        return int(requested)
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):  # Linux; macOS and Windows do not restrict a process to some of the cores
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

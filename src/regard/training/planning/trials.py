@@ -1,7 +1,6 @@
 """Find a learning rate and a batch size, and measure the speed of training, with short trial runs."""
 
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from regard.data.corpora import Corpus, load_corpus
 from regard.data.preparation import Report
 from regard.data.sampler import TokenBatchSampler
 from regard.data.survey.survey import without_warnings
+from regard.data.tokens.processes import usable_threads
 from regard.errors import DataError
 from regard.ops import cuda_graphs
 from regard.runs.directory import lock_folder
@@ -81,21 +81,6 @@ def measure_speed(
             torch.set_num_threads(threads_before)
         steps, pairs = steps_per_epoch(state.sampler, settings.training), len(state.data.train)
         return TrainingSpeed(seconds_per_step, steps / corpus.share, round(pairs / corpus.share))
-
-
-def usable_threads() -> int:
-    """Return the maximum number of CPU threads: OMP_NUM_THREADS if it is set, else the number of usable cores."""
-    requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if requested.isdecimal() and int(requested):
-        return int(requested)
-    return usable_cores()
-
-
-def usable_cores() -> int:
-    """Return the number of CPU cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # Linux; macOS and Windows do not restrict a process to some of the cores
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _measure_step(state: TrainingState, budget: float, fastest: float | None) -> float:

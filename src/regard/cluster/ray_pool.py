@@ -1,0 +1,211 @@
+"""Workers on the machines of a Ray cluster. They need no shared file system: the model is sent through the object store
+of Ray, and lines and predictions travel with the calls.
+
+The workers are actors, and the job assigns a block to an actor when it is idle, as it does with local processes. So the
+input is a stream of any size, and what happens when an actor dies is decided in one place (`corpus.py`).
+"""
+
+import logging
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, final
+
+from regard.cluster.block_predictor import (
+    BlockPredictor,
+    BlockRequest,
+    BlockResponse,
+    ErrorResponse,
+    WorkerSettings,
+    load_packed,
+    pack_models,
+    to_response,
+)
+from regard.cluster.pools import Pool, Worker, WorkerDied, check_response
+from regard.errors import ConfigError, RegardError
+from regard.formatting import shorten
+from regard.version import __version__
+
+LOCAL = "local"
+"""The address that starts a cluster on this machine, for the time of the job."""
+
+_CONNECT_SECONDS, _CHECK_SECONDS = 10, 120
+
+
+class Node(NamedTuple):
+    """A machine of the cluster: its address, the version of regard on it, or None, and its version of Python."""
+
+    address: str
+    regard: str | None
+    python: str
+
+
+def check_nodes(nodes: Iterable[Node]) -> None:
+    """Raise ConfigError unless all machines have this version of regard."""
+    for node in nodes:
+        if node.regard is None:
+            raise ConfigError(
+                f"The machine {node.address} of the cluster does not have the package regard. Install regard "
+                f"{__version__} for Python {node.python} on all machines of the cluster."
+            )
+        if node.regard != __version__:
+            raise ConfigError(
+                f"The machine {node.address} of the cluster has regard {node.regard}, and this machine has regard "
+                f"{__version__}. Install the same version on all machines."
+            )
+
+
+def connect(address: str) -> None:
+    """Connect to a cluster. Raise ConfigError if Ray is not installed, or if the cluster cannot be reached."""
+    try:
+        # Ray sends statistics about its use unless this is set.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "A cluster requires the package ray, which is not installed. Run pip install 'regard[ray]', or use "
+            "--workers for processes of this machine."
+        ) from None
+    try:
+        _check_reachable(address)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        reason = shorten(" ".join(str(error).split()), 300).rstrip(".")
+        raise ConfigError(
+            f"--cluster {address}: the Ray cluster cannot be reached: {reason}. Check the address (HOST:PORT of the "
+            f"head node, ray://HOST:PORT, auto or {LOCAL}), and that the cluster is running (`ray status`)."
+        ) from None
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError if no program accepts connections at HOST:PORT. Ray itself would try for minutes."""
+    if address in (LOCAL, "auto"):
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ValueError("the address has no port")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+
+
+def describe_nodes() -> list[Node]:
+    """Run a small task on every machine of the cluster."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0, max_retries=0)(_build_check())
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    calls = [task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
+             for node in nodes]  # fmt: skip
+    described = []
+    for node, call in zip(nodes, calls, strict=True):
+        address = str(node["NodeManagerAddress"])
+        try:
+            described.append(Node(address, *ray.get(call, timeout=_CHECK_SECONDS)))
+        except ray.exceptions.RayError as error:
+            reason = shorten(str(error).splitlines()[0], 300)
+            raise ConfigError(f"The machine {address} of the cluster cannot run tasks: {reason}") from None
+    return described
+
+
+def _build_check() -> Callable[[], tuple[str | None, str]]:
+    """Return a function that describes a machine. Ray sends the code of a nested function, so that it runs without
+    regard.
+    """
+
+    def describe() -> tuple[str | None, str]:
+        try:
+            from regard.version import __version__
+        except ImportError:
+            return None, platform.python_version()
+        return __version__, platform.python_version()
+
+    return describe
+
+
+@final
+class _Actor:
+    """Runs on a machine of the cluster."""
+
+    def load(self, settings: str, archive: bytes) -> ErrorResponse | dict[str, Any]:
+        try:
+            self._predictor: BlockPredictor = load_packed(WorkerSettings.model_validate_json(settings), archive)
+        except RegardError as error:
+            return to_response(error)
+        return {}
+
+    def predict(self, request: BlockRequest) -> BlockResponse | ErrorResponse:
+        try:
+            return self._predictor.predict(request)
+        except RegardError as error:
+            return to_response(error)
+
+
+@final
+class RayPool(Pool):
+    """Actors of a Ray cluster: one for each GPU or, without GPUs, one for each CPU, or a given number."""
+
+    def __init__(self, address: str, settings: WorkerSettings, size: int | None = None) -> None:
+        connect(address)
+        import ray
+
+        try:
+            check_nodes(describe_nodes())
+            resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+            gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+            if not gpus and not cpus:
+                raise ConfigError(f"--cluster {address}: the cluster has neither CPUs nor GPUs.")
+            self._size = size or gpus or cpus
+            self._options = {"num_cpus": 1, "num_gpus": 1 if gpus else 0, "max_restarts": 0, "max_task_retries": 0}
+            self._settings = settings.model_copy(update={"threads": None if gpus else 1})
+            self._archive = ray.put(pack_models(settings))
+        except BaseException:
+            ray.shutdown()
+            raise
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def start(self, index: int) -> Worker:
+        del index  # Ray assigns the GPUs
+        return _RayWorker(self._options, self._settings, self._archive)
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+
+
+@final
+class _RayWorker(Worker):
+    def __init__(self, options: dict[str, Any], settings: WorkerSettings, archive: Any) -> None:
+        import ray
+
+        self._actor: Any = ray.remote(_Actor).options(**options).remote()
+        self._settings, self._archive = settings, archive
+
+    def load(self) -> None:
+        self._get(self._actor.load.remote(self._settings.model_dump_json(), self._archive))
+
+    def predict(self, request: BlockRequest) -> BlockResponse:
+        return self._get(self._actor.predict.remote(request))
+
+    def _get(self, call: Any) -> BlockResponse:
+        import ray
+
+        try:
+            response = ray.get(call)
+        except ray.exceptions.RayTaskError:  # an exception of the code
+            raise
+        except ray.exceptions.RayError as error:
+            raise WorkerDied(shorten(" ".join(str(error).split()), 300)) from None
+        return check_response(response)
+
+    def kill(self) -> None:
+        import ray
+
+        ray.kill(self._actor)
+
+    def close(self) -> None:
+        """Do nothing: Ray frees what an ended actor holds."""
