@@ -33,6 +33,7 @@ from regard.regular_files import read_regular
 from regard.runs.folder import RunFolder
 from regard.runs.stored_checkpoint import Checkpoint
 from regard.training.signals import StopRequest, stop_on_signals
+from regard.urls import is_url
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,9 @@ def _expand(pattern: str) -> list[str]:
     """Return the files that a pattern stands for, in order."""
     if pattern == STANDARD_INPUT:
         return [_STDIN]
-    if os.path.isfile(pattern) or "://" in pattern:
+    if is_url(pattern) and "*" in pattern:
+        raise ConfigError(f"--input {pattern}: patterns are not supported in URLs. Repeat --input for each file.")
+    if is_url(pattern) or os.path.isfile(pattern):
         return [pattern]
     if os.path.isdir(pattern):
         entries = sorted(os.scandir(pattern), key=lambda entry: entry.name)
