@@ -65,7 +65,7 @@ def run_preloaded(words: list[str], stdin: bytes, cwd: Path, timeout: float, cpu
     with tempfile.TemporaryDirectory() as folder:
         for name in STREAMS:
             Path(folder, name).write_bytes(stdin if name == "stdin" else b"")
-        process = _fork_context().Process(target=_run_main, args=(words, cwd, folder, dict(os.environ), cpu_seconds))
+        process = fork_context().Process(target=_run_main, args=(words, cwd, folder, dict(os.environ), cpu_seconds))
         process.start()
         process.join(timeout)
         if process.is_alive():
@@ -77,7 +77,7 @@ def run_preloaded(words: list[str], stdin: bytes, cwd: Path, timeout: float, cpu
 
 
 @cache
-def _fork_context() -> "ForkServerContext":
+def fork_context() -> "ForkServerContext":
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context

@@ -48,9 +48,6 @@ def test_decoder_inputs_are_shifted_targets() -> None:
     batch = encoded.batch([1, 0], torch.device("cpu"))
     assert batch.decoder_inputs.tolist() == [[START, 9, END], [START, 7, 8]]
     assert batch.target.tokens_BT.tolist() == [[9, END, PAD], [7, 8, END]]
-    halves = batch.split(2)
-    assert [half.ids for half in halves] == [[1], [0]]
-    assert halves[1].source.tensors[0].tolist() == [[4, PAD]]
 
 
 def test_batches_by_length_contain_each_index_once() -> None:

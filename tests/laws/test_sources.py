@@ -140,8 +140,8 @@ def test_a_training_step_does_not_depend_on_the_kind_of_source(
     for model, reader in zip(MODELS[name](), READERS, strict=True):
         model.train()
         torch.manual_seed(1)
-        batch = encode(reader).batch(range(len(PAIRS)), CPU)
-        loss, tokens = compute_gradients(model, objective, [batch], micro_batches)
+        batches = [encode(reader).batch(range(len(PAIRS))[part::micro_batches], CPU) for part in range(micro_batches)]
+        loss, tokens = compute_gradients(model, objective, batches), sum(batch.tokens for batch in batches)
         gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         results.append((loss, tokens, gradients))
     (loss, tokens, gradients), (other_loss, other_tokens, other_gradients) = results

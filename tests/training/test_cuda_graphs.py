@@ -97,7 +97,7 @@ def compute_all(
     torch.manual_seed(3)
     results = []
     for batch in batches or make_batches(next(model.parameters()).device.type):
-        loss, _ = compute_gradients(model, objective, [batch, batch], 1, graphed)
+        loss = compute_gradients(model, objective, [batch, batch._replace(seed=1)], graphed=graphed)
         grads = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         results += [loss, *grads]
     return results
@@ -163,10 +163,10 @@ def test_weights_that_are_cast_follow_the_updates(device: str) -> None:
             for parameter in model.parameters():
                 parameter.mul_(factor)
         torch.manual_seed(0)
-        loss, _ = compute_gradients(model, objective, [batch], 1, graphed)
+        loss = compute_gradients(model, objective, [batch], graphed=graphed)
         losses.append(loss)
     torch.manual_seed(0)
-    expected, _ = compute_gradients(model, objective, [batch])
+    expected = compute_gradients(model, objective, [batch])
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-2, atol=0)
     torch.testing.assert_close(losses[2], expected, rtol=1e-2, atol=0)
     assert abs(losses[2] - losses[1]) > 0.1 * losses[1]
@@ -177,7 +177,7 @@ def test_a_parameter_that_the_objective_no_longer_uses_has_no_gradient(device: s
     unused = torch.nn.Parameter(torch.ones(3, device=device))
     model.decoder.register_parameter("unused", unused)
     unused.grad = torch.ones(3, device=device)  # of an earlier objective
-    compute_gradients(model, objective, make_batches(device)[:1], 1, GraphedGradient(model, objective))
+    compute_gradients(model, objective, make_batches(device)[:1], graphed=GraphedGradient(model, objective))
     assert unused.grad.tolist() == [0.0, 0.0, 0.0]
 
 
@@ -234,7 +234,7 @@ def test_ignored_padding_gives_the_same_loss_and_gradients_as_removed_padding(
 
     def compute() -> list[torch.Tensor]:
         torch.manual_seed(0)
-        loss, _ = compute_gradients(model, objective, [batch])
+        loss = compute_gradients(model, objective, [batch])
         return [loss, *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)]
 
     expected = compute()
@@ -321,7 +321,7 @@ def test_graphed_updates_equal_eager_updates(device: str) -> None:
         torch.manual_seed(3)
         for step, batch in enumerate(make_batches(device) * 2):
             set_learning_rate(optimizer, 0.01 / (step + 1))
-            compute_gradients(model, objective, [batch], 1, graphed)
+            compute_gradients(model, objective, [batch], graphed=graphed)
             update() if use_graphs else optimizer.step()
         assert (update.replay is not None) == use_graphs
         return [parameter.detach().clone() for parameter in model.parameters()]

@@ -37,7 +37,7 @@ def make_batch() -> Batch:
 def compute_all(model: Seq2Seq, objective: Objective) -> list[torch.Tensor]:
     """Compute the loss and the gradients of all parameters."""
     torch.manual_seed(0)
-    loss, _ = compute_gradients(model, objective, [make_batch()])
+    loss = compute_gradients(model, objective, [make_batch()])
     return [loss, *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)]
 
 

@@ -55,13 +55,12 @@ def test_the_loss_of_only_padding_or_empty_sources_is_finite(kind: str, consiste
     device, empty = torch.device("cpu"), Ragged.of([[], []])
     padding = EncodedCorpus(EncodedTexts(empty), EncodedTexts(empty)).batch([0, 1], device)
     assert padding.target.tokens_BT.shape == (2, 1)
-    loss, _ = compute_gradients(model, Objective(consistency=consistency), [padding])
+    loss = compute_gradients(model, Objective(consistency=consistency), [padding])
     assert loss == 0.0
     assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
     empty_sources = EncodedCorpus(EncodedTexts(empty), EncodedTexts(Ragged.of([[5, END], [END]]))).batch([0, 1], device)
     for batches in ([empty_sources], [empty_sources, padding]):
-        loss, tokens = compute_gradients(model, Objective(consistency=consistency), batches)
-        assert (math.isfinite(loss), tokens) == (True, 3)
+        assert math.isfinite(compute_gradients(model, Objective(consistency=consistency), batches))
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
@@ -74,14 +73,13 @@ def test_label_smoothing_mixes_in_the_uniform_distribution() -> None:
     assert total.item() == pytest.approx(two.tokens * math.log(V), rel=1e-5)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 4, 8])
-def test_micro_batches_give_the_same_gradients(micro_batches: int) -> None:
+@pytest.mark.parametrize("micro_batches", [[(0, 1), (2,)], [(0, 2), (1,)], [(0,), (1,), (2,)]])
+def test_micro_batches_give_the_same_gradients(micro_batches: list[tuple[int, ...]]) -> None:
     model = make_model()
-    loss, tokens = compute_gradients(model, Objective(0.1), [batch(0, 1, 2)])
+    loss = compute_gradients(model, Objective(0.1), [batch(0, 1, 2)])
     expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    accumulated_loss, accumulated_tokens = compute_gradients(model, Objective(0.1), [batch(0, 1, 2)], micro_batches)
-    assert float(accumulated_loss) == pytest.approx(float(loss))
-    assert float(accumulated_tokens) == pytest.approx(float(tokens))
+    parts = [batch(*part) for part in micro_batches]
+    assert float(compute_gradients(model, Objective(0.1), parts)) == pytest.approx(float(loss))
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     for gradient, reference in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-8)

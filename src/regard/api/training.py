@@ -26,6 +26,7 @@ from regard.training import loop
 from regard.training.callbacks import check_callbacks
 from regard.training.machine import report_disk_failures
 from regard.training.planning.choosing import choose_or_reuse
+from regard.training.ranks import get_rank
 from regard.training.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -148,6 +149,9 @@ def train(
     import_plugins(imports)
     observers = check_callbacks(callbacks)
     check_flag("quiet", quiet)
+    if get_rank():
+        followed, path = loop.follow(started)
+        return Run(path, followed.best, followed.step)
     given = with_deadline({} if overrides is None else overrides, minutes)
     _check_arguments(config, pairs, {"dev": dev, "test": test, "columns": columns}, out)
     with _silenced_warnings() if quiet else contextlib.nullcontext():

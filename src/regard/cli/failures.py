@@ -10,8 +10,16 @@ from typing import NoReturn
 
 import click
 
-from regard.errors import RegardError, describe_disk_failure, is_disk_failure, is_memory_failure
+from regard.errors import (
+    DivergedError,
+    Interrupted,
+    RegardError,
+    describe_disk_failure,
+    is_disk_failure,
+    is_memory_failure,
+)
 from regard.formatting import short_path
+from regard.training.ranks import get_rank
 
 
 @contextmanager
@@ -50,6 +58,8 @@ def _report(error: BaseException) -> NoReturn:
     if isinstance(error, click.ClickException):
         error.show()
         _exit(error.exit_code)
+    if isinstance(error, Interrupted | DivergedError) and get_rank():
+        _exit(error.exit_code)  # rank 0 prints the message
     if isinstance(error, RegardError):
         _fail(str(error), error.exit_code)
     if isinstance(error, OSError) and is_disk_failure(error):
@@ -77,7 +87,8 @@ def _is_broken_pipe(error: OSError) -> bool:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"regard: {message}", file=sys.stderr)
+    rank = f" (rank {get_rank()})" if get_rank() else ""
+    print(f"regard{rank}: {message}", file=sys.stderr)
     _exit(code)
 
 

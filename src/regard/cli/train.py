@@ -1,12 +1,14 @@
 """regard train"""
 
 import contextlib
+import logging
 import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -14,10 +16,11 @@ from regard.cli.options import IMAGES, file_settings, number_option, reader_opti
 from regard.data.pair_files import EXTENSIONS
 from regard.formatting import short_path
 from regard.overrides import parse_overrides
-from regard.quantities import Minutes, RunCount
+from regard.quantities import Minutes, RunCount, WorkerCount
 from regard.regular_files import read_regular
 from regard.runs.folder import ACCEPT_CHANGES, INIT_FROM, RunFolder, local_folder, locate, resolve_run
 from regard.runs.settings import RunSettings, with_deadline
+from regard.training.ranks import count_ranks, get_rank
 from regard.training.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
@@ -71,6 +74,11 @@ Examples:
     is_flag=True,
     help="Accept an edited model for --from, and edited models as teachers.",
 )
+@number_option(
+    "--devices", WorkerCount, "N",
+    "Train with N processes on this machine, one for each GPU. Each step is divided among them; the settings stay the "
+    "same. To use several machines, start `regard train` with torchrun.",
+)  # fmt: skip
 @click.option("--out", metavar="DIR", help="Write the run to DIR; by default to runs/NAME.")
 @click.option(
     "--find",
@@ -91,6 +99,7 @@ def command(
     seeds: int | None,
     start: str | None,
     accept_changes: bool,
+    devices: int | None,
     out: str | None,
     find: str | None,
 ) -> None:
@@ -99,6 +108,13 @@ def command(
     Prints the run folder on stdout; progress goes to stderr.
     """
     started = time.monotonic() - _process_age()  # so the deadline includes the time for imports
+    if find and (devices or count_ranks() > 1):
+        raise click.UsageError("--find needs one process. Remove --devices, or start it without torchrun.")
+    if devices and devices > 1:
+        _launch(devices)
+    if get_rank():
+        _follow(seeds or 1, started)
+        return
     if words and not (pairs or source or images) and _is_data_file(words[0]):
         pairs, *rest = words
         words = tuple(rest)
@@ -157,6 +173,38 @@ def command(
         results.append(loop.train(settings.model_copy(update={"seed": seed}), seed_folder).best)
         click.echo(seed_folder.path)
     _print_summary([best for best in results if best is not None], settings)
+
+
+def _launch(devices: int) -> NoReturn:
+    """Run this command with several ranks, and exit."""
+    if count_ranks() > 1:
+        raise click.UsageError("--devices cannot be combined with torchrun, which starts the ranks itself.")
+    with stop_on_signals() as stop, stop.imports():
+        from regard.training.distributed import launch
+
+    raise click.exceptions.Exit(launch(devices, _without_option(sys.argv[1:], "--devices")))
+
+
+def _without_option(words: Sequence[str], option: str) -> list[str]:
+    """Return words of a command line without an option and its value."""
+    kept, skips = [], False
+    for word in words:
+        if not skips and word != option and not word.startswith(f"{option}="):
+            kept.append(word)
+        skips = word == option and not skips
+    return kept
+
+
+def _follow(runs: int, started: float) -> None:
+    """Train as a rank other than the first, which sends the settings of each run."""
+    with stop_on_signals() as stop, stop.imports():
+        from regard.training import loop
+        from regard.training.distributed import open_group
+
+    logging.getLogger("regard").setLevel(logging.ERROR)  # rank 0 prints the warnings
+    with open_group():
+        for _ in range(runs):
+            loop.follow(started)
 
 
 def _process_age() -> float:

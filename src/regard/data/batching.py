@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 class Batch(NamedTuple):
     """Sources, and padded targets, which end in END. `ids` are the indices of the pairs in the corpus; `tokens` is the
     number of target tokens. With guided alignment, `alignment_BTS` is a distribution over source tokens for each step.
+    `seed` determines the random numbers of training on the batch, such as those of dropout.
     """
 
     source: Source
@@ -31,24 +32,13 @@ class Batch(NamedTuple):
     ids: list[int]
     tokens: int
     alignment_BTS: torch.Tensor | None = None
+    seed: int = 0
 
     @property
     def decoder_inputs(self) -> torch.Tensor:
         """The targets shifted right by one, starting with START."""
         start = torch.full_like(self.target.tokens_BT[:, :1], START)
         return torch.cat([start, self.target.tokens_BT[:, :-1]], dim=1)
-
-    def split(self, count: int) -> list["Batch"]:
-        """Split the batch into `count` micro-batches, or fewer if it has fewer pairs."""
-        if count == 1:
-            return [self]
-        size = -(-len(self.ids) // count)
-        return [self._rows(slice(start, start + size)) for start in range(0, len(self.ids), size)]
-
-    def _rows(self, rows: slice) -> "Batch":
-        target = self.target.rows(rows)
-        alignment_BTS = None if self.alignment_BTS is None else self.alignment_BTS[rows]
-        return Batch(self.source.rows(rows), target, self.ids[rows], int(target.lengths_B.sum()), alignment_BTS)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -86,6 +76,10 @@ class EncodedTexts:
     @cached_property
     def _max_length(self) -> int:
         return int(self.lengths.max(initial=0))
+
+    def count_tokens(self, rows: Sequence[int], epoch: int = 0) -> int:
+        """Return the number of tokens of some texts."""
+        return int(self.rows.take(rows, epoch).offsets[-1])
 
     def batch(self, rows: Sequence[int], epoch: int = 0, *, bucketed_shapes: bool = False) -> Tokens:
         """Return some texts, padded. With `bucketed_shapes`, the width is rounded up to one of a few values."""

@@ -67,7 +67,7 @@ def save(
 
 def save_average(locked: LockedFolder, settings: RunSettings, model: nn.Module, progress: RunProgress) -> Checkpoint:
     """Save the average of the last checkpoints, without an optimizer: training cannot resume from it."""
-    return _write(locked, settings, f"average-{progress.step}", collect_tensors(model), {}, progress)
+    return _write(locked, settings, f"average-{progress.step}", collect_tensors(model), None, progress)
 
 
 def save_model(
@@ -87,11 +87,11 @@ def _write(
     settings: RunSettings,
     name: str,
     model: dict[str, Tensor],
-    optimizer: dict[str, Tensor],
+    optimizer: dict[str, Tensor] | None,
     progress: RunProgress,
 ) -> Checkpoint:
     """Write a draft, sync it, rename it and sync its directory: the checkpoint is complete or does not exist."""
-    broken = first_not_finite(model) or first_not_finite(optimizer)
+    broken = first_not_finite(model) or first_not_finite(optimizer or {})
     if broken is not None:
         raise DivergedError(
             f"Training diverged by step {progress.step:,}: {broken} contains NaN or infinity. Nothing was saved; "
@@ -109,7 +109,7 @@ def _write(
                 files[file] = hashlib.sha256(content).hexdigest()
 
             add(WEIGHTS, serialize(model))
-            if optimizer:
+            if optimizer is not None:  # it is empty before the first step
                 add(OPTIMIZER, serialize(optimizer))
             add("state.json", to_json(progress.to_json(), indent=1).encode())
             manifest = _describe(files, model, settings, root)
@@ -276,10 +276,11 @@ def restore(
     saved: SavedCheckpoint,
     average: Mapping[str, Tensor] | None = None,
 ) -> RunProgress:
-    """Restore a model, its optimizer, the average of its weights and the random generators from a checkpoint."""
-    path, tensors = saved.checkpoint.path, saved.optimizer
-    dtypes = {name: torch.uint8 if name.startswith("random/") else torch.float32 for name in tensors}
-    check_tensors(tensors, dtypes, path / OPTIMIZER)
+    """Restore a model, its optimizer and the average of its weights from a checkpoint."""
+    path = saved.checkpoint.path
+    # Earlier versions of regard also saved the state of the random number generators.
+    tensors = {name: tensor for name, tensor in saved.optimizer.items() if not name.startswith("random/")}
+    check_tensors(tensors, dict.fromkeys(tensors, torch.float32), path / OPTIMIZER)
     _set_weights(model, saved.weights, path / WEIGHTS)
     for name, parameter in model.named_parameters():
         prefix = f"{name}/"
@@ -290,28 +291,12 @@ def restore(
             for name, parameter in model.named_parameters():
                 average[name].copy_(parameter)
                 parameter.copy_(tensors[f"weights/{name}"])
-    set_random_state(tensors, next(model.parameters()).device)
     return saved.progress
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors = {
+    return {
         f"{name}/{key}": value
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
-    return tensors | get_random_state(next(model.parameters()).device)
-
-
-def get_random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the state of the random number generators that training uses."""
-    state = {"random/cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["random/cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["random/cpu"])
-    if "random/cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["random/cuda"], device)

@@ -115,6 +115,8 @@ class RunProgress:
     """Whether the average of the last checkpoints has been validated."""
     average_lengths: dict[str, float] | None = None
     """The average lengths of `source` and `target` in the training data."""
+    ranks: Count = 1
+    """The number of processes that trained together."""
 
     def is_finished(self, settings: TrainingSettings) -> bool:
         """Whether all steps have been taken, or validation has not improved for `patience` validations."""

@@ -11,13 +11,17 @@ from torch import Tensor, nn
 
 from regard.config import to_yaml
 from regard.data.preparation import Report
+from regard.evaluation.attention_diagnostics import AttentionDiagnostics
 from regard.evaluation.attention_statistics import diagnose_attention
+from regard.evaluation.settings import MetricValues
 from regard.evaluation.validation import validate
 from regard.formatting import quantity
 from regard.runs import checkpoints
 from regard.runs.callbacks import Callback, SaveInfo, ValidationInfo
+from regard.runs.directory import LockedFolder
 from regard.runs.stored_checkpoint import Checkpoint
 from regard.runs.tensors import read_tensors
+from regard.training.distributed import ALONE, Group
 from regard.training.state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -40,17 +44,27 @@ def validate_model(state: TrainingState, callbacks: Callback) -> None:
 def _score(state: TrainingState, callbacks: Callback, average: str | None = None) -> bool:
     """Score the model with its present weights. Return whether it is the best so far."""
     progress, training = state.progress, state.settings.training
+    values, attention = _validate(state)
+    improved = values.better_than(progress.best, training.metric)
+    if improved:
+        progress.best, progress.best_step, progress.best_name = values, progress.step, average
+    callbacks.on_validation(ValidationInfo(progress.step, values, improved, average, attention))
+    return improved
+
+
+def _validate(state: TrainingState) -> tuple[MetricValues, AttentionDiagnostics | None]:
+    """Compute the metrics on rank 0, and the statistics of its attention weights."""
+    if not state.group.is_first:
+        received: tuple[MetricValues, AttentionDiagnostics | None] = state.group.receive()
+        return received
+    training = state.settings.training
     dev = state.data.dev.first(training.validation_pairs)
     values = validate(state.predictor, dev, training.metrics, training.validation_search)
     attention = None
     if state.diagnosed_pairs is not None:
         attention = diagnose_attention(state.predictor, state.diagnosed_pairs)
     state.model.train()
-    improved = values.better_than(progress.best, training.metric)
-    if improved:
-        progress.best, progress.best_step, progress.best_name = values, progress.step, average
-    callbacks.on_validation(ValidationInfo(progress.step, values, improved, average, attention))
-    return improved
+    return state.group.broadcast((values, attention))
 
 
 def is_save_step(state: TrainingState, step: int) -> bool:
@@ -59,14 +73,17 @@ def is_save_step(state: TrainingState, step: int) -> bool:
     return step > 0 and any(schedule.reaches(step, every) for every in (training.validate_every, training.save_every))
 
 
-def save(state: TrainingState) -> SaveInfo:
-    """Save the state, and remove checkpoints that are not needed any more."""
+def save(state: TrainingState, callbacks: Callback | None = None) -> None:
+    """Save the state, and remove checkpoints that are not needed any more. Only rank 0 does so."""
     training, progress = state.settings.training, state.progress
+    if state.locked is None:
+        return
     averaged = state.average.weights if state.average is not None else None
     checkpoint = checkpoints.save(state.locked, state.settings, state.model, state.optimizer, progress, averaged)
     keep = max(training.keep_checkpoints, training.average_checkpoints)
     checkpoints.prune(state.locked, keep, progress.best_step, lambda step: is_save_step(state, step))
-    return SaveInfo(progress.step, checkpoint.path)
+    if callbacks is not None:
+        callbacks.on_save(SaveInfo(progress.step, checkpoint.path))
 
 
 def is_before(state: TrainingState, event: dict[str, Any]) -> bool:
@@ -82,8 +99,20 @@ def average_last_checkpoints(state: TrainingState, callbacks: Callback, report: 
     """Average the weights of the last checkpoints, and use the average if it validates better than each of them."""
     progress = state.progress
     if progress.average_tried:
-        _restore_average(state)
+        if state.locked is not None:
+            _restore_average(state)
         return
+    progress.average_tried = True
+    last = _choose_checkpoints(state, report) if state.locked is not None else []
+    with averaged_weights(state.model, last, state.group):
+        if _score(state, callbacks, f"average-{progress.step}") and state.locked is not None:
+            saved = checkpoints.save_average(state.locked, state.settings, state.model, progress)
+            callbacks.on_save(SaveInfo(progress.step, saved.path))
+    save(state, callbacks)
+
+
+def _choose_checkpoints(state: TrainingState, report: Report) -> list[Checkpoint]:
+    """Return the checkpoints to average, and log a warning for each one that is damaged."""
     last, problems = _last_checkpoints(state)
     for problem in problems:
         log.warning(
@@ -93,12 +122,7 @@ def average_last_checkpoints(state: TrainingState, callbacks: Callback, report: 
             quantity(len(last) + len(problems), "checkpoint"),
         )
     report(f"Average of the last {quantity(len(last), 'checkpoint')}:")
-    progress.average_tried = True
-    with averaged_weights(state.model, last):
-        if _score(state, callbacks, f"average-{progress.step}"):
-            saved = checkpoints.save_average(state.locked, state.settings, state.model, progress)
-            callbacks.on_save(SaveInfo(progress.step, saved.path))
-    callbacks.on_save(save(state))
+    return last
 
 
 def _restore_average(state: TrainingState) -> None:
@@ -115,6 +139,7 @@ def _restore_average(state: TrainingState) -> None:
         )
         return
     with averaged_weights(state.model, last):
+        assert state.locked is not None
         checkpoints.save_average(state.locked, state.settings, state.model, state.progress)
 
 
@@ -147,19 +172,21 @@ def average_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def averaged_weights(model: nn.Module, checkpoints: Sequence[Checkpoint]) -> Iterator[None]:
-    """Within the context, the model has the averaged weights of the checkpoints."""
+def averaged_weights(model: nn.Module, checkpoints: Sequence[Checkpoint], group: Group = ALONE) -> Iterator[None]:
+    """Within the context, the model has the averaged weights of the checkpoints, which rank 0 reads."""
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.load_state_dict(average_weights(checkpoints), strict=False)  # tied weights are stored once
+    if group.is_first:
+        model.load_state_dict(average_weights(checkpoints), strict=False)  # tied weights are stored once
+    group.broadcast_tensors(model.state_dict().values())
     try:
         yield
     finally:
         model.load_state_dict(weights)
 
 
-def write_card(state: TrainingState) -> None:
+def write_card(state: TrainingState, folder: LockedFolder) -> None:
     """Write the model card, a summary of the run in Markdown."""
-    settings, progress, folder = state.settings, state.progress, state.locked
+    settings, progress = state.settings, state.progress
     parameters = sum(parameter.numel() for parameter in state.model.parameters())
     best = progress.best
     values = best.describe(settings.training.metric) if best else "–"

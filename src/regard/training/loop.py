@@ -1,11 +1,13 @@
 """The training loop: it trains any model, and can be stopped and resumed at every step."""
 
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 
-from regard.arguments import check_device
 from regard.data.corpora import load_corpus
 from regard.data.pair_files import resolve_data
 from regard.data.preparation import Report
@@ -27,6 +29,7 @@ from regard.training.checkpointing import (
     validate_model,
     write_card,
 )
+from regard.training.distributed import Group, open_group
 from regard.training.machine import configure_torch, report_disk_failures
 from regard.training.resume import check_settings_unchanged
 from regard.training.schedule import build_deadline, steps_per_epoch
@@ -48,41 +51,82 @@ def train(
     A deadline (`training.minutes`) counts from `started`, a reading of `time.monotonic`, by default now. A resumed run
     follows the schedule that it was stopped with.
     """
+    with open_group() as group:
+        group.broadcast((settings.model_dump(mode="json"), folder.path))
+        return _train(group, settings, folder, started, callbacks, quiet=quiet)
+
+
+def follow(started: float) -> tuple[RunProgress, Path]:
+    """Train as another rank than the first, with the settings of rank 0. Return its run folder, too."""
+    with open_group() as group:
+        settings, path = group.receive()
+        return _train(group, RunSettings.model_validate(settings), RunFolder(path), started, (), quiet=True), path
+
+
+def _train(
+    group: Group,
+    settings: RunSettings,
+    folder: RunFolder,
+    started: float | None,
+    callbacks: Sequence[Callback],
+    *,
+    quiet: bool,
+) -> RunProgress:
     started = time.monotonic() if started is None else started
     settings = settings.absolute().model_copy(update={"data": resolve_data(settings.data)})
     training = settings.training
     check_installed(training)
-    isolation = Isolation(check_device(training.device, "training.device"))
+    isolation = Isolation(group.choose_device(training.device))
     with (
         stop_on_signals() as stop,
         report_disk_failures(folder, lambda error: error is isolation.failure),
-        folder.lock() as locked,
+        folder.lock() if group.is_first else nullcontext() as locked,
     ):
-        folder.reject_foreign()
-        stop.resumed = bool(folder.all_checkpoints())
-        if stop.resumed:
-            check_settings_unchanged(folder, settings)
+        if locked is not None:
+            _check_folder(folder, settings, stop)
         corpus = load_corpus(settings.data)
-        checkpoints.remove_unfinished(locked)
+        if locked is not None:
+            checkpoints.remove_unfinished(locked)
         display = ProgressDisplay(training.metric, training.log_every, quiet=quiet)
         with configure_torch(training), display:
-            state = start_training(settings, locked, corpus, display.print)
+            state = start_training(settings, locked, corpus, display.print, group)
             _set_deadline(state, started, display.print)
-            with (
-                EventLog(locked.directory, lambda event: is_before(state, event), training.log_every) as events,
-                open_trackers(training, locked.directory, state.progress.step) as trackers,
-            ):
+            observers = [display, CallbackList(callbacks, isolation)]
+            with _open_callbacks(state, observers) as observed:
                 stop.deferred = True  # from now on, there is a state to save
-                observers = CallbackList(callbacks, isolation)
-                run_steps(state, CallbackList([events, *trackers, display, observers]), display, stop)
-            write_card(state)
+                run_steps(state, observed, display, stop)
+            if locked is not None:
+                write_card(state, locked)
             return state.progress
+
+
+def _check_folder(folder: RunFolder, settings: RunSettings, stop: StopRequest) -> None:
+    """Raise an error if the folder does not contain a run with these settings, or no run."""
+    folder.reject_foreign()
+    stop.resumed = bool(folder.all_checkpoints())
+    if stop.resumed:
+        check_settings_unchanged(folder, settings)
+
+
+@contextmanager
+def _open_callbacks(state: TrainingState, observers: Sequence[Callback]) -> Iterator[Callback]:
+    """Open the callbacks of a run: the event log, trackers, and observers. Other ranks than the first have none."""
+    if state.locked is None:
+        yield CallbackList([])
+        return
+    training, directory = state.settings.training, state.locked.directory
+    with (
+        EventLog(directory, lambda event: is_before(state, event), training.log_every) as events,
+        open_trackers(training, directory, state.progress.step) as trackers,
+    ):
+        yield CallbackList([events, *trackers, *observers])
 
 
 def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDisplay, stop: StopRequest) -> None:
     """Train until the schedule ends, validation stops improving, or a signal arrives."""
     training, progress = state.settings.training, state.progress
-    display.print(_describe_start(state))
+    if state.locked is not None:
+        display.print(_describe_start(state))
     display.start(progress.schedule.end, progress.step)
     # An extended run averages its new last checkpoints.
     progress.average_tried = progress.average_tried and state.is_finished
@@ -105,28 +149,41 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
         validation_started = time.monotonic()
         if validates:
             validate_model(state, callbacks)
-        before, moved = state.folder.path, state.locked.follow()
-        stopped_by = stop.by  # read once: a signal that arrives after the save stops the run after the next step
-        if stopped_by or moved or is_save_step(state, progress.step):
-            callbacks.on_save(save(state))
+        moved = _follow_folder(state)
+        # Read once: a signal that arrives after the save stops the run after the next step.
+        stopped_by, is_moved = state.group.maximum([stop.by or 0, moved is not None])
+        if stopped_by or is_moved or is_save_step(state, progress.step):
+            save(state, callbacks)
         if validates:
             if state.deadline is not None:
                 state.deadline.note_validation(time.monotonic() - validation_started)
             since, tokens = time.monotonic(), 0
-        if moved:
+        if moved is not None:
             raise RunInUseError(
-                f"{before} was moved to {moved} while it was being trained. The state after step "
-                f"{progress.step:,} is saved there: resume with `regard train {moved}`."
+                f"{moved} while it was being trained. The state after step {progress.step:,} is saved there: resume "
+                f"with `regard train {state.folder.path}`."
             )
+        if is_moved:
+            raise Interrupted("Rank 0 has stopped, because the run folder was moved.")
         if stopped_by:
+            state.group.wait()  # until the state is saved
             raise Interrupted(
-                f"Stopped by {stopped_by.name} after step {progress.step:,}; the state is saved. "
+                f"Stopped by {signal.Signals(stopped_by).name} after step {progress.step:,}; the state is saved. "
                 "Run the same command to resume."
             )
     if training.average_checkpoints > 1:
         average_last_checkpoints(state, callbacks, display.print)
     state.release_cuda_graphs()
-    display.print(_describe_end(state))
+    if state.locked is not None:
+        display.print(_describe_end(state))
+
+
+def _follow_folder(state: TrainingState) -> str | None:
+    """If the run folder was moved, use its new path from now on, and return both."""
+    if state.locked is None:
+        return None
+    before, moved = state.locked.path, state.locked.follow()
+    return None if moved is None else f"{before} was moved to {moved}"
 
 
 def _validate_initial_weights(state: TrainingState, callbacks: Callback) -> None:
@@ -136,7 +193,7 @@ def _validate_initial_weights(state: TrainingState, callbacks: Callback) -> None
     """
     started = time.monotonic()
     validate_model(state, callbacks)
-    callbacks.on_save(save(state))
+    save(state, callbacks)
     if state.deadline is not None:
         state.deadline.note_validation(time.monotonic() - started)
 
@@ -156,15 +213,19 @@ def _set_deadline(state: TrainingState, started: float, report: Report) -> None:
 def _meet_deadline(state: TrainingState, callbacks: Callback, report: Report) -> None:
     """Rescale the schedule if the run would miss its deadline."""
     deadline, progress, training = state.deadline, state.progress, state.settings.training
-    if deadline is None or not deadline.is_due():
+    if deadline is None:
         return
     before, step = progress.schedule, progress.step
-    schedule = progress.schedule = deadline.revise(before, step, training.validate_every)
-    if schedule is before:
+    if state.group.is_first and deadline.is_due():
+        progress.schedule = deadline.revise(before, step, training.validate_every)
+    schedule = progress.schedule = state.group.broadcast(progress.schedule)  # the clocks of ranks differ
+    if schedule == before:
+        return
+    torch.set_num_threads(schedule.current.threads or training.threads)
+    if not state.group.is_first:
         return
     assert deadline.seconds_per_step is not None
     seconds = float(f"{deadline.seconds_per_step:.3g}")
-    torch.set_num_threads(schedule.current.threads or training.threads)
     callbacks.on_schedule(ScheduleInfo(step, schedule.end, seconds, torch.get_num_threads()))
     if deadline.is_news(before.end, schedule.end):
         report(f"At {seconds:.2g} s per step, the time allows {quantity(schedule.end, 'step')}.")
@@ -182,7 +243,7 @@ def _describe_start(state: TrainingState) -> str:
     steps = -(-state.sampler.steps_per_epoch // training.accumulate)
     return (
         f"Training {parameters:,} parameters on {quantity(len(state.data.train), 'pair')} {start}"
-        f"in {state.folder.path}, on {state.device}{state.objective.describe()}. "
+        f"in {state.folder.path}, on {state.device}{state.group.describe(state.device)}{state.objective.describe()}. "
         f"An epoch has {quantity(steps, 'step')}; {padding:.0%} of the tokens in batches are padding."
     )
 

@@ -1,14 +1,16 @@
 """The state of a training run: what a step reads and changes. Built for a new run, or restored from a checkpoint."""
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
-from regard.arguments import check_device
 from regard.attention.record import attention_roles
 from regard.config import to_yaml
 from regard.data.batching import Batch, EncodedCorpus
@@ -20,6 +22,7 @@ from regard.data.sampler import BatchSampler
 from regard.data.source_readers import find_reader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.predictor import Predictor
+from regard.formatting import quantity
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
 from regard.registry import plugins_of
@@ -32,6 +35,7 @@ from regard.runs.settings import RunSettings
 from regard.runs.tensors import check_sizes
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.distillation import TEACHER, TeacherModels, load_teachers
+from regard.training.distributed import ALONE, Group, assign_shares
 from regard.training.initial_weights import InitialWeights, load_initial_weights, recall_initial_weights
 from regard.training.objective import Objective
 from regard.training.optim import MovingAverage, build_optimizer, learning_rate
@@ -47,7 +51,9 @@ class TrainingState:
     """Everything that a training step reads or changes."""
 
     settings: RunSettings
-    locked: LockedFolder
+    locked: LockedFolder | None
+    """The run folder; None if another rank writes it."""
+    group: Group
     device: torch.device
     data: PreparedData
     sampler: BatchSampler
@@ -63,13 +69,14 @@ class TrainingState:
     """A step of the optimizer: its own, or a CUDA graph."""
     gradient: GraphedGradient | None = None
     """Computes gradients with CUDA graphs; None if they are computed eagerly."""
-    prefetched: dict[int, list[Batch]] = field(default_factory=dict)
+    prefetched: dict[int, "StepBatches"] = field(default_factory=dict)
     """The batches of the next step, prepared while a GPU computes this one."""
     deadline: Deadline | None = None
     """Rescales the schedule so that the run ends on time."""
 
     @property
     def folder(self) -> RunFolder:
+        assert self.locked is not None, "only rank 0 accesses the run folder"
         return RunFolder(self.locked.path)
 
     @property
@@ -92,16 +99,32 @@ class TrainingState:
     def learning_rate(self, step: int) -> float:
         return learning_rate(self.progress.schedule.position(step), self.settings.training, self.progress.lr_reductions)
 
-    def batches(self, step: int) -> list[Batch]:
-        """Return the batches of a step, a pure function of the seed and the step."""
-        accumulate = self.settings.training.accumulate
+    def batches(self, step: int) -> "StepBatches":
+        """Return the micro-batches of this rank in a step, a pure function of the seed and the step."""
+        accumulate, seed = self.settings.training.accumulate, self.settings.seed
         bucketed = self.gradient is not None
-        return [
-            self.data.train.batch(
-                self.sampler.at(index), self.device, self.sampler.epoch_at(index), bucketed_shapes=bucketed
-            )
-            for index in range(step * accumulate, (step + 1) * accumulate)
-        ]
+        micro_batches, first = [], step * accumulate
+        for share in assign_shares(self.group.rank, self.group.size, accumulate, self.progress.micro_batches):
+            ids, epoch = self.sampler.at(first + share.batch), self.sampler.epoch_at(first + share.batch)
+            rows = share.select(ids)
+            if not rows and self.group.size == 1:
+                continue
+            # All ranks process the same number of micro-batches. One without rows contributes nothing to the loss.
+            batch = self.data.train.batch(rows or ids[:1], self.device, epoch, bucketed_shapes=bucketed)
+            tokens = batch.tokens if rows else 0
+            micro_batches.append(batch._replace(tokens=tokens, seed=derive_seed(seed, step, share.batch, share.part)))
+        if self.group.size == 1:
+            return StepBatches(micro_batches, sum(batch.tokens for batch in micro_batches))
+        indices = range(first, first + accumulate)
+        targets = self.data.train.targets
+        tokens = sum(targets.count_tokens(self.sampler.at(index), self.sampler.epoch_at(index)) for index in indices)
+        return StepBatches(micro_batches, tokens)
+
+    def pairs(self, step: int) -> list[int]:
+        """Return the indices of all training pairs of a step."""
+        accumulate = self.settings.training.accumulate
+        indices = range(step * accumulate, (step + 1) * accumulate)
+        return [row for index in indices for row in self.sampler.at(index)]
 
     def release_cuda_graphs(self) -> None:
         """Compute eagerly from now on, and free the memory of the CUDA graphs."""
@@ -110,25 +133,47 @@ class TrainingState:
             cuda_graphs.release_graphs(self.device)
 
 
-def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, report: Report) -> TrainingState:
-    """Build the state of a new run, or restore that of its newest valid checkpoint."""
-    training, folder = settings.training, RunFolder(locked.path)
-    device = check_device(training.device, "training.device")
-    newest = checkpoints.read_newest(folder)
-    if newest is not None:
-        check_model_unchanged(folder, newest.checkpoint, settings)
-    finished = newest is not None and newest.progress.is_finished(training)
-    inputs = _load_inputs(settings, corpus, device, newest, finished=finished)
-    if newest is not None:
-        check_data_unchanged(folder, newest.state["data"], inputs.hashes)
+class StepBatches(NamedTuple):
+    """The micro-batches of a rank in a step, and the number of target tokens of all ranks."""
+
+    micro_batches: list[Batch]
+    tokens: int
+
+
+def derive_seed(*key: int) -> int:
+    """Return a number that looks random for each key."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+
+
+def start_training(
+    settings: RunSettings, locked: LockedFolder | None, corpus: Corpus, report: Report, group: Group = ALONE
+) -> TrainingState:
+    """Build the state of a new run, or restore that of its newest valid checkpoint.
+
+    A rank without the folder receives the tokenizers, the weights and the state of the optimizer from rank 0.
+    """
+    training = settings.training
+    device = group.choose_device(training.device)
+    group = group.on(device)
+    newest = None if locked is None else checkpoints.read_newest(RunFolder(locked.path))
+    if locked is not None and newest is not None:
+        check_model_unchanged(RunFolder(locked.path), newest.checkpoint, settings)
+    resumed, finished = group.broadcast(
+        (newest is not None, newest is not None and newest.progress.is_finished(training))
+    )
+    inputs = _load_inputs(settings, corpus, device, newest, group, finished=finished)
+    if not finished:
+        initial = inputs.initial.fingerprint  # only rank 0 reads the initial weights
+        group.check_equal({name: value for name, value in inputs.hashes.items() if name not in initial})
+    if locked is not None and newest is not None:
+        check_data_unchanged(RunFolder(locked.path), newest.state["data"], inputs.hashes)
     torch.manual_seed(settings.seed)
-    tokenizers = inputs.tokenizers if newest is None else TokenizerPair.load(folder.path, settings.tokenizer)
-    data = prepare(inputs.request, tokenizers, report)
+    data = _prepare(inputs, settings, locked if resumed else None, report, group)
     if newest is not None:
         check_sizes(settings, data.tokenizers, newest.checkpoint)
     sampler = build_batch_sampler(data.train, settings)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
-    if newest is None and training.init_from is None:
+    if group.is_first and newest is None and training.init_from is None:
         model.encoder.load_pretrained()
     inputs.initial.initialize(model, settings)
     if training.guided_alignment is not None:
@@ -144,6 +189,11 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         progress = checkpoints.restore(model, optimizer, newest, average.weights if average else None)
         if progress.schedule.length != schedule.length:
             progress.schedule = schedule
+    group.broadcast_training(model, optimizer, average.weights if average else None)
+    progress = group.broadcast(progress)
+    if progress.step and progress.ranks != group.size:
+        report(_describe_other_ranks(progress.ranks, group.size))
+    progress.ranks = group.size
     dev_reader = data.reader
     part = None if finished else model.encoder.frozen_part
     if part is not None:
@@ -152,16 +202,14 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
             features = cache_features(part, data.train.sources, raw_sources, data.reader, device, report)
             data = data._replace(train=replace(data.train, sources=features))
         dev_reader = FeatureReader.of(part, data.reader, data.dev.sources, device, report)
-    # Nothing is written before all checks have passed.
-    if newest is None:
-        data.tokenizers.save(locked.directory.write)
-    recorded = settings.relative_to(folder.path).model_copy(update={"imports": tuple(plugins_of(settings))})
-    locked.directory.write(folder.config.name, to_yaml(recorded).encode())
+    if locked is not None:  # nothing is written before all checks have passed
+        _write_settings(settings, locked, None if resumed else data.tokenizers)
     objective = Objective.of(training, device, inputs.teachers.distillation)
     graphed = _uses_cuda_graphs(settings, device, progress)
     return TrainingState(
         settings=settings,
         locked=locked,
+        group=group,
         device=device,
         data=data,
         sampler=sampler,
@@ -176,6 +224,44 @@ def start_training(settings: RunSettings, locked: LockedFolder, corpus: Corpus, 
         progress=progress,
         update=GraphedUpdate(optimizer) if graphed else optimizer.step,
         gradient=GraphedGradient(model, objective) if graphed else None,
+    )
+
+
+def _prepare(
+    inputs: "_Inputs", settings: RunSettings, locked: LockedFolder | None, report: Report, group: Group
+) -> PreparedData:
+    """Prepare the data, with the tokenizers of a resumed run from its folder. Rank 0 does so first, because it may
+    learn the tokenizers, and because the other ranks on its machine then find the data in the cache.
+    """
+    data = None
+    if group.is_first:
+        tokenizers = inputs.tokenizers if locked is None else TokenizerPair.load(locked.path, settings.tokenizer)
+        data = prepare(inputs.request, tokenizers, report)
+    files: dict[str, bytes] = {}
+    if data is not None:
+        data.tokenizers.save(files.__setitem__)
+    files = group.broadcast(files)
+    if data is not None:
+        return data
+    with tempfile.TemporaryDirectory(prefix="regard.") as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        return prepare(inputs.request, TokenizerPair.load(Path(folder), settings.tokenizer), report)
+
+
+def _write_settings(settings: RunSettings, locked: LockedFolder, tokenizers: TokenizerPair | None) -> None:
+    """Write the settings to the run folder, and the tokenizers of a new run."""
+    if tokenizers is not None:
+        tokenizers.save(locked.directory.write)
+    folder = RunFolder(locked.path)
+    recorded = settings.relative_to(folder.path).model_copy(update={"imports": tuple(plugins_of(settings))})
+    locked.directory.write(folder.config.name, to_yaml(recorded).encode())
+
+
+def _describe_other_ranks(before: int, now: int) -> str:
+    return (
+        f"The checkpoint was saved by {quantity(before, 'rank')}, and training resumes with {now}: the weights differ "
+        "from those of an uninterrupted run in rounding and, with dropout, in its random numbers."
     )
 
 
@@ -194,12 +280,20 @@ class _Inputs(NamedTuple):
 
 
 def _load_inputs(
-    settings: RunSettings, corpus: Corpus, device: torch.device, newest: SavedCheckpoint | None, *, finished: bool
+    settings: RunSettings,
+    corpus: Corpus,
+    device: torch.device,
+    newest: SavedCheckpoint | None,
+    group: Group,
+    *,
+    finished: bool,
 ) -> _Inputs:
     """Load the inputs of a run. A finished run needs no teachers and no alignments."""
     guided = settings.training.guided_alignment
     teachers = TeacherModels() if finished else load_teachers(settings, device)
-    if newest is None:
+    if not group.is_first:  # the weights come from rank 0
+        initial = InitialWeights()
+    elif newest is None:
         initial = load_initial_weights(settings, corpus, teachers.tokenizers)
     else:
         initial = recall_initial_weights(settings, newest.state["data"])

@@ -115,7 +115,7 @@ def find_learning_rate(
         for step in range(steps):
             rate = min_rate * (max_rate / min_rate) ** (step / (steps - 1))
             set_learning_rate(state.optimizer, rate)
-            average_loss, _ = compute_gradients(state.model, state.objective, state.batches(step))
+            average_loss = compute_gradients(state.model, state.objective, *state.batches(step))
             norm = clip_gradients(state.model.parameters(), settings.training.max_grad_norm)
             loss = float(average_loss)
             if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -177,8 +177,8 @@ def _measure_tokens_per_second(state: TrainingState, sampler: TokenBatchSampler,
         batch_index = batches[repeat % len(batches)]
         batch = state.data.train.batch(sampler.at(batch_index), state.device)
         start = time.perf_counter()
-        loss, count = compute_gradients(state.model, state.objective, [batch])
+        loss = compute_gradients(state.model, state.objective, [batch])
         float(loss)  # waits for the GPU
         if repeat:
-            seconds, tokens = seconds + time.perf_counter() - start, tokens + count
+            seconds, tokens = seconds + time.perf_counter() - start, tokens + batch.tokens
     return tokens / seconds

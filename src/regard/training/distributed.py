@@ -1,0 +1,276 @@
+"""Training with several processes, called ranks: which rows each rank computes, and how their results are combined.
+
+`torchrun` starts the ranks, each with its number in the environment, and `regard train --devices N` does the same on
+one machine. The number of ranks changes neither the settings nor what a step computes, except for rounding and for the
+random numbers of dropout: a step uses the same rows, and the loss is summed over all ranks and divided by the number of
+target tokens of all ranks. Rank 0 alone locks and writes the run folder, and prints.
+"""
+
+import logging
+import math
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from regard.arguments import check_device
+from regard.errors import DataError, Interrupted, ResourceError
+from regard.training.ranks import count_ranks, get_rank, read_number
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for the others."""
+
+_BUCKET_BYTES = 1 << 25
+"""Gradients are summed in buckets of about this size: one is copied while another is transferred."""
+
+
+class Share(NamedTuple):
+    """Some rows of a batch: every `parts`-th one, from row `part`."""
+
+    batch: int
+    """The number of the batch in the step, less than `training.accumulate`."""
+    part: int
+    parts: int
+
+    def select(self, rows: Sequence[int]) -> Sequence[int]:
+        # Rows are sorted by length, so that all parts of a batch have about the same number of tokens.
+        return rows[self.part :: self.parts]
+
+
+def assign_shares(rank: int, ranks: int, accumulate: int, micro_batches: int = 1) -> list[Share]:
+    """Return the micro-batches of a rank in a step of `accumulate` batches.
+
+    The ranks are divided into as many teams as possible that process the same number of complete batches. Each rank
+    of a team processes the same number of parts of each batch, `micro_batches`.
+    """
+    teams = math.gcd(ranks, accumulate)
+    members = ranks // teams
+    return [
+        Share(batch, part, members * micro_batches)
+        for batch in range(rank % teams, accumulate, teams)
+        for part in range(rank // teams, members * micro_batches, members)
+    ]
+
+
+@final
+@dataclass(frozen=True)
+class Group:
+    """The ranks of a run. By default, this process is the only one, and all methods return at once."""
+
+    rank: int = 0
+    size: int = 1
+    gradients: Any = None
+    """The process group that sums gradients: NCCL if each rank has its own GPU, else gloo."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which locks and writes the run folder, and prints."""
+        return self.rank == 0
+
+    def choose_device(self, name: str) -> torch.device:
+        """Return the device of this rank. With `auto` and `cuda`, the ranks of a machine use its GPUs in turn."""
+        device = check_device(name, "training.device")
+        if self.size == 1 or device.type != "cuda":
+            return device
+        if device.index is None:
+            device = torch.device("cuda", read_number("LOCAL_RANK") % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+
+    def on(self, device: torch.device) -> "Group":
+        """Return the group with the process group that suits the devices of all ranks."""
+        if self.size == 1 or device.type != "cuda":
+            return self
+        places = self.gather((socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)))
+        shared = len(set(places)) < len(places)  # NCCL needs a GPU for each rank
+        return self if shared else replace(self, gradients=dist.new_group(backend="nccl", timeout=TIMEOUT))
+
+    def describe(self, device: torch.device) -> str:
+        if self.size == 1:
+            return ""
+        shared = " (on a shared GPU, through gloo)" if device.type == "cuda" and self.gradients is None else ""
+        return f", with {self.size} ranks{shared}"
+
+    def wait(self) -> None:
+        """Wait until all ranks have come this far."""
+        if self.size > 1:
+            dist.barrier()
+
+    def broadcast(self, value: T) -> T:
+        """Return the value of rank 0."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
+
+    def receive(self) -> Any:
+        """Return what rank 0 passes to `broadcast` at the same time."""
+        return self.broadcast(None)
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def maximum(self, values: Sequence[int]) -> list[int]:
+        """Return the element-wise maximum over all ranks."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.int32)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        highest: list[int] = tensor.tolist()
+        return highest
+
+    def check_equal(self, hashes: Mapping[str, str]) -> None:
+        """Raise `DataError` on all ranks unless all have the same data."""
+        all_hashes = self.gather(dict(hashes))
+        for rank, others in enumerate(all_hashes):
+            # Files may have other names on other machines.
+            if list(others.values()) != list(all_hashes[0].values()):
+                changed = [name for name, value in others.items() if value not in all_hashes[0].values()]
+                raise DataError(
+                    f"{' and '.join(changed or others)}: the data of rank {rank} differs from that of rank 0. Copy the "
+                    "data of rank 0 to the machine of each rank."
+                )
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor | None) -> Tensor | None:
+        """Add up the gradients and the losses of all ranks. Return None if a rank has no loss: it ran out of memory."""
+        if self.size == 1:
+            return loss
+        failed, *used = self.maximum([loss is None, *(parameter.grad is not None for parameter in parameters)])
+        if failed or loss is None:
+            return None
+        total = loss.detach().clone().view(1)
+        # A parameter that no rank has used keeps no gradient, so that the optimizer ignores it.
+        gradients = [_gradient_of(parameter) for parameter, is_used in zip(parameters, used, strict=True) if is_used]
+        pending = []
+        for bucket in _fill_buckets([total, *gradients]):
+            flat = torch.cat([tensor.view(-1) for tensor in bucket])
+            pending.append((bucket, flat, dist.all_reduce(flat, group=self.gradients, async_op=True)))
+        for bucket, flat, work in pending:
+            work.wait()
+            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+            torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
+        return total[0]
+
+    @torch.no_grad()
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the values of rank 0."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0, group=self.gradients if tensor.is_cuda else None)
+
+    def broadcast_training(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor] | None
+    ) -> None:
+        """Copy the weights, their moving average and the state of the optimizer of rank 0."""
+        if self.size == 1:
+            return
+        self.broadcast_tensors(model.state_dict().values())
+        self.broadcast_tensors((average or {}).values())
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        kinds = self.broadcast([_describe_tensors(optimizer.state.get(parameter, {})) for parameter in parameters])
+        for parameter, kind in zip(parameters, kinds, strict=True):
+            if not self.is_first and kind:
+                optimizer.state[parameter] = {
+                    name: torch.empty(shape, dtype=dtype, device=parameter.device if on_gpu else "cpu")
+                    for name, (shape, dtype, on_gpu) in kind.items()
+                }
+            self.broadcast_tensors(optimizer.state[parameter].values() if kind else ())
+
+
+ALONE = Group()
+
+
+def _describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
+    return {name: (tensor.shape, tensor.dtype, tensor.is_cuda) for name, tensor in tensors.items()}
+
+
+def _gradient_of(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _fill_buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Divide tensors, in order, into buckets of one dtype and of about `_BUCKET_BYTES` bytes."""
+    buckets: list[list[Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        if not buckets or size >= _BUCKET_BYTES or buckets[-1][0].dtype != tensor.dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(tensor)
+        size += tensor.nbytes
+    return buckets
+
+
+@contextmanager
+def open_group() -> Iterator[Group]:
+    """Join the ranks that torchrun started, and leave them at the end of the context. A nested context changes nothing.
+
+    A single rank needs no process group.
+    """
+    rank, size = get_rank(), count_ranks()
+    if size == 1:
+        yield Group()
+        return
+    if dist.is_initialized():
+        yield Group(rank, size)
+        return
+    try:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise ResourceError(
+            f"Rank {rank} of {size} could not connect to the others at {os.environ.get('MASTER_ADDR')}:"
+            f"{os.environ.get('MASTER_PORT')}: {error}. Check the address, and that all ranks were started."
+        ) from None
+    try:
+        yield Group(rank, size)
+    finally:
+        dist.destroy_process_group()
+
+
+def launch(ranks: int, arguments: Sequence[str]) -> int:
+    """Run `regard` with these arguments in several processes on this machine, as torchrun does. Return the exit code.
+
+    If a rank fails, the others are stopped.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for name in ("agent.server.api", "multiprocessing.api"):
+        logger = logging.getLogger(f"torch.distributed.elastic.{name}")
+        logger.setLevel(logging.CRITICAL)  # the ranks print their own errors
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "regard", *arguments)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException:
+        return Interrupted.exit_code
+    return 0
