@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from regard.config import resolve
 from regard.data import cache, preparation
 from regard.data.batching import EncodedCorpus, EncodedTexts, TokenRows
-from regard.data.corpora import load_corpus
+from regard.data.corpora import Pairs, load_corpus
+from regard.data.held_out import HeldOutShares
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import BPETokenizer, CharTokenizer, Files, FilesData, TokenizerSettings
 from regard.data.sources import EncodedSources
@@ -324,9 +325,21 @@ def test_several_processes_return_the_ids_of_one(kind: str) -> None:
     chunks = [
         [texts[start : start + 50], [text.upper() for text in texts[start : start + 50]]] for start in range(0, 300, 50)
     ]
-    prepared = [[side.rows() for side in chunk] for chunk in encode_parallel(pair, iter(chunks), processes=2)]
-    assert prepared == [[side.rows() for side in chunk] for chunk in encode_parallel(pair, iter(chunks), processes=1)]
-    assert prepared[5][0] == pair.source.ids(chunks[5][0])
+
+    def encode(processes: int, shares: HeldOutShares | None = None) -> list[tuple[list[Any], list[list[str]]]]:
+        encoded = encode_parallel(pair, iter(chunks), processes, shares)
+        return [([side.rows() for side in chunk.rows_by_side], list(map(list, chunk.dev))) for chunk in encoded]
+
+    assert encode(2) == encode(1)
+    assert encode(2)[5] == ([pair.source.ids(chunks[5][0]), pair.target.ids(chunks[5][1])], [])
+    shares = HeldOutShares(dev=0.3, test=0.1)
+    split = encode(2, shares)
+    assert split == encode(1, shares)
+    dev = [source for source in texts if shares.split_of(source) == "dev"]
+    assert [pairs for _, pairs in split if pairs]
+    assert [source for _, pairs in split for source, _ in pairs] == dev
+    train = [source for source in texts if shares.split_of(source) == "train"]
+    assert [ids for sides, _ in split for ids in sides[0]] == pair.source.ids(train)
 
 
 @pytest.mark.slow
@@ -365,6 +378,7 @@ def test_a_large_corpus_is_tokenized_by_many_processes(tmp_path: Path, monkeypat
     in_memory = EncodedCorpus.of(load_corpus(settings).train, prepared.reader, prepared.tokenizers.target, 1_000)
     rows = list(range(len(in_memory)))
     assert prepared.train.targets.rows.take(rows).rows() == in_memory.targets.rows.take(rows).rows()
+    assert prepared.dev == Pairs.of(load_corpus(settings).dev)
 
 
 def test_subwords_of_a_large_corpus_are_learned_from_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

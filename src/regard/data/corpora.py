@@ -17,7 +17,7 @@ from pydantic import Field
 
 from regard.config import PATH
 from regard.data import dates
-from regard.data.held_out import HeldOutShares, PairBlock, hash_to_unit_interval
+from regard.data.held_out import HeldOutShares, PairBlock, UnsplitPairs, hash_to_unit_interval
 from regard.data.images import captions, scenes
 from regard.data.images.settings import Augmentation, CaptionsData, ScenesData
 from regard.data.lines import count_lines, hash_file, read_lines
@@ -127,8 +127,8 @@ class Corpus:
     """All rows of the training files in order, to read files that are parallel to them: the pair, or None for a row
     that is not used for training. Without this function, all rows are the training pairs.
     """
-    train_and_dev: Callable[[], Iterator[tuple[PairBlock, PairBlock]]] | None = None
-    """Reads blocks of training pairs and of dev pairs in one pass, if both are in the same files."""
+    unsplit: UnsplitPairs | None = None
+    """The training and dev pairs together, if both are in the same files."""
     share: float = 1.0
     """For a sample: the share of the training pairs that it contains."""
 
@@ -367,23 +367,21 @@ def _load_files(settings: FilesData) -> Corpus:
         return Corpus(Stream(stream_all), dev, test, files, source_files, train_rows=all_rows)
     held_out = _held_out_shares(settings, _count_lines(source_files))
 
-    def split_blocks() -> Iterator[dict[SplitName, PairBlock]]:
-        """Split by a hash of the source: no source is in two splits, and the order of the lines does not matter."""
+    def read_all() -> Iterator[PairBlock]:
         blocks = _stream_blocks(train_files, skip_bad_lines=skip_bad_lines, drop_empty=True)
-        return held_out.split_blocks(block for block in blocks if block is not None)
+        return (block for block in blocks if block is not None)
 
     def stream_split(name: SplitName) -> Iterator[tuple[str, str]]:
-        return chain.from_iterable(zip(*block[name], strict=True) for block in split_blocks())
+        """Split by a hash of the source: no source is in two splits, and the order of the lines does not matter."""
+        return chain.from_iterable(zip(*held_out.split_block(block)[name], strict=True) for block in read_all())
 
     def train_rows() -> Iterator[tuple[str, str] | None]:
         return (pair if pair and held_out.split_of(pair[0]) == "train" else None for pair in all_rows())
 
-    def train_and_dev() -> Iterator[tuple[PairBlock, PairBlock]]:
-        return ((block["train"], block["dev"]) for block in split_blocks())
-
     train_part, dev_part, test_part = (Stream(partial(stream_split, name)) for name in SPLITS)
     tested = test_part if held_out.test else test
-    return Corpus(train_part, dev_part, tested, files, source_files, train_rows=train_rows, train_and_dev=train_and_dev)
+    unsplit = UnsplitPairs(read_all, held_out)
+    return Corpus(train_part, dev_part, tested, files, source_files, train_rows=train_rows, unsplit=unsplit)
 
 
 def _held_out_shares(settings: FilesData, pairs: int) -> HeldOutShares:

@@ -1,7 +1,7 @@
 """Held-out pairs: the shares of a corpus without dev and test files that are used for validation and testing."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import compress
 from typing import NamedTuple
 
@@ -46,17 +46,32 @@ class HeldOutShares(NamedTuple):
         value = hash_to_unit_interval(source)
         return "dev" if value < self.dev else "test" if value >= 1 - self.test else "train"
 
-    def split_blocks(self, blocks: Iterable[PairBlock]) -> Iterator[dict[SplitName, PairBlock]]:
-        """Split blocks of pairs. This is faster than `split_of`, because the hashes of a block are compared at once."""
-        for sources, targets in blocks:
-            values_N = np.frombuffer(b"".join(map(_hash, sources)), ">u8") / 2**64
-            is_dev_N, is_test_N = values_N < self.dev, values_N >= 1 - self.test
-            masks = {"train": ~(is_dev_N | is_test_N), "dev": is_dev_N, "test": is_test_N & ~is_dev_N}
-            selected = {split: mask_N.tolist() for split, mask_N in masks.items()}
-            yield {
-                split: (list(compress(sources, selected[split])), list(compress(targets, selected[split])))
-                for split in SPLITS
-            }
+    def split_block(self, block: PairBlock) -> dict[SplitName, PairBlock]:
+        """Split a block of pairs. This is faster than `split_of`, because the hashes are compared at once."""
+        sources, targets = block
+        values_N = np.frombuffer(b"".join(map(_hash, sources)), ">u8") / 2**64
+        is_dev_N, is_test_N = values_N < self.dev, values_N >= 1 - self.test
+        masks = {"train": ~(is_dev_N | is_test_N), "dev": is_dev_N, "test": is_test_N & ~is_dev_N}
+        selected = {split: mask_N.tolist() for split, mask_N in masks.items()}
+        return {
+            split: (list(compress(sources, selected[split])), list(compress(targets, selected[split])))
+            for split in SPLITS
+        }
+
+
+class UnsplitPairs(NamedTuple):
+    """All pairs of the training files, in blocks, and the shares of them that are held out."""
+
+    read: Callable[[], Iterator[PairBlock]]
+    shares: HeldOutShares
+
+    def sample(self, step: int) -> Iterator[tuple[str, str]]:
+        """Yield the training pairs among every n-th pair."""
+        skipped = 0
+        for sources, targets in self.read():
+            block = sources[skipped::step], targets[skipped::step]
+            skipped = (skipped - len(sources)) % step
+            yield from zip(*self.shares.split_block(block)["train"], strict=True)
 
 
 def hash_to_unit_interval(text: str) -> float:

@@ -18,7 +18,6 @@ from regard.data.batching import EncodedCorpus, EncodedTexts, TokenRows, warn_tr
 from regard.data.cache import cache_key, get_or_build
 from regard.data.corpora import Corpus, Pairs, RawSource, identify
 from regard.data.guidance import AlignedSide, AlignmentFile, prepare_alignments
-from regard.data.held_out import PairBlock
 from regard.data.ragged import Ragged, RaggedFile, map_ragged
 from regard.data.settings import (
     BPESide,
@@ -35,7 +34,7 @@ from regard.data.sources import AugmentedSources, EncodedSources, SourceReader
 from regard.data.tokens.segmentation import END_OF_SENTENCE, SampledSide, SegmentationTable, number_words
 from regard.data.tokens.sentencepiece import read_bytes
 from regard.data.tokens.tokenizers import END, Tokenizer, TokenizerPair
-from regard.data.tokens.workers import encode_parallel
+from regard.data.tokens.workers import Chunk, EncodedChunk, encode_chunk, encode_parallel
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
 from regard.regular_files import read_regular
@@ -164,7 +163,8 @@ def _sample_for_subwords(corpus: Corpus, settings: TokenizerSettings) -> Iterabl
         if not isinstance(side, BPESide | UnigramSide) or side.tags:
             return corpus.train
         max_pairs = max(max_pairs, _PAIRS_PER_SUBWORD * side.vocabulary)
-    return list(islice(corpus.train, 0, None, -(-corpus.lines // max_pairs)))
+    step = -(-corpus.lines // max_pairs)
+    return list(islice(corpus.train, 0, None, step) if corpus.unsplit is None else corpus.unsplit.sample(step))
 
 
 def _encode(request: PreparationRequest, tokenizers: TokenizerPair, folder: Path, report: Report) -> None:
@@ -178,11 +178,13 @@ def _encode(request: PreparationRequest, tokenizers: TokenizerPair, folder: Path
             if side in request.sides
         ]
         dev: list[tuple[str, str]] = []
-        for rows_by_side in _encode_chunks(writers, _chunks(request, dev)):
+        for rows_by_side, held_out in _encode_chunks(writers, request):
+            dev += held_out
             for writer, rows in zip(writers, rows_by_side, strict=True):
                 writer.write(rows)
     warn_truncated(sum(writer.truncated for writer in writers), max_length, "sequence")
     if request.reader is None:
+        dev = dev if _splits_chunks(request) else list(request.corpus.dev)
         (folder / "dev.json").write_text(json.dumps(dev, ensure_ascii=False, allow_nan=False), "utf-8")
     _check_unchanged(request)
     report(f"Tokenized the corpus in {time.monotonic() - start:.1f} s; it is cached in {folder.parent}.")
@@ -197,36 +199,42 @@ def _check_unchanged(request: PreparationRequest) -> None:
         )
 
 
-def _chunks(request: PreparationRequest, dev: list[tuple[str, str]]) -> Iterator[Sequence[list[str]]]:
-    """Yield the texts of each tokenized side, of `_CHUNK` pairs at a time. Append the dev pairs, if they are texts."""
+def _splits_chunks(request: PreparationRequest) -> bool:
+    """Whether the dev pairs are held out when chunks are encoded, by the workers, so that files are read once."""
+    return request.corpus.unsplit is not None and request.reader is None
+
+
+def _chunks(request: PreparationRequest) -> Iterator[Chunk]:
+    """Yield the texts of each tokenized side, of `_CHUNK` pairs at a time."""
     corpus, sides = request.corpus, [_SIDES.index(side) for side in request.sides]
-    if corpus.train_and_dev is None:
+    if corpus.unsplit is None or not _splits_chunks(request):
         pairs = iter(corpus.train)
         while chunk := list(islice(pairs, _CHUNK)):
             yield [[pair[side] for pair in chunk] for side in sides]
-        dev.extend(corpus.dev if request.reader is None else ())
         return
-    texts_by_side: PairBlock = ([], [])
-    for train_block, dev_block in corpus.train_and_dev():
-        dev.extend(zip(*dev_block, strict=True))
-        for texts, block in zip(texts_by_side, train_block, strict=True):
-            texts.extend(block)
-        while len(texts_by_side[0]) >= _CHUNK:
-            yield [texts[:_CHUNK] for texts in texts_by_side]
-            texts_by_side = texts_by_side[0][_CHUNK:], texts_by_side[1][_CHUNK:]
-    if texts_by_side[0]:
-        yield texts_by_side
+    sources: list[str] = []
+    targets: list[str] = []
+    for source_block, target_block in corpus.unsplit.read():
+        sources += source_block
+        targets += target_block
+        while len(sources) >= _CHUNK:
+            yield [sources[:_CHUNK], targets[:_CHUNK]]
+            sources, targets = sources[_CHUNK:], targets[_CHUNK:]
+    if sources:
+        yield [sources, targets]
 
 
-def _encode_chunks(writers: "Sequence[_SideWriter]", chunks: Iterator[Sequence[list[str]]]) -> Iterator[list[Ragged]]:
+def _encode_chunks(writers: "Sequence[_SideWriter]", request: PreparationRequest) -> Iterator[EncodedChunk]:
     """Encode chunks, those of a large corpus on all cores. If segmentations are sampled, use one process, because words
     are numbered in order of first occurrence.
     """
+    chunks, unsplit = _chunks(request), request.corpus.unsplit
+    shares = unsplit.shares if unsplit is not None and _splits_chunks(request) else None
     if any(writer.sampling is not None for writer in writers):
-        return ([writer.encode(texts) for writer, texts in zip(writers, chunk, strict=True)] for chunk in chunks)
+        return (encode_chunk([writer.encode for writer in writers], chunk, shares) for chunk in chunks)
     first = list(islice(chunks, _MIN_CHUNKS))
     processes = 1 if len(first) < _MIN_CHUNKS else os.cpu_count() or 1
-    return encode_parallel([writer.tokenizer for writer in writers], chain(first, chunks), processes)
+    return encode_parallel([writer.tokenizer for writer in writers], chain(first, chunks), processes, shares)
 
 
 class _SideWriter:
