@@ -21,7 +21,7 @@ SIZES = {
     "T", "N", "B", "H", "programs", "ignore_index", "a_row", "slots", "hypotheses", "heads",
     "query_b", "query_h", "query_k", "keys_b", "keys_h", "keys_s", "values_b", "values_h", "values_s",
     "bias_b", "origin_n", "new_keys_n", "new_keys_h", "new_values_n", "new_values_h", "P", "S", "dropped",
-    "logits_n", "values_n", "start", "row_stride", "step_stride",
+    "logits_n", "values_n", "row_stride", "step_stride",
 }
 SIZES |= {f"{name}_{axis}" for name in ("q", "k", "v", "c", "dq", "dk", "dv", "bias", "nonempty") for axis in "bhts"}
 KINDS = {
@@ -104,7 +104,9 @@ compile_for_gpu(norms._add_dropout, "*bf16", rows | {"HAS_RESIDUAL": True})
 tile = {"E": 2048, "ROWS": linear.ROWS, "COLUMNS": linear.COLUMNS}
 compile_for_gpu(linear._bias_gradient, "*bf16", tile | {"RELU": True})
 compile_for_gpu(partial_sums._sum_rows, "*bf16", tile)
-compile_for_gpu(rotary._rotate, "*bf16", {"D": 64, "E": 512, "BLOCK": 512, "ROWS": 8})
+for kind, loads in (("i32", False), ("*i64", True)):
+    tile = {"D": 64, "E": 512, "BLOCK": 512, "ROWS": 8, "LOADS_START": loads}
+    compile_for_gpu(rotary._rotate, "*bf16", tile, KINDS | {"start": kind})
 """
 
 

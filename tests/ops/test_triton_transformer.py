@@ -203,9 +203,10 @@ def test_rotary_positions_equal_the_reference(
     x = packed.chunk(3, dim=-1)[1]
     expected = outputs_and_gradients(rotate_heads(x, heads, start), [packed])
     monkeypatch.setattr("regard.ops.triton.is_usable", lambda _: True)
-    actual = outputs_and_gradients(rotate_heads(x, heads, start), [packed])
-    for ours, reference in zip(actual, expected, strict=True):
-        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+    for position in (start, torch.tensor([start], device=DEVICE)):  # a step of a search reads the position on the GPU
+        actual = outputs_and_gradients(rotate_heads(x, heads, position), [packed])
+        for ours, reference in zip(actual, expected, strict=True):
+            torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
 
 
 def test_second_derivatives_of_the_kernels_raise_with_the_remedy() -> None:

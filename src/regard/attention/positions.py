@@ -98,8 +98,8 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def rotate_heads(x_BTD: Tensor, heads: int, start: int | Tensor) -> Tensor:
-    """Rotate each head of x by the positions from `start` on. In training on a GPU, one kernel rotates all heads."""
-    if isinstance(start, int) and torch.is_grad_enabled() and triton.is_usable(x_BTD):
+    """Rotate each head of x by the positions from `start` on, a number or (1,). On a GPU, one kernel does that."""
+    if triton.is_usable(x_BTD):
         from regard.ops.triton import rotary as kernels
 
         if x_BTD.shape[-1] <= kernels.MAX_WIDTH and x_BTD.shape[-1] // heads % 2 == 0:

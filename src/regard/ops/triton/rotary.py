@@ -25,8 +25,10 @@ TILE = 4096
 @triton.jit(do_not_specialize=["N", "T", "start"])
 def _rotate(
     x, output, N, T, start, row_stride, step_stride, direction, log_base, D: tl.constexpr, E: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, LOADS_START: tl.constexpr,
 ):  # fmt: skip
+    if LOADS_START:
+        start = tl.load(start).to(tl.int32)
     positions = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     inside = (positions < N) & (columns < E)
@@ -42,7 +44,7 @@ def _rotate(
     tl.store(output + positions.to(tl.int64) * E + columns, rotated.to(output.dtype.element_ty), inside)
 
 
-def _launch(x_BTE: Tensor, heads: int, start: int, direction: float) -> Tensor:
+def _launch(x_BTE: Tensor, heads: int, start: int | Tensor, direction: float) -> Tensor:
     x_BTE = x_BTE if x_BTE.stride(-1) == 1 else x_BTE.contiguous()
     rows, steps, width = x_BTE.shape
     output_BTE = torch.empty(x_BTE.shape, dtype=x_BTE.dtype, device=x_BTE.device)
@@ -51,14 +53,14 @@ def _launch(x_BTE: Tensor, heads: int, start: int, direction: float) -> Tensor:
     with device_of(x_BTE):
         _rotate[(triton.cdiv(rows * steps, tile_rows),)](
             x_BTE, output_BTE, rows * steps, steps, start, x_BTE.stride(0), x_BTE.stride(1), direction,
-            math.log(10000.0), width // heads, width, block, tile_rows,
+            math.log(10000.0), width // heads, width, block, tile_rows, isinstance(start, Tensor),
         )  # fmt: skip
     return output_BTE
 
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BTE: Tensor, heads: int, start: int) -> Tensor:
+    def forward(ctx: Any, x_BTE: Tensor, heads: int, start: int | Tensor) -> Tensor:
         ctx.heads, ctx.start = heads, start
         return _launch(x_BTE, heads, start, 1.0)
 
@@ -68,7 +70,7 @@ class _Rotation(torch.autograd.Function):
         return _launch(d_output_BTE, ctx.heads, ctx.start, -1.0), None, None
 
 
-def rotate_heads(x_BTE: Tensor, heads: int, start: int) -> Tensor:
-    """Rotate each pair of dimensions of each head by its position; the first one is `start`."""
+def rotate_heads(x_BTE: Tensor, heads: int, start: int | Tensor) -> Tensor:
+    """Rotate each pair of dimensions of each head by its position. The first one is `start`, a number or (1,)."""
     output_BTE: Tensor = _Rotation.apply(x_BTE, heads, start)
     return output_BTE
