@@ -13,6 +13,7 @@ from regard.config import resolve
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
 from regard.decoding import beam as beam_module
 from regard.decoding import search as search_module
+from regard.decoding import steps as steps_module
 from regard.decoding.beam import beam_search
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
 from regard.decoding.search import (
@@ -24,7 +25,7 @@ from regard.decoding.search import (
     rows_to_keep,
 )
 from regard.decoding.settings import SearchSettings
-from regard.decoding.steps import call_before_steps, capture_unsupported_reason, round_up
+from regard.decoding.steps import call_before_steps, capture_unsupported_reason, round_up, run_encoder
 from regard.models.contracts import Decoded, Decoder, Memory, Tokens, preallocate
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq, build_model
@@ -90,7 +91,7 @@ def search(
 ) -> list[list[Hypothesis]]:
     limits = torch.tensor([45, 40, 30, 20, 40, 9, 40], device=device)
     with torch.inference_mode():
-        memory = encoder(source(device))
+        memory = run_encoder(encoder, source(device))
         if width == 1:
             return decode_stepwise(decoder, memory, SPECIAL, limits, choose_most_likely, rules)
         return beam_search(decoder, memory, SPECIAL, limits, SearchSettings(beam=width, nbest=2), rules)
@@ -176,6 +177,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> EagerPool:
     pool, gpu = EagerPool(), torch.device("cuda")
     monkeypatch.setattr(cuda_graphs, "graph_pool", lambda _: pool)
     monkeypatch.setattr(beam_module, "runs_asynchronously", lambda _: True)
+    monkeypatch.setattr(search_module, "MIN_BUCKET", 1)  # so that finished sentences are removed from small batches
     for module in (beam_module, search_module):
         monkeypatch.setattr(
             module, "capture_unsupported_reason", lambda _, *args, **kw: capture_unsupported_reason(gpu, *args, **kw)
@@ -215,13 +217,56 @@ def test_captured_steps_do_not_change_results_and_are_reused(name: str, width: i
 @needs_a_gpu
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
-def test_cuda_graphs_do_not_change_results(name: str, width: int) -> None:
+def test_cuda_graphs_do_not_change_results(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "MIN_BUCKET", 1)
     model = build(name, "cuda")
-    captured = [search(model.decoder, model.encoder, width, "cuda") for _ in range(2)]
+    captured = [search(model.decoder, model.encoder, width, "cuda") for _ in range(3)]
     with eagerly(model):
         expected = search(model.decoder, model.encoder, width, "cuda")
     for actual in captured:
         assert_same(actual, expected)
+
+
+class PurePool(EagerPool):
+    """Replaces a graph pool on a CPU, for work that changes nothing: a replay overwrites the outputs."""
+
+    def capture(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        outputs = work()
+
+        def write() -> None:
+            for static, new in zip(outputs, work(), strict=True):
+                if static is not None:
+                    static.copy_(new)
+
+        replay, _ = super().capture(write)
+        return replay, outputs
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "rotary", "gru", "lstm"])
+def test_an_encoder_is_captured_when_a_shape_occurs_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of 7 × 9 and of 8 × 12 tokens share a graph."""
+    pool, gpu = PurePool(), torch.device("cuda")
+    monkeypatch.setattr(cuda_graphs, "graph_pool", lambda _: pool)
+    monkeypatch.setattr(
+        steps_module, "capture_unsupported_reason", lambda _, module: capture_unsupported_reason(gpu, module)
+    )
+    model, small = build(name, "cpu"), source("cpu")
+    lengths = torch.tensor([12, 11, 9, 8, 6, 5, 3, 1])
+    large = Tokens(torch.randint(4, V, (8, 12), generator=torch.Generator().manual_seed(2)), lengths)
+    expected: Memory
+    with torch.inference_mode():
+        for count, given in enumerate([small, large, small, large]):
+            memory, expected = run_encoder(model.encoder, given), model.encoder(given)
+            slots = expected.allowed_BS.shape[1]
+            assert memory.allowed_BS.shape == (len(given.lengths_B), 12)
+            assert torch.equal(memory.allowed_BS[:, :slots], expected.allowed_BS)
+            assert not memory.allowed_BS[:, slots:].any()
+            torch.testing.assert_close(memory.slots_BSD[:, :slots], expected.slots_BSD)
+            torch.testing.assert_close(memory.summary_BD, expected.summary_BD)
+            assert (pool.captures, pool.replays) == (int(count > 0), count)
+        with eagerly(model):
+            assert run_encoder(model.encoder, small).allowed_BS.shape == small.tokens_BT.shape
+        assert pool.replays == 3
 
 
 def test_a_sentence_can_end_before_the_first_captured_step(pool: EagerPool) -> None:
@@ -332,7 +377,7 @@ def test_a_captured_state_may_contain_parts_of_the_previous_state(pool: EagerPoo
 
 def test_reasons_why_steps_are_not_captured() -> None:
     def reason(device: str, *rules: Rule, observed: bool = False) -> str:
-        return capture_unsupported_reason(torch.device(device), rules, observed=observed) or ""
+        return capture_unsupported_reason(torch.device(device), module, rules, observed=observed) or ""
 
     module = nn.Identity()
     with torch.inference_mode():
@@ -342,6 +387,9 @@ def test_reasons_why_steps_are_not_captured() -> None:
         assert "ForcedPrefix" in reason("cuda", ForcedPrefix([[3]]))
         with use_hooks({module: [object()]}):
             assert "hooks" in reason("cuda")
+        hook = module.register_forward_hook(lambda *_: None)
+        assert "hooks" in reason("cuda")
+        hook.remove()
         with reference_mode():
             assert "reference mode" in reason("cuda")
     assert "gradients" in reason("cuda")
@@ -358,7 +406,7 @@ def test_a_function_is_called_before_each_captured_step(pool: EagerPool) -> None
 
     with call_before_steps(stop), pytest.raises(InterruptedError):
         search(model.decoder, model.encoder, 3, "cpu")
-    assert pool.replays == 6  # two steps come before the capture, and the ninth is not taken
+    assert pool.replays == 7  # one step comes before the capture, and the ninth is not taken
 
 
 def test_sizes_are_rounded_up_to_a_few() -> None:
@@ -371,13 +419,22 @@ def test_finished_sentences_are_removed_several_at_a_time() -> None:
     assert rows_to_keep(finished, bucketed=False) is None
     finished[7] = True
     np.testing.assert_array_equal(rows_to_keep(finished, bucketed=False), range(8, 64))
-    finished[:40] = True
+
+
+def test_batches_with_graphs_have_few_sizes() -> None:
+    finished = np.zeros(256, dtype=bool)
+    finished[:160] = True
     kept = rows_to_keep(finished, bucketed=True)
     assert kept is not None
-    assert len(kept) == 24
-    finished[:45] = True  # 19 remain; 5 finished ones stay
+    assert len(kept) == 96
+    finished[:180] = True  # 76 remain; 20 finished ones stay
     kept = rows_to_keep(finished, bucketed=True)
     assert kept is not None
-    assert len(kept) == 24
-    assert set(range(45, 64)) <= set(kept.tolist())
+    assert len(kept) == 96
+    assert set(range(180, 256)) <= set(kept.tolist())
+    finished[:255] = True
+    kept = rows_to_keep(finished, bucketed=True)
+    assert kept is not None
+    assert len(kept) == 64
+    assert rows_to_keep(finished[-64:], bucketed=True) is None  # smaller batches are hardly faster
     assert rows_to_keep(np.ones(64, dtype=bool), bucketed=True) is not None

@@ -73,8 +73,9 @@ def beam_search(
     """
     rules = (SuppressedTokens(special.suppressed), *rules)
     device = limits_B.device
-    captures = capture_unsupported_reason(device, rules, observed=history is not None) is None
-    limits, max_steps = limits_B.tolist(), max(limits_B.tolist(), default=0)
+    captures = capture_unsupported_reason(device, decoder, rules, observed=history is not None) is None
+    limits = limits_B.tolist()
+    max_steps = max(limits, default=0)
     if captures:
         memory, limits_B, max_steps = pad_batch(memory, limits_B, max_steps)
     tracker = _BeamTracker(np.array(limits + [0] * (len(limits_B) - len(limits))), settings, special.end, history)

@@ -227,7 +227,7 @@ def decode_stepwise(
     a history, append the indices of the sentences of each step.
     """
     rules = (SuppressedTokens(special.suppressed), *rules)
-    captures = capture_unsupported_reason(limits_B.device, rules, observed=history is not None) is None
+    captures = capture_unsupported_reason(limits_B.device, decoder, rules, observed=history is not None) is None
     sentences, max_steps = len(limits_B), int(limits_B.max()) if len(limits_B) else 0
     if captures:
         memory, limits_B, max_steps = pad_batch(memory, limits_B, max_steps)
@@ -333,13 +333,19 @@ def pad_batch(memory: Memory, limits_B: Tensor, max_steps: int) -> tuple[Memory,
     return memory, nn.functional.pad(limits_B, (0, more_rows)), round_up(max_steps)
 
 
+MIN_BUCKET = 64
+"""The smallest batch that finished sentences are removed for, in buckets: smaller ones are hardly faster on a GPU, and
+each size needs a graph.
+"""
+
+
 def rows_to_keep(finished_B: NDArray[np.bool_], *, bucketed: bool) -> NDArray[np.int64] | None:
     """Return the rows of a smaller batch with all unfinished sentences; None if it would not pay for the copies.
 
     In buckets, some finished sentences remain, so that batches share graphs.
     """
     sentences, active = len(finished_B), int((~finished_B).sum())
-    kept = round_up(active) if bucketed and active else active
+    kept = min(sentences, max(MIN_BUCKET, round_up(active))) if bucketed and active else active
     if (sentences - kept) * (2 if bucketed else 8) < sentences:
         return None
     order = np.argsort(finished_B, kind="stable")

@@ -1,27 +1,28 @@
-"""The steps of a search as CUDA graphs: a whole step is captured once for each shape, and replayed from then on.
+"""The encoder and the steps of a search as CUDA graphs, captured once for each shape, and replayed from then on.
 
-A graph updates the state of the search in place, in static tensors. Graphs are kept for later batches of the same
-shape. Without a graph, the same function of the state is computed eagerly; that is the reference.
+The graph of a step updates the state of the search in place, in static tensors. Graphs are kept for later batches of
+the same shape. Without a graph, the same function of the state is computed eagerly; that is the reference.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
-from typing import Any, Generic, NamedTuple, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.kv_cache import compute_capacity
 from regard.decoding.rules import Rule
-from regard.models.contracts import Decoder, State, map_state, preallocate
+from regard.models.contracts import Decoder, Encoder, Memory, Source, State, Tokens, map_state, preallocate
 from regard.ops import cuda_graphs
+from regard.ops.cuda_graphs import CapturedGraph
 from regard.ops.hooks import are_hooks_active
 from regard.ops.reference_mode import in_reference_mode
 
-WARMUP_STEPS = 2
-"""Steps with the same shapes before a graph is captured: a capture costs about two steps."""
+WARMUP_STEPS = 1
+"""Steps with the same shapes before a graph is captured, which initialize the kernels."""
 
 StateT = TypeVar("StateT")
 
@@ -40,15 +41,17 @@ def call_before_steps(function: Callable[[], object]) -> Iterator[None]:
         _before_step.reset(token)
 
 
-def capture_unsupported_reason(device: torch.device, rules: Sequence[Rule], *, observed: bool = False) -> str | None:
-    """Return why the steps of a search cannot be captured in a CUDA graph; None if they can. `observed`: the caller
-    needs the values of each step.
+def capture_unsupported_reason(
+    device: torch.device, module: nn.Module, rules: Sequence[Rule] = (), *, observed: bool = False
+) -> str | None:
+    """Return why an encoder, or the steps of a search with a decoder, cannot be captured in a CUDA graph; None if they
+    can. `observed`: the caller needs the values of each step.
     """
     if device.type != "cuda":
         return "CUDA graphs need a GPU"
     if observed:
         return "the steps are recorded"
-    if are_hooks_active():
+    if are_hooks_active() or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
         return "a CUDA graph cannot call hooks"
     if torch.is_grad_enabled():
         return "gradients are enabled, and a CUDA graph of a search does not compute them"
@@ -64,25 +67,44 @@ def round_up(size: int) -> int:
     return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
 
 
-class Graph(NamedTuple):
-    """A captured function that writes a state to static tensors: a step, which updates its state in place, or the
-    beginning of a search.
+@final
+class _KeptGraphs:
+    """The graphs of a module on a device, which are kept for later batches.
+
+    Args:
+        module: The encoder or decoder whose work the graphs contain.
+        options: Everything besides the module and the inputs that the work depends on.
     """
 
-    key: Any
-    inputs: list[Tensor]
-    state: Any
-    replay: Callable[[], None]
+    def __init__(self, module: nn.Module, options: object, device: torch.device) -> None:
+        self.pool = cuda_graphs.graph_pool(device)
+        self.options = options, _describe_modes(module, device)
+        self.graphs: list[tuple[Any, CapturedGraph | None]] = self.pool.by_module.setdefault(module, [])
 
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.inputs)
+    def find(self, name: str, signature: list[Any]) -> tuple[CapturedGraph | None, bool]:
+        """Return the graph for inputs with this signature if there is one, and whether the signature is known."""
+        key = signature, name, self.options
+        return next(((graph, True) for kept, graph in self.graphs if kept == key), (None, False))
 
-    def load(self, tensors: Sequence[Tensor]) -> None:
-        """Copy tensors to the inputs."""
-        changed = [index for index, old in enumerate(self.inputs) if old is not tensors[index]]
-        if changed:
-            torch._foreach_copy_([self.inputs[index] for index in changed], [tensors[index] for index in changed])
+    def keep(
+        self, name: str, signature: list[Any], capture: Callable[[], CapturedGraph] | None
+    ) -> CapturedGraph | None:
+        """Capture a graph and keep it, or only its signature. If the graphs use too much memory, release the oldest
+        ones. If the capture runs out of memory, release all of them and return None.
+        """
+        key = signature, name, self.options
+        try:
+            graph = None if capture is None else capture()
+        except RuntimeError as error:
+            if not cuda_graphs.is_out_of_memory(error):
+                raise
+            self.graphs.clear()
+            return None
+        self.graphs[:] = [entry for entry in self.graphs if entry[0] != key]
+        self.graphs.append((key, graph))
+        while len(self.graphs) > 1 and sum(map(_count_bytes, self.graphs)) > self.pool.max_kept_bytes:
+            del self.graphs[0]
+        return graph
 
 
 @final
@@ -113,28 +135,24 @@ class StepRunner(Generic[StateT]):
         self.signature: list[Any] = []
         self.steps_seen = 0
         """Steps with this signature."""
-        self.graph: Graph | None = None
+        self.graph: CapturedGraph | None = None
         self.inputs: Any = None
         """The inputs of a beginning that was not captured."""
         self.initial: StateT | None = None
         """Its state."""
         if captures:
-            self.options = (options, _describe_modes(decoder, device))
-            self.pool = cuda_graphs.graph_pool(device)
-            self.graphs: list[Graph] = self.pool.by_module.setdefault(decoder, [])
+            self.kept = _KeptGraphs(decoder, options, device)
 
     def begin(self, *inputs: Any) -> StateT:
         """Return the initial state, given tensors, and tuples of tensors."""
         if not self.captures:
             return self.begin_eagerly(*inputs)
         tensors, signature = _describe(inputs)
-        graph = self._find("begin", signature)
+        graph, _ = self.kept.find("begin", signature)
         if graph is None:
             self.inputs, self.initial = inputs, self.begin_eagerly(*inputs)
             return self.initial
-        graph.load(tensors)
-        graph.replay()
-        initial: StateT = graph.state
+        initial: StateT = graph.run(tensors)
         return initial
 
     def run(self, state: StateT) -> StateT:
@@ -147,52 +165,40 @@ class StepRunner(Generic[StateT]):
             if state is not self.initial:  # it has been changed, so it is not the result of the beginning
                 self.inputs = None
             self.initial = None
-            if self.graph is None or state is not self.graph.state or self.steps > self.allocated_steps:
+            if self.graph is None or state is not self.graph.outputs or self.steps > self.allocated_steps:
                 self.allocated_steps = compute_capacity(self.steps)
                 state = preallocate(state, self.allocated_steps)
                 self.graph = self._prepare_graph(state)
         if self.graph is None:
             return self.step(state)
         self.graph.replay()
-        replayed: StateT = self.graph.state
+        replayed: StateT = self.graph.outputs
         return replayed
 
-    def _prepare_graph(self, state: StateT) -> Graph | None:
+    def _prepare_graph(self, state: StateT) -> CapturedGraph | None:
         """Return a graph for states of this signature, loaded with this state; None if there is none yet."""
         tensors, signature = _describe(state)
-        graph = self._find("step", signature)
+        graph, _ = self.kept.find("step", signature)
         if graph is None:
             self.steps_seen = self.steps_seen + 1 if signature == self.signature else 1
             self.signature = signature
-            return self._keep(lambda: self._capture_step(state)) if self.steps_seen > WARMUP_STEPS else None
+            return self._keep("step", signature, self._capture_step, state) if self.steps_seen > WARMUP_STEPS else None
         graph.load(tensors)
-        if self.inputs is not None:
-            step_graph = graph
-            self._keep(lambda: self._capture_begin(step_graph))  # because the shape occurs again
+        if self.inputs is not None:  # the shape occurs again
+            self._keep("begin", _describe(self.inputs)[1], self._capture_begin, graph)
         return graph
 
-    def _find(self, name: str, signature: list[Any]) -> Graph | None:
-        return next((graph for graph in self.graphs if graph.key == (name, self.options, signature)), None)
+    def _keep(
+        self, name: str, signature: list[Any], capture: Callable[[Any], CapturedGraph], argument: Any
+    ) -> CapturedGraph | None:
+        """Capture a graph. If that runs out of memory, return None, and capture nothing more in this search."""
+        graph = self.kept.keep(name, signature, lambda: capture(argument))
+        self.captures = graph is not None
+        return graph
 
-    def _keep(self, capture: Callable[[], Graph]) -> Graph | None:
-        """Capture a graph and keep it. If the graphs use too much memory, release the oldest ones. If the capture runs
-        out of memory, return None, and capture nothing more in this search.
-        """
-        try:
-            self.graphs.append(capture())
-        except RuntimeError as error:
-            if not cuda_graphs.is_out_of_memory(error):
-                raise
-            self.captures = False
-            self.graphs.clear()
-            return None
-        while len(self.graphs) > 1 and sum(graph.bytes for graph in self.graphs) > self.pool.max_kept_bytes:
-            del self.graphs[0]
-        return self.graphs[-1]
-
-    def _capture_step(self, state: StateT) -> Graph:
+    def _capture_step(self, state: StateT) -> CapturedGraph:
         static = _clone(state)
-        tensors, signature = _describe(static)
+        tensors, _ = _describe(static)
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
         def update() -> None:
@@ -205,21 +211,47 @@ class StepRunner(Generic[StateT]):
             for old, new in moved:
                 old.copy_(new)
 
-        replay, _ = self.pool.capture(update)
-        return Graph(("step", self.options, signature), tensors, static, replay)
+        replay, _ = self.kept.pool.capture(update)
+        return CapturedGraph(replay, tensors, static)
 
-    def _capture_begin(self, step: Graph) -> Graph:
+    def _capture_begin(self, step: CapturedGraph) -> CapturedGraph:
         """Capture the beginning of a search, so that it writes the state of a captured step."""
         static, steps = _clone(self.inputs), self.allocated_steps
-        tensors, signature = _describe(static)
+        tensors, _ = _describe(static)
 
         def write() -> None:
             initial, _ = _describe(preallocate(self.begin_eagerly(*static), steps))
             for old, new in zip(step.inputs, initial, strict=True):
                 old.copy_(new)
 
-        replay, _ = self.pool.capture(write)
-        return Graph(("begin", self.options, signature), tensors, step.state, replay)
+        replay, _ = self.kept.pool.capture(write)
+        return CapturedGraph(replay, tensors, step.outputs)
+
+
+def run_encoder(encoder: Encoder[Any], source: Source) -> Memory:
+    """Encode sources. On a GPU, they are padded to bucketed shapes. If a shape occurs again, a CUDA graph is captured,
+    and the memory is valid until the next call.
+    """
+    device = source.length_hint_B.device
+    is_captured = encoder.is_capturable and capture_unsupported_reason(device, encoder) is None
+    if not is_captured or not isinstance(source, Tokens):
+        memory: Memory = encoder(source)
+        return memory
+    rows, steps = source.tokens_BT.shape
+    padded, kept = source.pad(round_up(rows), round_up(steps)), _KeptGraphs(encoder, None, device)
+    tensors, signature = _describe(padded.tensors)
+    graph, is_known = kept.find("encode", signature)
+    if graph is None:
+        static = _clone(padded.tensors)
+
+        def capture() -> CapturedGraph:
+            replay, memory = kept.pool.capture(lambda: encoder(Tokens(*static)))
+            return CapturedGraph(replay, list(static), memory)
+
+        graph = kept.keep("encode", signature, capture if is_known else None)
+    memory = encoder(padded) if graph is None else graph.run(tensors)
+    without_added_rows: Memory = map_state(memory, lambda leaf: leaf[:rows] if isinstance(leaf, Tensor) else leaf)
+    return without_added_rows
 
 
 def _clone(state: State) -> State:
@@ -245,9 +277,19 @@ def _describe(state: State) -> tuple[list[Tensor], list[Any]]:
     return tensors, signature
 
 
-def _describe_modes(decoder: Decoder, device: torch.device) -> tuple[Any, ...]:
-    """Return what a captured step contains besides the state: addresses of weights, and modes of computation."""
+def _count_bytes(entry: tuple[Any, CapturedGraph | None]) -> int:
+    """Return the size of the static tensors of a graph."""
+    _, graph = entry
+    tensors = [] if graph is None else [*graph.inputs, *_describe(graph.outputs)[0]]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
+def _describe_modes(module: nn.Module, device: torch.device) -> tuple[Any, ...]:
+    """Return what a graph contains besides its inputs: addresses of weights, and modes of computation."""
     autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
-    addresses = tuple(tensor.data_ptr() for tensor in chain(decoder.parameters(), decoder.buffers()))
+    tensors = (
+        tensor for part in module.modules() for tensor in chain(part._parameters.values(), part._buffers.values())
+    )
+    addresses = tuple(tensor.data_ptr() for tensor in tensors if tensor is not None)
     precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    return decoder.training, precision, autocast, addresses
+    return module.training, precision, autocast, addresses

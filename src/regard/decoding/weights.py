@@ -22,6 +22,7 @@ from regard.attention.record import Recording, record
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import START
 from regard.decoding.search import AttentionWeights, Hypothesis
+from regard.decoding.steps import run_encoder
 from regard.models.contracts import Decoded, Grid, Memory, Source, reorder
 from regard.models.seq2seq import Seq2Seq
 
@@ -46,9 +47,9 @@ class Encoded(NamedTuple):
 
 
 def encode(model: Seq2Seq, source: Source, recorded: AbstractContextManager[Recording]) -> Encoded:
-    """Run the encoder. `recorded` is the result of `record`, which selects what is recorded."""
+    """Run the encoder; see `run_encoder`. `recorded` is the result of `record`, which selects what is recorded."""
     with recorded as recording:
-        memory = model.encoder(source)
+        memory = run_encoder(model.encoder, source)
     return Encoded(memory, recording, source.length_hint_B)
 
 

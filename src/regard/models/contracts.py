@@ -139,6 +139,14 @@ class Tokens(Source):
         steps_T = torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device)
         return steps_T < self.lengths_B.unsqueeze(1)
 
+    def pad(self, rows: int, steps: int) -> "Tokens":
+        """Append empty rows, and padding."""
+        more_rows, more_steps = rows - self.tokens_BT.shape[0], steps - self.tokens_BT.shape[1]
+        if not more_rows and not more_steps:
+            return self
+        tokens_BT = nn.functional.pad(self.tokens_BT, (0, more_steps, 0, more_rows))
+        return Tokens(tokens_BT, nn.functional.pad(self.lengths_B, (0, more_rows)))
+
     def corrupt(self, probability: float, unknown: int) -> "Tokens":
         dropped_BT = torch.rand(self.tokens_BT.shape, device=self.tokens_BT.device) < probability
         return Tokens(self.tokens_BT.masked_fill(dropped_BT, unknown), self.lengths_B)
@@ -201,6 +209,8 @@ class Memory(NamedTuple):
         """Append rows without visible slots, and masked slots unless the slots are arranged in a grid."""
         more_rows = rows - len(self.allowed_BS)
         more_slots = slots - self.allowed_BS.shape[1] if self.layout is None else 0
+        if not more_rows and not more_slots:
+            return self
 
         def pad(tensor: Tensor, *before_rows: int) -> Tensor:
             return nn.functional.pad(tensor, (*before_rows, 0, more_rows))
@@ -236,6 +246,8 @@ class Encoder(nn.Module, ABC, Generic[SourceT]):
 
     source_kind: ClassVar[str] = "text"
     """The name of the kind of source, which selects the source reader."""
+    is_capturable: ClassVar[bool] = False
+    """Whether `forward` reads `Tokens` and no values of tensors on the host, so that a CUDA graph can contain it."""
 
     @property
     @abstractmethod

@@ -39,6 +39,8 @@ class RecurrentEncoder(Encoder[Tokens]):
     positions. A reversed source (Sutskever et al. 2014) is read from its end; its outputs are in the original order.
     """
 
+    is_capturable = True
+
     def __init__(self, settings: RecurrentEncoderSettings, vocabulary: int, embedding: int, dropout: float) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)

@@ -137,6 +137,8 @@ class EncoderLayer(nn.Module):
 class TransformerEncoder(Encoder[Tokens]):
     """Self-attention layers over the source. The summary is the average of their outputs over positions."""
 
+    is_capturable = True
+
     def __init__(self, settings: TransformerEncoderSettings, vocabulary: int) -> None:
         super().__init__()
         self.embedding = Embedding(settings, vocabulary)

@@ -22,11 +22,17 @@ class CapturedGraph(NamedTuple):
     inputs: list[Tensor]
     outputs: Any
 
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Copy tensors to the static inputs."""
+        pairs = zip(self.inputs, tensors, strict=True)
+        changed = [(static, tensor) for static, tensor in pairs if static.data_ptr() != tensor.data_ptr()]
+        if changed:
+            statics, values = zip(*changed, strict=True)
+            torch._foreach_copy_(statics, values)
+
     def run(self, tensors: Sequence[Tensor]) -> Any:
         """Copy tensors to the static inputs, replay the graph and return its outputs."""
-        for static, tensor in zip(self.inputs, tensors, strict=True):
-            if static.data_ptr() != tensor.data_ptr():
-                static.copy_(tensor)
+        self.load(tensors)
         self.replay()
         return self.outputs
 
