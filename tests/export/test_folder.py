@@ -35,6 +35,7 @@ def test_an_exported_folder_contains_the_model_without_optimizer_and_predicts_th
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.network.state_dict().items())
 
 
+@pytest.mark.slow
 def test_an_exported_folder_can_be_moved_looked_at_and_fine_tuned(
     small_run: RunFolder, tmp_path: Path, cli: Callable[..., Result]
 ) -> None:

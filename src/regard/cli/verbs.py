@@ -1,6 +1,7 @@
 """The group of commands. Each command is a module of the same name, whose `command` is imported on first use."""
 
 import importlib
+import keyword
 import logging
 import sys
 
@@ -19,6 +20,7 @@ VERBS = {
     "explore": "Explore predictions and attention weights of models in the browser.",
     "align": "Align the words of pairs, and compute alignment error rate.",
     "export": "Write a model in the format of other software.",
+    "import": "Import a Hugging Face Marian model.",
     "data": "Check pairs for problems (check), or print statistics (stats).",
     "presets": "List the presets, or print one.",
     "explain": "Print what a model computes, what it costs and which kernels it uses.",
@@ -73,7 +75,8 @@ class _Verbs(click.Group):
         del ctx
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"regard.cli.{cmd_name}").command
+        module = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command: click.Command = importlib.import_module(f"regard.cli.{module}").command
         _add_import_option(command)
         suggest_files(command)
         return command

@@ -210,6 +210,14 @@ def _load_dates(train: CorpusSize = 20_000, dev: CorpusSize = 500, test: CorpusS
     return _from_splits({name: dates.sample(name, size, seed) for name, size in sizes.items()})
 
 
+def _load_unknown() -> Corpus:
+    """The data of an imported model, which is not known."""
+    raise DataError(
+        "The model was imported, so the data that it was trained on is not known. Give pairs, for example with --pairs "
+        "FILE."
+    )
+
+
 _TASKS: dict[str, Callable[[str], str]] = {
     "copy": lambda text: text,
     "reverse": lambda text: text[::-1],
@@ -484,6 +492,7 @@ def _count_lines(paths: Iterable[str]) -> int:
 
 
 register_corpus("dates", _load_dates)
+register_corpus("unknown", _load_unknown)
 register_corpus("sequences", _load_sequences, check=_check_enough_strings)
 register_corpus("pronounce", _load_pronunciations)
 

@@ -325,8 +325,8 @@ class SentencePieceSide(Settings):
 
 
 TrainableSide = CharSide | WordSide | BPESide | UnigramSide
-Side = TrainableSide | SentencePieceSide
-SideChoice = Annotated[Side, Field(discriminator="kind"), BY_NAME]
+TextSide = TrainableSide | SentencePieceSide
+SideChoice = Annotated[TextSide, Field(discriminator="kind"), BY_NAME]
 
 
 class _BothSides(Settings):
@@ -373,8 +373,28 @@ class PairTokenizer(Settings):
         return False
 
 
+class MarianTokenizer(Settings):
+    """The tokenizers of an imported Marian model: two SentencePiece models with one vocabulary."""
+
+    kind: Literal["marian"] = "marian"
+    max_length: Length = Field(512, json_schema_extra=MAY_CHANGE_ON_RESUME, description=MAX_LENGTH)
+    tags: ClassVar[bool] = False
+    sampling: ClassVar[Sampling | None] = None
+
+    @property
+    def shared(self) -> bool:
+        return True
+
+
+Side = TextSide | MarianTokenizer
 TokenizerSettings = (
-    CharTokenizer | WordTokenizer | BPETokenizer | UnigramTokenizer | SentencePieceTokenizer | PairTokenizer
+    CharTokenizer
+    | WordTokenizer
+    | BPETokenizer
+    | UnigramTokenizer
+    | SentencePieceTokenizer
+    | PairTokenizer
+    | MarianTokenizer
 )
 
 

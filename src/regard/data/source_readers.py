@@ -16,7 +16,7 @@ from regard.data.images.reader import ImageReader
 from regard.data.ragged import Ragged
 from regard.data.sources import EditedText, SourceItem, SourceReader, Span, TextEdit, check_index
 from regard.data.tokens.pretokenization import MARK
-from regard.data.tokens.tokenizers import UNKNOWN, TokenizedText, Tokenizer, TokenizerPair
+from regard.data.tokens.tokenizers import END, UNKNOWN, TokenizedText, Tokenizer, TokenizerPair
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import is_encodable, quote
 from regard.models.contracts import Grid, Tokens
@@ -74,6 +74,9 @@ class TextItem(SourceItem):
         for token, text, spelling, (start, _) in zip(
             tokenized.ids, tokenized.texts, self._spelled, tokenized.offsets, strict=True
         ):
+            if token == END:
+                labels.append(text)
+                continue
             if token == UNKNOWN:
                 first = before != MARK and (start == 0 or self.text[start - 1].isspace())
                 starts = has_marks and first and not spelling.isspace()

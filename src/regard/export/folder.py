@@ -7,6 +7,7 @@ from regard.export.exporter import Exporter, TrainedModel
 from regard.regular_files import read_regular
 from regard.runs.checkpoints import save_model
 from regard.runs.progress import RunProgress, Schedule
+from regard.runs.tensors import collect_tensors
 
 _COPIED = ("events.jsonl", "card.md")
 
@@ -24,7 +25,7 @@ class FolderExporter(Exporter):
         progress = RunProgress(
             {}, Schedule.of(model.settings.training.steps), step=model.step, best_step=best, best=model.scores
         )
-        save_model(folder, model.settings, model.tokenizers, model.network, progress)
+        save_model(folder, model.settings, model.tokenizers, collect_tensors(model.network), progress)
         if model.run is None:
             return
         for name in _COPIED:

@@ -88,7 +88,7 @@ class TransformerBlocks(Settings):
     heads: Heads = 4
     layers: Layers = Field(3, description="number of encoder layers, and of decoder layers")
     feedforward: Width = Field(1024, description="width of the hidden layer of the feed-forward networks")
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
     norm: Literal["post", "pre"] = Field(
         "post", description="normalize after each residual connection, as published, or before each sublayer"
     )
@@ -254,7 +254,7 @@ class PatchEncoderSettings(TransformerBlocks, ImageEncoderSettings):
     kind: Literal["patches"] = "patches"
     patch: ImageSize = Field(16, description="height and width of a patch, in pixels")
     layers: Layers = Field(4, description="number of layers")
-    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = "gelu"
     norm: Literal["post", "pre"] = Field(
         "pre", description="normalize after each residual connection, or before each sublayer, as published"
     )
@@ -675,6 +675,7 @@ class TransformerModel(TransformerLayers, ModelSettings):
         "decoder",
         description="weight tying: decoder ties target embedding and output layer, all ties the source embedding too",
     )
+    output_bias: bool = Field(False, description="add a learned bias to the logits of the output layer")
     encoder_score: Score = default_choice("scaled_dot")
     self_score: Score = default_choice("scaled_dot")
     cross_score: Score = default_choice("scaled_dot")

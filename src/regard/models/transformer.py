@@ -65,7 +65,7 @@ def _build_attention(settings: TransformerBlocks, score: Score, role: Role) -> M
 
 @final
 class FeedForward(nn.Module):
-    """W₂ φ(W₁ x + b₁) + b₂, φ = ReLU or GELU; SwiGLU is W₂ (SiLU(W₁ x) ⊙ W₃ x) (Shazeer 2020)."""
+    """W₂ φ(W₁ x + b₁) + b₂, φ = ReLU, GELU or SiLU; SwiGLU is W₂ (SiLU(W₁ x) ⊙ W₃ x) (Shazeer 2020)."""
 
     def __init__(self, settings: TransformerBlocks) -> None:
         super().__init__()
@@ -82,6 +82,8 @@ class FeedForward(nn.Module):
             hidden = nn.functional.silu(gate) * value
         elif self.activation == "gelu":
             hidden = nn.functional.gelu(hidden)
+        elif self.activation == "silu":
+            hidden = nn.functional.silu(hidden)
         output: Tensor = self.outer(self.dropout(hidden))
         return output
 
@@ -259,10 +261,12 @@ class TransformerDecoder(Decoder):
         layers = settings.decoder_layers or settings.layers
         self.layers = nn.ModuleList(DecoderLayer(settings) for _ in range(layers))
         self.norm = build_norm(settings) if settings.norm == "pre" else nn.Identity()
-        self.output = nn.Linear(settings.size, vocabulary, bias=False)
+        self.output = nn.Linear(settings.size, vocabulary, bias=settings.output_bias)
         self.supervised: tuple[int, int] | None = None
         """The layer and head whose weights are returned in training, from 0."""
         init_weights(self.layers)
+        if settings.output_bias:
+            nn.init.zeros_(self.output.bias)
         if settings.tied == "none":
             nn.init.normal_(self.output.weight, std=settings.size**-0.5)
         else:
@@ -331,10 +335,8 @@ class TransformerDecoder(Decoder):
             x_BTD, weights = self.run_layer(layer, x_BTD, key, weights=index == supervised_layer)
             if weights is not None:
                 alignment_BTS = weights if weights.dim() == 3 else weights[:, head]
-        output_weights = (self.output.weight,)
-        return Decoded(
-            self.norm(x_BTD), self.output, self.output.out_features, output_weights, alignment_BTS=alignment_BTS
-        )
+        parameters = tuple(self.output.parameters())
+        return Decoded(self.norm(x_BTD), self.output, self.output.out_features, parameters, alignment_BTS=alignment_BTS)
 
     def _prepare_keys(self, memory: Memory) -> tuple[PreparedMemory, ...]:
         check_memory(memory, self.output.weight, slot_size=self._memory_size, summary_size=None)

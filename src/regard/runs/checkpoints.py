@@ -71,14 +71,18 @@ def save_average(locked: LockedFolder, settings: RunSettings, model: nn.Module, 
 
 
 def save_model(
-    path: Path, settings: RunSettings, tokenizers: TokenizerPair, model: nn.Module, progress: RunProgress
+    path: Path,
+    settings: RunSettings,
+    tokenizers: TokenizerPair,
+    weights: Mapping[str, Tensor],
+    progress: RunProgress,
 ) -> None:
     """Write a model to an empty folder as a run with one checkpoint, without an optimizer."""
-    weights = {name: tensor.cpu().float() for name, tensor in collect_tensors(model).items()}
+    weights = {name: tensor.cpu().float().contiguous() for name, tensor in weights.items()}
     with lock_folder(path) as locked:
         tokenizers.save(locked.directory.write)
         locked.directory.write("config.yaml", to_yaml(settings.relative_to(path)).encode())
-        _write(locked, settings, f"step-{progress.step}", weights, {}, progress)
+        _write(locked, settings, f"step-{progress.step}", weights, None, progress)
     (path / LOCK).unlink()
 
 

@@ -87,20 +87,20 @@ def build_normalizer(options: TrainableSide) -> normalizers.Normalizer:
             *_text_normalizers(options),
             *(_COLLAPSE if isinstance(options, WordSide) else []),
             *_ADD_MARKS,
-            normalizers.Replace(Regex(_superfluous_mark(symbols)), ""),
+            normalizers.Replace(Regex(superfluous_mark(symbols)), ""),
         ]
     )
 
 
-def _superfluous_mark(symbols: list[str]) -> str:
+def superfluous_mark(symbols: list[str]) -> str:
     """Return a pattern for the mark of a field that is empty or starts with a symbol."""
     return f"{_FIELD_START}{MARK}(?={'|'.join([*symbols, TAB_PATTERN, END_PATTERN])})"
 
 
 def is_mark_pattern(pattern: str) -> bool:
-    """Whether a pattern is one of `_superfluous_mark`, with any symbols."""
-    start = _superfluous_mark([]).partition(TAB_PATTERN + "|")[0]
-    return pattern.startswith(start) and pattern == _superfluous_mark(find_leading_names(pattern[len(start) :]))
+    """Whether a pattern is one of `superfluous_mark`, with any symbols."""
+    start = superfluous_mark([]).partition(TAB_PATTERN + "|")[0]
+    return pattern.startswith(start) and pattern == superfluous_mark(find_leading_names(pattern[len(start) :]))
 
 
 def is_split_pattern(pattern: str) -> bool:
@@ -178,7 +178,7 @@ def segments_words_independently(inner: tokenizers.Tokenizer) -> bool:
     a field that starts with a symbol has no mark.
     """
     parts = json.loads(inner.to_str())["normalizer"].get("normalizers", [])
-    without_symbols = {"type": "Replace", "pattern": {"Regex": _superfluous_mark([])}, "content": ""}
+    without_symbols = {"type": "Replace", "pattern": {"Regex": superfluous_mark([])}, "content": ""}
     return without_symbols in parts
 
 

@@ -7,17 +7,17 @@ with several combining marks on one letter, which the `tokenizers` library norma
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import tokenizers
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 
 from regard.data.remote_files import fetch
 from regard.data.settings import RESERVED
 from regard.data.tokens import pretokenization
-from regard.data.tokens.vocabularies import BYTES, SPECIALS, LearnedTokens, Merges, build_model
+from regard.data.tokens.vocabularies import BYTES, END, SPECIALS, LearnedTokens, Merges, build_model
 from regard.errors import DataError
 from regard.regular_files import read_regular
 from regard.urls import is_url
@@ -29,10 +29,20 @@ _REQUIRED = "Use the .model file of a unigram or BPE model that was trained with
 _COLLAPSE = [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
 _REMOVE_PREFIX = decoders.Replace(Regex(rf"\A{pretokenization.MARK}"), "")
 
+_STRIP_MARKS = decoders.Replace(Regex(rf"\A{pretokenization.MARK}+|{pretokenization.MARK}+\z"), "")
+_REMOVE_SPACES = decoders.Replace(" ", "")
+
 NORMALIZERS = _COLLAPSE
 """The normalizers that only SentencePiece tokenizers use, except `Precompiled`, whose table depends on the model."""
-DECODERS = [_REMOVE_PREFIX]
+DECODERS = [_REMOVE_PREFIX, _REMOVE_SPACES, _STRIP_MARKS]
 """The decoders that only SentencePiece tokenizers use."""
+ADD_END = processors.TemplateProcessing(single=f"$A {SPECIALS[END]}", special_tokens=[(SPECIALS[END], END)])
+"""Appends the end token. The sources of Marian models have one."""
+
+UNKNOWN_PIECES = "<unknown pieces>"
+"""The tokens after this one in a vocabulary are pieces without an id: text is segmented into them, and they are
+unknown. It contains a space, and so does not match text.
+"""
 
 Field = tuple[int, int | bytes]
 
@@ -63,12 +73,20 @@ def read_bytes(path: str | Path) -> bytes:
 
 def read_model(path: str | Path) -> SentencePieceModel:
     try:
-        model = _parse(read_bytes(path))
+        return parse_model(read_bytes(path))
+    except ValueError as error:
+        raise DataError(f"{path} (tokenizer.path) {error}. {_REQUIRED}") from None
+
+
+def parse_model(content: bytes) -> SentencePieceModel:
+    """Parse the content of a `.model` file. Raise ValueError, with a text that follows the name of the file."""
+    try:
+        model = _parse(content)
     except (ValueError, KeyError, IndexError, struct.error) as error:
-        raise DataError(f"{path} (tokenizer.path) is not a SentencePiece model ({error}). {_REQUIRED}") from None
+        raise ValueError(f"is not a SentencePiece model ({error})") from None
     if model.kind not in {"unigram", "bpe"} or model.treat_whitespace_as_suffix:
         kind = "with treat_whitespace_as_suffix" if model.treat_whitespace_as_suffix else f"of type {model.kind}"
-        raise DataError(f"{path} (tokenizer.path) is a SentencePiece model {kind}, which is not supported. {_REQUIRED}")
+        raise ValueError(f"is a SentencePiece model {kind}, which is not supported")
     return model
 
 
@@ -92,6 +110,50 @@ def build_tokenizer(model: SentencePieceModel, tags: set[str]) -> tokenizers.Tok
     return inner
 
 
+def build_tokenizer_of_ids(
+    model: SentencePieceModel, vocabulary: Sequence[str], *, add_end: bool
+) -> tokenizers.Tokenizer:
+    """Build a tokenizer that segments text as SentencePiece does, with the ids of another vocabulary, as in Marian.
+
+    The vocabulary starts with the special tokens. It may contain tokens that are not pieces of this model, which get a
+    space in front so that they do not match text, and language codes (`>>fra<<`), which are never split. Pieces that
+    it does not contain are unknown.
+    """
+    codes = [token for token in vocabulary if is_language_code(token)]
+    symbols = [*codes, *(piece.text for piece in model.pieces if piece.kind == _USER_DEFINED)]
+    scores = {piece.text: piece.score for piece in model.pieces if piece.kind == _NORMAL}
+    byte_pieces = [piece.text for piece in model.pieces if piece.kind == _BYTE]
+    matching = {*symbols, *scores, *byte_pieces}.difference(SPECIALS)
+    rest = vocabulary[len(SPECIALS) :]
+    missing = sorted(matching.difference(rest))
+    tokens = [
+        *SPECIALS,
+        *(token if token in matching else f" {token}" for token in rest),
+        *([UNKNOWN_PIECES, *missing] if missing else []),
+    ]
+    learned = LearnedTokens([], scores=scores) if model.kind == "unigram" else LearnedTokens([], _merges(scores))
+    inner = tokenizers.Tokenizer(build_model(tokens, learned, byte_fallback=bool(byte_pieces), fuse_unknown=True))
+    inner.normalizer = _build_normalizer(model, codes)
+    inner.pre_tokenizer = _build_pre_tokenizer(symbols, scores)
+    inner.decoder = decoders.Sequence(
+        [
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            _REMOVE_SPACES,
+            _STRIP_MARKS,
+            decoders.Replace(pretokenization.MARK, " "),
+        ]
+    )
+    if add_end:
+        inner.post_processor = ADD_END
+    return inner
+
+
+def is_language_code(token: str) -> bool:
+    """Whether a token of Marian selects the target language: `>>fra<<`."""
+    return token.startswith(">>") and token.endswith("<<")
+
+
 def _merges(scores: dict[str, float]) -> Merges:
     """Return all pairs of pieces that can be merged, the best first. SentencePiece stores only the merged pieces."""
     by_score = sorted(scores, key=lambda piece: -scores[piece])
@@ -99,7 +161,7 @@ def _merges(scores: dict[str, float]) -> Merges:
     return [(left, right) for left, right in splits if left in scores and right in scores]
 
 
-def _build_normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
+def _build_normalizer(model: SentencePieceModel, codes: Sequence[str] = ()) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
@@ -107,7 +169,11 @@ def _build_normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
         steps += _COLLAPSE
     if model.add_dummy_prefix:
         steps.append(normalizers.Prepend(pretokenization.MARK))
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", pretokenization.MARK)])
+    steps.append(normalizers.Replace(" ", pretokenization.MARK))
+    if codes:
+        pattern = pretokenization.superfluous_mark(pretokenization.escape_all(list(codes)))
+        steps.append(normalizers.Replace(Regex(pattern), ""))
+    return normalizers.Sequence(steps)
 
 
 def _build_pre_tokenizer(symbols: list[str], scores: dict[str, float]) -> pre_tokenizers.PreTokenizer:

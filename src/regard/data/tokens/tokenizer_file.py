@@ -74,13 +74,15 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
 def _check_document(document: Any) -> None:
     if not isinstance(document, dict):
         raise _RejectedError("it is not a JSON object")
-    known = {"version", "normalizer", "pre_tokenizer", "decoder", "model"}
+    known = {"version", "normalizer", "pre_tokenizer", "decoder", "post_processor", "model"}
     for name, value in document.items():
         if name not in known and value not in (None, []):
             _reject(name, value)
     _check_sequence("normalizer", document.get("normalizer"), "normalizers", _is_known_normalizer)
     _check_sequence("decoder", document.get("decoder"), "decoders", _is_known_decoder)
     _check_pre_tokenizer(document.get("pre_tokenizer"))
+    if document.get("post_processor") not in (None, _ADD_END):
+        _reject("post_processor", document["post_processor"])
     _check_model(document.get("model"))
 
 
@@ -102,6 +104,7 @@ def _dump_all(parts: Iterable[Any]) -> list[Any]:
 
 
 _NORMALIZERS = _dump_all(chain(pretokenization.NORMALIZERS, sentencepiece.NORMALIZERS))
+[_ADD_END] = _dump_all([sentencepiece.ADD_END])
 _DECODERS = _dump_all(chain(pretokenization.DECODERS, sentencepiece.DECODERS))
 
 

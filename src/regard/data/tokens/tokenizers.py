@@ -15,10 +15,10 @@ import numpy as np
 import tokenizers
 
 from regard.data.ragged import Ragged, compute_offsets
-from regard.data.settings import SentencePieceSide, Side, TokenizerSettings, sides
+from regard.data.settings import MarianTokenizer, SentencePieceSide, Side, TokenizerSettings, sides
 from regard.data.tokens import pretokenization
 from regard.data.tokens.bpe_learner import split_by_length
-from regard.data.tokens.sentencepiece import build_tokenizer, read_model
+from regard.data.tokens.sentencepiece import UNKNOWN_PIECES, build_tokenizer, read_model
 from regard.data.tokens.tokenizer_file import read_tokenizer
 from regard.data.tokens.vocabularies import (
     END,
@@ -31,7 +31,7 @@ from regard.data.tokens.vocabularies import (
     learn,
     replace_surrogates,
 )
-from regard.errors import ModelError
+from regard.errors import ConfigError, ModelError
 
 __all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "TokenizedText", "Tokenizer", "TokenizerPair"]
 
@@ -75,7 +75,11 @@ class Tokenizer:
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
-        self._tags = {token[1:]: index for token, index in inner.get_vocab().items() if _is_tag(token)}
+        vocabulary = inner.get_vocab()
+        self._size: int = vocabulary.get(UNKNOWN_PIECES, len(vocabulary))
+        self._adds_end = inner.post_processor is not None
+        self._has_all_ids = self._size == len(vocabulary) and not self._adds_end
+        self._tags = {token[1:]: index for token, index in vocabulary.items() if _is_tag(token)}
         self._tag_names = {index: tag for tag, index in self._tags.items()}
         self._word_cache: dict[str, list[int]] | None = (
             {} if pretokenization.segments_words_independently(inner) else None
@@ -86,6 +90,11 @@ class Tokenizer:
     @classmethod
     def of(cls, options: Side, texts: Iterable[str]) -> "Tokenizer":
         """Learn a tokenizer from texts, which are read once, or load one from a SentencePiece file."""
+        if isinstance(options, MarianTokenizer):
+            raise ConfigError(
+                "tokenizer: marian is the tokenizer of imported models. Start from such a model with "
+                "training.init_from (regard train --from MODEL), or choose another tokenizer."
+            )
         if isinstance(options, SentencePieceSide):
             model = read_model(options.path)
             return cls(build_tokenizer(model, collect_tags(texts) if options.tags else set()))
@@ -111,8 +120,7 @@ class Tokenizer:
         return text
 
     def __len__(self) -> int:
-        size: int = self._inner.get_vocab_size()
-        return size
+        return self._size
 
     @property
     def inner(self) -> tokenizers.Tokenizer:
@@ -141,7 +149,14 @@ class Tokenizer:
 
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
         encode = self._inner.encode_batch_fast
-        return [encoding.ids for batch in split_by_length(texts, _MAX_NATIVE) for encoding in encode(batch)]
+        rows = [encoding.ids for batch in split_by_length(texts, _MAX_NATIVE) for encoding in encode(batch)]
+        return rows if self._has_all_ids else list(map(self._replace_unknown, rows))
+
+    def _replace_unknown(self, ids: list[int]) -> list[int]:
+        """Replace pieces without an id. A text without tokens has no end token either."""
+        if self._adds_end and len(ids) == 1:
+            return []
+        return [index if index < self._size else UNKNOWN for index in ids]
 
     def _encode_by_word(self, texts: Sequence[str]) -> Ragged:
         """Encode texts word by word with a cache. No token crosses a space. An unusual text is encoded in one part."""
@@ -169,6 +184,11 @@ class Tokenizer:
                 _trim_span(text, token, span) for token, span in zip(encoding.tokens, encoding.offsets, strict=True)
             ]
             tokens = TokenizedText(encoding.ids, encoding.tokens, spans)
+            if not self._has_all_ids:
+                ids = self._replace_unknown(encoding.ids)
+                if self._adds_end:
+                    spans[-1] = len(text), len(text)
+                tokens = TokenizedText(ids, encoding.tokens[: len(ids)], spans[: len(ids)])
             for tag in self._find_tags(text):
                 tokens.ids.append(self._tag_id(tag[0]))
                 tokens.texts.append(pretokenization.TAB + tag[0])
@@ -299,7 +319,8 @@ class TokenizerPair(NamedTuple):
     @classmethod
     def load(cls, folder: Path, settings: TokenizerSettings) -> "TokenizerPair":
         source = Tokenizer.load(folder / "tokenizer.json")
-        return cls(source, source if settings.shared else Tokenizer.load(folder / "tokenizer.target.json"))
+        has_one = settings.shared and not isinstance(settings, MarianTokenizer)
+        return cls(source, source if has_one else Tokenizer.load(folder / "tokenizer.target.json"))
 
     def fingerprint(self) -> list[str]:
         """Return a hash of each tokenizer."""

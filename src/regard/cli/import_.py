@@ -1,0 +1,37 @@
+"""regard import"""
+
+from pathlib import Path
+
+import click
+
+from regard.export.marian_files import MarianFolder
+
+EXAMPLES = """\b
+Examples:
+  regard import opus-mt-en-de --out models/en-de
+  regard predict models/en-de "A man rides a horse." --beam 5
+  regard look models/en-de "A man rides a horse."
+  regard train --from models/en-de --pairs pairs.tsv --out runs/tuned"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--out", metavar="MODEL", required=True, type=click.Path(path_type=Path),
+    help="New folder to write to. It must not exist, or must be empty.",
+)  # fmt: skip
+def command(folder: Path, out: Path) -> None:
+    """Import a Hugging Face Marian model, such as those of OPUS-MT. Prints the folder of the new model on stdout.
+
+    FOLDER contains config.json, model.safetensors or pytorch_model.bin, source.spm, target.spm, vocab.json and
+    tokenizer_config.json. Nothing in it is run: a pickle with anything but tensors is rejected. The new model can be
+    used with all commands, and fine-tuned with its own vocabulary.
+
+    Parts that are not supported are named, and nothing is written. Predictions are those of Transformers with the same
+    search, except that the unknown token is never generated.
+    """
+    files = MarianFolder.read(folder)
+
+    from regard.export.importing import import_marian
+
+    click.echo(import_marian(files, out))
