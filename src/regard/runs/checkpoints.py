@@ -45,15 +45,17 @@ from regard.runs.tensors import (
 log = logging.getLogger(__name__)
 
 
-def save(
-    locked: LockedFolder,
-    settings: RunSettings,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: RunProgress,
-    average: Mapping[str, Tensor] | None = None,
-) -> Checkpoint:
-    """Save everything that a run needs to resume.
+class SavedTensors(NamedTuple):
+    """The tensors of a checkpoint."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+
+
+def collect_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor] | None = None
+) -> SavedTensors:
+    """Return all tensors that a run needs to resume.
 
     If there is a moving average of the weights, it is saved as the model, and the weights themselves are saved with
     the optimizer.
@@ -62,7 +64,12 @@ def save(
     if average is not None:
         state |= {f"weights/{name}": parameter.detach() for name, parameter in model.named_parameters()}
         weights |= average
-    return _write(locked, settings, f"step-{progress.step}", weights, state, progress)
+    return SavedTensors(weights, state)
+
+
+def save(locked: LockedFolder, settings: RunSettings, tensors: SavedTensors, progress: RunProgress) -> Checkpoint:
+    """Save everything that a run needs to resume."""
+    return _write(locked, settings, f"step-{progress.step}", *tensors, progress)
 
 
 def save_average(locked: LockedFolder, settings: RunSettings, model: nn.Module, progress: RunProgress) -> Checkpoint:

@@ -226,6 +226,11 @@ class TrainingSettings(Settings):
         "float32", description="precision of matrix products (autocast); auto: bfloat16 if the device supports it well"
     )
     compile: bool = Field(False, description="compile the model with torch.compile; slow to start")
+    shard: bool = Field(
+        False,
+        json_schema_extra=MAY_CHANGE_ON_RESUME,
+        description="with several ranks, divide the weights and the state of the optimizer among them (FSDP2)",
+    )
     cuda_graphs: bool = Field(
         True,
         json_schema_extra=MAY_CHANGE_ON_RESUME,
@@ -282,6 +287,8 @@ class TrainingSettings(Settings):
             raise ValueError("max_pair_length requires batch_tokens. Set batch_tokens as well.")
         if self.ema_decay and self.average_checkpoints > 1:
             raise ValueError("ema_decay and average_checkpoints cannot be combined. Set one of them.")
+        if self.shard and self.compile:
+            raise ValueError("shard and compile cannot be combined. Set one of them.")
         if self.teachers is not None and self.consistency.kind != "none":
             raise ValueError(
                 "teachers: distillation and a consistency loss cannot be combined. Set training.consistency=none."

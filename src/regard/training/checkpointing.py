@@ -21,7 +21,7 @@ from regard.runs.callbacks import Callback, SaveInfo, ValidationInfo
 from regard.runs.directory import LockedFolder
 from regard.runs.stored_checkpoint import Checkpoint
 from regard.runs.tensors import read_tensors
-from regard.training.distributed import ALONE, Group
+from regard.training.distributed import unshard
 from regard.training.state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,10 @@ def validate_model(state: TrainingState, callbacks: Callback) -> None:
     """Score the model, or the moving average of its weights, and note whether it has improved."""
     training, progress = state.settings.training, state.progress
     with state.average.applied_to(state.model) if state.average is not None else contextlib.nullcontext():
+        if state.sharded is not None:
+            weights = unshard(state.model.state_dict())
+            if state.group.is_first:
+                state.predictor.model.load_state_dict(weights)
         improved = _score(state, callbacks)
     if improved:
         progress.validations_since_best = progress.plateau_validations = 0
@@ -63,7 +67,7 @@ def _validate(state: TrainingState) -> tuple[MetricValues, AttentionDiagnostics 
     attention = None
     if state.diagnosed_pairs is not None:
         attention = diagnose_attention(state.predictor, state.diagnosed_pairs)
-    state.model.train()
+    state.predictor.model.train()
     return state.group.broadcast((values, attention))
 
 
@@ -76,10 +80,13 @@ def is_save_step(state: TrainingState, step: int) -> bool:
 def save(state: TrainingState, callbacks: Callback | None = None) -> None:
     """Save the state, and remove checkpoints that are not needed any more. Only rank 0 does so."""
     training, progress = state.settings.training, state.progress
+    averaged = state.average.weights if state.average is not None else None
+    tensors = checkpoints.collect_state(state.model, state.optimizer, averaged)
+    if state.sharded is not None:
+        tensors = checkpoints.SavedTensors(*map(unshard, tensors))
     if state.locked is None:
         return
-    averaged = state.average.weights if state.average is not None else None
-    checkpoint = checkpoints.save(state.locked, state.settings, state.model, state.optimizer, progress, averaged)
+    checkpoint = checkpoints.save(state.locked, state.settings, tensors, progress)
     keep = max(training.keep_checkpoints, training.average_checkpoints)
     checkpoints.prune(state.locked, keep, progress.best_step, lambda step: is_save_step(state, step))
     if callbacks is not None:
@@ -103,10 +110,14 @@ def average_last_checkpoints(state: TrainingState, callbacks: Callback, report: 
             _restore_average(state)
         return
     progress.average_tried = True
-    last = _choose_checkpoints(state, report) if state.locked is not None else []
-    with averaged_weights(state.model, last, state.group):
-        if _score(state, callbacks, f"average-{progress.step}") and state.locked is not None:
-            saved = checkpoints.save_average(state.locked, state.settings, state.model, progress)
+    if state.locked is None:
+        _score(state, callbacks, f"average-{progress.step}")
+        save(state, callbacks)
+        return
+    last = _choose_checkpoints(state, report)
+    with averaged_weights(state.predictor.model, last):
+        if _score(state, callbacks, f"average-{progress.step}"):
+            saved = checkpoints.save_average(state.locked, state.settings, state.predictor.model, progress)
             callbacks.on_save(SaveInfo(progress.step, saved.path))
     save(state, callbacks)
 
@@ -138,9 +149,9 @@ def _restore_average(state: TrainingState) -> None:
             "; ".join(problems),
         )
         return
-    with averaged_weights(state.model, last):
+    with averaged_weights(state.predictor.model, last):
         assert state.locked is not None
-        checkpoints.save_average(state.locked, state.settings, state.model, state.progress)
+        checkpoints.save_average(state.locked, state.settings, state.predictor.model, state.progress)
 
 
 def _last_checkpoints(state: TrainingState) -> tuple[list[Checkpoint], list[str]]:
@@ -172,12 +183,10 @@ def average_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def averaged_weights(model: nn.Module, checkpoints: Sequence[Checkpoint], group: Group = ALONE) -> Iterator[None]:
-    """Within the context, the model has the averaged weights of the checkpoints, which rank 0 reads."""
+def averaged_weights(model: nn.Module, checkpoints: Sequence[Checkpoint]) -> Iterator[None]:
+    """Within the context, the model has the averaged weights of the checkpoints."""
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    if group.is_first:
-        model.load_state_dict(average_weights(checkpoints), strict=False)  # tied weights are stored once
-    group.broadcast_tensors(model.state_dict().values())
+    model.load_state_dict(average_weights(checkpoints), strict=False)  # tied weights are stored once
     try:
         yield
     finally:

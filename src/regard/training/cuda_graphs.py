@@ -12,24 +12,13 @@ from regard.data.batching import Batch
 from regard.models.seq2seq import Seq2Seq
 from regard.ops import cuda_graphs
 from regard.ops.layers import Linear
-from regard.training.objective import Objective
+from regard.training.objective import LossModule, Objective
 
 Shape = tuple[tuple[int, ...], ...]
 """The shapes of all tensors of a batch."""
 
 MAX_GRAPHS = 256
 """The maximum number of shapes that are captured. Any further shape is computed eagerly."""
-
-
-class _Loss(nn.Module):
-    """The objective as a module, so that `functional_call` can replace the weights of the model."""
-
-    def __init__(self, model: Seq2Seq, objective: Objective) -> None:
-        super().__init__()
-        self.model, self.objective = model, objective
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self.objective(self.model, batch)
 
 
 @final
@@ -45,7 +34,7 @@ class GraphedGradient:
         self.graphs: dict[tuple[Shape, bool], cuda_graphs.CapturedGraph | None] = {}
         """By shape, and whether the gradient is written or added."""
         self._adds = False
-        self._loss = _Loss(model, objective)
+        self._loss = LossModule(model)
         parameters = {name: value for name, value in self._loss.named_parameters() if value.requires_grad}
         names = _linear_weights(self._loss) & parameters.keys() if objective.bfloat16 else set()
         self._cast = {name: parameters[name].detach().bfloat16().requires_grad_() for name in sorted(names)}
@@ -75,7 +64,7 @@ class GraphedGradient:
     def _backward(self, batch: Batch, scale: Tensor | float) -> Tensor:
         if self._cast:
             torch._foreach_copy_([weight.detach() for weight in self._cast.values()], self._cast_from)
-        loss: Tensor = functional_call(self._loss, self._cast, (batch,)) * scale
+        loss: Tensor = functional_call(self._loss, self._cast, (self.objective, batch)) * scale
         self._store(torch.autograd.grad(loss, self._leaves, allow_unused=True))
         return loss.detach()
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard.arguments import check_device
-from regard.errors import DataError, Interrupted, ResourceError
+from regard.errors import ConfigError, DataError, Interrupted, ResourceError
 from regard.training.ranks import count_ranks, get_rank, read_number
 
 T = TypeVar("T")
@@ -72,6 +72,8 @@ class Group:
     size: int = 1
     gradients: Any = None
     """The process group that sums gradients: NCCL if each rank has its own GPU, else gloo."""
+    shards: bool = False
+    """Whether the parameters are divided among the ranks (FSDP2)."""
 
     @property
     def is_first(self) -> bool:
@@ -147,9 +149,41 @@ class Group:
                     "data of rank 0 to the machine of each rank."
                 )
 
+    def shard(self, loss: nn.Module, device: torch.device) -> None:
+        """Divide the parameters of a module, and from now on their gradients, among the ranks (FSDP2).
+
+        Their full values exist only while the module computes. Gradients are summed in the backward pass.
+        """
+        # These imports take a second.
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        if device.type == "cuda" and self.gradients is None:
+            raise ConfigError(
+                "training.shard: ranks that share a GPU cannot divide a model. Start one rank for each GPU, or set "
+                "training.shard=false."
+            )
+        process_group = self.gradients or dist.group.WORLD
+        assert process_group is not None
+        sharded = fully_shard(loss, mesh=DeviceMesh.from_group(process_group, device.type))
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+
+    def combine_norms(self, norm: Tensor) -> Tensor:
+        """Return the norm of the gradient, given that of its part on this rank if it is sharded."""
+        if not self.shards:
+            return norm
+        squared = norm.square()
+        dist.all_reduce(squared, group=self.gradients)
+        return squared.sqrt()
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor | None) -> Tensor | None:
         """Add up the gradients and the losses of all ranks. Return None if a rank has no loss: it ran out of memory."""
         if self.size == 1:
+            return loss
+        if self.shards:
+            assert loss is not None
+            dist.all_reduce(loss, group=self.gradients)  # the gradients were summed in the backward pass
             return loss
         failed, *used = self.maximum([loss is None, *(parameter.grad is not None for parameter in parameters)])
         if failed or loss is None:
@@ -166,6 +200,16 @@ class Group:
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
         return total[0]
+
+    @torch.no_grad()
+    def average_changes(self, buffers: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        """Average the changes of buffers, such as running means, over the ranks. `before` are their earlier values."""
+        if self.size == 1:
+            return
+        for buffer, earlier in zip(buffers, before, strict=True):
+            change = buffer - earlier
+            dist.all_reduce(change, group=self.gradients)
+            buffer.copy_(earlier + change / self.size)  # exact for a buffer that no rank has changed
 
     @torch.no_grad()
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
@@ -194,6 +238,22 @@ class Group:
 
 
 ALONE = Group()
+
+
+def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return the tensor, which is the same on all ranks, divided among them as a parameter of its shape is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+        return tensor
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def unshard(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the full values of sharded tensors. All ranks take part."""
+    from torch.distributed.tensor import DTensor
+
+    return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
 
 
 def _describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:

@@ -6,7 +6,7 @@ B rows, T target steps, N target tokens without padding, D width, V vocabulary.
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.data.batching import Batch
 from regard.data.tokens.tokenizers import UNKNOWN
@@ -109,6 +109,17 @@ class Objective:
         if not self.alignment_weight or decoded.alignment_BTS is None or batch.alignment_BTS is None:
             return decoded.features.new_zeros((), dtype=torch.float32)
         return self.alignment_weight * alignment_loss(decoded.alignment_BTS, batch.alignment_BTS.repeat(passes, 1, 1))
+
+
+class LossModule(nn.Module):
+    """The objective as a module, whose parameters can be replaced (`functional_call`) or sharded."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, objective: Objective, batch: Batch) -> Tensor:
+        return objective(self.model, batch)
 
 
 def alignment_loss(weights_BTS: Tensor, gold_BTS: Tensor) -> Tensor:

@@ -64,16 +64,25 @@ def learning_rate(position: float, settings: TrainingSettings, lr_reductions: in
     return peak * _DECAYS[settings.decay](min(1.0, progress))
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], max_norm: float, combine: Callable[[Tensor], Tensor] = lambda norm: norm
+) -> Tensor:
     """Scale the gradient to a norm of at most `max_norm`, and return its norm before scaling.
 
-    A gradient whose norm is not finite is left unchanged. Do not update the weights with it.
+    A gradient whose norm is not finite is left unchanged. Do not update the weights with it. `combine` computes the
+    norm of a sharded gradient from that of its part on this rank.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    gradients = [get_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    norm = combine(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(gradients, torch.where(norm.isfinite(), factor, 1.0))
     return norm
+
+
+def get_local(tensor: Tensor) -> Tensor:
+    """Return the part of a sharded tensor (`DTensor`) that this rank stores, or the tensor itself."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter)  # the import of DTensor takes a second
+    return tensor if is_plain else tensor.to_local()  # type: ignore[attr-defined]
 
 
 @final
@@ -86,8 +95,8 @@ class MovingAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        self._averages = list(self.weights.values())
-        self._parameters = [parameter.detach() for parameter in model.parameters()]
+        self._averages = [get_local(weight) for weight in self.weights.values()]
+        self._parameters = [get_local(parameter.detach()) for parameter in model.parameters()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:

@@ -1,5 +1,6 @@
 """The state of a training run: what a step reads and changes. Built for a new run, or restored from a checkpoint."""
 
+import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.attention.record import attention_roles
 from regard.config import to_yaml
@@ -31,14 +32,14 @@ from regard.runs.checkpoints import SavedCheckpoint
 from regard.runs.directory import LockedFolder
 from regard.runs.folder import RunFolder
 from regard.runs.progress import RunProgress
-from regard.runs.settings import RunSettings
+from regard.runs.settings import RunSettings, TrainingSettings
 from regard.runs.tensors import check_sizes
 from regard.training.cuda_graphs import GraphedGradient, GraphedUpdate
 from regard.training.distillation import TEACHER, TeacherModels, load_teachers
-from regard.training.distributed import ALONE, Group, assign_shares
+from regard.training.distributed import ALONE, Group, assign_shares, shard_like
 from regard.training.initial_weights import InitialWeights, load_initial_weights, recall_initial_weights
-from regard.training.objective import Objective
-from regard.training.optim import MovingAverage, build_optimizer, learning_rate
+from regard.training.objective import LossModule, Objective
+from regard.training.optim import MovingAverage, build_optimizer, get_local, learning_rate
 from regard.training.resume import check_data_unchanged, check_model_unchanged
 from regard.training.schedule import Deadline, build_batch_sampler, build_schedule
 
@@ -67,6 +68,8 @@ class TrainingState:
     progress: RunProgress
     update: Callable[[], Any]
     """A step of the optimizer: its own, or a CUDA graph."""
+    sharded: LossModule | None = None
+    """Computes the loss if the model is divided among the ranks; None if each rank has all of it."""
     gradient: GraphedGradient | None = None
     """Computes gradients with CUDA graphs; None if they are computed eagerly."""
     prefetched: dict[int, "StepBatches"] = field(default_factory=dict)
@@ -86,6 +89,18 @@ class TrainingState:
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
+
+    @cached_property
+    def changing_buffers(self) -> list[Tensor]:
+        """The buffers that a forward pass may change, if they must be the same on several ranks."""
+        modules = self.model.modules() if self.group.size > 1 else ()
+        return [
+            buffer
+            for module in modules
+            if module.training
+            for buffer in module.buffers(recurse=False)
+            if buffer.is_floating_point()
+        ]
 
     @cached_property
     def diagnosed_pairs(self) -> EncodedCorpus | None:
@@ -190,6 +205,11 @@ def start_training(
         if progress.schedule.length != schedule.length:
             progress.schedule = schedule
     group.broadcast_training(model, optimizer, average.weights if average else None)
+    sharded, full = None, model
+    if training.shard and group.size > 1:
+        group, full = replace(group, shards=True), copy.deepcopy(model) if group.is_first else model
+        sharded = LossModule(model)
+        optimizer, average = _shard(sharded, optimizer, average, training, group, device)
     progress = group.broadcast(progress)
     if progress.step and progress.ranks != group.size:
         report(_describe_other_ranks(progress.ranks, group.size))
@@ -218,13 +238,36 @@ def start_training(
         objective=objective,
         optimizer=optimizer,
         average=average,
-        predictor=Predictor(
-            model, dev_reader, data.tokenizers.target, settings.decoding, settings.tokenizer.max_length
-        ),
+        sharded=sharded,
+        predictor=Predictor(full, dev_reader, data.tokenizers.target, settings.decoding, settings.tokenizer.max_length),
         progress=progress,
         update=GraphedUpdate(optimizer) if graphed else optimizer.step,
         gradient=GraphedGradient(model, objective) if graphed else None,
     )
+
+
+def _shard(
+    loss: LossModule,
+    optimizer: torch.optim.Optimizer,
+    average: MovingAverage | None,
+    training: TrainingSettings,
+    group: Group,
+    device: torch.device,
+) -> tuple[torch.optim.AdamW, MovingAverage | None]:
+    """Divide a model among the ranks, and return its optimizer and the moving average of its weights, also divided."""
+    model = loss.model
+    states = [dict(optimizer.state.get(parameter, {})) for parameter in model.parameters()]
+    group.shard(loss, device)
+    sharded = build_optimizer(model, training)
+    for parameter, state in zip(model.parameters(), states, strict=True):
+        if state:
+            sharded.state[parameter] = {name: shard_like(value, parameter) for name, value in state.items()}
+    if average is None:
+        return sharded, None
+    weights, average = average.weights, MovingAverage(model, average.decay)
+    for name, parameter in model.named_parameters():
+        get_local(average.weights[name]).copy_(get_local(shard_like(weights[name], parameter)))
+    return sharded, average
 
 
 def _prepare(
@@ -312,7 +355,8 @@ def _load_inputs(
 
 
 def _uses_cuda_graphs(settings: RunSettings, device: torch.device, progress: RunProgress) -> bool:
-    if device.type != "cuda" or not settings.training.cuda_graphs or settings.training.compile:
+    training = settings.training
+    if device.type != "cuda" or not training.cuda_graphs or training.compile or training.shard:
         return False
     # A model with gradient checkpointing is large, and gains nothing.
     return not (settings.model.recomputes_layers or progress.eager or progress.micro_batches > 1)

@@ -13,7 +13,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.ops.cuda_graphs import is_out_of_memory
 from regard.training.checkpointing import save
 from regard.training.cuda_graphs import GraphedGradient
-from regard.training.objective import Objective
+from regard.training.objective import LossModule, Objective
 from regard.training.optim import clip_gradients, set_learning_rate
 from regard.training.state import TrainingState
 
@@ -29,16 +29,18 @@ def take_step(state: TrainingState) -> tuple[float, int]:
     if state.gradient is not None and state.gradient.objective != objective:
         state.gradient = GraphedGradient(state.model, objective)
     loss_: Tensor | None = None
+    before = [buffer.clone() for buffer in state.changing_buffers]
     try:
-        loss_ = compute_gradients(state.compiled, objective, batches, tokens, state.gradient)
+        loss_ = compute_gradients(state.compiled, objective, batches, tokens, state.gradient, state.sharded)
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error) or state.sharded is not None:  # the other ranks wait for weights of this one
             raise
     loss_ = state.group.sum_gradients(state.parameters, loss_)
+    state.group.average_changes(state.changing_buffers, before)
     if loss_ is None:  # not in the handler, whose traceback would keep the memory of the failed step
         _reduce_memory(state, batches)
         return take_step(state)
-    norm_ = clip_gradients(state.parameters, training.max_grad_norm)
+    norm_ = clip_gradients(state.parameters, training.max_grad_norm, state.group.combine_norms)
     if state.device.type == "cuda" and step + 1 < state.progress.schedule.end:
         state.prefetched = {step + 1: state.batches(step + 1)}  # while the GPU computes
     loss, norm = torch.stack([loss_, norm_]).tolist()
@@ -61,9 +63,10 @@ def compute_gradients(
     micro_batches: Sequence[Batch],
     tokens: int | None = None,
     graphed: GraphedGradient | None = None,
+    sharded: LossModule | None = None,
 ) -> Tensor:
     """Set the gradients of a model to those of the loss, and return it: the sum over micro-batches, divided by a number
-    of tokens, by default theirs.
+    of tokens, by default theirs. If the model is sharded, `sharded` computes the loss.
     """
     tokens = tokens or sum(batch.tokens for batch in micro_batches)
     losses = []
@@ -75,7 +78,7 @@ def compute_gradients(
         seed_generators(batch.target.tokens_BT.device, batch.seed)
         scale = 1 / tokens if batch.tokens else 0.0  # a batch of padding has none
         if graphed is None:
-            loss = objective(model, batch) * scale
+            loss: Tensor = (objective(model, batch) if sharded is None else sharded(objective, batch)) * scale
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         else:
