@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from regard.attention.scopes import Scope, ScopeInput, ScopeOutput, register_scope
     from regard.attention.scores import InnerProduct, Score, register_score
     from regard.attention.selections import Selected, Selection, register_selection
+    from regard.cluster.sweep.results import Sweep
+    from regard.cluster.sweep.sweeping import sweep
     from regard.data.corpora import Corpus, Pairs, register_corpus
     from regard.data.source_readers import register_reader
     from regard.data.sources import LazySources, SourceItem, SourceReader
@@ -99,6 +101,7 @@ _MODULES = {
     "SourceItem": "regard.data.sources",
     "SourceReader": "regard.data.sources",
     "StepInfo": "regard.runs.callbacks",
+    "Sweep": "regard.cluster.sweep.results",
     "Tokens": "regard.models.contracts",
     "Trace": "regard.inspection.trace.trace",
     "TrainedModel": "regard.export.exporter",
@@ -122,6 +125,7 @@ _MODULES = {
     "register_score": "regard.attention.scores",
     "register_selection": "regard.attention.selections",
     "sinusoidal_positions": "regard.attention.positions",
+    "sweep": "regard.cluster.sweep.sweeping",
     "train": "regard.api.training",
 }
 """The module of each public name. It is imported on first use, so that `import regard` does not import torch."""
@@ -175,6 +179,7 @@ __all__ = [
     "SourceItem",
     "SourceReader",
     "StepInfo",
+    "Sweep",
     "Tokens",
     "Trace",
     "TrainedModel",
@@ -198,6 +203,7 @@ __all__ = [
     "register_score",
     "register_selection",
     "sinusoidal_positions",
+    "sweep",
     "train",
 ]
 

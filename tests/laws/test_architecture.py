@@ -247,7 +247,7 @@ def test_public_names_are_sorted_and_all_there() -> None:
     [
         "import regard",
         "import regard.cli.train, regard.cli.predict, regard.cli.evaluate, regard.cli.look",
-        "import regard.cli.presets, regard.cli.mechanisms, regard.cli.data, regard.cli.compare",
+        "import regard.cli.presets, regard.cli.mechanisms, regard.cli.data, regard.cli.compare, regard.cli.sweep",
         "from regard.runs.settings import RunSettings",
         "import regard; regard.mechanisms()",
     ],

@@ -12,7 +12,7 @@ from regard.training.signals import exit_on_interrupts_of_imports, exit_on_signa
 def main() -> None:
     """Run the `regard` command."""
     arguments = sys.argv[1:]
-    if arguments[:1] == ["train"]:
+    if arguments[:1] in (["train"], ["sweep"]):
         exit_on_signals()  # the imports take a second
     else:
         exit_on_interrupts_of_imports()

@@ -15,6 +15,7 @@ VERBS = {
     "train": "Train a model, or resume one.",
     "predict": "Predict the output for texts, from arguments or from stdin.",
     "evaluate": "Score a model on pairs.",
+    "sweep": "Train a grid of settings, or search for good ones, and compare the results.",
     "compare": "Compare runs, or outputs in files, with significance tests.",
     "look": "Draw the attention weights of a prediction, or learning curves.",
     "explore": "Explore predictions and attention weights of models in the browser.",

@@ -1,0 +1,191 @@
+"""Train a grid of settings, or search for good ones, and compare the results."""
+
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.arguments import check_flag, check_integer, check_type
+from regard.cluster.sweep.results import Sweep, summarize
+from regard.cluster.sweep.space import SearchSpace, Values, parse_mapping
+from regard.cluster.sweep.study import FINALISTS, SweepState, make_plan, open_sweep
+from regard.cluster.sweep.workers import (
+    SweepDisplay,
+    choose_environments,
+    describe_workers,
+    run_in_process,
+    run_in_processes,
+)
+from regard.errors import ArgumentTypeError, ConfigError, DataError
+from regard.formatting import quantity
+from regard.registry import import_plugins
+from regard.runs.folder import RunFolder
+from regard.runs.settings import check_overrides
+
+if TYPE_CHECKING:
+    from regard.evaluation.comparison import System
+
+_MAX_REASONS = 3
+
+
+def sweep(
+    config: str | Path | Mapping[str, Any],
+    space: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    trials: int | None = None,
+    seeds: int = 1,
+    finalists: int | None = None,
+    prune: bool = False,
+    workers: int = 1,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    imports: str | Iterable[str] = (),
+) -> Sweep:
+    """Train a grid of settings, or search for good ones, and compare the results.
+
+    Repeat the call to resume a sweep that was stopped. Without `trials`, every combination of the choices is trained
+    with every seed. With `trials`, a search (TPE) proposes this number of combinations, and trains each with the seed
+    of the settings. Then the best `finalists` are trained with `seeds` other seeds. Trials are ranked by
+    `training.metric` on the validation data. The test set is used once, at the end, for the finalists.
+
+    Args:
+        config: The name of a preset, the path of a YAML file or of a run folder, or a mapping of settings.
+        space: The settings that vary, by dotted name: a list of choices, or a range as text: `"uniform(0,0.5)"`,
+            `"log(1e-4,1e-2)"`, `"int(1,4)"`, `"logint(64,1024)"`. `"int(64,512,64)"` has steps of 64.
+        overrides: Settings, with dotted names, that are the same for all trials.
+        trials: The number of trials of a search. It is required if there are ranges. A finished search is extended by
+            repeating the call with more trials.
+        seeds: The number of seeds of each combination of a grid, or of each finalist of a search.
+        finalists: The number of trials that are compared on the test set: by default all of a grid, and three of a
+            search.
+        prune: Whether to stop a trial of a search early if its validations are worse than the median of the others.
+        workers: The number of runs that are trained at the same time, each in its own process. In a script, call
+            `sweep` under `if __name__ == "__main__":` if there are several.
+        out: The folder of the sweep. The default is `sweeps/NAME` for a preset or a file.
+        quiet: Whether to print nothing. By default, progress is printed on stderr.
+        imports: Plugins to import: modules or .py files that register parts, such as scores and cells.
+
+    Returns:
+        The results. `print` shows them. The folder contains `sweep.json`, `importance.svg`, `history.svg` and
+        `report.html`.
+
+    Raises:
+        ConfigError: A setting or a value is invalid, or the folder contains another sweep.
+        ArgumentTypeError: An argument has the wrong type.
+        DataError: All runs failed.
+        RunInUseError: Another process runs the sweep.
+        Interrupted: A signal stopped the sweep. Its state is saved.
+
+    >>> result = regard.sweep("dates", {"model.attention": ["bahdanau", "luong-general"]}, seeds=3)
+    >>> result = regard.sweep("dates", {"training.learning_rate": "log(1e-4,1e-2)"}, trials=20, seeds=3)
+    >>> result.best.values
+    """
+    import_plugins(imports)
+    check_type("space", space, Mapping, "a mapping of settings to choices or ranges")
+    for name, count in {"trials": trials, "finalists": finalists}.items():
+        if count is not None:
+            check_integer(name, count)
+    for name, count in {"seeds": seeds, "workers": workers}.items():
+        check_integer(name, count)
+    if not isinstance(config, str | Path | Mapping):
+        raise ArgumentTypeError(
+            f"config must be a preset, a path or a mapping of settings, not {type(config).__name__}."
+        )
+    return run_sweep(
+        config,
+        parse_mapping(space),
+        check_overrides({} if overrides is None else overrides),
+        trials=trials,
+        seeds=seeds,
+        finalists=finalists,
+        prune=check_flag("prune", prune),
+        workers=workers,
+        out=out,
+        quiet=check_flag("quiet", quiet),
+    )
+
+
+def run_sweep(
+    config: str | Path | Mapping[str, Any],
+    space: SearchSpace,
+    overrides: Values,
+    *,
+    trials: int | None,
+    seeds: int,
+    finalists: int | None,
+    prune: bool,
+    workers: int,
+    out: str | Path | None,
+    quiet: bool,
+) -> Sweep:
+    """Run a sweep; see `sweep`."""
+    if find_spec("optuna") is None:
+        raise ConfigError(
+            "A sweep requires the package optuna, which is not installed. Run pip install 'regard[sweep]'."
+        )
+    source, folder = _locate(config, out)
+    plan = make_plan(source, overrides, space, trials=trials, seeds=seeds, finalists=finalists, prune=prune)
+    with open_sweep(plan, folder, workers) as state, SweepDisplay(state, workers, quiet=quiet) as display:
+        display.print(_describe_start(state))
+        if plan.trials is not None and workers > state.lag:
+            display.print(describe_workers(workers, state.lag))
+        _train_all(state, workers, display)
+        _check_any_finished(state)
+        return summarize(state, lambda system: display.print(_describe_system(system)))
+
+
+def _locate(config: str | Path | Mapping[str, Any], out: str | Path | None) -> tuple[Any, Path]:
+    """Return where to read the settings, and the folder of the sweep."""
+    if isinstance(config, Mapping):
+        if out is None:
+            raise ConfigError("Settings passed as a mapping need a folder for the sweep: out='sweeps/…'.")
+        return config, Path(out)
+    run = RunFolder(Path(config))
+    source = run.settings().model_dump(mode="json") if run.exists() else config
+    return source, Path(out) if out is not None else Path("sweeps") / Path(config).stem
+
+
+def _train_all(state: SweepState, workers: int, display: SweepDisplay) -> None:
+    if workers == 1:
+        run_in_process(state, display)
+        return
+    import torch
+
+    from regard.data.tokens.processes import usable_cores
+
+    threads = max(1, usable_cores() // workers)
+    if state.settings.training.threads > threads:
+        display.print(
+            f"training.threads={state.settings.training.threads} is reduced to {threads}, so that "
+            f"{quantity(workers, 'worker')} share {quantity(usable_cores(), 'CPU core')}."
+        )
+        state.limit_threads(threads)
+    run_in_processes(state, choose_environments(workers, threads, torch.cuda.device_count), display)
+
+
+def _describe_start(state: SweepState) -> str:
+    plan = state.plan
+    if plan.trials is None:
+        what = f"Grid: {quantity(len(state.parameters), 'combination')} × {quantity(plan.seeds, 'seed')}"
+    else:
+        what = f"Search: {quantity(plan.trials, 'trial')} with seed {state.search_seed}"
+        if plan.seeds > 1:
+            what += f", then the best {plan.finalists or FINALISTS} with {plan.seeds} other seeds"
+    done = f"; {quantity(state.done, 'run')} trained before" if state.done else ""
+    return f"{what}, in {state.folder}{done}. Validation metric: {state.metric.label}."
+
+
+def _describe_system(system: "System") -> str:
+    values = ", ".join(f"{metric.label} {metric.format(result.value)}" for metric, result in system.statistics.items())
+    return f"test set, {system.name}: {values}"
+
+
+def _check_any_finished(state: SweepState) -> None:
+    """Raise DataError if all runs failed."""
+    if state.finalists:
+        return
+    reasons = list(dict.fromkeys(state.failures().values()))
+    more = f" (and {len(reasons) - _MAX_REASONS} other reasons)" if len(reasons) > _MAX_REASONS else ""
+    listed = " | ".join(reasons[:_MAX_REASONS])
+    raise DataError(f"All {quantity(len(state.failures()), 'run')} of {state.folder} failed: {listed}{more}")
