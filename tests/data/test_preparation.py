@@ -299,6 +299,7 @@ def test_sampled_segmentations_differ_between_epochs_and_seeds_and_decode_to_the
         batch = prepared.train.targets.rows.take(rows, epoch)
         assert [decode(ids[:-1]) for ids in batch.rows()] == expected
         assert all(ids[-1] == END for ids in batch.rows())
+        assert prepared.train.count_target_tokens(rows[5:90], epoch) == sum(map(len, batch.rows()[5:90]))
         ids_by_epoch.append(batch.flat.tolist())
     assert ids_by_epoch[0] != ids_by_epoch[1] != ids_by_epoch[2]
     assert prepared.train.targets.rows.take(rows, 1).flat.tolist() == ids_by_epoch[1]
@@ -416,3 +417,4 @@ def test_sampled_rows_are_truncated_to_max_length(tmp_path: Path, side: str) -> 
     assert max(map(len, rows)) == 4 + (side == "targets")
     if side == "targets":
         assert all(row[-1] == END and END not in row[:-1] for row in rows)
+        assert prepared.train.count_target_tokens(range(len(rows)), 3) == sum(map(len, rows))

@@ -77,10 +77,6 @@ class EncodedTexts:
     def _max_length(self) -> int:
         return int(self.lengths.max(initial=0))
 
-    def count_tokens(self, rows: Sequence[int], epoch: int = 0) -> int:
-        """Return the number of tokens of some texts."""
-        return int(self.rows.take(rows, epoch).offsets[-1])
-
     def batch(self, rows: Sequence[int], epoch: int = 0, *, bucketed_shapes: bool = False) -> Tokens:
         """Return some texts, padded. With `bucketed_shapes`, the width is rounded up to one of a few values."""
         return pad_ragged(self.rows.take(rows, epoch), self._max_length if bucketed_shapes else 0)
@@ -126,6 +122,10 @@ class EncodedCorpus:
     def epoch_lengths(self, epoch: int) -> Ids:
         """Return the source and target length of each pair in an epoch → (N, 2)."""
         return _lengths_in(self, epoch)
+
+    def count_target_tokens(self, ids: Sequence[int], epoch: int) -> int:
+        """Return the number of target tokens of some pairs, without reading them."""
+        return int(self.epoch_lengths(epoch)[ids, 1].sum())
 
     def batch(
         self, ids: Sequence[int], device: torch.device, epoch: int = 0, *, bucketed_shapes: bool = False

@@ -131,8 +131,8 @@ class TrainingState:
         if self.group.size == 1:
             return StepBatches(micro_batches, sum(batch.tokens for batch in micro_batches))
         indices = range(first, first + accumulate)
-        targets = self.data.train.targets
-        tokens = sum(targets.count_tokens(self.sampler.at(index), self.sampler.epoch_at(index)) for index in indices)
+        count = self.data.train.count_target_tokens
+        tokens = sum(count(self.sampler.at(index), self.sampler.epoch_at(index)) for index in indices)
         return StepBatches(micro_batches, tokens)
 
     def pairs(self, step: int) -> list[int]:
