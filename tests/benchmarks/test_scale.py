@@ -22,7 +22,10 @@ from scale_model import (
     lost_share,
     processes_step_s,
     relative_tokens,
+    replicated_bytes,
     ring_s,
+    sharded_bytes,
+    sharded_saving_bytes,
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,6 +48,14 @@ def test_sharded_weights_are_sent_half_as_often_again() -> None:
     assert ddp_bytes(100, 4) == 150
     assert fsdp_bytes(100, 4) == 225
     assert ddp_bytes(100, 1) == fsdp_bytes(100, 1) == 0
+
+
+def test_sharding_divides_the_state_but_not_the_unit_that_is_computed() -> None:
+    """Per parameter: 4 bytes each for weights, gradients, two moments and buckets."""
+    assert replicated_bytes(10) == 200
+    assert sharded_bytes(10, ranks=8, units=1) == 20 + 80
+    assert sharded_bytes(10, ranks=8, units=4) == 20 + 20
+    assert sharded_saving_bytes(10, ranks=8) == 20 + 120
 
 
 def test_communication_is_hidden_by_the_overlapping_share_of_the_backward_pass() -> None:
