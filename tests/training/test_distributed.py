@@ -1,6 +1,9 @@
 """Training with several ranks computes the same as training in one process."""
 
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import regard
+from regard.data.batching import Batch
+from regard.models.seq2seq import Seq2Seq
 from regard.runs.events import read_events
+from regard.runs.folder import RunFolder
+from regard.training import loop
 from regard.training.distributed import assign_shares
+from regard.training.objective import Objective
+from regard.training.ranks import get_rank
+from regard.training.state import TrainingState
+from regard.training.step import take_step
+from tests_command import Result, run_fresh
 from tests_ranks import Case, train_with_ranks
-from tests_shared import SMALL, stop_at
+from tests_shared import SMALL, stop_at, to_arguments
 
 STEPS = {**SMALL, "training.steps": 20, "training.save_every": 10, "training.warmup": 5}
 TOKENS = {"training.batch_size": 64, "training.batch_tokens": 300}
@@ -140,3 +152,89 @@ def test_the_running_mean_of_rewards_is_the_same_on_all_ranks_and_in_a_resumed_r
     shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "step-20")
     train_with_ranks(2, [Case("dates", hard, tmp_path / "resumed")])
     assert_identical(tmp_path / "resumed", tmp_path / "run")
+
+
+def stop_rank_1_after_step_7() -> None:
+    def take_step_and_stop(run: TrainingState) -> tuple[float, int]:
+        result = take_step(run)
+        if run.group.rank == 1 and run.progress.step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    loop.take_step = take_step_and_stop  # type: ignore[assignment]
+
+
+def limit_memory_of_rank_1() -> None:
+    unlimited = Objective.__call__
+
+    def limited(self: Objective, model: Seq2Seq, batch: Batch) -> Tensor:
+        loss = unlimited(self, model, batch)
+        if get_rank() == 1 and model.training and len(batch.ids) > 8:
+            torch.empty(2**60)
+        return loss
+
+    Objective.__call__ = limited  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_the_run_resumes(tmp_path: Path) -> None:
+    settings = {**STEPS, **RANDOM}
+    train_with_ranks(2, [Case("dates", settings, tmp_path / "undisturbed")])
+    case = Case("dates", settings, tmp_path / "stopped")
+    train_with_ranks(2, [case], stop_rank_1_after_step_7, code=regard.Interrupted.exit_code)
+    newest = RunFolder(case.out).newest()
+    assert newest is not None
+    assert newest.step == 7
+    train_with_ranks(2, [case])
+    assert_identical(case.out, tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_if_one_rank_runs_out_of_memory_all_use_more_micro_batches(tmp_path: Path) -> None:
+    settings = {**STEPS, "training.batch_size": 48}
+    train_with_ranks(2, [Case("dates", settings, tmp_path / "unlimited")])
+    train_with_ranks(2, [Case("dates", settings, tmp_path / "limited")], limit_memory_of_rank_1)
+    newest = RunFolder(tmp_path / "limited").newest()
+    assert newest is not None
+    assert newest.state["micro_batches"] == 4
+    assert relative_error(tmp_path / "limited", tmp_path / "unlimited") < 1e-6
+
+
+@pytest.mark.slow
+def test_ranks_follow_the_clock_of_rank_0(tmp_path: Path) -> None:
+    timed = {key: value for key, value in STEPS.items() if key != "training.steps"} | {"training.minutes": 0.25}
+    train_with_ranks(2, [Case("dates", timed, tmp_path)])
+    newest = RunFolder(tmp_path).newest()
+    assert newest is not None
+    assert len(newest.state["schedule"]["segments"]) > 1
+    assert newest.step == newest.state["schedule"]["segments"][-1]["end"]
+
+
+@pytest.mark.slow
+def test_the_command_with_several_devices_prints_once_and_its_run_resumes_with_one(
+    cli: Callable[..., Result], tmp_path: Path
+) -> None:
+    settings = to_arguments({**STEPS, "training.steps": 10, "training.decay": "none", "training.device": "cpu"})
+    first = cli("train", "dates", *settings, "--devices", "2", "--out", "run", start=run_fresh)
+    assert (first.returncode, first.stdout) == (0, "run\n"), first.stderr
+    assert first.stderr.count("Training") == first.stderr.count("with 2 ranks") == 1
+    assert first.stderr.count("validation at step 10") == 1
+    extended = cli("train", "run", "training.steps=20", "training.decay=none")
+    assert extended.returncode == 0, extended.stderr
+    assert "saved by 2 ranks, and training resumes with 1: the weights differ" in extended.stderr
+    assert RunFolder(tmp_path / "run").newest() is not None
+
+
+@pytest.mark.slow
+def test_errors_of_several_devices_are_printed_once_and_have_their_exit_code(cli: Callable[..., Result]) -> None:
+    diverging = to_arguments({**STEPS, "training.learning_rate": 1e30, "training.warmup": 0})
+    failed = cli("train", "dates", *diverging, "--devices", "2", start=run_fresh)
+    assert failed.returncode == regard.DivergedError.exit_code
+    assert failed.stderr.count("diverged at step") == 1
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_search_for_settings_needs_one_process(cli: Callable[..., Result]) -> None:
+    rejected = cli("train", "dates", "--devices", "2", "--find", "batch")
+    assert rejected.returncode == 2
+    assert "--find needs one process" in rejected.stderr
