@@ -65,7 +65,7 @@ def run_preloaded(words: list[str], stdin: bytes, cwd: Path, timeout: float, cpu
     with tempfile.TemporaryDirectory() as folder:
         for name in STREAMS:
             Path(folder, name).write_bytes(stdin if name == "stdin" else b"")
-        process = fork_context().Process(target=_run_main, args=(words, cwd, folder, dict(os.environ), cpu_seconds))
+        process = fork_context().Process(target=run_main, args=(words, cwd, folder, dict(os.environ), cpu_seconds))
         process.start()
         process.join(timeout)
         if process.is_alive():
@@ -83,7 +83,7 @@ def fork_context() -> "ForkServerContext":
     return context
 
 
-def _run_main(words: list[str], cwd: Path, folder: str, env: dict[str, str], cpu_seconds: int | None) -> None:
+def run_main(words: list[str], cwd: Path, folder: str, env: dict[str, str], cpu_seconds: int | None) -> None:
     """Run `regard` with these arguments, with files as standard streams."""
     if cpu_seconds is not None:
         used = math.ceil(time.process_time())  # a fork starts with 0, but not on every system

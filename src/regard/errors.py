@@ -8,6 +8,7 @@
     ├── DivergedError      5   the loss or a gradient is NaN or infinite
     ├── RunInUseError      6   another process trains in the same folder, or the folder was moved during training
     ├── ResourceError      7   out of disk space or memory
+    ├── RankError          8   another process of the same training has ended or does not respond
     └── Interrupted       75   a signal stopped `train`; if training had started, the state is saved
 
 Exit code 0 is success, 1 a missed threshold or problems in the data, 2 also a usage error, 70 a bug, 130 an
@@ -56,6 +57,10 @@ class RunInUseError(RegardError):
 
 class ResourceError(RegardError):
     exit_code = 7
+
+
+class RankError(RegardError):
+    exit_code = 8
 
 
 class Interrupted(RegardError):  # noqa: N818 - not an error: nothing is lost

@@ -24,9 +24,9 @@ from regard.runs.folder import RunFolder, local_folder, locate, resolve_run, sto
 from regard.runs.settings import with_deadline
 from regard.training import loop
 from regard.training.callbacks import check_callbacks
+from regard.training.distributed import open_group
 from regard.training.machine import report_disk_failures
 from regard.training.planning.choosing import choose_or_reuse
-from regard.training.ranks import get_rank
 from regard.training.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ def train(
         DivergedError: The loss is NaN or infinite.
         RunInUseError: Another process is training in the folder.
         ResourceError: Out of disk space or memory.
+        RankError: Another process of the same training has ended or does not respond.
         Interrupted: A signal stopped the training. If it had started, the state is saved.
 
     >>> run = regard.train("dates", {"training.steps": 500}, out="runs/dates")
@@ -149,12 +150,14 @@ def train(
     import_plugins(imports)
     observers = check_callbacks(callbacks)
     check_flag("quiet", quiet)
-    if get_rank():
-        followed, path = loop.follow(started)
-        return Run(path, followed.best, followed.step)
-    given = with_deadline({} if overrides is None else overrides, minutes)
-    _check_arguments(config, pairs, {"dev": dev, "test": test, "columns": columns}, out)
-    with _silenced_warnings() if quiet else contextlib.nullcontext():
+    with open_group() as group, _silenced_warnings() if quiet else contextlib.nullcontext():
+        request = {"config": str(config), "overrides": str(overrides), "minutes": str(minutes)}
+        group.check_equal(request, ConfigError, "Call regard.train with the same arguments on all ranks.")
+        if not group.is_first:
+            followed, path = loop.follow(started)
+            return Run(path, followed.best, followed.step)
+        given = with_deadline({} if overrides is None else overrides, minutes)
+        _check_arguments(config, pairs, {"dev": dev, "test": test, "columns": columns}, out)
         if config is None:
             folder = RunFolder(local_folder("runs/pairs" if out is None else out).absolute())
             with stop_on_signals() as stop:

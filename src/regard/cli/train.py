@@ -1,12 +1,13 @@
 """regard train"""
 
 import contextlib
+import functools
 import logging
 import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,6 +41,23 @@ Examples:
   regard train --images photos --pairs captions.tsv
   regard train --images captchas.zip data.test_every=10
   regard train --from runs/words --pairs names.tsv --minutes 2"""
+
+
+def _joining_ranks(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that joins the other ranks first, if torchrun has started several."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        if count_ranks() == 1:
+            command(**options)
+            return
+        with stop_on_signals() as stop, stop.imports():
+            from regard.training.distributed import open_group
+
+        with open_group():
+            command(**options)
+
+    return run
 
 
 @click.command(epilog=EXAMPLES)
@@ -85,6 +103,7 @@ Examples:
     type=click.Choice(["learning-rate", "batch"]),
     help="Search for a learning rate or batch size and print it, instead of training.",
 )
+@_joining_ranks
 def command(
     words: tuple[str, ...],
     pairs: str | None,
@@ -199,12 +218,10 @@ def _follow(runs: int, started: float) -> None:
     """Train as a rank other than the first, which sends the settings of each run."""
     with stop_on_signals() as stop, stop.imports():
         from regard.training import loop
-        from regard.training.distributed import open_group
 
     logging.getLogger("regard").setLevel(logging.ERROR)  # rank 0 prints the warnings
-    with open_group():
-        for _ in range(runs):
-            loop.follow(started)
+    for _ in range(runs):
+        loop.follow(started)
 
 
 def _process_age() -> float:

@@ -6,33 +6,39 @@ random numbers of dropout: a step uses the same rows, and the loss is summed ove
 target tokens of all ranks. Rank 0 alone locks and writes the run folder, and prints.
 """
 
+import hashlib
 import logging
 import math
-import os
 import socket
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from regard import version
 from regard.arguments import check_device
-from regard.errors import ConfigError, DataError, Interrupted, ResourceError
-from regard.training.ranks import count_ranks, get_rank, read_number
+from regard.errors import ConfigError, Interrupted, RegardError
+from regard.formatting import shorten
+from regard.regular_files import read_regular
+from regard.training.ranks import read_launch
+from regard.training.roster import Roster, describe_rank, join_ranks
 
 T = TypeVar("T")
 
-TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for the others."""
-
 _BUCKET_BYTES = 1 << 25
 """Gradients are summed in buckets of about this size: one is copied while another is transferred."""
+
+
+_MAX_VALUE = 300
+"""The maximum number of characters of a value in a message."""
 
 
 class Share(NamedTuple):
@@ -70,10 +76,14 @@ class Group:
 
     rank: int = 0
     size: int = 1
+    local_rank: int = 0
+    """The number of this rank among those on its machine."""
     gradients: Any = None
     """The process group that sums gradients: NCCL if each rank has its own GPU, else gloo."""
     shards: bool = False
     """Whether the parameters are divided among the ranks (FSDP2)."""
+    roster: Roster | None = None
+    """Which of the ranks respond; None for a single rank."""
 
     @property
     def is_first(self) -> bool:
@@ -86,7 +96,7 @@ class Group:
         if self.size == 1 or device.type != "cuda":
             return device
         if device.index is None:
-            device = torch.device("cuda", read_number("LOCAL_RANK") % torch.cuda.device_count())
+            device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
 
@@ -96,7 +106,11 @@ class Group:
             return self
         places = self.gather((socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)))
         shared = len(set(places)) < len(places)  # NCCL needs a GPU for each rank
-        return self if shared else replace(self, gradients=dist.new_group(backend="nccl", timeout=TIMEOUT))
+        if shared or self.roster is None:
+            return self
+        with self.roster.watch():
+            nccl = dist.new_group(backend="nccl", timeout=timedelta(seconds=self.roster.timeout))
+        return replace(self, gradients=nccl)
 
     def describe(self, device: torch.device) -> str:
         if self.size == 1:
@@ -105,16 +119,24 @@ class Group:
         return f", with {self.size} ranks{shared}"
 
     def wait(self) -> None:
-        """Wait until all ranks have come this far."""
-        if self.size > 1:
-            dist.barrier()
+        """Wait until all ranks have come this far, however long one of them takes."""
+        if self.roster is not None:
+            self.roster.synchronize()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Raise RankError if the block fails because a rank is lost. Sharded modules communicate when they compute."""
+        with nullcontext() if self.roster is None else self.roster.watch(only_collectives=False):
+            yield
 
     def broadcast(self, value: T) -> T:
         """Return the value of rank 0."""
-        if self.size == 1:
+        if self.roster is None:
             return value
         values = [value]
-        dist.broadcast_object_list(values)
+        self.wait()
+        with self.roster.watch():
+            dist.broadcast_object_list(values)
         return values[0]
 
     def receive(self) -> Any:
@@ -124,30 +146,30 @@ class Group:
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks."""
         values = [value] * self.size
-        if self.size > 1:
-            dist.all_gather_object(values, value)
+        if self.roster is not None:
+            self.wait()
+            with self.roster.watch():
+                dist.all_gather_object(values, value)
         return values
 
     def maximum(self, values: Sequence[int]) -> list[int]:
         """Return the element-wise maximum over all ranks."""
-        if self.size == 1:
+        if self.roster is None:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.int32)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        with self.roster.watch():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
         highest: list[int] = tensor.tolist()
         return highest
 
-    def check_equal(self, hashes: Mapping[str, str]) -> None:
-        """Raise `DataError` on all ranks unless all have the same data."""
-        all_hashes = self.gather(dict(hashes))
-        for rank, others in enumerate(all_hashes):
-            # Files may have other names on other machines.
-            if list(others.values()) != list(all_hashes[0].values()):
-                changed = [name for name, value in others.items() if value not in all_hashes[0].values()]
-                raise DataError(
-                    f"{' and '.join(changed or others)}: the data of rank {rank} differs from that of rank 0. Copy the "
-                    "data of rank 0 to the machine of each rank."
-                )
+    def check_equal(self, values: Mapping[str, str], error: type[RegardError], remedy: str) -> None:
+        """Raise an error on all ranks if a value of one rank differs from that of rank 0."""
+        (_, first), *others = self.gather((describe_rank(self.rank), dict(values)))
+        for name, found in others:
+            for key in {**first, **found}:
+                if found.get(key) != first.get(key):
+                    here, there = (shorten(entry.get(key, "none"), _MAX_VALUE) for entry in (found, first))
+                    raise error(f"{name} differs from rank 0 in {key}: {here} instead of {there}. {remedy}")
 
     def shard(self, loss: nn.Module, device: torch.device) -> None:
         """Divide the parameters of a module, and from now on their gradients, among the ranks (FSDP2).
@@ -171,19 +193,21 @@ class Group:
 
     def combine_norms(self, norm: Tensor) -> Tensor:
         """Return the norm of the gradient, given that of its part on this rank if it is sharded."""
-        if not self.shards:
+        if not self.shards or self.roster is None:
             return norm
         squared = norm.square()
-        dist.all_reduce(squared, group=self.gradients)
+        with self.roster.watch():
+            dist.all_reduce(squared, group=self.gradients)
         return squared.sqrt()
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor | None) -> Tensor | None:
         """Add up the gradients and the losses of all ranks. Return None if a rank has no loss: it ran out of memory."""
-        if self.size == 1:
+        if self.roster is None:
             return loss
         if self.shards:
             assert loss is not None
-            dist.all_reduce(loss, group=self.gradients)  # the gradients were summed in the backward pass
+            with self.roster.watch():
+                dist.all_reduce(loss, group=self.gradients)  # the gradients were summed in the backward pass
             return loss
         failed, *used = self.maximum([loss is None, *(parameter.grad is not None for parameter in parameters)])
         if failed or loss is None:
@@ -191,30 +215,38 @@ class Group:
         total = loss.detach().clone().view(1)
         # A parameter that no rank has used keeps no gradient, so that the optimizer ignores it.
         gradients = [_gradient_of(parameter) for parameter, is_used in zip(parameters, used, strict=True) if is_used]
+        with self.roster.watch():
+            self._sum(_fill_buckets([total, *gradients]))
+        return total[0]
+
+    def _sum(self, buckets: Iterable[list[Tensor]]) -> None:
+        """Replace the tensors by their sums over all ranks."""
         pending = []
-        for bucket in _fill_buckets([total, *gradients]):
+        for bucket in buckets:
             flat = torch.cat([tensor.view(-1) for tensor in bucket])
             pending.append((bucket, flat, dist.all_reduce(flat, group=self.gradients, async_op=True)))
         for bucket, flat, work in pending:
             work.wait()
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
-        return total[0]
 
     @torch.no_grad()
     def average_changes(self, buffers: Sequence[Tensor], before: Sequence[Tensor]) -> None:
         """Average the changes of buffers, such as running means, over the ranks. `before` are their earlier values."""
-        if self.size == 1:
+        if self.roster is None:
             return
         for buffer, earlier in zip(buffers, before, strict=True):
             change = buffer - earlier
-            dist.all_reduce(change, group=self.gradients)
+            with self.roster.watch():
+                dist.all_reduce(change, group=self.gradients)
             buffer.copy_(earlier + change / self.size)  # exact for a buffer that no rank has changed
 
     @torch.no_grad()
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Copy the values of rank 0."""
-        if self.size > 1:
+        if self.roster is None:
+            return
+        with self.roster.watch():
             for tensor in tensors:
                 dist.broadcast(tensor, 0, group=self.gradients if tensor.is_cuda else None)
 
@@ -224,6 +256,7 @@ class Group:
         """Copy the weights, their moving average and the state of the optimizer of rank 0."""
         if self.size == 1:
             return
+        self.wait()
         self.broadcast_tensors(model.state_dict().values())
         self.broadcast_tensors((average or {}).values())
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -279,30 +312,45 @@ def _fill_buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return buckets
 
 
+_open: Group | None = None
+"""The group that this process has joined."""
+
+
 @contextmanager
 def open_group() -> Iterator[Group]:
     """Join the ranks that torchrun started, and leave them at the end of the context. A nested context changes nothing.
 
     A single rank needs no process group.
     """
-    rank, size = get_rank(), count_ranks()
-    if size == 1:
-        yield Group()
+    global _open
+    launched = read_launch()
+    if launched is None or _open is not None:
+        yield _open or ALONE
         return
-    if dist.is_initialized():
-        yield Group(rank, size)
-        return
-    try:
-        dist.init_process_group("gloo", timeout=TIMEOUT)
-    except (RuntimeError, ValueError) as error:
-        raise ResourceError(
-            f"Rank {rank} of {size} could not connect to the others at {os.environ.get('MASTER_ADDR')}:"
-            f"{os.environ.get('MASTER_PORT')}: {error}. Check the address, and that all ranks were started."
-        ) from None
-    try:
-        yield Group(rank, size)
-    finally:
-        dist.destroy_process_group()
+    with join_ranks(launched) as (roster, store):
+        with roster.watch():
+            timeout = timedelta(seconds=roster.timeout)
+            dist.init_process_group("gloo", store=store, rank=launched.rank, world_size=launched.size, timeout=timeout)
+        _open = Group(launched.rank, launched.size, launched.local_rank, roster=roster)
+        try:
+            _open.check_equal(_describe_program(), ConfigError, "Start the same command with the same software.")
+            yield _open
+        finally:
+            _open = None
+            dist.destroy_process_group()
+
+
+def _describe_program() -> dict[str, str]:
+    """Return what must be the same on all ranks: the versions, the source code, and the command."""
+    digest, package = hashlib.sha256(), Path(version.__file__).parent
+    for path in sorted((*package.rglob("*.py"), *package.rglob("*.yaml"))):
+        digest.update(f"{path.relative_to(package)}\n".encode() + read_regular(path))
+    return {
+        "the version of regard": version.__version__,
+        "the source code of regard (SHA-256)": digest.hexdigest(),
+        "the version of torch": torch.__version__,
+        **{f"argument {number} of the command": word for number, word in enumerate(sys.argv[1:], 1)},
+    }
 
 
 def launch(ranks: int, arguments: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from regard.data.corpora import load_corpus
 from regard.data.pair_files import resolve_data
 from regard.data.preparation import Report
 from regard.data.sampler import padding_share
-from regard.errors import Interrupted, RunInUseError
+from regard.errors import Interrupted, RankError, RunInUseError
 from regard.formatting import quantity
 from regard.runs import checkpoints
 from regard.runs.callbacks import Callback, CallbackList, ScheduleInfo, StepInfo
@@ -93,8 +93,10 @@ def _train(
             _set_deadline(state, started, display.print)
             observers = [display, CallbackList(callbacks, isolation)]
             with _open_callbacks(state, observers) as observed:
+                group.wait()  # the ranks may need different times to prepare the data
                 stop.deferred = True  # from now on, there is a state to save
-                run_steps(state, observed, display, stop)
+                with state.group.watch():
+                    run_steps(state, observed, display, stop)
             if locked is not None:
                 write_card(state, locked)
             return state.progress
@@ -134,9 +136,10 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
         _validate_initial_weights(state, callbacks)
     since, tokens = time.monotonic(), 0
     while not state.is_finished:
-        _meet_deadline(state, callbacks, display.print)
-        step_started = time.monotonic()
-        loss, step_tokens = take_step(state)
+        with _saved_if_a_rank_is_lost(state, callbacks):
+            _meet_deadline(state, callbacks, display.print)
+            step_started = time.monotonic()
+            loss, step_tokens = take_step(state)
         tokens += step_tokens
         speed = tokens / (time.monotonic() - since)
         rate = state.learning_rate(progress.step)
@@ -151,7 +154,8 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
             validate_model(state, callbacks)
         moved = _follow_folder(state)
         # Read once: a signal that arrives after the save stops the run after the next step.
-        stopped_by, is_moved = state.group.maximum([stop.by or 0, moved is not None])
+        with _saved_if_a_rank_is_lost(state, callbacks):
+            stopped_by, is_moved = state.group.maximum([stop.by or 0, moved is not None])
         if stopped_by or is_moved or is_save_step(state, progress.step):
             save(state, callbacks)
         if validates:
@@ -176,6 +180,21 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
     state.release_cuda_graphs()
     if state.locked is not None:
         display.print(_describe_end(state))
+
+
+@contextmanager
+def _saved_if_a_rank_is_lost(state: TrainingState, callbacks: Callback) -> Iterator[None]:
+    """If another rank is lost within the block, save the state after the last step, unless it is sharded."""
+    try:
+        with state.group.watch():
+            yield
+    except RankError as error:
+        step, saved = state.progress.step, ""
+        if state.locked is not None and state.sharded is None and step:
+            if not (state.folder.checkpoints / f"step-{step}").exists():
+                save(state, callbacks)
+            saved = f"The state after step {step:,} is saved. "
+        raise RankError(f"{error} {saved}Run the same command to resume.") from None
 
 
 def _follow_folder(state: TrainingState) -> str | None:

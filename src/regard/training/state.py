@@ -23,6 +23,7 @@ from regard.data.sampler import BatchSampler
 from regard.data.source_readers import find_reader
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.predictor import Predictor
+from regard.errors import ConfigError, DataError
 from regard.formatting import quantity
 from regard.models.seq2seq import Seq2Seq, build_model
 from regard.ops import cuda_graphs
@@ -179,7 +180,8 @@ def start_training(
     inputs = _load_inputs(settings, corpus, device, newest, group, finished=finished)
     if not finished:
         initial = inputs.initial.fingerprint  # only rank 0 reads the initial weights
-        group.check_equal({name: value for name, value in inputs.hashes.items() if name not in initial})
+        hashes = {name: value for name, value in inputs.hashes.items() if name not in initial}
+        group.check_equal(hashes, DataError, "Copy the data of rank 0 to the machines of all ranks.")
     if locked is not None and newest is not None:
         check_data_unchanged(RunFolder(locked.path), newest.state["data"], inputs.hashes)
     torch.manual_seed(settings.seed)
@@ -187,6 +189,7 @@ def start_training(
     if newest is not None:
         check_sizes(settings, data.tokenizers, newest.checkpoint)
     sampler = build_batch_sampler(data.train, settings)
+    _check_enough_rows(len(data.train), sampler, training.accumulate, group.size)
     model = build_model(settings.model, len(data.tokenizers.source), len(data.tokenizers.target))
     if group.is_first and newest is None and training.init_from is None:
         model.encoder.load_pretrained()
@@ -299,6 +302,16 @@ def _write_settings(settings: RunSettings, locked: LockedFolder, tokenizers: Tok
     folder = RunFolder(locked.path)
     recorded = settings.relative_to(folder.path).model_copy(update={"imports": tuple(plugins_of(settings))})
     locked.directory.write(folder.config.name, to_yaml(recorded).encode())
+
+
+def _check_enough_rows(pairs: int, sampler: BatchSampler, accumulate: int, ranks: int) -> None:
+    """Raise ConfigError if some ranks would have no rows in most steps."""
+    rows = pairs * accumulate / max(1, sampler.steps_per_epoch)
+    if rows < ranks:
+        raise ConfigError(
+            f"A step has {rows:.3g} pairs on average, too few for {ranks} ranks. Use fewer ranks (--devices N), or "
+            "increase training.batch_size or training.batch_tokens."
+        )
 
 
 def _describe_other_ranks(before: int, now: int) -> str:

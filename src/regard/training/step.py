@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batching import Batch
-from regard.errors import DivergedError, ResourceError
+from regard.errors import DivergedError, RankError, ResourceError
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.cuda_graphs import is_out_of_memory
 from regard.training.checkpointing import save
@@ -35,8 +35,12 @@ def take_step(state: TrainingState) -> tuple[float, int]:
     except RuntimeError as error:
         if not is_out_of_memory(error) or state.sharded is not None:  # the other ranks wait for weights of this one
             raise
-    loss_ = state.group.sum_gradients(state.parameters, loss_)
-    state.group.average_changes(state.changing_buffers, before)
+    try:
+        loss_ = state.group.sum_gradients(state.parameters, loss_)
+        state.group.average_changes(state.changing_buffers, before)
+    except RankError:
+        torch._foreach_copy_(state.changing_buffers, before)  # the state after the previous step is saved
+        raise
     if loss_ is None:  # not in the handler, whose traceback would keep the memory of the failed step
         _reduce_memory(state, batches)
         return take_step(state)
