@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +46,9 @@ _BLOCK_CHARACTERS = 1 << 22
 
 _TICK = 0.25
 """The longest time, in seconds, between two looks at the clock and at signals."""
+
+_PAUSE = 0.5
+"""The time, in seconds, before another worker is started for one that could not be loaded."""
 
 _SECONDS_PER_LINE = 30.0
 """The time between two lines about the progress if stderr is not a terminal."""
@@ -209,7 +213,7 @@ class _TaskQueue:
     """Tasks for the workers. Blocks wait until there is space; tasks that are put back come first."""
 
     def __init__(self, space: int) -> None:
-        self._space, self._tasks, self._closed = space, deque[Task](), False
+        self._space, self._tasks, self._closed, self._loading = space, deque[Task](), False, 0
         self._changed = threading.Condition()
 
     def put(self, task: Task) -> bool:
@@ -224,6 +228,21 @@ class _TaskQueue:
         with self._changed:
             self._tasks.extendleft(reversed(tasks))
             self._changed.notify_all()
+
+    @contextmanager
+    def loading(self) -> Iterator[bool]:
+        """Wait until there are more tasks than workers that are being loaded. Within the block, one more is being
+        loaded. Return False if the queue is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._tasks) > self._loading)
+            self._loading += 1
+        try:
+            yield not self._closed
+        finally:
+            with self._changed:
+                self._loading -= 1
+                self._changed.notify_all()
 
     def get(self) -> Task | None:
         """Wait for a task; None if the queue is closed."""
@@ -246,11 +265,16 @@ class _Predicted(NamedTuple):
 
 
 class _Died(NamedTuple):
-    """A worker died while it predicted a task or, if `loading`, before."""
+    """A worker died while it predicted a task."""
 
     task: Task
     reason: str
-    loading: bool
+
+
+class _NotLoaded(NamedTuple):
+    """A worker died before its model was loaded."""
+
+    reason: str
 
 
 class _AllRead(NamedTuple):
@@ -269,7 +293,7 @@ class _Failed(NamedTuple):
     error: BaseException
 
 
-_Event = _Predicted | _Died | _AllRead | _Unreadable | _Failed
+_Event = _Predicted | _Died | _NotLoaded | _AllRead | _Unreadable | _Failed
 
 
 @final
@@ -280,7 +304,7 @@ class _Workers:
         self._pool = pool
         self.events = queue.Queue[_Event]()
         self.tasks = _TaskQueue(2 * pool.size)
-        self._lock, self._alive, self._stopped = threading.Lock(), set[Worker](), False
+        self._lock, self._alive, self._stopped = threading.Lock(), set[Worker](), threading.Event()
         reader = threading.Thread(target=self._guard, args=(blocks, self), daemon=True)
         self._threads = [
             threading.Thread(target=self._guard, args=(self._work, index), daemon=True) for index in range(pool.size)
@@ -295,30 +319,35 @@ class _Workers:
             self.events.put(_Failed(error))
 
     def _work(self, index: int) -> None:
-        """Predict tasks with a worker, which is started for the first one, and again when it has died."""
-        worker: Worker | None = None
-        while (task := self.tasks.get()) is not None:
-            loading = worker is None
-            try:
-                if worker is None:
-                    worker = self._start(index)
+        """Predict tasks with a worker. When it has died, start another one. A task is assigned only to a worker that is
+        loaded, because a cluster may have no place for another worker.
+        """
+        while True:
+            with self.tasks.loading() as is_needed:
+                if not is_needed:
+                    return
+                worker = self._start(index)
+                try:
                     worker.load()
-                    loading = False
-                self.events.put(_Predicted(task, worker.predict(task.request)))
-            except WorkerDied as death:
-                if worker is not None:
+                except WorkerDied as death:
                     self._end(worker)
-                worker = None
-                self.events.put(_Died(task, str(death), loading))
-        if worker is not None:
+                    self.events.put(_NotLoaded(str(death)))
+                    self._stopped.wait(_PAUSE)
+                    continue
+            while (task := self.tasks.get()) is not None:
+                try:
+                    self.events.put(_Predicted(task, worker.predict(task.request)))
+                except WorkerDied as death:
+                    self.events.put(_Died(task, str(death)))
+                    break
             self._end(worker)
 
     def _start(self, index: int) -> Worker:
         with self._lock:
-            if self._stopped:
-                raise WorkerDied("The job has ended.")
             worker = self._pool.start(index)
             self._alive.add(worker)
+            if self._stopped.is_set():
+                worker.kill()
         return worker
 
     def _end(self, worker: Worker) -> None:
@@ -331,7 +360,7 @@ class _Workers:
         """End all workers at once. A worker that waits to be started ends with the pool."""
         self.tasks.close()
         with self._lock:
-            self._stopped = True
+            self._stopped.set()
             for worker in self._alive:
                 worker.kill()
         for thread in self._threads:
@@ -452,11 +481,15 @@ def run_job(job: Job, pool: Pool, request: StopRequest) -> None:
                         _store(task, response, display, kinds)
                     case _Died(task):
                         deaths, state = deaths + 1, task.block.file
-                        _check_deaths(deaths, pool.size, event)
+                        _check_deaths(deaths, _MAX_DEATHS + 3 * pool.size, event.reason)
                         if tasks := _repeat(event, display):
                             workers.tasks.put_back(*tasks)
                         else:
                             _store(task, _give_up(event, job.options), display, kinds)
+                    case _NotLoaded(reason):
+                        deaths += 1
+                        _check_deaths(deaths, 2 + pool.size, reason)
+                        continue
                     case _AllRead(state, blocks):
                         state.blocks = blocks
                     case _Unreadable(state, reason):
@@ -538,10 +571,10 @@ def _finish(state: InputState) -> None:
         state.output.finish(state.blocks, state.source.version)
 
 
-def _check_deaths(deaths: int, size: int, last: _Died) -> None:
-    if deaths > (2 + size if last.loading else _MAX_DEATHS + 3 * size):
+def _check_deaths(deaths: int, limit: int, reason: str) -> None:
+    if deaths > limit:
         raise ResourceError(
-            f"{deaths} workers died, one after the other, and no block was finished. The last one: {last.reason} Use "
+            f"{deaths} workers died, one after the other, and no block was finished. The last one: {reason} Use "
             "fewer workers, or a smaller --batch-size. The same command resumes the job."
         )
 
@@ -551,8 +584,6 @@ def _repeat(died: _Died, display: "ProgressDisplay") -> list[Task]:
     workers died at a single line.
     """
     task = died.task
-    if died.loading:
-        return [task]
     if task.deaths == 0:
         path, line = display_name(task.block.file.source.path), task.request["first"] + 1
         display.print(f"note: a worker died at the block that starts at {path}, line {line:,}. It is predicted again.")
