@@ -130,13 +130,13 @@ def test_blocks_of_workers_that_are_killed_are_predicted_again(corpus: Corpus) -
 
 @pytest.mark.slow
 def test_the_line_that_kills_its_worker_is_found(corpus: Corpus) -> None:
-    lines = (corpus.folder / "a.txt").read_text().splitlines()[:200]
+    lines = (corpus.folder / "a.txt").read_text().splitlines()[:100]
     lines[77] = "poison"
     (corpus.folder / "a.txt").write_text("".join(f"{line}\n" for line in lines))
     (corpus.folder / "plugin.py").write_text(POISON)
-    done = corpus.finish("--workers", "1", "--import", "plugin.py")
+    done = corpus.finish("--workers", "1", "--import", "plugin.py", "--block-lines", "8")
     assert done.returncode == 1, done.stderr
-    expected = corpus.expected.splitlines()[:200]
+    expected = corpus.expected.splitlines()[:100]
     expected[77] = ""
     assert (corpus.folder / "out" / "a.txt").read_text().splitlines() == expected
     [failure] = map(json.loads, (corpus.folder / "out" / FAILURES).read_text().splitlines())

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -49,6 +49,9 @@ _TICK = 0.25
 
 _PAUSE = 0.5
 """The time, in seconds, before another worker is started for one that could not be loaded."""
+
+_STOP_SECONDS = 5.0
+"""The longest time to wait for the threads of a job that ends. They end with the process."""
 
 _SECONDS_PER_LINE = 30.0
 """The time between two lines about the progress if stderr is not a terminal."""
@@ -302,7 +305,7 @@ class _Workers:
 
     def __init__(self, pool: Pool, blocks: Callable[["_Workers"], None]) -> None:
         self._pool = pool
-        self.events = queue.Queue[_Event]()
+        self.events = queue.Queue[_Event](4 * pool.size)  # if the disk is slow, the workers wait
         self.tasks = _TaskQueue(2 * pool.size)
         self._lock, self._alive, self._stopped = threading.Lock(), set[Worker](), threading.Event()
         reader = threading.Thread(target=self._guard, args=(blocks, self), daemon=True)
@@ -363,8 +366,10 @@ class _Workers:
             self._stopped.set()
             for worker in self._alive:
                 worker.kill()
-        for thread in self._threads:
-            thread.join(timeout=5)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:
+            with suppress(queue.Empty):  # a thread may wait for space
+                self.events.get(timeout=0.05)
         self._pool.close()
 
 
