@@ -54,6 +54,8 @@ RunCount = Annotated[int, _NUMBER, Field(gt=0, le=10_000)]
 WorkerCount = Annotated[int, _NUMBER, Field(gt=0, le=10_000)]
 """The number of processes that compute at the same time."""
 Threads = Annotated[int, _NUMBER, Field(gt=0, le=1_024)]
+GpuShare = Annotated[float, _NUMBER, Field(ge=0, le=1_024)]
+"""The number of GPUs of a process; several processes may share one."""
 MAX_SEED = 2**63 - 1
 Seed = Annotated[int, _NUMBER, Field(ge=0, le=MAX_SEED)]
 Column = Annotated[int, _NUMBER, Field(gt=0, le=1_000_000)]

@@ -334,8 +334,8 @@ def test_a_killed_worker_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.Mon
         return started[-1]
 
     monkeypatch.setattr(workers, "_start", start_and_kill)
-    with open_sweep(plan, tmp_path, 1) as state, workers.SweepDisplay(state, 1, quiet=True) as display:
-        workers.run_in_processes(state, workers.choose_environments(1, 1, lambda: 0), display)
+    with open_sweep(plan, tmp_path, 1) as state, workers.SweepDisplay(state, quiet=True) as display:
+        workers.run_in_processes(state, workers.choose_environments(1, 1, 0), display)
         outcomes = [state.outcomes(trial, [0])[0] for trial in (0, 1, 2)]
     assert outcomes[0].failure == "the process was killed by SIGKILL, probably because memory ran out"
     assert outcomes[1].best is not None
@@ -346,10 +346,10 @@ def test_a_killed_worker_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_gpus_are_assigned_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    gpus = [variables["CUDA_VISIBLE_DEVICES"] for variables in workers.choose_environments(3, 1, lambda: 2)]
+    gpus = [variables["CUDA_VISIBLE_DEVICES"] for variables in workers.choose_environments(3, 1, 2)]
     assert gpus == ["4", "6", "4"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert workers.choose_environments(1, 2, lambda: 0) == [{"OMP_NUM_THREADS": "2"}]
+    assert workers.choose_environments(1, 2, 0) == [{"OMP_NUM_THREADS": "2"}]
 
 
 def test_a_run_that_is_stopped_early_keeps_its_validations(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ import click
 
 from regard.cli.options import number_option
 from regard.formatting import to_json
-from regard.quantities import Count, RunCount, Threads
+from regard.quantities import Count, GpuShare, RunCount, Threads
 
 EXAMPLES = """\b
 Examples:
   regard sweep dates model.attention=bahdanau,luong-general --seeds 3
   regard sweep dates 'training.learning_rate=log(1e-4,1e-2)' --trials 20 --seeds 3 --workers 4
   regard sweep dates 'model.decoder.hidden=int(64,256,64)' 'model.dropout=uniform(0,0.5)' --trials 30 --prune
+  regard sweep dates 'training.learning_rate=log(1e-4,1e-2)' --trials 100 --cluster auto
   regard sweep settings.yaml training.label_smoothing=0,0.1 training.steps=2000 --out sweeps/smoothing"""
 
 
@@ -28,7 +29,18 @@ Examples:
     "--prune", is_flag=True,
     help="Stop a trial of a search early if its validations are worse than the median of the others.",
 )  # fmt: skip
-@number_option("--workers", Threads, "N", "Train N runs at the same time, each in its own process.", 1)
+@number_option(
+    "--workers", Threads, "N",
+    "Train N runs at the same time, in N processes. [default: 1; with --cluster, as many as it has room for]",
+)  # fmt: skip
+@click.option(
+    "--cluster", metavar="ADDRESS",
+    help="Train on a Ray cluster: HOST:PORT of its head node, auto, or local to start one here. Run the command on a "
+    "machine of the cluster. Each run uses training.threads CPUs.",
+)  # fmt: skip
+@number_option(
+    "--gpus", GpuShare, "X", "With --cluster: GPUs for each run, for example 0.5. [default: 1 if the cluster has GPUs]"
+)
 @click.option("--out", metavar="DIR", help="Write the sweep to DIR; by default to sweeps/NAME.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON: the content of sweep.json.")
 def command(
@@ -37,7 +49,9 @@ def command(
     seeds: int,
     finalists: int | None,
     prune: bool,
-    workers: int,
+    workers: int | None,
+    cluster: str | None,
+    gpus: float | None,
     out: str | None,
     as_json: bool,
 ) -> None:
@@ -52,10 +66,12 @@ def command(
     training.metric on the validation data; the test set is used once, at the end, for the finalists.
 
     Prints tables on stdout, and writes sweep.json, importance.svg, history.svg and report.html (see regard compare) to
-    the folder of the sweep. Progress goes to stderr. Needs the extra sweep.
+    the folder of the sweep. Progress goes to stderr. Needs the extra sweep; --cluster also the extra ray.
     """
     if not words or "=" in words[0]:
         raise click.UsageError("Give a preset, a file or a run whose settings are varied.")
+    if gpus is not None and cluster is None:
+        raise click.UsageError("--gpus needs --cluster. Local workers take turns on the GPUs of this machine.")
 
     from regard.cluster.sweep.space import parse_words
     from regard.cluster.sweep.sweeping import run_sweep
@@ -70,6 +86,8 @@ def command(
         finalists=finalists,
         prune=prune,
         workers=workers,
+        cluster=cluster,
+        gpus=gpus,
         out=out,
         quiet=False,
     )

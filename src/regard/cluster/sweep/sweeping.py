@@ -1,6 +1,7 @@
 """Train a grid of settings, or search for good ones, and compare the results."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from regard.arguments import check_flag, check_integer, check_type
 from regard.cluster.sweep.results import Sweep, summarize
 from regard.cluster.sweep.space import SearchSpace, Values, parse_mapping
-from regard.cluster.sweep.study import FINALISTS, SweepState, make_plan, open_sweep
+from regard.cluster.sweep.study import FINALISTS, Plan, SweepState, make_plan, open_sweep
 from regard.cluster.sweep.workers import (
     SweepDisplay,
     choose_environments,
@@ -23,6 +24,7 @@ from regard.runs.folder import RunFolder
 from regard.runs.settings import check_overrides
 
 if TYPE_CHECKING:
+    from regard.cluster.sweep.tune import Resources
     from regard.evaluation.comparison import System
 
 _MAX_REASONS = 3
@@ -37,7 +39,9 @@ def sweep(
     seeds: int = 1,
     finalists: int | None = None,
     prune: bool = False,
-    workers: int = 1,
+    workers: int | None = None,
+    cluster: str | None = None,
+    gpus: float | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
     imports: str | Iterable[str] = (),
@@ -60,8 +64,12 @@ def sweep(
         finalists: The number of trials that are compared on the test set: by default all of a grid, and three of a
             search.
         prune: Whether to stop a trial of a search early if its validations are worse than the median of the others.
-        workers: The number of runs that are trained at the same time, each in its own process. In a script, call
-            `sweep` under `if __name__ == "__main__":` if there are several.
+        workers: The number of runs that are trained at the same time: by default one or, on a cluster, as many as it
+            has room for. Several runs are trained in their own processes: in a script, call `sweep` under
+            `if __name__ == "__main__":`.
+        cluster: The address of a Ray cluster, `HOST:PORT` of its head node or `auto`, of which this machine is a part.
+            Each run uses `training.threads` CPUs.
+        gpus: On a cluster, the number of GPUs for each run, for example 0.5; by default 1 if the cluster has GPUs.
         out: The folder of the sweep. The default is `sweeps/NAME` for a preset or a file.
         quiet: Whether to print nothing. By default, progress is printed on stderr.
         imports: Plugins to import: modules or .py files that register parts, such as scores and cells.
@@ -83,11 +91,13 @@ def sweep(
     """
     import_plugins(imports)
     check_type("space", space, Mapping, "a mapping of settings to choices or ranges")
-    for name, count in {"trials": trials, "finalists": finalists}.items():
+    for name, count in {"trials": trials, "seeds": seeds, "finalists": finalists, "workers": workers}.items():
         if count is not None:
             check_integer(name, count)
-    for name, count in {"seeds": seeds, "workers": workers}.items():
-        check_integer(name, count)
+    if cluster is not None:
+        check_type("cluster", cluster, str, "an address, such as 'auto'")
+    if gpus is not None:
+        check_type("gpus", gpus, int | float, "a number")
     if not isinstance(config, str | Path | Mapping):
         raise ArgumentTypeError(
             f"config must be a preset, a path or a mapping of settings, not {type(config).__name__}."
@@ -101,6 +111,8 @@ def sweep(
         finalists=finalists,
         prune=check_flag("prune", prune),
         workers=workers,
+        cluster=cluster,
+        gpus=gpus,
         out=out,
         quiet=check_flag("quiet", quiet),
     )
@@ -115,7 +127,9 @@ def run_sweep(
     seeds: int,
     finalists: int | None,
     prune: bool,
-    workers: int,
+    workers: int | None,
+    cluster: str | None,
+    gpus: float | None,
     out: str | Path | None,
     quiet: bool,
 ) -> Sweep:
@@ -126,13 +140,32 @@ def run_sweep(
         )
     source, folder = _locate(config, out)
     plan = make_plan(source, overrides, space, trials=trials, seeds=seeds, finalists=finalists, prune=prune)
-    with open_sweep(plan, folder, workers) as state, SweepDisplay(state, workers, quiet=quiet) as display:
-        display.print(_describe_start(state))
-        if plan.trials is not None and workers > state.lag:
-            display.print(describe_workers(workers, state.lag))
-        _train_all(state, workers, display)
-        _check_any_finished(state)
-        return summarize(state, lambda system: display.print(_describe_system(system)))
+    with _open_cluster(cluster, plan, gpus) as resources:
+        concurrency = workers or (1 if resources is None else resources.slots)
+        with open_sweep(plan, folder, concurrency) as state, SweepDisplay(state, quiet=quiet) as display:
+            display.print(_describe_start(state))
+            if plan.trials is not None and concurrency > state.lag:
+                display.print(describe_workers(concurrency, state.lag))
+            if resources is not None:
+                from regard.cluster.sweep.tune import run_on_cluster
+
+                run_on_cluster(state, resources, concurrency, display)
+            elif concurrency == 1:
+                run_in_process(state, display)
+            else:
+                _run_in_processes(state, concurrency, display)
+            _check_any_finished(state)
+            return summarize(state, lambda system: display.print(_describe_system(system)))
+
+
+def _open_cluster(address: str | None, plan: Plan, gpus: float | None) -> "AbstractContextManager[Resources | None]":
+    """Connect to a cluster, if there is an address."""
+    if address is None:
+        return nullcontext()
+    from regard.cluster.sweep.tune import open_cluster
+
+    training = plan.example.training
+    return open_cluster(address, training.threads, 0.0 if training.device == "cpu" else gpus)
 
 
 def _locate(config: str | Path | Mapping[str, Any], out: str | Path | None) -> tuple[Any, Path]:
@@ -146,10 +179,8 @@ def _locate(config: str | Path | Mapping[str, Any], out: str | Path | None) -> t
     return source, Path(out) if out is not None else Path("sweeps") / Path(config).stem
 
 
-def _train_all(state: SweepState, workers: int, display: SweepDisplay) -> None:
-    if workers == 1:
-        run_in_process(state, display)
-        return
+def _run_in_processes(state: SweepState, workers: int, display: SweepDisplay) -> None:
+    """Train in several processes, which share the CPU cores and the GPUs."""
     import torch
 
     from regard.data.tokens.processes import usable_cores
@@ -161,7 +192,9 @@ def _train_all(state: SweepState, workers: int, display: SweepDisplay) -> None:
             f"{quantity(workers, 'worker')} share {quantity(usable_cores(), 'CPU core')}."
         )
         state.limit_threads(threads)
-    run_in_processes(state, choose_environments(workers, threads, torch.cuda.device_count), display)
+    # If the settings select one of several GPUs, or the CPU, all workers use it.
+    gpus = torch.cuda.device_count() if state.settings.training.device in ("auto", "cuda") else 0
+    run_in_processes(state, choose_environments(workers, threads, gpus), display)
 
 
 def _describe_start(state: SweepState) -> str:

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -108,10 +108,9 @@ def _read_validations(folder: RunFolder, metric: Metric) -> dict[int, float]:
 class SweepDisplay:
     """Shows the progress of a sweep on stderr: a progress bar on a terminal, a line for each run elsewhere."""
 
-    def __init__(self, state: SweepState, concurrency: int, *, quiet: bool = False) -> None:
+    def __init__(self, state: SweepState, *, quiet: bool = False) -> None:
         self._console = Console(file=open_lossy_stderr(), highlight=False, quiet=quiet)
-        self._state, self._concurrency = state, concurrency
-        self._started, self._trained = time.monotonic(), 0
+        self._state, self._started, self._trained = state, time.monotonic(), 0
         self._bar: Progress | None = None
         if self._console.is_terminal and not quiet:
             self._bar = Progress(
@@ -279,13 +278,15 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def choose_environments(workers: int, threads: int, devices: Callable[[], int]) -> list[dict[str, str]]:
-    """Return the environment variables of each worker: the number of threads of native libraries, and a GPU."""
+def choose_environments(workers: int, threads: int, gpus: int) -> list[dict[str, str]]:
+    """Return the environment variables of each worker: the number of threads of native libraries, and one of the GPUs
+    that this process can use.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    gpus = visible.split(",") if visible else [str(index) for index in range(devices())]
+    names = (visible.split(",") if visible else list(map(str, range(gpus))))[:gpus]
     environments = []
     for slot in range(workers):
-        gpu = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
+        gpu = {"CUDA_VISIBLE_DEVICES": names[slot % len(names)]} if names else {}
         environments.append({"OMP_NUM_THREADS": str(threads), **gpu})
     return environments
 

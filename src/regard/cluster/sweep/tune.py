@@ -1,0 +1,259 @@
+"""Train the runs of a sweep on a Ray cluster, with Ray Tune. The machines need no shared file system.
+
+Ray Tune places the runs on machines, and starts them again if a machine fails. `SweepState` decides what to train, as
+for local processes. An actor on this machine keeps the run folders: a run sends its folder at each checkpoint, and
+receives it again if it is resumed on another machine. Data files that a machine does not have are sent to it.
+"""
+
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+from regard.cluster.ray_pool import check_nodes, connect, describe_nodes
+from regard.cluster.sweep.study import Job, Outcome, Run, SweepState
+from regard.cluster.sweep.workers import SweepDisplay, train_run
+from regard.config import resolve
+from regard.data.settings import SPLITS, FilesData
+from regard.errors import ConfigError
+from regard.formatting import parse_json, to_json
+from regard.registry import import_plugins
+from regard.regular_files import read_regular
+from regard.runs.callbacks import Callback, SaveInfo
+from regard.runs.settings import RunSettings
+from regard.training.signals import stop_on_signals
+from regard.urls import is_url
+
+_MAX_FAILURES = 3
+"""The number of times that a run is started again after its machine or process has failed."""
+
+
+class Resources(NamedTuple):
+    """What a run needs, and the number of runs that fit into the cluster at the same time."""
+
+    cpus: int
+    gpus: float
+    slots: int
+
+
+@contextmanager
+def open_cluster(address: str, cpus: int, gpus: float | None) -> Iterator[Resources]:
+    """Connect to a cluster, and check that all its machines have this version of regard.
+
+    By default, a run uses a GPU if the cluster has any.
+    """
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"--cluster {address}: run a sweep on a machine of the cluster, where its folder is, and give the address "
+            "HOST:PORT of the head node, or auto."
+        )
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # it prints even if verbose is 0
+    connect(address)
+    import ray
+
+    try:
+        check_nodes(describe_nodes())
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        gpus = float(any(node.get("GPU") for node in nodes)) if gpus is None else gpus
+        slots = sum(
+            int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) // gpus if gpus else float("inf"))) for node in nodes
+        )
+        if not slots:
+            raise ConfigError(
+                f"--cluster {address}: no machine of the cluster has {cpus} CPUs and {gpus:g} GPUs for a run. Lower "
+                "training.threads or --gpus."
+            )
+        yield Resources(cpus, gpus, slots)
+    finally:
+        ray.shutdown()
+
+
+def run_on_cluster(state: SweepState, resources: Resources, workers: int, display: SweepDisplay) -> None:
+    """Train up to `workers` runs at the same time on the cluster that this process is connected to."""
+    import ray
+    from ray import tune
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    store = ray.remote(RunStore).options(num_cpus=0, scheduling_strategy=here).remote(str(state.folder.absolute()))
+    with tempfile.TemporaryDirectory(prefix="regard-tune-") as folder, stop_on_signals() as stop:
+        stop.resumed = True
+        trainable = tune.with_resources(
+            tune.with_parameters(_train_on_node, store=store), {"cpu": resources.cpus, "gpu": resources.gpus}
+        )
+        tune.Tuner(
+            trainable,
+            tune_config=tune.TuneConfig(search_alg=_build_searcher(state, workers, display), num_samples=-1),
+            run_config=tune.RunConfig(
+                name="sweep",
+                storage_path=folder,
+                failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
+                verbose=0,
+            ),
+        ).fit()
+
+
+def _build_searcher(state: SweepState, workers: int, display: SweepDisplay) -> Any:
+    """Return a searcher of Ray Tune that suggests the runs of a sweep, and records their outcomes."""
+    from ray.tune.search import Searcher
+
+    @final
+    class SweepSearcher(Searcher):
+        def __init__(self) -> None:
+            super().__init__()
+            self._running: dict[str, Run] = {}
+
+        def suggest(self, trial_id: str) -> Any:
+            waiting = [run for run in state.due() if run not in self._running.values()]
+            if not waiting and not self._running:
+                return Searcher.FINISHED
+            if not waiting or len(self._running) >= workers:
+                return None
+            self._running[trial_id] = waiting[0]
+            return {"job": state.job(waiting[0])}
+
+        def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+            run = self._running.pop(trial_id)
+            if error or not result or "outcome" not in result:
+                failure = f"the process or its machine failed {_MAX_FAILURES + 1} times"
+                outcome = Outcome(0.0, failure=failure)
+            else:
+                outcome = Outcome.from_json(parse_json(result["outcome"]))
+            state.record(run, outcome)
+            display.record(run, outcome)
+
+        def save(self, checkpoint_path: str) -> None:
+            """Do nothing: the journal of the sweep contains the state."""
+
+        def restore(self, checkpoint_path: str) -> None:
+            """Do nothing: a sweep is resumed from its journal."""
+
+        def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+            return type(None), ()  # Ray Tune stores the searcher for its own way to resume, which is not used
+
+    return SweepSearcher()
+
+
+@final
+class RunStore:
+    """Keeps run folders on the machine of the sweep, and reads its data files. An actor of Ray."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def fetch(self, run: str) -> bytes | None:
+        """Return the archive of a run folder; None if the run has not been started."""
+        path = self._folder / run
+        return pack(path) if path.exists() else None
+
+    def save(self, run: str, archive: bytes) -> None:
+        """Replace a run folder."""
+        path = self._folder / run
+        draft, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
+        for leftover in (draft, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        unpack(archive, draft)
+        if path.exists():
+            path.rename(old)
+        draft.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a data file; None if there is none."""
+        return read_regular(path) if Path(path).is_file() else None
+
+
+def pack(folder: Path) -> bytes:
+    """Return an archive of a run folder."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.name != ".lock":
+                tar.add(path, arcname=str(path.relative_to(folder)))
+    return archive.getvalue()
+
+
+def unpack(archive: bytes, folder: Path) -> None:
+    """Create a folder from an archive."""
+    folder.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+
+
+def _train_on_node(config: dict[str, Any], store: Any) -> None:
+    """Train a run on a machine of the cluster, in a temporary folder."""
+    import ray
+    from ray import tune
+
+    job: Job = config["job"]
+    with tempfile.TemporaryDirectory(prefix="regard-sweep-") as temporary:
+        folder, data = Path(temporary) / "run", Path(temporary) / "data"
+        archive = ray.get(store.fetch.remote(job.run.path))
+        if archive is not None:
+            unpack(archive, folder)
+        settings = copy_data(job, data, lambda path: ray.get(store.read.remote(path)))
+
+        def send() -> None:
+            _restore_paths(folder, data)
+            ray.get(store.save.remote(job.run.path, pack(folder)))
+
+        outcome = train_run(replace(job, settings=settings), folder, (_Sender(send),))
+        send()
+    tune.report({"outcome": to_json(outcome.to_json())})
+
+
+class _Sender(Callback):
+    """Sends the run folder at each checkpoint."""
+
+    def __init__(self, send: Callable[[], None]) -> None:
+        self._send = send
+
+    def on_save(self, info: SaveInfo) -> None:
+        del info
+        self._send()
+
+
+def copy_data(job: Job, folder: Path, read: Callable[[str], bytes | None]) -> dict[str, Any]:
+    """Return the settings of a job with paths of files that exist on this machine.
+
+    A file of pairs that does not exist is read from the machine of the sweep, and written below `folder` with its
+    absolute path. URLs and other kinds of data are not changed.
+    """
+    import_plugins(job.imports)
+    data = resolve(RunSettings, job.settings, {}).data
+    if not isinstance(data, FilesData) or is_url(data.folder):
+        return job.settings
+    files = [files for split in SPLITS if (files := data.files(split)) is not None]
+    paths = [path for entry in files for path in entry.paths if not is_url(path)]
+    if all(Path(path).exists() for path in paths):
+        return job.settings
+    for path in paths:
+        content = read(path)
+        if content is not None:
+            copy = Path(f"{folder}{path}")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
+    moved: dict[str, Any] = {"folder": f"{folder}{data.folder}"} if data.folder else {}
+    for split in SPLITS if not data.folder else ():
+        entry = getattr(data, split)
+        if entry is not None:
+            names = {name: path if is_url(path) else f"{folder}{path}" for name, path in entry.names.items()}
+            moved[split] = entry.model_copy(update=names).model_dump(mode="json")
+    return {**job.settings, "data": {**job.settings["data"], **moved}}
+
+
+def _restore_paths(folder: Path, data: Path) -> None:
+    """Write the paths of data files as they are on the machine of the sweep."""
+    for name in ("config.yaml", "card.md"):
+        path = folder / name
+        if path.exists():
+            text = read_regular(path).decode()
+            path.write_text(text.replace(f"{data}/", "/"), "utf-8")
