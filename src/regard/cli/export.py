@@ -11,7 +11,8 @@ from regard.runs.folder import open_model
 EXAMPLES = """\b
 Examples:
   regard export runs/dates --out dates
-  regard predict dates "3 mai 2009\""""
+  regard predict dates "3 mai 2009"
+  regard export runs/en-de --to hf --out marian-en-de"""
 
 
 @click.command(epilog=EXAMPLES)
@@ -30,6 +31,7 @@ def command(model: str, to: str, out: Path, accept_changes: bool) -> None:
 
     \b
     folder   a model folder of regard, without the optimizer and the data
+    hf       a MarianMTModel of Hugging Face Transformers, with its tokenizer
 
     If the format cannot express the model, nothing is written, and the error names the setting and the nearest value
     that can be expressed. A folder is written completely, or not at all.

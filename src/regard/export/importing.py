@@ -1,6 +1,5 @@
 """Import of Hugging Face Marian models, such as those of OPUS-MT (Tiedemann and Thottingal 2020), as model folders."""
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,20 +9,16 @@ from safetensors.torch import load as deserialize
 from torch import Tensor
 
 from regard.config import resolve
-from regard.data.tokens.sentencepiece import build_tokenizer_of_ids
-from regard.data.tokens.tokenizers import SPECIALS, START, Tokenizer, TokenizerPair
-from regard.errors import ModelError
+from regard.data.tokens.tokenizers import START
+from regard.errors import ConfigError, ModelError
 from regard.export.exporter import write_draft
 from regard.export.marian import BIAS, EMBEDDINGS, IGNORED, alternate_positions, list_layer_parameters
-from regard.export.marian_files import ACTIVATIONS, PICKLE, MarianConfig, MarianFolder
-from regard.formatting import quantity
+from regard.export.marian_files import ACTIVATIONS, PICKLE, SETTINGS, MarianConfig, MarianFolder
 from regard.regular_files import open_regular, read_regular
 from regard.runs.checkpoints import save_model
 from regard.runs.progress import RunProgress, Schedule
 from regard.runs.settings import RunSettings
 from regard.runs.tensors import first_not_finite
-
-log = logging.getLogger(__name__)
 
 _NEVER = -100.0
 """Added to the logit of the start token if Marian has no separate one: e^-100 does not change a sum of float32 numbers
@@ -36,48 +31,14 @@ def import_marian(files: MarianFolder, out: str | Path) -> Path:
 
     Raise ModelError, before anything is written, if the weights are damaged or do not match the configuration.
     """
-    ids = _order_tokens(files)
-    weights = _convert_weights(_read_weights(files.weights), files, ids)
+    weights = _convert_weights(_read_weights(files.weights), files)
     broken = first_not_finite(weights)
     if broken is not None:
         raise ModelError(f"{files.weights}: the tensor {broken} contains NaN or infinity. Download the file again.")
-    tokenizers = _build_tokenizers(files, ids)
     settings = _describe(files, has_bias="decoder.output.bias" in weights)
     with write_draft(out) as draft:
-        save_model(draft, settings, tokenizers, weights, RunProgress({}, Schedule.of(settings.training.steps)))
+        save_model(draft, settings, files.tokenizers, weights, RunProgress({}, Schedule.of(settings.training.steps)))
     return Path(out)
-
-
-def _order_tokens(files: MarianFolder) -> list[int]:
-    """Return the Marian id of each of our tokens: the special tokens first. The start token may occur twice: Marian
-    usually starts with the padding token.
-    """
-    config = files.config
-    special = [config.pad_token_id, files.unknown_id, config.decoder_start_token_id, config.eos_token_id]
-    if len({config.pad_token_id, files.unknown_id, config.eos_token_id}) < 3:
-        raise ModelError(
-            f"{files.path / 'config.json'}: padding, unknown and end token must be three different tokens."
-        )
-    return [*special, *(index for index in range(len(files.vocabulary)) if index not in special)]
-
-
-def _build_tokenizers(files: MarianFolder, ids: list[int]) -> TokenizerPair:
-    vocabulary = [*SPECIALS, *(files.vocabulary[index] for index in ids[len(SPECIALS) :])]
-    try:
-        source, target = (
-            Tokenizer(build_tokenizer_of_ids(model, vocabulary, add_end=add_end))
-            for model, add_end in ((files.source, True), (files.target, False))
-        )
-    except Exception as error:  # the library raises this type
-        raise ModelError(f"{files.path}: its SentencePiece models cannot be used: {error}.") from None
-    for name, model in (("source.spm", files.source), ("target.spm", files.target)):
-        missing = {piece.text for piece in model.pieces} - {*files.vocabulary, *SPECIALS}
-        if missing:
-            log.warning(
-                "%s of %s are not in vocab.json, and are unknown to the model, as in Transformers.",
-                quantity(len(missing), "piece"), name,
-            )  # fmt: skip
-    return TokenizerPair(source, target)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -101,9 +62,9 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-def _convert_weights(tensors: Mapping[str, Tensor], files: MarianFolder, ids: list[int]) -> dict[str, Tensor]:
+def _convert_weights(tensors: Mapping[str, Tensor], files: MarianFolder) -> dict[str, Tensor]:
     """Return the weights with our names, and with dimensions and tokens in our order."""
-    config, path, vocabulary = files.config, files.weights, len(files.vocabulary)
+    config, path, vocabulary = files.config, files.weights, files.config.vocab_size
     used = set(IGNORED)
 
     def find(names: tuple[str, ...], shape: tuple[int, ...]) -> Tensor:
@@ -116,7 +77,7 @@ def _convert_weights(tensors: Mapping[str, Tensor], files: MarianFolder, ids: li
         used.update(names)
         return tensors[name].float()
 
-    size, order_D, ids_V = config.d_model, alternate_positions(config.d_model), torch.tensor(ids)
+    size, order_D, ids_V = config.d_model, alternate_positions(config.d_model), torch.tensor(files.ids)
     weights = {
         name: find(theirs, (vocabulary, size))[ids_V][:, order_D] for name, theirs in EMBEDDINGS[config.tied].items()
     }
@@ -125,8 +86,8 @@ def _convert_weights(tensors: Mapping[str, Tensor], files: MarianFolder, ids: li
     ):
         tensor = find((theirs,), shape)
         weights[ours] = tensor if axis is None else tensor.index_select(axis, order_D)
-    bias_V = find((BIAS,), (1, vocabulary))[0][ids_V] if BIAS in tensors else torch.zeros(len(ids))
-    if len(ids) > vocabulary:
+    bias_V = find((BIAS,), (1, vocabulary))[0][ids_V] if BIAS in tensors else torch.zeros(len(files.ids))
+    if len(files.ids) > vocabulary:
         bias_V[START] += _NEVER
     if bias_V.any():
         weights["decoder.output.bias"] = bias_V
@@ -156,11 +117,7 @@ def _describe(files: MarianFolder, *, has_bias: bool) -> RunSettings:
         "attention_dropout": config.attention_dropout,
         "activation_dropout": config.activation_dropout,
     }
-    settings = {
-        "about": f"Imported from {files.path.resolve().name}, a Marian model",
-        "data": "unknown",
-        "tokenizer": {"kind": "marian", "max_length": files.max_length},
-        "model": model,
-        "training": {"metric": "bleu"},
-    }
-    return resolve(RunSettings, settings, {})
+    try:
+        return resolve(RunSettings, {**files.settings, "model": model}, {})
+    except ConfigError as error:
+        raise ModelError(f"{files.path / SETTINGS} is damaged: {error}") from None

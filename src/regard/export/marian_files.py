@@ -1,23 +1,31 @@
 """The files of a Hugging Face Marian model: read and checked without torch, and without running anything in them."""
 
 import io
+import logging
 import pickletools
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from regard.data.tokens.sentencepiece import SentencePieceModel, parse_model
-from regard.data.tokens.vocabularies import SPECIALS
-from regard.errors import ModelError
+from regard.data.tokens.sentencepiece import build_tokenizer_of_ids, parse_model
+from regard.data.tokens.tokenizers import END, PAD, SPECIALS, START, UNKNOWN, Tokenizer, TokenizerPair
+from regard.errors import ConfigError, ModelError
 from regard.formatting import parse_json, quote
 from regard.quantities import DropoutProbability, Heads, Layers, Length, VocabularySize, Width
 from regard.regular_files import open_regular, read_regular
+from regard.yaml_reader import read_yaml
+
+log = logging.getLogger(__name__)
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
+SETTINGS = "regard.yaml"
+"""The settings of an exported run."""
+
+_MAX_LENGTH = 512
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 """The names of activations in config.json, and in our settings."""
@@ -73,12 +81,11 @@ class MarianFolder:
 
     path: Path
     config: MarianConfig
-    vocabulary: list[str]
-    """The tokens in the order of their ids."""
-    unknown_id: int
-    source: SentencePieceModel
-    target: SentencePieceModel
-    max_length: int
+    ids: list[int]
+    """The id in Marian of each of our tokens."""
+    tokenizers: TokenizerPair
+    settings: dict[str, Any]
+    """The settings of the run, except those of the model."""
     weights: Path
 
     @classmethod
@@ -87,26 +94,84 @@ class MarianFolder:
         if not path.is_dir():
             raise ModelError(f"There is no folder {path}. Pass the folder of a Marian model with its config.json.")
         config = _read_config(path)
-        tokens = _read_json(path, "tokenizer_config.json", required=False)
-        vocabulary = _read_vocabulary(path / "vocab.json", config)
-        unknown = tokens.get("unk_token", SPECIALS[1])
-        name = unknown.get("content") if isinstance(unknown, dict) else unknown
-        if name not in vocabulary:
-            raise ModelError(f"{path / 'vocab.json'} has no token {quote(name)} for unknown words.")
-        if tokens.get("separate_vocabs"):
-            _reject(path / "tokenizer_config.json", "separate_vocabs", True, "one vocabulary for source and target")
-        limit = tokens.get("model_max_length", 512)
-        limit = limit if isinstance(limit, int) and limit > 0 else 512
-        return cls(
-            path,
-            config,
-            vocabulary,
-            vocabulary.index(name),
-            _read_sentencepiece(path / "source.spm"),
-            _read_sentencepiece(path / "target.spm"),
-            min(limit, config.max_position_embeddings),
-            _find_weights(path),
+        options = _read_json(path, "tokenizer_config.json", required=False)
+        if (path / "tokenizer.json").exists() and not (path / "source.spm").exists():
+            ids, tokenizers = _read_fast_tokenizer(path, config)
+        else:
+            ids, tokenizers = _read_tokenizers(path, config, options)
+        return cls(path, config, ids, tokenizers, _read_settings(path, config, options), _find_weights(path))
+
+
+def _read_settings(path: Path, config: MarianConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an exported run; those of any other model, if there is no file of settings."""
+    if (path / SETTINGS).exists():
+        try:
+            tree, _ = read_yaml(path / SETTINGS)
+        except ConfigError as error:
+            raise ModelError(f"{path / SETTINGS} is damaged: {error}") from None
+        return {key: value for key, value in tree.items() if key != "model"}
+    limit = options.get("model_max_length", _MAX_LENGTH)
+    limit = limit if isinstance(limit, int) and limit > 0 else _MAX_LENGTH
+    return {
+        "about": f"Imported from {path.resolve().name}, a Marian model",
+        "data": "unknown",
+        "tokenizer": {"kind": "marian", "max_length": min(limit, config.max_position_embeddings)},
+        "training": {"metric": "bleu"},
+    }
+
+
+def _read_fast_tokenizer(path: Path, config: MarianConfig) -> tuple[list[int], TokenizerPair]:
+    """Read the tokenizer of an exported run, whose tokens have our ids."""
+    if not (path / SETTINGS).exists():
+        raise ModelError(
+            f"{path} has no source.spm, target.spm and vocab.json. A tokenizer.json alone is supported only in the "
+            f"models that regard exports, which have a {SETTINGS}."
         )
+    tokenizer = Tokenizer.load(path / "tokenizer.json")
+    ids = (config.pad_token_id, config.decoder_start_token_id, config.eos_token_id)
+    if ids != (PAD, START, END) or {config.vocab_size, config.decoder_vocab_size} != {len(tokenizer)}:
+        raise ModelError(f"{path / 'config.json'} and tokenizer.json belong to different models. Export it again.")
+    return list(range(len(tokenizer))), TokenizerPair(tokenizer, tokenizer)
+
+
+def _read_tokenizers(path: Path, config: MarianConfig, options: Mapping[str, Any]) -> tuple[list[int], TokenizerPair]:
+    """Read two SentencePiece models and the ids of their pieces. Our special tokens come first. The start token may
+    occur twice, because Marian usually starts with the padding token.
+    """
+    vocabulary = _read_vocabulary(path / "vocab.json", config)
+    unknown = options.get("unk_token", SPECIALS[UNKNOWN])
+    name = unknown.get("content") if isinstance(unknown, dict) else unknown
+    if name not in vocabulary:
+        raise ModelError(f"{path / 'vocab.json'} has no token {quote(name)} for unknown words.")
+    if options.get("separate_vocabs"):
+        _reject(path / "tokenizer_config.json", "separate_vocabs", True, "one vocabulary for source and target")
+    special = [config.pad_token_id, vocabulary.index(name), config.decoder_start_token_id, config.eos_token_id]
+    if len({*special[:START], special[END]}) < 3:
+        raise ModelError(f"{path / 'config.json'}: padding, unknown and end token must be three different tokens.")
+    ids = [*special, *(index for index in range(len(vocabulary)) if index not in special)]
+    tokens = [*SPECIALS, *(vocabulary[index] for index in ids[len(SPECIALS) :])]
+    source, target = (
+        _read_sentencepiece(path / file, tokens, add_end=add_end)
+        for file, add_end in (("source.spm", True), ("target.spm", False))
+    )
+    return ids, TokenizerPair(source, target)
+
+
+def _read_sentencepiece(path: Path, tokens: list[str], *, add_end: bool) -> Tokenizer:
+    try:
+        model = parse_model(_read_file(path))
+    except ValueError as error:
+        raise ModelError(f"{path} {error}. Download it again.") from None
+    missing = {piece.text for piece in model.pieces}.difference(tokens)
+    if missing:
+        log.warning(
+            "%s: %s not in vocab.json and therefore unknown to the model.",
+            path, "1 piece is" if len(missing) == 1 else f"{len(missing):,} pieces are",
+        )  # fmt: skip
+    try:
+        return Tokenizer(build_tokenizer_of_ids(model, tokens, add_end=add_end))
+    except Exception as error:  # the library raises this type
+        raise ModelError(f"{path} cannot be used: {error}. Download it again.") from None
 
 
 def _reject(file: Path, key: str, value: object, supported: str) -> NoReturn:
@@ -184,13 +249,6 @@ def _read_vocabulary(path: Path, config: MarianConfig) -> list[str]:
         if not 0 <= getattr(config, key) < size:
             raise ModelError(f"{path.parent / 'config.json'}: {key} is not the id of one of the {size:,} tokens.")
     return [token for token in tokens if token is not None]
-
-
-def _read_sentencepiece(path: Path) -> SentencePieceModel:
-    try:
-        return parse_model(_read_file(path))
-    except ValueError as error:
-        raise ModelError(f"{path} {error}. Download it again.") from None
 
 
 def _find_weights(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from regard.export.exporter import Exporter
 from regard.export.folder import FolderExporter
+from regard.export.hf import HuggingFaceExporter
 from regard.export.settings import ExportTarget
 
 
@@ -20,3 +21,4 @@ def register_exporter(name: str, exporter: Callable[..., Exporter]) -> None:
 
 
 register_exporter("folder", FolderExporter)
+register_exporter("hf", HuggingFaceExporter)

@@ -6,23 +6,26 @@ control pieces are dropped, and all other pieces keep their order. Texts are seg
 with several combining marks on one letter, which the `tokenizers` library normalizes differently.
 """
 
+import base64
+import json
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import tokenizers
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.data.remote_files import fetch
 from regard.data.settings import RESERVED
 from regard.data.tokens import pretokenization
-from regard.data.tokens.vocabularies import BYTES, END, SPECIALS, LearnedTokens, Merges, build_model
+from regard.data.tokens.vocabularies import BYTES, END, SPECIALS, START, UNKNOWN, LearnedTokens, Merges, build_model
 from regard.errors import DataError
 from regard.regular_files import read_regular
 from regard.urls import is_url
 
-_NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _REQUIRED = "Use the .model file of a unigram or BPE model that was trained with SentencePiece."
 
@@ -154,6 +157,48 @@ def is_language_code(token: str) -> bool:
     return token.startswith(">>") and token.endswith("<<")
 
 
+def is_unigram(inner: tokenizers.Tokenizer) -> bool:
+    """Whether a tokenizer is a unigram model."""
+    return isinstance(inner.model, models.Unigram)
+
+
+def list_marian_tokens(tokens: Sequence[str]) -> list[str]:
+    """Return the tokens of a tokenizer of `build_tokenizer_of_ids` without the spaces in front."""
+    taken = set(tokens)
+    return [token if token[1:] in taken else token.removeprefix(" ") for token in tokens]
+
+
+def to_model_file(inner: tokenizers.Tokenizer) -> bytes:
+    """Return the content of a `.model` file for a unigram tokenizer of `build_tokenizer_of_ids`."""
+    document = json.loads(inner.to_str())
+    symbols = set(pretokenization.find_leading_names(document["pre_tokenizer"]["pattern"]["Regex"]))
+    steps = {step["type"]: step for step in document["normalizer"]["normalizers"]}
+    collapses = any(json.loads(step.__getstate__()) in document["normalizer"]["normalizers"] for step in _COLLAPSE)
+    pieces = [
+        Piece(SPECIALS[UNKNOWN], 0.0, _UNKNOWN),
+        *(Piece(SPECIALS[index], 0.0, _CONTROL) for index in (START, END)),
+    ]
+    for text, score in document["model"]["vocab"][len(SPECIALS) :]:
+        if " " not in text and not is_language_code(text):
+            kind = _BYTE if text in BYTES else _USER_DEFINED if re.escape(text) in symbols else _NORMAL
+            pieces.append(Piece(text, score, kind))
+    charsmap = base64.b64decode(steps["Precompiled"]["precompiled_charsmap"]) if "Precompiled" in steps else b""
+    trainer = _encode(3, 1) + _encode(4, len(pieces))
+    if any(piece.kind == _BYTE for piece in pieces):
+        trainer += _encode(35, 1)
+    normalizer = _encode(2, charsmap) + _encode(3, int("Prepend" in steps)) + _encode(4, int(collapses))
+    return b"".join(
+        [
+            *(
+                _encode(1, _encode(1, text.encode()) + _encode(2, struct.pack("<f", score), 5) + _encode(3, kind))
+                for text, score, kind in pieces
+            ),
+            _encode(2, trainer),
+            _encode(3, normalizer),
+        ]
+    )
+
+
 def _merges(scores: dict[str, float]) -> Merges:
     """Return all pairs of pieces that can be merged, the best first. SentencePiece stores only the merged pieces."""
     by_score = sorted(scores, key=lambda piece: -scores[piece])
@@ -256,3 +301,20 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
             return value, position
         if shift > 63:
             raise ValueError(f"there is no valid field at byte {position}")
+
+
+def _encode(number: int, value: int | bytes, wire_type: int | None = None) -> bytes:
+    """Encode a field: an integer as a varint, bytes with their length, or bytes of the fixed size of a wire type."""
+    if isinstance(value, int):
+        return _encode_varint(number << 3) + _encode_varint(value)
+    if wire_type is None:
+        return _encode_varint(number << 3 | 2) + _encode_varint(len(value)) + value
+    return _encode_varint(number << 3 | wire_type) + value
+
+
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*encoded, value])

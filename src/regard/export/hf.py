@@ -1,0 +1,202 @@
+"""Export to Hugging Face Transformers: a `MarianMTModel` with its tokenizer, which needs no code of regard."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from regard.config import to_yaml
+from regard.data.settings import MarianTokenizer, PairTokenizer, TokenizerSettings, sides
+from regard.data.tokens import pretokenization
+from regard.data.tokens.sentencepiece import is_unigram, list_marian_tokens, to_model_file
+from regard.data.tokens.tokenizers import END, PAD, SPECIALS, START, UNKNOWN
+from regard.export.exporter import Exporter, TrainedModel
+from regard.export.marian import BIAS, EMBEDDINGS, alternate_positions, list_layer_parameters
+from regard.export.marian_files import SAFETENSORS, SETTINGS
+from regard.formatting import to_json
+from regard.models.settings import ModelSettings, TransformerModel
+from regard.version import __version__
+
+_MIN_POSITIONS = 1024
+
+
+@final
+class HuggingFaceExporter(Exporter):
+    """A `MarianMTModel` of Transformers: a post-norm Transformer with sinusoidal positions."""
+
+    def find_obstacle(self, model: TrainedModel) -> str | None:
+        found = [*_find_model_obstacles(model.settings.model), *_find_tokenizer_obstacles(model)]
+        return " ".join(found) or None
+
+    def write(self, model: TrainedModel, folder: Path) -> None:
+        settings = model.settings.model
+        assert isinstance(settings, TransformerModel)
+        files = {
+            "config.json": to_json(_describe_config(model, settings), indent=2).encode(),
+            "generation_config.json": to_json(_describe_generation(model), indent=2).encode(),
+            SAFETENSORS: save(_convert_weights(model, settings), {"format": "pt"}),
+            SETTINGS: to_yaml(model.settings).encode(),
+            "README.md": write_card(model).encode(),
+            **_describe_tokenizers(model),
+        }
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+
+
+def _find_model_obstacles(model: ModelSettings) -> Iterator[str]:
+    """Yield each part of a model that Marian does not have, with the nearest value that it has."""
+    if not isinstance(model, TransformerModel):
+        yield f"a model of the kind {model.kind} is not a Transformer. Train one with model=transformer."
+        return
+    if model.encoder is not None:
+        yield f"model.encoder={model.encoder.kind} is not part of Marian. Use model.encoder=null."
+    supported = {"norm": "post", "normalization": "layer", "positions": "sinusoidal"}
+    if model.activation == "swiglu":
+        supported["activation"] = "silu"
+    for name, value in supported.items():
+        if getattr(model, name) != value:
+            yield f"model.{name}={getattr(model, name)} is not part of Marian. The nearest is model.{name}={value}."
+    for name in ("encoder_score", "self_score", "cross_score"):
+        score = getattr(model, name).kind
+        if score != "scaled_dot":
+            yield f"model.{name}={score} is not part of Marian. The nearest is model.{name}=scaled_dot."
+
+
+def _find_tokenizer_obstacles(model: TrainedModel) -> Iterator[str]:
+    settings: TokenizerSettings = model.settings.tokenizer
+    if not settings.shared:
+        remedy = "one tokenizer" if isinstance(settings, PairTokenizer) else "tokenizer.shared=true"
+        yield f"source and target have different vocabularies, and a fast tokenizer has one. Use {remedy}."
+    if isinstance(settings, MarianTokenizer):
+        if not all(is_unigram(side.inner) for side in model.tokenizers):
+            yield "the tokenizer is a BPE model of SentencePiece, whose scores are not stored. Use a unigram model."
+        return
+    if any(side.tags for side in sides(settings)):
+        yield "tags are not part of the tokenizers of Transformers. Use tokenizer.tags=false."
+    if pretokenization.decomposes(model.tokenizers.target.inner):
+        yield "decoded text is not composed again by Transformers. Use tokenizer.normalization=nfc instead of nfd."
+
+
+def _describe_config(model: TrainedModel, settings: TransformerModel) -> dict[str, Any]:
+    positions = max(_MIN_POSITIONS, 2 * model.settings.tokenizer.max_length)
+    sizes = {
+        "d_model": settings.size,
+        "vocab_size": len(model.tokenizers.source),
+        "decoder_vocab_size": len(model.tokenizers.target),
+        "max_position_embeddings": positions,
+    }
+    for side, layers in (("encoder", settings.layers), ("decoder", settings.attention_layers)):
+        sizes |= {
+            f"{side}_layers": layers,
+            f"{side}_attention_heads": settings.heads,
+            f"{side}_ffn_dim": settings.feedforward,
+        }
+    return {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        **sizes,
+        "activation_function": settings.activation,
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": settings.tied == "all",
+        "tie_word_embeddings": settings.tied != "none",
+        "dropout": settings.dropout,
+        "attention_dropout": settings.attention_dropout,
+        "activation_dropout": settings.activation_dropout,
+        "is_encoder_decoder": True,
+        "pad_token_id": PAD,
+        "eos_token_id": END,
+        "decoder_start_token_id": START,
+        "forced_eos_token_id": END,
+        "dtype": "float32",
+    }
+
+
+def _describe_generation(model: TrainedModel) -> dict[str, Any]:
+    """Return the defaults of `generate`. Like our search, it does not generate special tokens."""
+    return {
+        "pad_token_id": PAD,
+        "eos_token_id": END,
+        "decoder_start_token_id": START,
+        "forced_eos_token_id": END,
+        "suppress_tokens": [PAD, UNKNOWN, START],
+        "max_length": max(_MIN_POSITIONS, 2 * model.settings.tokenizer.max_length),
+        "num_beams": 5,
+    }
+
+
+def _convert_weights(model: TrainedModel, settings: TransformerModel) -> dict[str, Tensor]:
+    """Return the weights with the names of Transformers, and with dimensions in the order of Marian."""
+    ours = {name: tensor.detach().cpu().float() for name, tensor in model.network.state_dict().items()}
+    order_D = torch.argsort(alternate_positions(settings.size))
+    weights = {theirs[0]: ours[name][:, order_D] for name, theirs in EMBEDDINGS[settings.tied].items()}
+    for theirs, name, _, axis in list_layer_parameters(
+        settings.size, settings.feedforward, settings.layers, settings.attention_layers
+    ):
+        weights[theirs] = ours[name] if axis is None else ours[name].index_select(axis, order_D)
+    bias_V = ours["decoder.output.bias"] if settings.output_bias else torch.zeros(len(model.tokenizers.target))
+    weights[BIAS] = bias_V.unsqueeze(0)
+    return {name: tensor.contiguous() for name, tensor in weights.items()}
+
+
+def _describe_tokenizers(model: TrainedModel) -> dict[str, bytes]:
+    """Return the files of the tokenizer: a fast tokenizer, or that of an imported Marian model."""
+    special = {
+        "pad_token": SPECIALS[PAD],
+        "unk_token": SPECIALS[UNKNOWN],
+        "eos_token": SPECIALS[END],
+        "model_max_length": model.settings.tokenizer.max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    source, target = model.tokenizers
+    if not isinstance(model.settings.tokenizer, MarianTokenizer):
+        options = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIALS[START], **special}
+        return {"tokenizer.json": source.to_bytes(), "tokenizer_config.json": to_json(options, indent=2).encode()}
+    options = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": False, **special}
+    vocabulary = {token: index for index, token in enumerate(list_marian_tokens(target.tokens(range(len(target)))))}
+    return {
+        "source.spm": to_model_file(source.inner),
+        "target.spm": to_model_file(target.inner),
+        "vocab.json": to_json(vocabulary, indent=0, ensure_ascii=False).encode(),
+        "tokenizer_config.json": to_json(options, indent=2).encode(),
+    }
+
+
+def write_card(model: TrainedModel) -> str:
+    """Return the model card: how to use the model, its metrics, data and settings."""
+    settings, scores = model.settings, model.scores
+    values = "not known" if scores is None else scores.describe(settings.training.metric)
+    signatures = "" if scores is None else "".join(f"- {name}: `{text}`\n" for name, text in scores.signatures.items())
+    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    return f"""---
+library_name: transformers
+pipeline_tag: translation
+tags: [marian, regard]
+---
+
+{settings.about or "A sequence-to-sequence model."} Trained with regard {__version__}, and exported as a Marian model.
+
+```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained(PATH), AutoModelForSeq2SeqLM.from_pretrained(PATH)
+inputs = tokenizer([text], return_tensors="pt", padding=True, return_token_type_ids=False)
+tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
+```
+
+| | |
+|---|---|
+| architecture | {settings.model.architecture} |
+| parameters | {parameters:,} |
+| training steps | {model.step:,} |
+| validation | {values} |
+| data | {settings.data.kind} |
+
+{signatures}
+## Settings
+
+```yaml
+{to_yaml(settings)}```
+"""
