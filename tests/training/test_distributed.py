@@ -161,7 +161,7 @@ def stop_rank_1_after_step_7() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return result
 
-    loop.take_step = take_step_and_stop  # type: ignore[assignment]
+    loop.take_step = take_step_and_stop  # type: ignore[assignment, attr-defined]
 
 
 def limit_memory_of_rank_1() -> None:

@@ -272,6 +272,13 @@ class Encoder(nn.Module, ABC, Generic[SourceT]):
         return None
 
     @property
+    def shardable_modules(self) -> tuple[nn.Module, ...]:
+        """Modules whose parameters are used only in their `forward`. Sharded training gathers these parameters for the
+        duration of a call (FSDP2), and all others for a whole step.
+        """
+        return ()
+
+    @property
     def reads_backward(self) -> bool:
         """Whether recurrent layers read the source from its end. Memory slots are in the order of the source."""
         return False
@@ -311,6 +318,13 @@ class Decoder(nn.Module, ABC):
     def token_embedding(self) -> nn.Embedding | None:
         """The embedding of target tokens, if there is one; it may be tied to that of the encoder."""
         return None
+
+    @property
+    def shardable_modules(self) -> tuple[nn.Module, ...]:
+        """Modules whose parameters are used only in their `forward`. Sharded training gathers these parameters for the
+        duration of a call (FSDP2), and all others for a whole step.
+        """
+        return ()
 
     @property
     def stepwise_modules(self) -> tuple[nn.Module, ...]:

@@ -158,6 +158,10 @@ class TransformerEncoder(Encoder[Tokens]):
     def token_embedding(self) -> nn.Embedding:
         return self.embedding.tokens
 
+    @property
+    def shardable_modules(self) -> tuple[nn.Module, ...]:
+        return tuple(self.layers)
+
     def cost_parts(self) -> list[CostPart]:
         layers = (layer for layer in self.layers if isinstance(layer, EncoderLayer))
         return [
@@ -275,6 +279,11 @@ class TransformerDecoder(Decoder):
     @property
     def token_embedding(self) -> nn.Embedding:
         return self.embedding.tokens
+
+    @property
+    def shardable_modules(self) -> tuple[nn.Module, ...]:
+        # The keys of the cross-attention of all layers are computed before the first layer.
+        return tuple(module for layer in self._layers() for module in (layer.self_attention, layer.feedforward))
 
     def cost_parts(self) -> list[CostPart]:
         return [

@@ -32,7 +32,7 @@ def validate_model(state: TrainingState, callbacks: Callback) -> None:
     training, progress = state.settings.training, state.progress
     with state.average.applied_to(state.model) if state.average is not None else contextlib.nullcontext():
         if state.sharded is not None:
-            weights = unshard(state.model.state_dict())
+            weights = unshard(state.model.state_dict(), keep=state.group.is_first)
             if state.group.is_first:
                 state.predictor.model.load_state_dict(weights)
         improved = _score(state, callbacks)
@@ -83,7 +83,7 @@ def save(state: TrainingState, callbacks: Callback | None = None) -> None:
     averaged = state.average.weights if state.average is not None else None
     tensors = checkpoints.collect_state(state.model, state.optimizer, averaged)
     if state.sharded is not None:
-        tensors = checkpoints.SavedTensors(*map(unshard, tensors))
+        tensors = checkpoints.SavedTensors(*(unshard(part, keep=state.group.is_first) for part in tensors))
     if state.locked is None:
         return
     checkpoint = checkpoints.save(state.locked, state.settings, tensors, progress)

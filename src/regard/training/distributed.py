@@ -171,10 +171,11 @@ class Group:
                     here, there = (shorten(entry.get(key, "none"), _MAX_VALUE) for entry in (found, first))
                     raise error(f"{name} differs from rank 0 in {key}: {here} instead of {there}. {remedy}")
 
-    def shard(self, loss: nn.Module, device: torch.device) -> None:
-        """Divide the parameters of a module, and from now on their gradients, among the ranks (FSDP2).
+    def shard(self, modules: Sequence[nn.Module], device: torch.device) -> None:
+        """Divide the parameters of modules, and from now on their gradients, among the ranks (FSDP2).
 
-        Their full values exist only while the module computes. Gradients are summed in the backward pass.
+        The full values of the parameters of a module exist only while it computes. Gradients are summed in the backward
+        pass. The last module contains the others.
         """
         # These imports take a second.
         from torch.distributed.device_mesh import DeviceMesh
@@ -187,9 +188,11 @@ class Group:
             )
         process_group = self.gradients or dist.group.WORLD
         assert process_group is not None
-        sharded = fully_shard(loss, mesh=DeviceMesh.from_group(process_group, device.type))
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
+        mesh = DeviceMesh.from_group(process_group, device.type)
+        for module in modules:
+            sharded = fully_shard(module, mesh=mesh)
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
 
     def combine_norms(self, norm: Tensor) -> Tensor:
         """Return the norm of the gradient, given that of its part on this rank if it is sharded."""
@@ -282,11 +285,16 @@ def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-def unshard(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the full values of sharded tensors. All ranks take part."""
+def unshard(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Return the full values of sharded tensors, in main memory. All ranks take part, but not all keep the values."""
     from torch.distributed.tensor import DTensor
 
-    return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+    kept = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            kept[name] = full.cpu()
+    return kept
 
 
 def _describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:

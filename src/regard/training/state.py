@@ -260,7 +260,7 @@ def _shard(
     """Divide a model among the ranks, and return its optimizer and the moving average of its weights, also divided."""
     model = loss.model
     states = [dict(optimizer.state.get(parameter, {})) for parameter in model.parameters()]
-    group.shard(loss, device)
+    group.shard([*model.encoder.shardable_modules, *model.decoder.shardable_modules, loss], device)
     sharded = build_optimizer(model, training)
     for parameter, state in zip(model.parameters(), states, strict=True):
         if state:
