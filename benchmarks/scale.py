@@ -31,7 +31,6 @@ from scale_model import (
     relative_tokens,
     replicated_bytes,
     sharded_bytes,
-    sharded_saving_bytes,
 )
 
 
@@ -101,9 +100,9 @@ BATCH_TOKENS = 2_048
 GPUS = (1, 8, 64, 512)
 PAIRS = (10_000_000, 1_000_000_000, 100_000_000_000)
 CORPORA = dict(zip(PAIRS, ("10 million", "1 billion", "100 billion"), strict=True))
-MODELS = {"transformer-base": 49.3e6, "transformer-big": 186.6e6, "1 billion parameters": 1e9}
+MODELS = {"transformer-base": 49.3e6, "transformer-big": 186.6e6, "8 billion parameters": 8e9}
 LAYERS = 12
-"""The layers of a Transformer, as units of FSDP2."""
+"""The layers of these Transformers, whose weights are gathered one after the other."""
 
 RUNS = 60
 """The number of runs of a sweep: 20 trials with three seeds each."""
@@ -216,15 +215,15 @@ def tabulate_failures(model: Model) -> str:
 
 def tabulate_models(model: Model) -> str:
     """Memory and communication with replicated and with sharded weights."""
-    headers = ["model", "GPUs", "replicated", "sent", "sharded", "while saving", "sent", "sharded by layer", "sent",
-               "checkpoint", "saving"]  # fmt: skip
+    headers = ["model", "GPUs", "replicated", "sent", "sharded", "on rank 0", "sent", "checkpoint", "saving"]
     c, rows = model.constants, []
     for (name, parameters), gpus in product(MODELS.items(), (8, 64)):
         stored = c.checkpoint_bytes_per_parameter * parameters
-        sent, sent_by_layer = ddp_bytes(4 * parameters, gpus), fsdp_bytes(4 * parameters, gpus)
-        sharded = sharded_bytes(parameters, gpus, units=1), sharded_saving_bytes(parameters, gpus), sent
-        by_layer = sharded_bytes(parameters, gpus, LAYERS), sent_by_layer
-        sizes = (replicated_bytes(parameters), sent, *sharded, *by_layer, stored)
+        sharded = sharded_bytes(parameters, gpus, LAYERS)
+        sizes = (
+            replicated_bytes(parameters), ddp_bytes(4 * parameters, gpus),
+            sharded, sharded + 4 * parameters, fsdp_bytes(4 * parameters, gpus), stored,
+        )  # fmt: skip
         saving = format_duration(stored / c.checkpoint_bytes_per_s)
         rows.append([name, f"{gpus}", *map(format_bytes, sizes), saving])
     return format_table(headers, rows)

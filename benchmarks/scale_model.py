@@ -97,14 +97,12 @@ def hierarchical_s(payload_bytes: float, nodes: int, gpus: int, inside: Link, be
 
 
 def ddp_bytes(parameter_bytes: float, ranks: int) -> float:
-    """Return what a rank sends in a step: an all-reduce is a reduce-scatter and an all-gather. A model that is one unit
-    of FSDP2 sends as much: its weights are gathered once, and its gradients are scattered once.
-    """
+    """Return what a rank sends in a step: an all-reduce is a reduce-scatter and an all-gather."""
     return 2 * (ranks - 1) / ranks * parameter_bytes
 
 
 def fsdp_bytes(parameter_bytes: float, ranks: int) -> float:
-    """Return what a rank sends in a step if each layer is a unit of FSDP2: its weights are gathered twice."""
+    """Return what a rank sends in a step: the weights of each layer are gathered twice, and gradients are scattered."""
     return 3 * (ranks - 1) / ranks * parameter_bytes
 
 
@@ -113,14 +111,9 @@ def replicated_bytes(parameters: float) -> float:
     return 20 * parameters
 
 
-def sharded_bytes(parameters: float, ranks: int, units: int) -> float:
-    """Return the memory of a shard of weights, gradients and moments, and of one unit of weights and gradients."""
-    return (16 / ranks + 8 / units) * parameters
-
-
-def sharded_saving_bytes(parameters: float, ranks: int) -> float:
-    """Return the memory while a checkpoint is saved: a shard, and weights and moments that are gathered."""
-    return (16 / ranks + 12) * parameters
+def sharded_bytes(parameters: float, ranks: int, layers: int) -> float:
+    """Return the memory of a shard of weights, gradients and moments, and of the weights and gradients of one layer."""
+    return (16 / ranks + 8 / layers) * parameters
 
 
 def exposed_s(communication_s: float, backward_s: float, overlap: float) -> float:

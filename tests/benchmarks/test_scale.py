@@ -25,7 +25,6 @@ from scale_model import (
     replicated_bytes,
     ring_s,
     sharded_bytes,
-    sharded_saving_bytes,
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,12 +49,10 @@ def test_sharded_weights_are_sent_half_as_often_again() -> None:
     assert ddp_bytes(100, 1) == fsdp_bytes(100, 1) == 0
 
 
-def test_sharding_divides_the_state_but_not_the_unit_that_is_computed() -> None:
+def test_sharding_divides_the_state_but_not_the_layer_that_is_computed() -> None:
     """Per parameter: 4 bytes each for weights, gradients, two moments and buckets."""
     assert replicated_bytes(10) == 200
-    assert sharded_bytes(10, ranks=8, units=1) == 20 + 80
-    assert sharded_bytes(10, ranks=8, units=4) == 20 + 20
-    assert sharded_saving_bytes(10, ranks=8) == 20 + 120
+    assert sharded_bytes(10, ranks=8, layers=4) == 20 + 20
 
 
 def test_communication_is_hidden_by_the_overlapping_share_of_the_backward_pass() -> None:
