@@ -5,37 +5,56 @@ pipeline of `regard predict < FILE`?
     python benchmarks/corpus_jobs.py runs/multi30k-transformer train.en --lines 8000 --ray
 
 Each command runs in a process of its own. Loading models and starting workers takes long compared with a short file, so
-the time of the same command for the first block is subtracted. The outputs must be identical. With one CPU thread per
-worker, set OMP_NUM_THREADS=1 for the plain pipeline, too.
+the time of the same command for the first blocks is subtracted. The outputs must be identical. With one CPU thread per
+worker, set OMP_NUM_THREADS=1 for the plain pipeline, too. The CPU time is that of all processes of the command, except
+those of Ray; unlike the rate, it hardly depends on other programs.
 """
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 BLOCK_LINES = 512
 
 
-def measure_plain(model: Path, source: Path, output: Path, options: list[str]) -> float:
-    """Return the seconds of `regard predict < FILE`."""
-    start = time.perf_counter()
+class Times(NamedTuple):
+    """The seconds of a command, and the CPU seconds of its processes."""
+
+    seconds: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> "Times":
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return cls(time.perf_counter(), used.ru_utime + used.ru_stime)
+
+    def until_now(self) -> "Times":
+        now = Times.now()
+        return Times(now.seconds - self.seconds, now.cpu - self.cpu)
+
+
+def measure_plain(model: Path, source: Path, output: Path, options: list[str]) -> Times:
+    """Measure `regard predict < FILE`."""
+    start = Times.now()
     with source.open("rb") as lines, output.open("wb") as predictions:
         command = [sys.executable, "-m", "regard", "predict", str(model), *options]
         subprocess.run(command, stdin=lines, stdout=predictions, stderr=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - start
+    return start.until_now()
 
 
-def measure_job(model: Path, source: Path, output: Path, options: list[str]) -> float:
-    """Return the seconds of a corpus job."""
-    start = time.perf_counter()
+def measure_job(model: Path, source: Path, output: Path, options: list[str]) -> Times:
+    """Measure a corpus job."""
+    start = Times.now()
     command = [sys.executable, "-m", "regard", "predict", str(model), *options, "--input", str(source)]
     command += ["--output", str(output), "--block-lines", str(BLOCK_LINES)]
     subprocess.run(command, stderr=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - start
+    return start.until_now()
 
 
 def report(model: Path, lines: list[str], options: list[str], *, ray: bool, repeat: int) -> None:
@@ -49,21 +68,22 @@ def report(model: Path, lines: list[str], options: list[str], *, ray: bool, repe
         for file, part in (("all.txt", lines), ("few.txt", lines[:few])):
             (folder / file).write_text("".join(f"{line}\n" for line in part), "utf-8")
         expected = folder / "expected.txt"
-        print(f"{len(lines):,} lines, {os.cpu_count()} cores; lines/s without loading, seconds of the whole command")
+        print(f"{len(lines):,} lines, {os.cpu_count()} cores; rates and CPU time without loading; seconds in all")
         for number in range(repeat):
-            seconds = measure_plain(model, folder / "all.txt", expected, options)
+            whole = measure_plain(model, folder / "all.txt", expected, options)
             loading = measure_plain(model, folder / "few.txt", folder / "few-expected.txt", options)
-            plain = (len(lines) - few) / (seconds - loading)
-            print(f"{'plain pipeline':<16} {plain:8,.0f} lines/s        {seconds:6.1f} s", flush=True)
+            plain = Times(whole.seconds - loading.seconds, whole.cpu - loading.cpu)
+            rate = (len(lines) - few) / plain.seconds
+            print(f"{'plain':<16} {rate:8,.0f} lines/s  1.00×  CPU 1.00×  {whole.seconds:6.1f} s", flush=True)
             for label, workers in jobs.items():
                 out = folder / f"{label}-{number}".replace(" ", "-")
-                seconds = measure_job(model, folder / "all.txt", out, [*options, *workers])
+                whole = measure_job(model, folder / "all.txt", out, [*options, *workers])
                 loading = measure_job(model, folder / "few.txt", out, [*options, *workers])
-                rate = (len(lines) - few) / (seconds - loading)
+                seconds, cpu = whole.seconds - loading.seconds, whole.cpu - loading.cpu
                 same = (out / "all.txt").read_bytes() == expected.read_bytes()
                 print(
-                    f"{label:<16} {rate:8,.0f} lines/s  {rate / plain:4.2f}× {seconds:6.1f} s  "
-                    f"{'identical' if same else 'DIFFERENT'}",
+                    f"{label:<16} {(len(lines) - few) / seconds:8,.0f} lines/s  {plain.seconds / seconds:4.2f}×  CPU "
+                    f"{cpu / plain.cpu:4.2f}×  {whole.seconds:6.1f} s  {'identical' if same else 'DIFFERENT'}",
                     flush=True,
                 )
 

@@ -220,6 +220,15 @@ def test_lines_that_cannot_be_read_are_listed_and_the_others_are_predicted(tmp_p
     assert "is longer than" in failures[1]["reason"]
 
 
+def test_invalid_bytes_are_replaced_if_this_is_requested(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\xffb\n\0\n")
+    with open_job_folder(tmp_path / "out", IDENTITY) as folder:
+        state = InputState(CorpusInput(str(tmp_path / "a.txt"), "a.txt"), folder.open_file("a.txt"))
+        [block] = read_blocks(state, 10, replace_invalid=True)
+    assert block.request["lines"] == ["a\ufffdb", ""]
+    assert [index for index, _ in block.request["problems"]] == [1]
+
+
 def test_a_damaged_file_does_not_stop_the_others_and_is_read_again_when_it_is_repaired(tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "in" / "a.txt.gz", 5_000)
     other = write_lines(tmp_path / "in" / "b.txt", 25)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from regard.cluster.job_folder import FAILURES, WORK
-from regard.cluster.ray_pool import Node, check_nodes
+from regard.cluster.ray_pool import Node, check_nodes, connect
 from regard.errors import ConfigError
 from regard.runs.folder import RunFolder
 from regard.version import __version__
@@ -191,11 +191,18 @@ def test_the_blocks_of_a_machine_that_is_killed_are_predicted_by_the_others(corp
 
 @pytest.mark.slow
 def test_a_cluster_that_cannot_be_reached_is_an_error(corpus: Corpus) -> None:
-    for address, reason in {"127.0.0.1:9": "refused", "nowhere": "has no port"}.items():
+    reasons = {"127.0.0.1:9": "refused", "nowhere": "has no port", "ray://127.0.0.1:9": "is not supported"}
+    for address, reason in reasons.items():
         done = corpus.finish("--cluster", address)
         assert done.returncode == 2
         assert f"--cluster {address}: the Ray cluster cannot be reached" in done.stderr
         assert reason in done.stderr
+
+
+def test_a_cluster_needs_the_package_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'regard\[ray\]', or use --workers"):
+        connect("local")
 
 
 def test_all_machines_need_this_version_of_regard() -> None:

@@ -70,7 +70,7 @@ Examples:
 )
 @click.option(
     "--cluster", metavar="ADDRESS",
-    help="Predict on a Ray cluster: HOST:PORT of its head node, ray://HOST:PORT, auto, or local to start one here.",
+    help="Predict on a Ray cluster: HOST:PORT of its head node, auto, or local to start one on this machine.",
 )  # fmt: skip
 @number_option("--block-lines", Count, "N", "Lines that a worker predicts at a time, with --input.", BLOCK_LINES)
 @accept_changes_option

@@ -39,7 +39,7 @@ Examples:
 Every command accepts -h, --import MODULE (load a plugin) and --debug (print the full traceback of an error).
 
 Exit codes: 0 success, 1 threshold missed or problems found, 2 usage or settings, 3 data, 4 model, 5 diverged,
-6 run in use, 7 disk or memory, 70 bug, 75 training stopped by a signal, 130 interrupted."""
+6 run in use, 7 disk or memory, 70 bug, 75 stopped by a signal, can be resumed, 130 interrupted."""
 
 
 def _import_plugins(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:

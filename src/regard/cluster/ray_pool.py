@@ -70,11 +70,12 @@ def connect(address: str) -> None:
     try:
         _check_reachable(address)
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+    except (OSError, RuntimeError, ValueError, AssertionError, ray.exceptions.RayError) as error:
         reason = shorten(" ".join(str(error).split()), 300).rstrip(".")
         raise ConfigError(
             f"--cluster {address}: the Ray cluster cannot be reached: {reason}. Check the address (HOST:PORT of the "
-            f"head node, ray://HOST:PORT, auto or {LOCAL}), and that the cluster is running (`ray status`)."
+            f"head node, auto or {LOCAL}), and that the cluster is running (`ray status`). Run the command on a "
+            "machine of the cluster."
         ) from None
 
 
@@ -82,7 +83,9 @@ def _check_reachable(address: str) -> None:
     """Raise OSError if no program accepts connections at HOST:PORT. Ray itself would try for minutes."""
     if address in (LOCAL, "auto"):
         return
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    host, colon, port = address.rpartition(":")
+    if "://" in address:
+        raise ValueError("the protocol of the address is not supported")
     if not colon or not port.isdecimal():
         raise ValueError("the address has no port")
     socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
