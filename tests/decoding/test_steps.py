@@ -264,9 +264,12 @@ def test_an_encoder_is_captured_when_a_shape_occurs_again(name: str, monkeypatch
             torch.testing.assert_close(memory.slots_BSD[:, :slots], expected.slots_BSD)
             torch.testing.assert_close(memory.summary_BD, expected.summary_BD)
             assert (pool.captures, pool.replays) == (int(count > 0), count)
+        kept, summary_BD = run_encoder(model.encoder, small), model.encoder(small).summary_BD
+        run_encoder(model.encoder, large)
+        torch.testing.assert_close(kept.summary_BD, summary_BD)  # a later replay does not change it
         with eagerly(model):
             assert run_encoder(model.encoder, small).allowed_BS.shape == small.tokens_BT.shape
-        assert pool.replays == 3
+        assert pool.replays == 5
 
 
 def test_a_sentence_can_end_before_the_first_captured_step(pool: EagerPool) -> None:

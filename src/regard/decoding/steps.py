@@ -229,8 +229,8 @@ class StepRunner(Generic[StateT]):
 
 
 def run_encoder(encoder: Encoder[Any], source: Source) -> Memory:
-    """Encode sources. On a GPU, they are padded to bucketed shapes. If a shape occurs again, a CUDA graph is captured,
-    and the memory is valid until the next call.
+    """Encode sources. On a GPU, they are padded to bucketed shapes, and a CUDA graph is captured if a shape occurs
+    again.
     """
     device = source.length_hint_B.device
     is_captured = encoder.is_capturable and capture_unsupported_reason(device, encoder) is None
@@ -250,8 +250,9 @@ def run_encoder(encoder: Encoder[Any], source: Source) -> Memory:
 
         graph = kept.keep("encode", signature, capture if is_known else None)
     memory = encoder(padded) if graph is None else graph.run(tensors)
-    without_added_rows: Memory = map_state(memory, lambda leaf: leaf[:rows] if isinstance(leaf, Tensor) else leaf)
-    return without_added_rows
+    # The outputs are copied, because any graph of the pool may overwrite them.
+    copied: Memory = map_state(memory, lambda leaf: leaf[:rows].clone() if isinstance(leaf, Tensor) else leaf)
+    return copied
 
 
 def _clone(state: State) -> State:
