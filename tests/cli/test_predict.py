@@ -5,14 +5,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+import regard
 from regard.api import line_prediction
-from regard.api.line_prediction import PAUSE, Chunk, compute_ahead, read_chunks
+from regard.api.line_prediction import PAUSE, Chunk, LineOptions, LinePredictor, compute_ahead, read_chunks
 from regard.data.settings import CharSide
 from regard.data.source_readers import TextReader
 from regard.data.tokens.tokenizers import Tokenizer
+from regard.decoding.settings import SearchSettings
+from regard.errors import ModelError
 from regard.runs.folder import RunFolder
 from tests_command import HANG, NOISE
 
@@ -61,19 +65,20 @@ def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_without_pauses")
 def test_fast_input_fills_its_chunks() -> None:
-    assert list(read_chunks(range(10), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    for blocks in ([range(10)], [[number] for number in range(10)], [range(3), range(3, 9), [], [9]]):
+        assert list(read_chunks(blocks, 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert list(read_chunks([], 4)) == []
 
 
 def test_a_pause_ends_a_chunk() -> None:
     resume = threading.Event()
 
-    def items() -> Iterator[int]:
-        yield from (1, 2)
+    def blocks() -> Iterator[list[int]]:
+        yield from ([1], [2])
         assert resume.wait(HANG)
-        yield 3
+        yield [3]
 
-    chunks = read_chunks(items(), 4)
+    chunks = read_chunks(blocks(), 4)
     received = next(chunks)
     while len(received) < 2:  # on a loaded machine, there can be a pause between any two items
         received += next(chunks)
@@ -83,13 +88,13 @@ def test_a_pause_ends_a_chunk() -> None:
 
 
 def test_slow_steady_input_does_not_delay_items() -> None:
-    def items() -> Iterator[float]:
+    def blocks() -> Iterator[list[float]]:
         for _ in range(20):
-            yield time.monotonic()
+            yield [time.monotonic()]
             time.sleep(PAUSE / 5)
 
     sizes = []
-    for chunk in read_chunks(items(), 100):
+    for chunk in read_chunks(blocks(), 100):
         sizes.append(len(chunk))
     assert sum(sizes) == 20
     assert len(sizes) > 1
@@ -97,11 +102,11 @@ def test_slow_steady_input_does_not_delay_items() -> None:
 
 @pytest.mark.usefixtures("_without_pauses")
 def test_items_before_a_failure_are_yielded_first() -> None:
-    def items() -> Iterator[int]:
-        yield from (1, 2, 3)
+    def blocks() -> Iterator[list[int]]:
+        yield from ([1, 2], [3])
         raise ValueError("the third was the last")
 
-    chunks = read_chunks(items(), 2)
+    chunks = read_chunks(blocks(), 2)
     assert next(chunks) == [1, 2]
     assert next(chunks) == [3]
     with pytest.raises(ValueError, match="the last"):
@@ -135,3 +140,36 @@ def test_a_text_that_occurs_several_times_is_predicted_once_unless_it_is_sampled
     each = Chunk.read(reader, sources, distinct=False)
     assert [item.label for item in each.items] == ["a", "b", "a", "", "b"]
     assert list(each.rows) == [0, 1, 2, None, 3, 4]
+
+
+def test_closing_predictions_stops_the_search(small_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search of the second chunk never ends by itself."""
+    predictor = LinePredictor(regard.load(small_run.path), LineOptions(search=SearchSettings()))
+    search_once, started = predictor._search, threading.Event()
+
+    def search(chunk: Chunk, first_index: int) -> Any:
+        found = search_once(chunk, first_index)
+        while first_index:
+            started.set()
+            search_once(chunk, first_index)
+        return found
+
+    monkeypatch.setattr(predictor, "_search", search)
+    predictions = predictor.predict(predictor.read(["3 mai 2009", "May 3, 2009"]) for _ in range(3))
+    assert len(next(predictions).lines) == 2
+    assert started.wait(HANG)
+    closing = threading.Thread(target=predictions.close, daemon=True)
+    closing.start()
+    closing.join(HANG)
+    assert not closing.is_alive()
+
+
+def test_a_failure_of_the_search_is_raised(small_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = LinePredictor(regard.load(small_run.path), LineOptions(search=SearchSettings()))
+
+    def fail(chunk: Chunk, first_index: int) -> Any:
+        raise ModelError(f"{len(chunk.sources)} sources from {first_index}")
+
+    monkeypatch.setattr(predictor, "_search", fail)
+    with pytest.raises(ModelError, match="1 sources from 7"):
+        next(predictor.predict(iter([predictor.read(["3 mai 2009"])]), first_index=7))

@@ -1,14 +1,14 @@
 """Predict lines of text as `regard predict` does: read a chunk of lines, predict it, and format the predictions.
 
-A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded. Threads read
-and tokenize the next chunk while the model predicts the current one. The modules that need torch are imported when a
-model is loaded.
+A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded. While a thread
+searches the predictions of a chunk, others read and tokenize the next chunk, and format and write the last one. The
+modules that need torch are imported when a model is loaded.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
@@ -32,6 +32,9 @@ PAUSE = 0.05
 """The longest time, in seconds, that an item waits for others to join its chunk."""
 
 _BATCHES_PER_CHUNK = 16
+
+_BLOCKS_AHEAD = 16
+"""The maximum number of blocks of lines that wait to be predicted."""
 
 _MAX_NAMES = 32
 """The maximum number of unknown tokens that are kept for a message."""
@@ -199,11 +202,57 @@ class LinePredictor:
         """Read a chunk, except for sources with a known problem."""
         return Chunk.read(self._predictor.reader, sources, distinct=not self.options.search.is_random, known=known)
 
-    def predict(self, chunk: Chunk, first_index: int) -> PredictedLines:
-        """Predict a chunk. `first_index` is the index of its first source in the input: samples depend on it."""
+    def predict(self, chunks: Iterable[Chunk], first_index: int = 0) -> Generator[PredictedLines]:
+        """Predict consecutive chunks. `first_index` is the index of the first source in the input: samples depend on
+        it.
+
+        Threads compute the chunks and search, except if words are aligned, which uses the model as well. If the
+        generator is closed, a search that runs is stopped at its next step.
+        """
+        from regard.decoding.steps import call_before_steps
+
+        closed, searching = threading.Event(), threading.Lock()
+
+        def stop_if_closed() -> None:
+            if closed.is_set():
+                raise InterruptedError
+
+        def search() -> "Iterator[tuple[Chunk, list[list[Hypothesis]]]]":
+            index = first_index
+            for chunk in compute_ahead(chunks):
+                with searching, call_before_steps(stop_if_closed):
+                    stop_if_closed()
+                    nbest = self._search(chunk, index)
+                yield chunk, nbest
+                index += len(chunk.sources)
+
+        try:
+            for chunk, nbest in compute_ahead(search()) if self._aligner is None else search():
+                yield self._format_chunk(chunk, nbest)
+        finally:
+            closed.set()
+            with searching:  # the interpreter must not exit while another thread computes
+                pass
+
+    def predict_block(self, sources: Sequence[str], known: Mapping[int, str], first_index: int) -> PredictedLines:
+        """Predict any number of sources, in chunks, except for sources with a known problem."""
+        size = self.chunk_size
+        chunks = (
+            self.read(sources[start : start + size], {index - start: problem for index, problem in known.items()})
+            for start in range(0, len(sources), size)
+        )
+        return sum(self.predict(chunks, first_index), start=PredictedLines([], {}, PredictionCounts()))
+
+    def _format_chunk(self, chunk: Chunk, nbest: "Sequence[Sequence[Hypothesis]]") -> PredictedLines:
         from regard.data.tokens.tokenizers import UnknownTokens
 
-        predictions = chunk.match(self._predict_items(chunk, first_index))
+        decoded = iter(self._predictor.tokenizer.decode_all([one.tokens for found in nbest for one in found]))
+        predictions = chunk.match(
+            [
+                Predicted(item, found, list(islice(decoded, len(found))))
+                for item, found in zip(chunk.items, nbest, strict=True)
+            ]
+        )
         links: Iterator[Links | None] = repeat(None)
         if self._aligner is not None:
             pairs = ((each.item.label, text) for each in predictions if each for text in each.texts)
@@ -219,26 +268,13 @@ class LinePredictor:
         problems = {index: problem for index, problem in enumerate(chunk.problems) if problem is not None}
         return PredictedLines(lines, problems, PredictionCounts.of(predictions, unknown))
 
-    def predict_block(self, sources: Sequence[str], known: Mapping[int, str], first_index: int) -> PredictedLines:
-        """Predict any number of sources, in chunks, except for sources with a known problem."""
-        size = self.chunk_size
-        starts = range(0, len(sources), size)
-        chunks = (
-            self.read(sources[start : start + size], {index - start: problem for index, problem in known.items()})
-            for start in starts
-        )
-        predicted = PredictedLines([], {}, PredictionCounts())
-        for start, chunk in zip(starts, compute_ahead(chunks), strict=True):
-            predicted += self.predict(chunk, first_index + start)
-        return predicted
-
-    def _predict_items(self, chunk: Chunk, first_index: int) -> list[Predicted]:
+    def _search(self, chunk: Chunk, first_index: int) -> "list[list[Hypothesis]]":
         from regard.decoding.constraints import parse_constraints
 
-        options, tokenizer, count = self.options, self._predictor.tokenizer, len(chunk.items)
+        options, count = self.options, len(chunk.items)
         required = {"prefix": options.prefix, "must_contain": options.must_contain}
         per_text = {name: [value] * count for name, value in required.items() if value}
-        nbest = self._predictor.predict(
+        return self._predictor.predict(
             chunk.items,
             options.search,
             parse_constraints({**per_text, "banned": options.banned}, count),
@@ -246,11 +282,6 @@ class LinePredictor:
             attention=options.attention,
             indices=[first_index + position for position in chunk.positions],
         )
-        decoded = iter(tokenizer.decode_all([one.tokens for hypotheses in nbest for one in hypotheses]))
-        return [
-            Predicted(item, hypotheses, list(islice(decoded, len(hypotheses))))
-            for item, hypotheses in zip(chunk.items, nbest, strict=True)
-        ]
 
     def _format(self, source: str, predicted: Predicted, links: "Iterator[Links | None]") -> list[str]:
         """Return the lines of a source. `links` yields the alignment of each prediction."""
@@ -292,33 +323,35 @@ class LinePredictor:
         return lines
 
 
-def read_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of up to `size` items, in order. A list ends if it is full, or `PAUSE` seconds after its first item.
+def read_chunks(blocks: Iterable[Sequence[T]], size: int) -> Iterator[list[T]]:
+    """Yield lists of up to `size` items, in order, given blocks of items. A list ends if it is full, or `PAUSE` seconds
+    after its first item.
 
-    A thread reads ahead, up to `size` items. If reading fails, the items before the failure are yielded before the
-    exception is raised.
+    A thread reads some blocks ahead. If reading fails, the items before the failure are yielded before the exception is
+    raised.
     """
-    ahead = queue.Queue[T | _End](size)
+    ahead = queue.Queue[Sequence[T] | _End](_BLOCKS_AHEAD)
     # A daemon thread, because a read from an idle pipe cannot be interrupted.
-    threading.Thread(target=_read, args=(items, ahead), daemon=True).start()
-    while True:
-        chunk: list[T] = []
-        item = ahead.get()
+    threading.Thread(target=_read, args=(blocks, ahead), daemon=True).start()
+    items: list[T] = []
+    end: _End | None = None
+    while end is None or items:
         deadline = time.monotonic() + PAUSE
-        while not isinstance(item, _End):
-            chunk.append(item)
-            if len(chunk) == size:
-                break
+        while end is None and len(items) < size:
             try:
-                item = ahead.get(timeout=max(0.0, deadline - time.monotonic()))
+                block = ahead.get(timeout=max(0.0, deadline - time.monotonic()) if items else None)
             except queue.Empty:
                 break
-        if chunk:
-            yield chunk
-        if isinstance(item, _End):
-            if item.failure is not None:
-                raise item.failure
-            return
+            if isinstance(block, _End):
+                end = block
+            else:
+                deadline = deadline if items else time.monotonic() + PAUSE
+                items += block
+        if items:
+            yield items[:size]
+            items = items[size:]
+    if end.failure is not None:
+        raise end.failure
 
 
 def compute_ahead(items: Iterable[T]) -> Iterator[T]:

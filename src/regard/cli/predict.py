@@ -3,21 +3,22 @@
 import inspect
 import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from regard.api.line_prediction import LineOptions, LinePredictor, PredictionCounts, compute_ahead, read_chunks
+from regard.api.line_prediction import LineOptions, LinePredictor, PredictionCounts, read_chunks
 from regard.cli.options import accept_changes_option, ensemble_option, number_option, setting_option
 from regard.cluster.block_predictor import WorkerSettings
 from regard.cluster.corpus import BLOCK_LINES, Job, find_inputs, predict_corpus
 from regard.cluster.job_folder import FAILURES
 from regard.cluster.pools import InProcess, LocalProcesses, Pool
 from regard.config import resolve
-from regard.data.lines import parse_lines
+from regard.data.lines import Line, parse_blocks
 from regard.decoding.settings import SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
@@ -159,15 +160,16 @@ def command(
     from regard.api.model import Model
 
     predictor = LinePredictor(Model.from_checkpoints(opened), options)
-    lines: Iterable[str] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else texts
+    blocks: Iterable[Sequence[str]] = _read_stdin(replace_invalid=replace_invalid) if from_stdin else [texts]
     counts, failed = PredictionCounts(), 0
-    for chunk in compute_ahead(map(predictor.read, read_chunks(lines, predictor.chunk_size))):
-        predicted = predictor.predict(chunk, first_index=counts.sources)
-        for problem in predicted.problems.values():
-            click.echo(f"regard: {problem}", err=True)
-        click.echo("\n".join(predicted.lines))
-        counts += predicted.counts
-        failed += len(predicted.problems)
+    chunks = map(predictor.read, read_chunks(blocks, predictor.chunk_size))
+    with closing(predictor.predict(chunks)) as predictions:
+        for predicted in predictions:
+            for problem in predicted.problems.values():
+                click.echo(f"regard: {problem}", err=True)
+            click.echo("\n".join(predicted.lines))
+            counts += predicted.counts
+            failed += len(predicted.problems)
     for note in counts.describe():
         click.echo(f"note: {note}", err=True)
     if failed:
@@ -209,13 +211,20 @@ _OTHER_SETTINGS = ", ".join(name for name in SearchSettings.model_fields if name
 command.help = f"{inspect.cleandoc(command.help or '')}\n\nSearch settings: {_OTHER_SETTINGS}."
 
 
-def _read_stdin(*, replace_invalid: bool) -> Iterator[str]:
+def _read_stdin(*, replace_invalid: bool) -> Iterator[Sequence[str]]:
+    """Read blocks of lines, as they arrive."""
     replaced = 0
-    for line in parse_lines(_open_stdin(), "stdin"):
-        if line.problem and not (replace_invalid and line.text):
-            raise DataError(f"stdin, line {line.number}: {line.problem}. Correct the line, or use --replace-invalid.")
-        replaced += line.problem is not None
-        yield line.text
+    for block in parse_blocks(_open_stdin(), "stdin"):
+        texts: list[str] = []
+        for line in block:
+            if isinstance(line, Line) and line.problem:
+                if not (replace_invalid and line.text):
+                    yield texts
+                    remedy = "Correct the line, or use --replace-invalid."
+                    raise DataError(f"stdin, line {line.number}: {line.problem}. {remedy}")
+                replaced += 1
+            texts.append(line.text if isinstance(line, Line) else line)
+        yield texts
     if replaced:
         click.echo(
             f"note: {quantity(replaced, 'line')} had bytes that are not UTF-8; they were replaced with U+FFFD.",

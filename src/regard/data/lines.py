@@ -82,10 +82,10 @@ def open_texts(path: str | Path) -> Iterator[tuple[Iterator[str | Line], Callabl
 
 def parse_texts(handle: Readable, name: str) -> Iterator[str | Line]:
     """As `parse_lines`, but yield a valid line as a str. Lines of a pipe are yielded when they arrive."""
-    return chain.from_iterable(_parse_blocks(handle, name))
+    return chain.from_iterable(parse_blocks(handle, name))
 
 
-def _parse_blocks(handle: Readable, name: str) -> Iterator[Sequence[str | Line]]:
+def parse_blocks(handle: Readable, name: str) -> Iterator[Sequence[str | Line]]:
     """Parse blocks of complete lines. Nearly all blocks can be decoded at once."""
     number, carriages = 1, 0
     for block in _read_blocks(handle):
