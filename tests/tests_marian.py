@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import sentencepiece
 import torch
 
+import regard
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     transformers: Any = importlib.import_module("transformers")  # most of its functions have no types
@@ -132,3 +134,20 @@ def translate(checkpoint: Checkpoint, texts: list[str], **options: Any) -> list[
         outputs = checkpoint.model.generate(**inputs, length_penalty=0.0, **options)
         decoded: list[str] = checkpoint.tokenizer.batch_decode(outputs, skip_special_tokens=True)
     return decoded
+
+
+MODEL = {
+    "model": "transformer", "model.size": 32, "model.heads": 4, "model.layers": 2, "model.decoder_layers": 1,
+    "model.feedforward": 48, "model.tied": "all",
+}  # fmt: skip
+TRAINING = {
+    "training.steps": 120, "training.learning_rate": 0.004, "training.warmup": 10, "training.batch_size": 32,
+    "training.decay": "none", "training.label_smoothing": 0.0, "training.validate_every": 60, "model.dropout": 0.0,
+}  # fmt: skip
+
+
+def train_transformer(path: Path, **settings: Any) -> regard.Model:
+    """Train a small Transformer on generated sentences, with settings that Marian can express."""
+    overrides = {"tokenizer": {"kind": "bpe", "vocabulary": 120}, **MODEL, **TRAINING, **settings}
+    run = regard.train(pairs=make_pairs(300), dev=make_pairs(20, seed=9), overrides=overrides, out=path, quiet=True)
+    return run.load(device="cpu")

@@ -12,7 +12,8 @@ EXAMPLES = """\b
 Examples:
   regard export runs/dates --out dates
   regard predict dates "3 mai 2009"
-  regard export runs/en-de --to hf --out marian-en-de"""
+  regard export runs/en-de --to hf --out marian-en-de
+  regard export runs/en-de --to ct2:precision=int8 --out ct2-en-de"""
 
 
 @click.command(epilog=EXAMPLES)
@@ -32,6 +33,7 @@ def command(model: str, to: str, out: Path, accept_changes: bool) -> None:
     \b
     folder   a model folder of regard, without the optimizer and the data
     hf       a MarianMTModel of Hugging Face Transformers, with its tokenizer
+    ct2      a model of CTranslate2; options: precision=float32, bfloat16 or int8
 
     If the format cannot express the model, nothing is written, and the error names the setting and the nearest value
     that can be expressed. A folder is written completely, or not at all.

@@ -4,7 +4,7 @@ import os
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ConfigError
 from regard.evaluation.settings import MetricValues
 from regard.models.seq2seq import Seq2Seq
+from regard.models.settings import ModelSettings, TransformerModel
 from regard.runs.folder import RunFolder, local_folder
 from regard.runs.settings import RunSettings
 
@@ -44,6 +45,30 @@ class Exporter(ABC):
     @abstractmethod
     def write(self, model: TrainedModel, folder: Path) -> None:
         """Write a model that can be expressed to an empty folder."""
+
+
+def find_transformer_obstacles(model: ModelSettings, supported: Mapping[str, str]) -> Iterator[str]:
+    """Yield each part of a model that a format for Transformers does not have, with the nearest value that it has.
+
+    `supported` are the settings with one supported value. Scores are scaled dot products, and feed-forward networks
+    have no gates.
+    """
+    if not isinstance(model, TransformerModel):
+        yield f"a model of the kind {model.kind} is not a Transformer. Train one with model=transformer."
+        return
+    if model.encoder is not None:
+        yield f"model.encoder={model.encoder.kind} cannot be expressed. Use model.encoder=null."
+    values = {name: getattr(model, name) for name in supported}
+    values |= {name: getattr(model, name).kind for name in _SCORES}
+    nearest = {**supported, **dict.fromkeys(_SCORES, "scaled_dot")}
+    if model.activation == "swiglu":
+        values, nearest = {**values, "activation": "swiglu"}, {**nearest, "activation": "silu"}
+    for name, value in values.items():
+        if value != nearest[name]:
+            yield f"model.{name}={value} cannot be expressed. The nearest is model.{name}={nearest[name]}."
+
+
+_SCORES = ("encoder_score", "self_score", "cross_score")
 
 
 def export_model(model: TrainedModel, exporter: Exporter, name: str, out: str | Path) -> Path:

@@ -13,11 +13,11 @@ from regard.data.settings import MarianTokenizer, PairTokenizer, TokenizerSettin
 from regard.data.tokens import pretokenization
 from regard.data.tokens.sentencepiece import is_unigram, list_marian_tokens, to_model_file
 from regard.data.tokens.tokenizers import END, PAD, SPECIALS, START, UNKNOWN
-from regard.export.exporter import Exporter, TrainedModel
+from regard.export.exporter import Exporter, TrainedModel, find_transformer_obstacles
 from regard.export.marian import BIAS, EMBEDDINGS, alternate_positions, list_layer_parameters
 from regard.export.marian_files import SAFETENSORS, SETTINGS
 from regard.formatting import to_json
-from regard.models.settings import ModelSettings, TransformerModel
+from regard.models.settings import TransformerModel
 from regard.version import __version__
 
 _MIN_POSITIONS = 1024
@@ -28,8 +28,9 @@ class HuggingFaceExporter(Exporter):
     """A `MarianMTModel` of Transformers: a post-norm Transformer with sinusoidal positions."""
 
     def find_obstacle(self, model: TrainedModel) -> str | None:
-        found = [*_find_model_obstacles(model.settings.model), *_find_tokenizer_obstacles(model)]
-        return " ".join(found) or None
+        supported = {"norm": "post", "normalization": "layer", "positions": "sinusoidal"}
+        obstacles = find_transformer_obstacles(model.settings.model, supported)
+        return " ".join([*obstacles, *_find_tokenizer_obstacles(model)]) or None
 
     def write(self, model: TrainedModel, folder: Path) -> None:
         settings = model.settings.model
@@ -44,25 +45,6 @@ class HuggingFaceExporter(Exporter):
         }
         for name, content in files.items():
             (folder / name).write_bytes(content)
-
-
-def _find_model_obstacles(model: ModelSettings) -> Iterator[str]:
-    """Yield each part of a model that Marian does not have, with the nearest value that it has."""
-    if not isinstance(model, TransformerModel):
-        yield f"a model of the kind {model.kind} is not a Transformer. Train one with model=transformer."
-        return
-    if model.encoder is not None:
-        yield f"model.encoder={model.encoder.kind} is not part of Marian. Use model.encoder=null."
-    supported = {"norm": "post", "normalization": "layer", "positions": "sinusoidal"}
-    if model.activation == "swiglu":
-        supported["activation"] = "silu"
-    for name, value in supported.items():
-        if getattr(model, name) != value:
-            yield f"model.{name}={getattr(model, name)} is not part of Marian. The nearest is model.{name}={value}."
-    for name in ("encoder_score", "self_score", "cross_score"):
-        score = getattr(model, name).kind
-        if score != "scaled_dot":
-            yield f"model.{name}={score} is not part of Marian. The nearest is model.{name}=scaled_dot."
 
 
 def _find_tokenizer_obstacles(model: TrainedModel) -> Iterator[str]:

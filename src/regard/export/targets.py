@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from regard.export.ct2 import CTranslate2Exporter
 from regard.export.exporter import Exporter
 from regard.export.folder import FolderExporter
 from regard.export.hf import HuggingFaceExporter
@@ -22,3 +23,4 @@ def register_exporter(name: str, exporter: Callable[..., Exporter]) -> None:
 
 register_exporter("folder", FolderExporter)
 register_exporter("hf", HuggingFaceExporter)
+register_exporter("ct2", CTranslate2Exporter)
