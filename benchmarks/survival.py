@@ -1,7 +1,9 @@
 """Does a run survive being killed? Kills training with SIGKILL at random times, repeats the same command each time,
-damages a checkpoint and the cache in between, and compares the result bit by bit with an uninterrupted run.
+damages a checkpoint and the cache in between, and compares the result bit by bit with an uninterrupted run. With
+several ranks, a random one is killed, and all others must end with its number.
 
     python benchmarks/survival.py --kills 10
+    python benchmarks/survival.py --kills 20 --ranks 2
     python benchmarks/survival.py --kills 10 --recipe sampled
     python benchmarks/survival.py --kills 10 --recipe averaged
     python benchmarks/survival.py --kills 3 --recipe scenes    # images; on a CPU, this takes long
@@ -15,14 +17,17 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from regard.data.cache import sha256
+from regard.errors import ConfigError, RankError
 from regard.runs.folder import RunFolder
 
 SETTINGS = [
@@ -80,49 +85,88 @@ def write_corpus(folder: Path) -> None:
 class Trainer:
     """Runs one training command repeatedly, in a folder with its own cache."""
 
-    def __init__(self, folder: Path, recipe: str, steps: int, captcha: Path | None) -> None:
-        self.cache = folder / "cache"
-        self.options = {"cwd": folder, "text": True, "env": {**os.environ, "REGARD_CACHE": str(self.cache)}}
+    def __init__(self, folder: Path, recipe: str, steps: int, captcha: Path | None, ranks: int) -> None:
+        self.cache, self.ranks = folder / "cache", ranks
+        self._folder = folder
         images = [f"data.folder={captcha.resolve()}"] if captcha else []
         self._settings = [RECIPES[recipe][0], *SETTINGS, f"training.steps={steps}", *RECIPES[recipe][1:], *images]
 
-    def command(self, out: Path) -> list[str]:
-        """Return the training command."""
-        return [sys.executable, "-m", "regard", "train", *self._settings, "--out", str(out)]
+    def start(self, out: Path) -> list[subprocess.Popen[str]]:
+        """Start the training command in all ranks. The messages of rank 0 are piped, those of the others stored."""
+        command = [sys.executable, "-m", "regard", "train", *self._settings, "--out", str(out)]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        processes = []
+        for rank in range(self.ranks):
+            env = {**os.environ, "REGARD_CACHE": str(self.cache)}
+            if self.ranks > 1:
+                env |= address | {"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "REGARD_RANK_TIMEOUT": TIMEOUT}
+            with open(self._folder / f"messages-{rank}", "w", encoding="utf-8") as messages:
+                stderr = messages if rank else subprocess.PIPE
+                processes.append(
+                    subprocess.Popen(
+                        command, cwd=self._folder, env=env, stdout=subprocess.DEVNULL, stderr=stderr, text=True
+                    )
+                )
+        return processes
 
     def train(self, out: Path) -> None:
         """Train to the end."""
-        result = subprocess.run(self.command(out), capture_output=True, check=False, **self.options)
-        if result.returncode != 0:
-            sys.exit(f"training failed with exit code {result.returncode}: {result.stderr}")
+        processes = self.start(out)
+        assert processes[0].stderr is not None
+        messages = processes[0].stderr.read()
+        if any(process.wait() for process in processes):
+            codes = [process.returncode for process in processes]
+            sys.exit(f"training failed with the exit codes {codes}: {messages}")
+
+    def check_survivors(self, processes: list[subprocess.Popen[str]], killed: int, messages: str) -> None:
+        """Exit unless all ranks but the killed one have ended with its number."""
+        for rank, process in enumerate(processes):
+            if rank == killed:
+                continue
+            text = messages if rank == 0 else (self._folder / f"messages-{rank}").read_text()
+            if process.returncode not in {ConfigError.exit_code, RankError.exit_code} or f"ank {killed} " not in text:
+                sys.exit(f"rank {rank} ended with exit code {process.returncode}: {text}")
 
 
-def train_and_kill(trainer: Trainer, out: Path, rng: random.Random) -> int | None:
-    """Train, and kill the process: mostly shortly after a random step, sometimes during setup.
+TIMEOUT = "30"
+"""The seconds after which a rank that does not respond is lost."""
 
-    Return the last step that was logged, or None if training finished before the kill.
+
+class Kill(NamedTuple):
+    rank: int
+    step: int
+    """The last step that was logged."""
+
+
+def train_and_kill(trainer: Trainer, out: Path, rng: random.Random) -> Kill | None:
+    """Train, and kill a rank: mostly shortly after a random step, sometimes during setup. Return None if training
+    finished before the kill.
     """
-    command = trainer.command(out)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, **trainer.options)
-    assert process.stderr is not None
-    step, remaining_steps = 0, rng.randint(0, 40)
+    processes, rank = trainer.start(out), rng.randrange(trainer.ranks)
+    first, victim = processes[0], processes[rank]
+    assert first.stderr is not None
+    step, remaining_steps, messages = 0, rng.randint(0, 40), ""
     if rng.random() < 0.2:
-        timer = threading.Timer(rng.uniform(0.1, 4.0), process.kill)
+        timer = threading.Timer(rng.uniform(0.1, 4.0), victim.kill)
         timer.start()
     else:
-        timer = threading.Timer(rng.uniform(0.0, 0.2), process.kill)
-    for line in process.stderr:
+        timer = threading.Timer(rng.uniform(0.0, 0.2), victim.kill)
+    for line in first.stderr:
+        messages += line
         if line.startswith("step "):
             step = int(line.split()[1].split("/")[0].replace(",", ""))
             remaining_steps -= 1
         if line.startswith(("Training", "step ")) and remaining_steps <= 0 and timer.ident is None:
             timer.start()
-    code = process.wait()
+    codes = [process.wait() for process in processes]
     timer.cancel()
-    if code == -signal.SIGKILL:
-        return step
-    if code != 0:
-        sys.exit(f"training failed with exit code {code} before it was killed")
+    if codes[rank] == -signal.SIGKILL:
+        trainer.check_survivors(processes, rank, messages)
+        return Kill(rank, step)
+    if any(codes):
+        sys.exit(f"training failed with the exit codes {codes} before it was killed: {messages}")
     return None
 
 
@@ -170,6 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, help="steps of the run; by default 30 for each kill, and at least 300")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that train together")
     parser.add_argument("--recipe", choices=RECIPES, default="dates")
     parser.add_argument("--captcha", type=Path, help="folder of the recipe captcha")
     parser.add_argument("--seed", type=int, default=int(time.time()))
@@ -182,15 +227,15 @@ def main() -> None:
     workspace = Path(tempfile.mkdtemp(prefix="regard-survival-"))
     try:
         write_corpus(workspace)
-        trainer = Trainer(workspace, args.recipe, steps, args.captcha)
+        trainer = Trainer(workspace, args.recipe, steps, args.captcha, args.ranks)
         trainer.train(workspace / "uninterrupted")
         folder = RunFolder(workspace / "killed")
         damaged = False
         for kill in range(args.kills):
-            step = train_and_kill(trainer, folder.path, rng)
-            if step is None:
+            killed = train_and_kill(trainer, folder.path, rng)
+            if killed is None:
                 sys.exit(f"training finished after {kill} kills; increase --steps")
-            print(f"kill {kill + 1}: at step {step}", flush=True)
+            print(f"kill {kill + 1}: rank {killed.rank} at step {killed.step}", flush=True)
             if (action := damage_cache(trainer.cache, cache_rng)) is not None:
                 print(action, flush=True)
             if not damaged and kill >= args.kills // 2 and (damaged_step := damage_checkpoint(folder, rng)) is not None:

@@ -177,10 +177,11 @@ def test_only_valid_checkpoints_count_when_old_ones_are_removed(uninterrupted: P
 
 
 @pytest.mark.slow
-def test_a_killed_process_resumes_with_identical_weights() -> None:
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_killed_process_resumes_with_identical_weights(ranks: str) -> None:
     """Run the benchmark with fewer kills and steps than by default."""
     script = ROOT / "benchmarks" / "survival.py"
-    options = ["--kills", "3", "--steps", "90", "--seed", "7"]
+    options = ["--kills", "3", "--steps", "90", "--seed", "7", "--ranks", ranks]
     done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bit-identical" in done.stdout
