@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from regard import version
 from regard.arguments import check_device
-from regard.errors import ConfigError, Interrupted, RegardError
+from regard.errors import ConfigError, Interrupted, RankError, RegardError
 from regard.formatting import shorten
 from regard.regular_files import read_regular
 from regard.training.ranks import read_launch
@@ -125,9 +125,12 @@ class Group:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Raise RankError if the block fails because a rank is lost. Sharded modules communicate when they compute."""
-        with nullcontext() if self.roster is None else self.roster.watch(only_collectives=False):
-            yield
+        """Raise RankError if training fails because a rank is lost. Sharded modules communicate when they compute."""
+        try:
+            with nullcontext() if self.roster is None else self.roster.watch(only_collectives=False):
+                yield
+        except RankError as error:
+            raise RankError(f"{error} Run the same command to resume.") from None
 
     def broadcast(self, value: T) -> T:
         """Return the value of rank 0."""

@@ -158,6 +158,7 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
             stopped_by, is_moved = state.group.maximum([stop.by or 0, moved is not None])
         if stopped_by or is_moved or is_save_step(state, progress.step):
             save(state, callbacks)
+            state.group.wait()
         if validates:
             if state.deadline is not None:
                 state.deadline.note_validation(time.monotonic() - validation_started)
@@ -170,7 +171,6 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
         if is_moved:
             raise Interrupted("Rank 0 has stopped, because the run folder was moved.")
         if stopped_by:
-            state.group.wait()  # until the state is saved
             raise Interrupted(
                 f"Stopped by {signal.Signals(stopped_by).name} after step {progress.step:,}; the state is saved. "
                 "Run the same command to resume."
@@ -186,15 +186,14 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
 def _saved_if_a_rank_is_lost(state: TrainingState, callbacks: Callback) -> Iterator[None]:
     """If another rank is lost within the block, save the state after the last step, unless it is sharded."""
     try:
-        with state.group.watch():
-            yield
+        yield
     except RankError as error:
-        step, saved = state.progress.step, ""
-        if state.locked is not None and state.sharded is None and step:
-            if not (state.folder.checkpoints / f"step-{step}").exists():
-                save(state, callbacks)
-            saved = f"The state after step {step:,} is saved. "
-        raise RankError(f"{error} {saved}Run the same command to resume.") from None
+        step = state.progress.step
+        if state.locked is None or state.sharded is not None or not step:
+            raise
+        if not (state.folder.checkpoints / f"step-{step}").exists():
+            save(state, callbacks)
+        raise RankError(f"{error} The state after step {step:,} is saved.") from None
 
 
 def _follow_folder(state: TrainingState) -> str | None:

@@ -39,7 +39,8 @@ def take_step(state: TrainingState) -> tuple[float, int]:
         loss_ = state.group.sum_gradients(state.parameters, loss_)
         state.group.average_changes(state.changing_buffers, before)
     except RankError:
-        torch._foreach_copy_(state.changing_buffers, before)  # the state after the previous step is saved
+        for buffer, earlier in zip(state.changing_buffers, before, strict=True):
+            buffer.copy_(earlier)  # the state after the previous step is saved
         raise
     if loss_ is None:  # not in the handler, whose traceback would keep the memory of the failed step
         _reduce_memory(state, batches)
