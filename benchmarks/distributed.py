@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import regard
@@ -26,18 +27,18 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 class StepTimes(regard.Callback):
-    """Notes the time of each step."""
+    """Notes the time of each step, and the CPU time of the process."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.times: list[tuple[float, float]] = []
 
     def on_step(self, info: regard.StepInfo) -> None:
         del info
-        self.times.append(time.perf_counter())
+        self.times.append((time.perf_counter(), time.process_time()))
 
 
 def train_timed(steps: int, device: str) -> None:
-    """Train for some steps, and print the median duration of a step in seconds."""
+    """Train for some steps, and print the median duration of a step in seconds, and that of its CPU time."""
     times = StepTimes()
     settings = {
         "training.steps": steps,
@@ -50,8 +51,8 @@ def train_timed(steps: int, device: str) -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         regard.train("dates", settings, out=Path(folder, "run"), callbacks=times, quiet=True)
-    durations = [end - start for start, end in zip(times.times[10:], times.times[11:], strict=False)]
-    print(statistics.median(durations))
+    for clock in zip(*times.times[10:], strict=True):
+        print(statistics.median(end - start for start, end in pairwise(clock)))
 
 
 def measure_cost(pairs: int, steps: int, device: str) -> None:
@@ -64,11 +65,16 @@ def measure_cost(pairs: int, steps: int, device: str) -> None:
         for words in variants if number % 2 else reversed(variants):  # whichever is first may be at a disadvantage
             command = [sys.executable, *words, *child]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            seconds[words] = float(done.stdout.split()[-1])
+            seconds[words] = [float(value) for value in done.stdout.split()[-2:]]
         without, one_rank = (seconds[words] for words in variants)
-        ratios.append(one_rank / without)
-        print(f"without {without * 1e3:.2f} ms, one rank {one_rank * 1e3:.2f} ms, ratio {ratios[-1]:.4f}", flush=True)
-    print(f"median ratio {statistics.median(ratios):.4f} of {pairs} pairs of runs")
+        ratios.append([rank / alone for rank, alone in zip(one_rank, without, strict=True)])
+        print(
+            f"without {without[0] * 1e3:.2f} ms, one rank {one_rank[0] * 1e3:.2f} ms, ratio {ratios[-1][0]:.4f}; "
+            f"CPU time {without[1] * 1e3:.2f} ms, {one_rank[1] * 1e3:.2f} ms, ratio {ratios[-1][1]:.4f}",
+            flush=True,
+        )
+    duration, cpu_time = (statistics.median(column) for column in zip(*ratios, strict=True))
+    print(f"median ratio {duration:.4f}, of CPU time {cpu_time:.4f}, of {pairs} pairs of runs")
 
 
 def compare_quality(data: Path, ranks: int, out: Path, overrides: list[str], accumulate: int) -> None:
@@ -99,7 +105,7 @@ def main() -> None:
         command.add_argument("--pairs", type=int, default=7)
     quality = commands.add_parser("quality")
     quality.add_argument("data", type=Path)
-    quality.add_argument("overrides", nargs="*")
+    quality.add_argument("--settings", nargs="*", default=[], metavar="KEY=VALUE", help="override some of the settings")
     quality.add_argument("--ranks", type=int, default=2)
     quality.add_argument("--accumulate", type=int, default=1)
     quality.add_argument("--out", type=Path, default=Path("runs/distributed"))
@@ -110,7 +116,7 @@ def main() -> None:
     elif arguments.command == "step":
         train_timed(arguments.steps, arguments.device)
     else:
-        compare_quality(arguments.data, arguments.ranks, arguments.out, arguments.overrides, arguments.accumulate)
+        compare_quality(arguments.data, arguments.ranks, arguments.out, arguments.settings, arguments.accumulate)
 
 
 if __name__ == "__main__":

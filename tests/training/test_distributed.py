@@ -238,3 +238,33 @@ def test_a_search_for_settings_needs_one_process(cli: Callable[..., Result]) -> 
     rejected = cli("train", "dates", "--devices", "2", "--find", "batch")
     assert rejected.returncode == 2
     assert "--find needs one process" in rejected.stderr
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_process_bit_for_bit_with_every_feature_of_training(
+    small_run: RunFolder, tmp_path: Path
+) -> None:
+    pairs, alignments = tmp_path / "pairs.tsv", tmp_path / "alignments"
+    pairs.write_text("".join(f"a{n} b{n % 7}\tb{n % 7} a{n}\n" for n in range(60)), "utf-8")
+    alignments.write_text("0-1 1-0\n" * 60, "utf-8")
+    words = {
+        "data": "files",
+        **{f"data.{split}": str(pairs) for split in ("train", "dev", "test")},
+        "tokenizer": "word",
+        "training.guided_alignment": str(alignments),
+    }
+    features: dict[str, dict[str, Any]] = {
+        "distillation": {"training.teachers": str(small_run.path)},
+        "fine-tuning": {"training.init_from": str(small_run.path)},
+        "consistency": {"training.consistency": {"kind": "simcut", "start_step": 5}, "training.average_checkpoints": 2},
+        "plateau": {"training.decay": "plateau", "training.plateau_patience": 1, "training.learning_rate": 1e-7},
+        "guided": words,
+    }
+    options = {**STEPS, **TOKENS, **RANDOM, "training.accumulate": 2}
+    cases = {name: Case("dates", options | changes, tmp_path / "two" / name) for name, changes in features.items()}
+    for name, case in cases.items():
+        regard.train(case.config, case.overrides, out=tmp_path / "one" / name, quiet=True)
+    train_with_ranks(2, list(cases.values()))
+    for name, case in cases.items():
+        assert_identical(case.out, tmp_path / "one" / name)
+        assert losses(case.out) == losses(tmp_path / "one" / name), name

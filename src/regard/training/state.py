@@ -1,6 +1,7 @@
 """The state of a training run: what a step reads and changes. Built for a new run, or restored from a checkpoint."""
 
 import copy
+import hashlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -157,8 +157,8 @@ class StepBatches(NamedTuple):
 
 
 def derive_seed(*key: int) -> int:
-    """Return a number that looks random for each key."""
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    """Return a 64-bit hash of numbers."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest())
 
 
 def start_training(
