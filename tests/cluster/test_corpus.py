@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import signal
 import subprocess
 from collections import Counter
@@ -345,7 +346,18 @@ def test_blocks_do_not_depend_on_what_is_finished_and_long_lines_make_short_bloc
         blocks = list(read_blocks(state, 100, replace_invalid=False))
     assert [len(block.request["lines"]) for block in blocks] == [9, 9, 9]
     assert [block.request["first"] for block in blocks] == [0, 9, 18]
-    assert sum(block.size for block in blocks) == source.stat().st_size
+    assert [block.size for block in blocks] == [9 * 500_001, 9 * 500_001, 2 * 500_001 + 7 * 6]
+
+
+def test_the_sizes_of_blocks_add_up_to_the_size_of_a_compressed_file(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    content = "".join(f"{rng.random()}\n" for _ in range(50_000)).encode()
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    with open_job_folder(tmp_path / "out", IDENTITY) as folder:
+        state = InputState(CorpusInput(str(tmp_path / "a.gz"), "a.gz"), folder.open_file("a.gz"))
+        sizes = [block.size for block in read_blocks(state, 1_000, replace_invalid=False)]
+    assert sum(sizes) == pytest.approx((tmp_path / "a.gz").stat().st_size, rel=0.2)
+    assert max(sizes) < 2 * min(sizes)
 
 
 def test_inputs_are_files_folders_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

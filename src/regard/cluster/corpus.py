@@ -121,7 +121,7 @@ def _expand(pattern: str) -> list[str]:
 
 
 class Block(NamedTuple):
-    """Consecutive lines of an input file. `size` is the number of bytes of the file that they take, if it is known."""
+    """Consecutive lines of an input file. `size` is the approximate number of bytes of the file that they take."""
 
     file: "InputState"
     number: int
@@ -189,8 +189,8 @@ class InputState:
 
 def read_blocks(state: InputState, size: int, *, replace_invalid: bool) -> Iterator[Block]:
     """Read the blocks of a file, which do not depend on what has been finished."""
-    number = first = position = 0
-    with open_texts(state.source.path) as (texts, tell):
+    number = first = 0
+    with open_texts(state.source.path) as (texts, compression):
         while True:
             request: BlockRequest = {"first": first, "lines": [], "problems": []}
             characters = 0
@@ -205,10 +205,11 @@ def read_blocks(state: InputState, size: int, *, replace_invalid: bool) -> Itera
                     break
             if not request["lines"]:
                 return
-            content = "\n".join([*request["lines"], *(f"{index}" for index, _ in request["problems"])])
-            digest = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-            yield Block(state, number, request, digest, tell() - position)
-            number, first, position = number + 1, first + len(request["lines"]), tell()
+            content = "".join(f"{line}\n" for line in request["lines"]).encode()
+            digest = hashlib.blake2b(content, digest_size=16)
+            digest.update(str([index for index, _ in request["problems"]]).encode())
+            yield Block(state, number, request, digest.hexdigest(), round(len(content) * compression()))
+            number, first = number + 1, first + len(request["lines"])
 
 
 @final
@@ -628,7 +629,7 @@ class ProgressDisplay:
         self._job = job
         self._total = sum(version[0] for state in job.unfinished if (version := state.source.version))
         self._console = Console(file=open_lossy_stderr(), highlight=False)
-        columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(), TextColumn("{task.fields[status]}"))
+        columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(bar_width=20), TextColumn("{task.fields[status]}"))
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._task = self._bar.add_task("predicting", total=self._total or None, status="")
         self._lines = self._bytes = 0
@@ -655,9 +656,9 @@ class ProgressDisplay:
         """Update what is displayed."""
         now = time.monotonic()
         seconds = max(now - self._started, 1e-9)
-        left = self._total - self._job.skipped_bytes - self._bytes
+        left = max(0, self._total - self._job.skipped_bytes - self._bytes)
         status = f"{quantity(self._lines, 'line')}  {self._lines / seconds:,.0f} lines/s"
-        if self._bytes and left >= 0:
+        if self._bytes:
             status += f"  {timedelta(seconds=int(seconds * left / self._bytes))} left"
         self._bar.update(self._task, completed=self._job.skipped_bytes + self._bytes, status=status)
         if not self._console.is_terminal and now - self._printed >= _SECONDS_PER_LINE:

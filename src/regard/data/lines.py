@@ -72,12 +72,13 @@ def read_texts(path: str | Path) -> Generator[str | Line]:
 
 
 @contextmanager
-def open_texts(path: str | Path) -> Iterator[tuple[Iterator[str | Line], Callable[[], int]]]:
-    """Open a file for `read_texts`, and return a function for the number of its bytes that have been read, which is 0
-    for a pipe. An empty file has no lines.
+def open_texts(path: str | Path) -> Iterator[tuple[Iterator[str | Line], Callable[[], float]]]:
+    """Open a file for `read_texts`, and return a function for its compression ratio: the bytes of the file that have
+    been read, divided by the bytes of text. An empty file has no lines.
     """
     with open_file(path) as handle, _unzip(handle, path) as unzipped:
-        yield parse_texts(unzipped, str(path)), handle.tell if handle.seekable() else lambda: 0
+        zipped = unzipped is not handle and handle.seekable()
+        yield parse_texts(unzipped, str(path)), lambda: handle.tell() / max(1, unzipped.tell()) if zipped else 1.0
 
 
 def parse_texts(handle: Readable, name: str) -> Iterator[str | Line]:
