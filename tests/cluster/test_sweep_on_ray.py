@@ -123,8 +123,11 @@ def test_a_run_folder_is_sent_and_replaced_as_a_whole(tmp_path: Path) -> None:
     store.save("trial-000/seed-0", pack(tmp_path / "run"))
     (tmp_path / "run" / "checkpoints" / "weights").write_bytes(b"2")
     store.save("trial-000/seed-0", pack(tmp_path / "run"))
+    (tmp_path / "run" / "config.yaml").write_text("folder: /node/data/corpus")
+    store.save("trial-000/seed-0", pack(tmp_path / "run", Path("/node/data")))
     unpack(store.fetch("trial-000/seed-0") or b"", tmp_path / "copy")
-    assert [path.name for path in (tmp_path / "copy").rglob("*")] == ["checkpoints", "weights"]
+    assert (tmp_path / "copy" / "config.yaml").read_text() == "folder: /corpus"
+    assert {path.name for path in (tmp_path / "copy").rglob("*")} == {"checkpoints", "config.yaml", "weights"}
     assert (tmp_path / "copy" / "checkpoints" / "weights").read_bytes() == b"2"
     assert [path.name for path in (tmp_path / "sweep" / "trial-000").iterdir()] == ["seed-0"]
 

@@ -60,6 +60,8 @@ class Sweep:
         comparison: The comparison of the finalists on their test set; None if there is only one run to compare, or no
             test set.
         notes: How the results were computed.
+        tables: The tables of the validation results.
+        document: The content of sweep.json.
     """
 
     path: Path

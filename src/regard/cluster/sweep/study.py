@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from regard.cluster.sweep.space import SearchSpace, Values
+from regard.cluster.sweep.space import Range, SearchSpace, Values
 from regard.config import differences, resolve
 from regard.errors import ConfigError
 from regard.evaluation.settings import Metric, MetricValues
@@ -460,7 +460,7 @@ def make_plan(
     if metric is not None:
         raise ConfigError(f"{metric} cannot vary: results of different metrics cannot be compared. Give one value.")
     if space.has_ranges and trials is None:
-        ranges = [key for key, dimension in keys.items() if not hasattr(dimension, "values")]
+        ranges = [key for key, dimension in keys.items() if isinstance(dimension, Range)]
         raise ConfigError(
             f"{ranges[0]} is a range, so the number of trials must be given: --trials N (trials=N in Python)."
         )

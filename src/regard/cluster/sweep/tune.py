@@ -6,6 +6,7 @@ receives it again if it is resumed on another machine. Data files that a machine
 """
 
 import io
+import logging
 import os
 import shutil
 import tarfile
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, final
 
 from regard.cluster.ray_pool import check_nodes, connect, describe_nodes
 from regard.cluster.sweep.study import Job, Outcome, Run, SweepState
-from regard.cluster.sweep.workers import SweepDisplay, train_run
+from regard.cluster.sweep.workers import SweepDisplay, describe_failure, train_run
 from regard.config import resolve
 from regard.data.settings import SPLITS, FilesData
 from regard.errors import ConfigError
@@ -56,6 +57,7 @@ def open_cluster(address: str, cpus: int, gpus: float | None) -> Iterator[Resour
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # it prints even if verbose is 0
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # we report why runs fail
     connect(address)
     import ray
 
@@ -91,7 +93,7 @@ def run_on_cluster(state: SweepState, resources: Resources, workers: int, displa
         )
         tune.Tuner(
             trainable,
-            tune_config=tune.TuneConfig(search_alg=_build_searcher(state, workers, display), num_samples=-1),
+            tune_config=tune.TuneConfig(search_alg=_build_searcher(state, store, workers, display), num_samples=-1),
             run_config=tune.RunConfig(
                 name="sweep",
                 storage_path=folder,
@@ -101,8 +103,9 @@ def run_on_cluster(state: SweepState, resources: Resources, workers: int, displa
         ).fit()
 
 
-def _build_searcher(state: SweepState, workers: int, display: SweepDisplay) -> Any:
+def _build_searcher(state: SweepState, store: Any, workers: int, display: SweepDisplay) -> Any:
     """Return a searcher of Ray Tune that suggests the runs of a sweep, and records their outcomes."""
+    import ray
     from ray.tune.search import Searcher
 
     @final
@@ -123,8 +126,8 @@ def _build_searcher(state: SweepState, workers: int, display: SweepDisplay) -> A
         def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
             run = self._running.pop(trial_id)
             if error or not result or "outcome" not in result:
-                failure = f"the process or its machine failed {_MAX_FAILURES + 1} times"
-                outcome = Outcome(0.0, failure=failure)
+                reason = ray.get(store.find_failure.remote(run.path)) or "the process or its machine failed"
+                outcome = Outcome(0.0, failure=f"{reason} ({_MAX_FAILURES + 1} attempts)")
             else:
                 outcome = Outcome.from_json(parse_json(result["outcome"]))
             state.record(run, outcome)
@@ -148,6 +151,14 @@ class RunStore:
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
+        self._failures: dict[str, str] = {}
+
+    def note_failure(self, run: str, reason: str) -> None:
+        self._failures[run] = reason
+
+    def find_failure(self, run: str) -> str | None:
+        """Return the last exception that ended a run on another machine."""
+        return self._failures.get(run)
 
     def fetch(self, run: str) -> bytes | None:
         """Return the archive of a run folder; None if the run has not been started."""
@@ -171,13 +182,19 @@ class RunStore:
         return read_regular(path) if Path(path).is_file() else None
 
 
-def pack(folder: Path) -> bytes:
-    """Return an archive of a run folder."""
+def pack(folder: Path, data: Path | None = None) -> bytes:
+    """Return an archive of a run folder. Paths of data files below `data` become those of the machine of the sweep."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.name != ".lock":
-                tar.add(path, arcname=str(path.relative_to(folder)))
+            if not path.is_file() or path.name == ".lock":
+                continue
+            content = read_regular(path)
+            if data is not None and path.name in {"config.yaml", "card.md"}:
+                content = content.replace(f"{data}/".encode(), b"/")
+            entry = tarfile.TarInfo(str(path.relative_to(folder)))
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
     return archive.getvalue()
 
 
@@ -199,13 +216,16 @@ def _train_on_node(config: dict[str, Any], store: Any) -> None:
         archive = ray.get(store.fetch.remote(job.run.path))
         if archive is not None:
             unpack(archive, folder)
-        settings = copy_data(job, data, lambda path: ray.get(store.read.remote(path)))
 
         def send() -> None:
-            _restore_paths(folder, data)
-            ray.get(store.save.remote(job.run.path, pack(folder)))
+            ray.get(store.save.remote(job.run.path, pack(folder, data)))
 
-        outcome = train_run(replace(job, settings=settings), folder, (_Sender(send),))
+        try:
+            settings = copy_data(job, data, lambda path: ray.get(store.read.remote(path)))
+            outcome = train_run(replace(job, settings=settings), folder, (_Sender(send),))
+        except Exception as error:
+            ray.get(store.note_failure.remote(job.run.path, describe_failure(error)))
+            raise
         send()
     tune.report({"outcome": to_json(outcome.to_json())})
 
@@ -248,12 +268,3 @@ def copy_data(job: Job, folder: Path, read: Callable[[str], bytes | None]) -> di
             names = {name: path if is_url(path) else f"{folder}{path}" for name, path in entry.names.items()}
             moved[split] = entry.model_copy(update=names).model_dump(mode="json")
     return {**job.settings, "data": {**job.settings["data"], **moved}}
-
-
-def _restore_paths(folder: Path, data: Path) -> None:
-    """Write the paths of data files as they are on the machine of the sweep."""
-    for name in ("config.yaml", "card.md"):
-        path = folder / name
-        if path.exists():
-            text = read_regular(path).decode()
-            path.write_text(text.replace(f"{data}/", "/"), "utf-8")

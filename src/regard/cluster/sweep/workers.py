@@ -83,9 +83,9 @@ def train_run(job: Job, path: Path, callbacks: tuple[Callback, ...] = ()) -> Out
     except ResourceError as error:
         if isinstance(error.__context__, OSError) and is_disk_failure(error.__context__):
             raise
-        failure = _describe(error)
+        failure = describe_failure(error)
     except Exception as error:
-        failure = _describe(error)
+        failure = describe_failure(error)
     if failure is None and not stopped_early:
         value = None if best is None else best.values[metric.label]
         failure = None if value is not None and abs(value) < float("inf") else f"{metric.label} is {value}"
@@ -94,7 +94,8 @@ def train_run(job: Job, path: Path, callbacks: tuple[Callback, ...] = ()) -> Out
     return Outcome(round(time.monotonic() - started, 3), best, failure, stopped_early, validations)
 
 
-def _describe(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
+    """Return the reason for a failure in one line."""
     text = str(error) if isinstance(error, RegardError) else f"{type(error).__name__}: {error}"
     return shorten(" ".join(text.split()), _MAX_REASON)
 
