@@ -367,7 +367,7 @@ def compute_ahead(items: Iterable[T]) -> Iterator[T]:
 class _End:
     """The end of the input, and the exception that caused it, if any."""
 
-    def __init__(self, failure: Exception | None = None) -> None:
+    def __init__(self, failure: BaseException | None = None) -> None:
         self.failure = failure
 
 
@@ -375,7 +375,7 @@ def _read(items: Iterable[T], ahead: "queue.Queue[T | _End]") -> None:
     try:
         for item in items:
             ahead.put(item)
-    except Exception as error:  # raised again where the items are used
+    except BaseException as error:  # raised again where the items are used; a plugin may raise SystemExit
         ahead.put(_End(error))
     else:
         ahead.put(_End())
