@@ -141,8 +141,8 @@ MODEL = {
     "model.feedforward": 48, "model.tied": "all",
 }  # fmt: skip
 TRAINING = {
-    "training.steps": 120, "training.learning_rate": 0.004, "training.warmup": 10, "training.batch_size": 32,
-    "training.decay": "none", "training.label_smoothing": 0.0, "training.validate_every": 60, "model.dropout": 0.0,
+    "training.steps": 240, "training.learning_rate": 0.006, "training.warmup": 40, "training.batch_size": 32,
+    "training.decay": "cosine", "training.label_smoothing": 0.0, "training.validate_every": 120, "model.dropout": 0.0,
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import regard
 from regard.data.tokens.tokenizers import Tokenizer
@@ -32,17 +33,19 @@ def predict(model: regard.Model, texts: list[str]) -> list[str]:
     return [prediction.text for prediction in model.predict(texts, beam=5, length_penalty=0.0)]
 
 
-def test_float32_gives_the_same_outputs(transformer: regard.Model, tmp_path: Path) -> None:
-    transformer.export(tmp_path / "ct2", "ct2")
-    assert translate(tmp_path / "ct2", TEXTS[:40]) == predict(transformer, TEXTS[:40])
+@pytest.mark.slow
+def test_float32_gives_the_same_outputs(trained_transformer: regard.Model, tmp_path: Path) -> None:
+    trained_transformer.export(tmp_path / "ct2", "ct2")
+    assert translate(tmp_path / "ct2", TEXTS[:40]) == predict(trained_transformer, TEXTS[:40])
 
 
+@pytest.mark.slow
 def test_lower_precision_is_smaller_and_gives_nearly_the_same_outputs(
-    transformer: regard.Model, tmp_path: Path
+    trained_transformer: regard.Model, tmp_path: Path
 ) -> None:
-    sizes, ours = {}, predict(transformer, TEXTS[:40])
+    sizes, ours = {}, predict(trained_transformer, TEXTS[:40])
     for precision in ("float32", "bfloat16", "int8"):
-        transformer.export(tmp_path / precision, f"ct2:precision={precision}")
+        trained_transformer.export(tmp_path / precision, f"ct2:precision={precision}")
         sizes[precision] = (tmp_path / precision / "model.bin").stat().st_size
         same = sum(a == b for a, b in zip(translate(tmp_path / precision, TEXTS[:40]), ours, strict=True))
         assert same >= 30, precision
@@ -73,6 +76,13 @@ def test_an_imported_model_can_be_exported(tmp_path: Path) -> None:
     model = regard.load(import_marian(MarianFolder.read(tmp_path / "hf"), tmp_path / "ours"))
     model.export(tmp_path / "ct2", "ct2")
     assert translate(tmp_path / "ct2", TEXTS) == predict(model, TEXTS)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_exporting_does_not_change_the_model(transformer: regard.Model, tmp_path: Path, precision: str) -> None:
+    before = {name: tensor.clone() for name, tensor in transformer.network.state_dict().items()}
+    transformer.export(tmp_path / "ct2", f"ct2:precision={precision}")
+    assert all(torch.equal(before[name], tensor) for name, tensor in transformer.network.state_dict().items())
 
 
 def test_a_missing_package_is_reported_before_anything_is_written(

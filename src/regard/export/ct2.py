@@ -119,4 +119,4 @@ def _set_norm(spec: Any, norm: nn.Module) -> None:
 
 
 def _array(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().float().numpy()
+    return tensor.detach().cpu().float().numpy().copy()  # CTranslate2 quantizes in place
