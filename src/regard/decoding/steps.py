@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention.kv_cache import compute_capacity
 from regard.decoding.rules import Rule
-from regard.models.contracts import Decoder, Encoder, Memory, Source, State, Tokens, map_state, preallocate
+from regard.models.contracts import Decoder, Encoder, Memory, Source, State, map_state, preallocate
 from regard.ops import cuda_graphs
 from regard.ops.cuda_graphs import CapturedGraph
 from regard.ops.hooks import are_hooks_active
@@ -232,21 +232,21 @@ def run_encoder(encoder: Encoder[Any], source: Source) -> Memory:
     """Encode sources. On a GPU, they are padded to bucketed shapes, and a CUDA graph is captured if a shape occurs
     again.
     """
-    device = source.length_hint_B.device
+    rows, device = len(source.length_hint_B), source.length_hint_B.device
     is_captured = encoder.is_capturable and capture_unsupported_reason(device, encoder) is None
-    if not is_captured or not isinstance(source, Tokens):
+    padded = source.pad_to_bucket(round_up) if is_captured else None
+    if padded is None:
         memory: Memory = encoder(source)
         return memory
-    rows, steps = source.tokens_BT.shape
-    padded, kept = source.pad(round_up(rows), round_up(steps)), _KeptGraphs(encoder, None, device)
+    kept = _KeptGraphs(encoder, None, device)
     tensors, signature = _describe(padded.tensors)
     graph, is_known = kept.find("encode", signature)
     if graph is None:
-        static = _clone(padded.tensors)
+        static = padded.with_tensors(_clone(padded.tensors))
 
         def capture() -> CapturedGraph:
-            replay, memory = kept.pool.capture(lambda: encoder(Tokens(*static)))
-            return CapturedGraph(replay, list(static), memory)
+            replay, memory = kept.pool.capture(lambda: encoder(static))
+            return CapturedGraph(replay, list(static.tensors), memory)
 
         graph = kept.keep("encode", signature, capture if is_known else None)
     memory = encoder(padded) if graph is None else graph.run(tensors)

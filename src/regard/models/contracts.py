@@ -80,6 +80,13 @@ class Source(ABC):
         """Copy to another device; from CPU to GPU asynchronously, through pinned memory."""
         return self.with_tensors(move_tensor(tensor, device) for tensor in self.tensors)
 
+    def pad_to_bucket(self, round_up: Callable[[int], int]) -> Self | None:
+        """Append empty rows and padding up to rounded sizes, so that sources of similar sizes share a CUDA graph. By
+        default, return None: the source cannot be padded without changing what is computed for its rows.
+        """
+        del round_up
+        return None
+
     def corrupt(self, probability: float, unknown: int) -> Self:
         """Replace parts of the source at random during training: in a text, tokens with the token `unknown` (word
         dropout). By default, return the source unchanged.
@@ -139,9 +146,8 @@ class Tokens(Source):
         steps_T = torch.arange(self.tokens_BT.shape[1], device=self.tokens_BT.device)
         return steps_T < self.lengths_B.unsqueeze(1)
 
-    def pad(self, rows: int, steps: int) -> "Tokens":
-        """Append empty rows, and padding."""
-        more_rows, more_steps = rows - self.tokens_BT.shape[0], steps - self.tokens_BT.shape[1]
+    def pad_to_bucket(self, round_up: Callable[[int], int]) -> "Tokens":
+        more_rows, more_steps = (round_up(size) - size for size in self.tokens_BT.shape)
         if not more_rows and not more_steps:
             return self
         tokens_BT = nn.functional.pad(self.tokens_BT, (0, more_steps, 0, more_rows))
