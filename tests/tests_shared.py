@@ -42,7 +42,7 @@ SMALL = {
 """Overrides with which `dates` trains for a second. An untrained model predicts until the length limit."""
 
 
-def thin(values: Iterable[Any], every: int = 3) -> list[Any]:
+def thin(values: Iterable[Any], every: int = 5) -> list[Any]:
     """Return the parameters of a test: `make test` runs the first of every few, and `make test-all` runs all."""
     slow = pytest.mark.slow
     return [pytest.param(value, marks=slow) if number % every else value for number, value in enumerate(values)]

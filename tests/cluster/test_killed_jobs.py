@@ -154,6 +154,7 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
+    pytest.importorskip("ray", reason="ray is missing; install it with: pip install -e '.[test]'")
     from ray.cluster_utils import Cluster as RayCluster
 
     cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -191,6 +192,7 @@ def test_the_blocks_of_a_machine_that_is_killed_are_predicted_by_the_others(corp
 
 @pytest.mark.slow
 def test_a_cluster_that_cannot_be_reached_is_an_error(corpus: Corpus) -> None:
+    pytest.importorskip("ray", reason="ray is missing; install it with: pip install -e '.[test]'")
     reasons = {"127.0.0.1:9": "refused", "nowhere": "has no port", "ray://127.0.0.1:9": "is not supported"}
     for address, reason in reasons.items():
         done = corpus.finish("--cluster", address)

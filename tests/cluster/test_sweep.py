@@ -24,6 +24,8 @@ from tests_command import Result
 from tests_seed import DAILY_SEED
 from tests_shared import SMALL, stop_at, thin, to_arguments
 
+pytest.importorskip("optuna", reason="optuna is missing; install it with: pip install -e '.[test]'")
+
 Cli = Callable[..., Result]
 
 TINY = {

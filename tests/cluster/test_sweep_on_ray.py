@@ -19,6 +19,9 @@ from regard.errors import ConfigError
 from regard.runs.settings import RunSettings
 from tests_shared import SMALL, to_arguments
 
+pytest.importorskip("optuna", reason="optuna is missing; install it with: pip install -e '.[test]'")
+pytest.importorskip("ray", reason="ray is missing; install it with: pip install -e '.[test]'")
+
 TINY = {
     **SMALL,
     "data.train": 60,

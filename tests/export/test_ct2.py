@@ -12,6 +12,8 @@ import regard
 from regard.data.tokens.tokenizers import Tokenizer
 from tests_marian import make_checkpoint, make_pairs, train_transformer
 
+pytest.importorskip("ctranslate2", reason="ctranslate2 is missing; install it with: pip install -e '.[test]'")
+
 ctranslate2: Any = importlib.import_module("ctranslate2")  # most of its functions have no types
 
 TEXTS = [source for source, _ in make_pairs(200, seed=1)]
