@@ -9,7 +9,7 @@
     ├── RunInUseError      6   another process writes to the same folder, or the folder was moved during training
     ├── ResourceError      7   out of disk space or memory
     ├── RankError          8   another process of the same training has ended or does not respond
-    └── Interrupted       75   a signal stopped `train`, or `predict` of files; what was done is saved
+    └── Interrupted       75   a signal stopped `train`, `sweep` or `predict --input`; finished work is saved
 
 Exit code 0 is success, 1 a missed threshold or problems in the data, 2 also a usage error, 70 a bug, 130 an
 interrupted command other than `train`, or a second SIGINT during training, 143 a second SIGTERM.

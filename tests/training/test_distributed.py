@@ -27,7 +27,7 @@ from tests_command import Result, run_fresh
 from tests_ranks import Case, train_with_ranks
 from tests_shared import SMALL, stop_at, to_arguments
 
-STEPS = {**SMALL, "training.steps": 20, "training.save_every": 10, "training.warmup": 5}
+STEPS = {**SMALL, "training.steps": 20, "training.save_every": 10, "training.warmup": 5, "training.device": "cpu"}
 TOKENS = {"training.batch_size": 64, "training.batch_tokens": 300}
 RANDOM = {"model.dropout": 0.3, "training.word_dropout": 0.1}
 
@@ -214,7 +214,7 @@ def test_ranks_follow_the_clock_of_rank_0(tmp_path: Path) -> None:
 def test_the_command_with_several_devices_prints_once_and_its_run_resumes_with_one(
     cli: Callable[..., Result], tmp_path: Path
 ) -> None:
-    settings = to_arguments({**STEPS, "training.steps": 10, "training.decay": "none", "training.device": "cpu"})
+    settings = to_arguments({**STEPS, "training.steps": 10, "training.decay": "none"})
     first = cli("train", "dates", *settings, "--devices", "2", "--out", "run", start=run_fresh)
     assert (first.returncode, first.stdout) == (0, "run\n"), first.stderr
     assert first.stderr.count("Training") == first.stderr.count("with 2 ranks") == 1

@@ -29,6 +29,7 @@ SETTINGS = {
     "training.save_every": 20,
     "training.validate_every": 20,
     "training.log_every": 1,
+    "training.device": "cpu",
 }
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
 

@@ -1,8 +1,8 @@
 """Predict lines of text as `regard predict` does: read a chunk of lines, predict it, and format the predictions.
 
 A chunk has several batches, so that each batch has texts of similar length, and memory use is bounded. While a thread
-searches the predictions of a chunk, others read and tokenize the next chunk, and format and write the last one. The
-modules that need torch are imported when a model is loaded.
+searches for the predictions of a chunk, others read and tokenize the next chunk, and format and write the previous
+one. The modules that need torch are imported when a model is loaded.
 """
 
 import queue
@@ -206,8 +206,8 @@ class LinePredictor:
         """Predict consecutive chunks. `first_index` is the index of the first source in the input: samples depend on
         it.
 
-        Threads compute the chunks and search, except if words are aligned, which uses the model as well. If the
-        generator is closed, a search that runs is stopped at its next step.
+        One thread reads the chunks, and another searches. If words are aligned, the caller searches, because the
+        aligner uses the model, too. If the generator is closed, a running search stops at its next step.
         """
         from regard.decoding.steps import call_before_steps
 

@@ -566,7 +566,7 @@ class Model:
         """Write the model to a new folder in the format of other software.
 
         Args:
-            out: The folder, which must not exist yet.
+            out: The folder. It must not exist, or must be empty.
             to: The format: the name of an exporter, with options (`"ct2:precision=int8"`), or a mapping with its
                 `kind`. By default a model folder without the optimizer and the data.
 

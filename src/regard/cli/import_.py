@@ -27,8 +27,8 @@ def command(folder: Path, out: Path) -> None:
     tokenizer_config.json. Nothing in it is run: a pickle with anything but tensors is rejected. The new model can be
     used with all commands, and fine-tuned with its own vocabulary.
 
-    Parts that are not supported are named, and nothing is written. Predictions are those of Transformers with the same
-    search, except that the unknown token is never generated.
+    If a part is not supported, the error names it, and nothing is written. Predictions are those of Transformers with
+    length_penalty=0 and the same search, except that the unknown token is never generated.
     """
     files = MarianFolder.read(folder)
 

@@ -102,7 +102,7 @@ def command(
 
     With --input, predict files of any size into a folder. If the command is stopped or fails, the same command resumes
     it, and does not repeat what is finished. A line that cannot be read or predicted is listed in failures.jsonl, and
-    its prediction is empty; the exit code is then 1.
+    its prediction is empty; the exit code is then 1, or 3 if a file cannot be read.
 
     If the model reads images, TEXT is the name of an image file. The prediction for an image that cannot be read is
     empty; the problem is printed on stderr, and the exit code is 3.

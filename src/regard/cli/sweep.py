@@ -62,8 +62,8 @@ def command(
     unless it is inside quotes, brackets or braces: KEY=[A,B] is one list. Other settings are the same for all trials.
 
     Without --trials, every combination is trained with every seed. With --trials, a search (TPE) trains each proposal
-    with the seed of the settings; then the best trials are trained with K other seeds. Trials are ranked by
-    training.metric on the validation data; the test set is used once, at the end, for the finalists.
+    with the seed of the settings. If K is above 1, the best trials are then trained with K other seeds. Trials are
+    ranked by training.metric on the validation data; the test set is used once, at the end, for the finalists.
 
     Prints tables on stdout, and writes sweep.json, importance.svg, history.svg and report.html (see regard compare) to
     the folder of the sweep. Progress goes to stderr. Needs the extra sweep; --cluster also the extra ray.
@@ -71,7 +71,7 @@ def command(
     if not words or "=" in words[0]:
         raise click.UsageError("Give a preset, a file or a run whose settings are varied.")
     if gpus is not None and cluster is None:
-        raise click.UsageError("--gpus needs --cluster. Local workers take turns on the GPUs of this machine.")
+        raise click.UsageError("--gpus needs --cluster. Local workers are distributed over the GPUs of this machine.")
 
     from regard.cluster.sweep.space import parse_words
     from regard.cluster.sweep.sweeping import run_sweep

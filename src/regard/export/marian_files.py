@@ -103,7 +103,7 @@ class MarianFolder:
 
 
 def _read_settings(path: Path, config: MarianConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an exported run; those of any other model, if there is no file of settings."""
+    """Return the settings of an exported run, or the settings of an imported model if there is no such file."""
     if (path / SETTINGS).exists():
         try:
             tree, _ = read_yaml(path / SETTINGS)

@@ -57,7 +57,7 @@ def train(
 
 
 def follow(started: float) -> tuple[RunProgress, Path]:
-    """Train as another rank than the first, with the settings of rank 0. Return its run folder, too."""
+    """Train as a rank other than rank 0, with its settings. Return the progress, and the run folder of rank 0."""
     with open_group() as group:
         settings, path = group.receive()
         return _train(group, RunSettings.model_validate(settings), RunFolder(path), started, (), quiet=True), path
@@ -103,7 +103,7 @@ def _train(
 
 
 def _check_folder(folder: RunFolder, settings: RunSettings, stop: StopRequest) -> None:
-    """Raise an error if the folder does not contain a run with these settings, or no run."""
+    """Raise an error if the folder contains other files than a run, or a run with other settings."""
     folder.reject_foreign()
     stop.resumed = bool(folder.all_checkpoints())
     if stop.resumed:

@@ -1,9 +1,9 @@
 """The roster of the ranks: how they find each other, which of them respond, and why one is lost.
 
 A collective operation of torch reports only that some connection failed, or that time ran out. Therefore, each rank
-keeps another connection to rank 0, on which a thread sends a beat every second. Rank 0 notices at once if a process
-ends, and after half the time-out if it does not respond, and sends the verdict to all ranks. A rank that fails with an
-exception sends the reason itself.
+keeps another connection to rank 0, on which a thread sends a heartbeat every second. Rank 0 detects at once that a
+process has ended, and after half the time-out that it does not respond. It sends the verdict to all ranks. A rank that
+fails with an exception sends the reason itself.
 
 A rank that responds may take as long as it needs, for example rank 0 for a validation: the others wait for it in
 `Roster.synchronize`.
@@ -97,7 +97,7 @@ class Roster:
             raise RankError(self._verdict) from None
 
     def fail(self, reason: str) -> None:
-        """Tell all ranks why this one fails."""
+        """Send the reason why this rank fails to all ranks."""
         self._decide(f"{self._names[self.rank]} failed: {reason}")
 
     def close(self) -> None:

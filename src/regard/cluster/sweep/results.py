@@ -210,7 +210,7 @@ def _describe(state: SweepState, trials: Sequence[Trial], reason: str) -> list[s
             f"different, with seed {state.search_seed}."
         )
         if plan.seeds > 1:
-            notes.append("The seeds of the finalists are not that of the search, for which they were selected.")
+            notes.append("The seeds of the finalists are new: they were selected for the seed of the search.")
     if plan.seeds == 1:
         notes.append("Each trial has one seed, so differences may be due to chance: use --seeds 3 or more.")
     failed = [trial for trial in trials if trial.failures]

@@ -23,7 +23,7 @@ _MAX_VALIDATED = 300
 """The number of combinations of choices that are validated before the first trial of a search."""
 
 _INNER = (math.sqrt(5) - 1) / 2
-"""A point of a range that is not an integer by accident."""
+"""The relative position of a probe inside a range. It is irrational, so that the probe is not an integer."""
 
 Values = dict[str, Any]
 """The values of the settings that a sweep varies, by dotted key."""

@@ -50,8 +50,8 @@ def sweep(
 
     Repeat the call to resume a sweep that was stopped. Without `trials`, every combination of the choices is trained
     with every seed. With `trials`, a search (TPE) proposes this number of combinations, and trains each with the seed
-    of the settings. Then the best `finalists` are trained with `seeds` other seeds. Trials are ranked by
-    `training.metric` on the validation data. The test set is used once, at the end, for the finalists.
+    of the settings. If `seeds` is above 1, the best `finalists` are then trained with `seeds` other seeds. Trials are
+    ranked by `training.metric` on the validation data. The test set is used once, at the end, for the finalists.
 
     Args:
         config: The name of a preset, the path of a YAML file or of a run folder, or a mapping of settings.
@@ -67,8 +67,8 @@ def sweep(
         workers: The number of runs that are trained at the same time: by default one or, on a cluster, as many as it
             has room for. Several runs are trained in their own processes: in a script, call `sweep` under
             `if __name__ == "__main__":`.
-        cluster: The address of a Ray cluster, `HOST:PORT` of its head node or `auto`, of which this machine is a part.
-            Each run uses `training.threads` CPUs.
+        cluster: The address of a Ray cluster of which this machine is a part: `HOST:PORT` of its head node, `auto`, or
+            `local` to start one on this machine. Each run uses `training.threads` CPUs.
         gpus: On a cluster, the number of GPUs for each run, for example 0.5; by default 1 if the cluster has GPUs.
         out: The folder of the sweep. The default is `sweeps/NAME` for a preset or a file.
         quiet: Whether to print nothing. By default, progress is printed on stderr.

@@ -295,6 +295,6 @@ def choose_environments(workers: int, threads: int, gpus: int) -> list[dict[str,
 def describe_workers(workers: int, lag: int) -> str:
     """Explain that a search with more workers than it was started with does not use all of them."""
     return (
-        f"This search was started with {quantity(lag, 'worker')}, on which its proposals depend, so {lag} of {workers} "
-        "workers are used for it."
+        f"This search was started with {quantity(lag, 'worker')}. Its proposals depend on this number, so it uses "
+        f"{lag} of {workers} workers."
     )
