@@ -9,12 +9,12 @@ import json
 import logging
 import os
 import sys
-import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, TypedDict, final
+from zipfile import ZipFile
 
 from regard.api.line_prediction import LineOptions, LinePredictor, PredictedLines, PredictionCounts
 from regard.config import Settings
@@ -152,23 +152,23 @@ class _CollectNotes(logging.Handler):
 def pack_models(settings: WorkerSettings) -> bytes:
     """Return an archive of what a worker on another machine needs: the files of the models, and plugins in files."""
     archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
+    with ZipFile(archive, "w", strict_timestamps=False) as files:
         for number, (folder, name) in enumerate(settings.models):
             run = RunFolder(Path(folder))
             weights = (path for path in (run.checkpoints / name).iterdir() if path.name != OPTIMIZER)
             for path in (run.config, *run.path.glob("tokenizer*.json"), *weights):
-                tar.add(path, arcname=f"models/{number}/{path.relative_to(run.path)}")
+                files.write(path, f"models/{number}/{path.relative_to(run.path)}")
         for number, plugin in enumerate(settings.plugins):
             if plugin.endswith(".py"):
-                tar.add(plugin, arcname=f"plugins/{number}/{Path(plugin).name}")
+                files.write(plugin, f"plugins/{number}/{Path(plugin).name}")
     return archive.getvalue()
 
 
 def load_packed(settings: WorkerSettings, archive: bytes) -> BlockPredictor:
     """Load the models of an archive. Its files are removed when the models are in memory."""
     with tempfile.TemporaryDirectory(prefix="regard-model-") as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(folder, filter="data")
+        with ZipFile(io.BytesIO(archive)) as files:
+            files.extractall(folder)
         models = tuple((f"{folder}/models/{number}", name) for number, (_, name) in enumerate(settings.models))
         plugins = tuple(
             f"{folder}/plugins/{number}/{Path(plugin).name}" if plugin.endswith(".py") else plugin

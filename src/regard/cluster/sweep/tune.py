@@ -9,13 +9,13 @@ import io
 import logging
 import os
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
+from zipfile import ZipFile
 
 from regard.cluster.ray_pool import check_nodes, connect, describe_nodes
 from regard.cluster.sweep.study import Job, Outcome, Run, SweepState
@@ -185,24 +185,22 @@ class RunStore:
 def pack(folder: Path, data: Path | None = None) -> bytes:
     """Return an archive of a run folder. Paths of data files below `data` become those of the machine of the sweep."""
     archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
+    with ZipFile(archive, "w") as files:
         for path in sorted(folder.rglob("*")):
             if not path.is_file() or path.name == ".lock":
                 continue
             content = read_regular(path)
             if data is not None and path.name in {"config.yaml", "card.md"}:
                 content = content.replace(f"{data}/".encode(), b"/")
-            entry = tarfile.TarInfo(str(path.relative_to(folder)))
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
+            files.writestr(str(path.relative_to(folder)), content)
     return archive.getvalue()
 
 
 def unpack(archive: bytes, folder: Path) -> None:
     """Create a folder from an archive."""
     folder.mkdir(parents=True)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
+    with ZipFile(io.BytesIO(archive)) as files:
+        files.extractall(folder)
 
 
 def _train_on_node(config: dict[str, Any], store: Any) -> None:
